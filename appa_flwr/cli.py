@@ -1,0 +1,93 @@
+"""The command `appa`: run the loop, rebuild a report, list the config keys.
+
+Exit codes: 0 done, 1 the run failed, 2 a user's mistake, 128 + n stopped by signal n.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from appa_flwr import config as settings
+from appa_flwr.errors import UserError
+from appa_flwr.launcher import REPORT_FILE, RunFailed, Stopped, find_app_folder, launch
+
+RUN_FAILED = 1
+USER_ERROR = 2
+SIGNAL_BASE = 128
+_PIPE_WIDTH = 160  # a table in a pipe has no terminal to take its width from
+
+app = typer.Typer(
+    help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_File = Annotated[Path | None, typer.Argument(help="TOML file of config keys.", show_default=False)]
+_Overrides = Annotated[
+    list[str] | None,
+    typer.Option("-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME; repeatable."),
+]
+
+
+@app.command()
+def run(
+    file: _File = None,
+    overrides: _Overrides = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")] = False,
+) -> None:
+    """Align a policy: the whole loop, in a local Flower simulation."""
+    here = Path.cwd()
+    config = settings.assemble(file, overrides or [], folder=here)
+    folder = launch(config, app_folder=find_app_folder(here), verbose=verbose)
+    written = folder / REPORT_FILE
+    typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
+
+
+@app.command()
+def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]) -> None:
+    """Rebuild the report of a run from what it wrote."""
+    if not run_folder.is_dir():
+        raise UserError(f"{run_folder} is not a run folder; it does not exist")
+    from appa_flwr.report import build
+
+    typer.echo(f"report: {build(run_folder)}")
+
+
+@app.command()
+def config(
+    file: _File = None,
+    overrides: _Overrides = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file instead of a table.")] = False,
+) -> None:
+    """List every config key: its value after FILE and -c, what it may be, what it does."""
+    values = settings.assemble(file, overrides or [], folder=Path.cwd()).flat()
+    if toml:
+        typer.echo(settings.to_toml_table(values), nl=False)
+        return
+    table = Table("key", "value", "valid", "what it does")
+    for key in settings.KEYS.values():
+        table.add_row(key.name, settings.to_toml(values[key.name]), key.valid, key.doc)
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    console.print(table, markup=False)
+
+
+def main() -> None:
+    """Entry point of `appa`; every expected failure becomes a message on stderr and an exit code."""
+    try:
+        app()
+    except UserError as error:
+        print(f"appa: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except RunFailed as error:
+        print(f"appa: {error}", file=sys.stderr)
+        sys.exit(RUN_FAILED)
+    except Stopped as stopped:
+        print(f"appa: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
+        sys.exit(SIGNAL_BASE + stopped.signum)

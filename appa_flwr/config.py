@@ -1,0 +1,476 @@
+"""The typed, frozen run config: built once at the door from Flower's flat keys or from TOML.
+
+Every key is declared once, in `Config`, with its default (the embedded run), range and one line of doc. The
+table `[tool.flwr.app.config]` of pyproject.toml repeats the defaults; a contract test holds the two equal.
+Keys are kebab-case and values flat scalars, because Flower's run config carries nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Literal, Self, get_args, get_origin, get_type_hints
+
+import annotated_types
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from appa_flwr.errors import UserError
+
+Scalar = bool | int | float | str
+
+PRESET_KEY = "preset"
+GENERATED_SURVEY = "generated"
+TINY_MODEL = "tiny"
+PATH_KEYS = ("survey", "output-dir", "cache-dir")
+ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
+ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
+TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
+
+_NEAREST_CUTOFF = 0.0  # always name some key: even a far one shows how keys look
+_TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a {}number", str: "text"}
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Config(BaseModel):
+    """All settings of a run; attribute `learning_rate` is key `learning-rate`.
+
+    Tables named in the descriptions are the paper's: SFT is `tab:sft-hparams`, PPO `tab:ppo-hparams`, APPA
+    `tab:appa-hparams`. Build it with `Config.load`, which turns every problem into a one-line `UserError`.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=_kebab,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+    # Run
+    task: Literal["dpa", "opa"] = Field("dpa", description="what the policy answers: a distribution or a ranking")
+    metric: Literal["auto", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
+        "auto", description="alignment reward; auto = js for dpa, borda for opa"
+    )
+    rule: Literal["appa", "average", "min", "alpha"] = Field("appa", description="how group rewards become one reward")
+    seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random stream is derived from")
+    run_name: str = Field("", description="folder of the run inside output-dir; empty = task, rule, seed and time")
+    output_dir: str = Field("runs", min_length=1, description="folder that holds the runs")
+    min_groups: int = Field(2, ge=1, description="groups that must answer, else the iteration fails")
+    reply_timeout: float = Field(600.0, gt=0, description="seconds the server waits for the groups' replies")
+    join_timeout: float = Field(120.0, ge=0, description="seconds the server waits for the groups to join")
+    ceilings: bool = Field(
+        True, description="report the best shared answers; asks the groups for scores that reveal their targets"
+    )
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of questions held out (SFT table: 80/20)")
+
+    # Survey
+    survey: str = Field(GENERATED_SURVEY, min_length=1, description="generated, or the path of a survey file")
+    groups: str = Field("", description="names separated by commas (or by semicolons); empty = all")
+    num_questions: int = Field(400, ge=2, description="questions of the generated survey")
+    num_groups: int = Field(8, ge=2, description="groups of the generated survey")
+    max_questions: int = Field(0, ge=0, description="use at most this many questions; 0 = all")
+    refusals: Literal["keep", "drop"] = Field("keep", description="refused answers: an option like others, or removed")
+    strict: bool = Field(False, description="a rejected survey row is an error instead of being left out")
+
+    # PluralLLM
+    embedding_dim: int = Field(64, ge=1, description="numbers in the embedding of a question-answer text")
+    num_context_questions: int = Field(16, ge=1, description="answered questions the predictor is shown per target")
+    context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
+    pluralllm_strategy: Literal["fedavg", "fedadam"] = Field("fedavg", description="server update in pretraining")
+    pluralllm_rounds: int = Field(60, ge=0, description="federated pretraining rounds")
+    pluralllm_local_steps: int = Field(2, ge=1, description="optimizer steps of a group in one round")
+    pluralllm_learning_rate: float = Field(1e-3, gt=0, description="step size of a group's optimizer")
+    pluralllm_server_learning_rate: float = Field(1e-2, gt=0, description="step size of fedadam on the server")
+    pluralllm_optimizer: Literal["sgd", "adam"] = Field("adam", description="a group's optimizer")
+    pluralllm_hidden_dim: int = Field(64, ge=1, description="width of the predictor")
+    pluralllm_blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
+    pluralllm_heads: int = Field(4, ge=1, description="attention heads of the predictor")
+    pluralllm_fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
+
+    # Model
+    model: str = Field(
+        TINY_MODEL, min_length=1, description="tiny (built here), a model folder or a hub id (SFT table)"
+    )
+    prompt_style: Literal["compact", "full"] = Field("compact", description="full = all instructions of the paper")
+    base_steps: int = Field(500, ge=1, description="training steps that build the tiny model")
+    cache_dir: str = Field("", description="where built models are kept; empty = the user's cache folder")
+    max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
+    attention: Literal["eager", "sdpa"] = Field("sdpa", description="attention implementation (PPO table)")
+    quantization: Literal["none", "nf4"] = Field(
+        "none", description="of the frozen base; nf4 is double-quantised (PPO)"
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format (SFT and PPO tables)")
+    tuning: Literal["lora", "full"] = Field("full", description="train adapters on a frozen base, or all weights")
+    lora_rank: int = Field(16, ge=1, description="rank r of the adapters (SFT and PPO tables)")
+    lora_alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank (SFT and PPO tables)")
+    lora_dropout: float = Field(0.05, ge=0, lt=1, description="dropout in the adapters during SFT (SFT table)")
+    sft_lora_targets: str = Field(ALL_PROJECTIONS, min_length=1, description="layers adapted in SFT (SFT table)")
+    policy_lora_targets: str = Field(
+        ATTENTION_PROJECTIONS, min_length=1, description="layers adapted in PPO (PPO table)"
+    )
+    value_lora_targets: str = Field(
+        ATTENTION_PROJECTIONS,
+        min_length=1,
+        description="as above for the value model; its head trains in full (PPO)",
+    )
+
+    # Supervised fine-tuning
+    sft_target: Literal["majority", "votes", "mean"] = Field(
+        "votes", description="what SFT teaches; the paper: majority"
+    )
+    sft_steps: int = Field(300, ge=0, description="optimizer steps; 0 = as many as sft-epochs takes")
+    sft_epochs: int = Field(1, ge=1, description="passes over the training questions if sft-steps is 0 (SFT table)")
+    sft_batch_size: int = Field(8, ge=1, description="answers per forward pass (SFT table)")
+    sft_gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")
+    sft_learning_rate: float = Field(1e-3, gt=0, description="AdamW step size (SFT table: 5e-6)")
+    sft_scheduler: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay (SFT table)")
+    sft_warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of steps with rising step size (SFT table)")
+    sft_weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay (SFT table)")
+
+    # PPO
+    num_iterations: int = Field(
+        100, ge=0, description="PPO iterations; 0 = training-epochs x training questions / rollout-batch-size"
+    )
+    training_epochs: int = Field(5, ge=1, description="passes over the questions if num-iterations is 0 (PPO table)")
+    rollout_batch_size: int = Field(96, ge=1, description="answers sampled per iteration (PPO table: 4 x 24)")
+    micro_batch_size: int = Field(96, ge=1, description="most answers in one forward pass (PPO table: 4)")
+    num_mini_batches: int = Field(8, ge=1, description="optimizer steps per PPO epoch (PPO table)")
+    ppo_epochs: int = Field(2, ge=1, description="passes over a rollout batch (PPO table)")
+    eval_batch_size: int = Field(64, ge=1, description="answers per forward pass in evaluation (PPO table)")
+    response_length: int = Field(60, ge=1, description="most tokens of an answer (PPO table)")
+    temperature: float = Field(0.6, gt=0, description="of sampling in rollouts (PPO table)")
+    learning_rate: float = Field(3e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
+    value_learning_rate: float = Field(3e-4, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay (PPO table)")
+    scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
+    kl_coefficient: float = Field(0.05, ge=0, description="weight of the KL penalty to the SFT policy (PPO table)")
+    clip_range: float = Field(0.2, gt=0, le=1, description="of the probability ratio (PPO table)")
+    clip_range_value: float = Field(0.2, gt=0, description="of the change in value (PPO table)")
+    value_coefficient: float = Field(0.2, ge=0, description="weight of the value loss (PPO table)")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount factor (PPO table)")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantages (PPO table)")
+    whiten_rewards: bool = Field(True, description="rewards get mean 0 and std 1 per rollout batch (PPO table)")
+    reward_clamp: float = Field(5.0, gt=0, description="whitened rewards are cut at plus and minus this")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+
+    # Aggregation
+    ema_decay: float = Field(0.8, ge=0, lt=1, description="lambda of a group's reward history (APPA table)")
+    softmax_temperature: float = Field(0.1, gt=0, description="T of the group weights (APPA table)")
+    fairness_threshold: float = Field(
+        0.99,
+        ge=0,
+        description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table)",
+    )
+    alignment_weight: float = Field(
+        0.85,
+        ge=0,
+        le=1,
+        description="omega: share of alignment in the reward, the rest is format (APPA table)",
+    )
+    min_mean: float = Field(1e-6, ge=0, description="questions with a lower mean reward do not count (APPA table)")
+    max_cov: float = Field(10.0, gt=0, description="cap of the coefficient of variation (APPA table)")
+    alpha: float = Field(
+        0.0,
+        allow_inf_nan=True,
+        description="exponent of rule alpha: -inf = min, 1 = average, inf = max; inf allowed",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Check what no single key can tell; messages name the key to change."""
+        if self.metric != "auto" and self.metric not in TASK_METRICS[self.task]:
+            fitting = ", ".join(("auto", *TASK_METRICS[self.task]))
+            raise ValueError(f'metric = "{self.metric}" does not fit task = "{self.task}"; metric can be: {fitting}')
+        if self.run_name and not _RUN_NAME.fullmatch(self.run_name):
+            raise ValueError(
+                f'run-name = "{self.run_name}" must be letters, digits, ".", "_" and "-", starting with one'
+            )
+        names = self.group_names
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f'groups names "{twice}" twice; each group must be named once')
+        known = len(names) or (self.num_groups if self.survey == GENERATED_SURVEY else None)
+        if known is not None and self.min_groups > known:
+            raise ValueError(f"min-groups = {self.min_groups} must be at most the number of groups, which is {known}")
+        if self.rollout_batch_size % self.num_mini_batches:
+            raise ValueError(
+                f"num-mini-batches = {self.num_mini_batches} must divide rollout-batch-size = {self.rollout_batch_size}"
+            )
+        if self.pluralllm_hidden_dim % self.pluralllm_heads:
+            raise ValueError(
+                f"pluralllm-heads = {self.pluralllm_heads} must divide "
+                f"pluralllm-hidden-dim = {self.pluralllm_hidden_dim}"
+            )
+        if self.quantization == "nf4" and self.tuning == "full":
+            raise ValueError('quantization = "nf4" freezes the base and needs tuning = "lora"')
+        if math.isnan(self.alpha):
+            raise ValueError("alpha = nan must be a number, inf or -inf")
+        return self
+
+    @classmethod
+    def load(cls, flat: Mapping[str, Scalar]) -> Config:
+        """Build the config from flat kebab-case keys; keys left out take their default.
+
+        Args:
+            flat: key -> bool, int, float or str. An int is taken for a float, a bool never for a number.
+
+        Raises:
+            UserError: unknown key, wrong type, out of range, or keys that contradict each other; one line.
+        """
+        for key in flat:
+            if key not in KEYS:
+                raise UserError(_unknown_key(key))
+        try:
+            return cls.model_validate(dict(flat))
+        except ValidationError as error:
+            raise UserError(_first_problem(error, flat)) from None
+
+    def flat(self) -> dict[str, Scalar]:
+        """All keys and values, ready for `Config.load`, TOML or Flower's run config."""
+        return self.model_dump(by_alias=True)
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """The groups asked for by name; empty = all that the survey has."""
+        return split_names(self.groups)
+
+    @property
+    def reward_metric(self) -> str:
+        """`metric` with `auto` resolved for the task."""
+        return TASK_METRICS[self.task][0] if self.metric == "auto" else self.metric
+
+    @property
+    def run_folder(self) -> Path:
+        """Where everything of this run is written.
+
+        Raises:
+            UserError: the run has no name yet; see `named`.
+        """
+        if not self.run_name:
+            raise UserError("run-name is empty: a run needs a name before it has a folder")
+        return Path(self.output_dir) / self.run_name
+
+    def named(self, now: datetime) -> Config:
+        """This config with a run-name: its own, or one made from task, rule, seed and `now`."""
+        if self.run_name:
+            return self
+        made = f"{self.task}-{self.rule}-seed{self.seed}-{now:%Y%m%d-%H%M%S}"
+        return Config.load({**self.flat(), "run-name": made})
+
+    def iterations(self, num_train_questions: int) -> int:
+        """PPO iterations: `num_iterations`, or what `training_epochs` passes over the questions take."""
+        passes = math.ceil(self.training_epochs * num_train_questions / self.rollout_batch_size)
+        return self.num_iterations or max(1, passes)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names separated by semicolons where there is one, else by commas; stripped, empty ones dropped.
+
+    Semicolons let a name contain a comma.
+    """
+    separator = ";" if ";" in text else ","
+    return tuple(name for part in text.split(separator) if (name := part.strip()))
+
+
+@dataclass(frozen=True)
+class Key:
+    """One config key as a user sees it.
+
+    Attributes:
+        name: kebab-case.
+        kind: bool, int, float or str; choices are str.
+        choices: allowed texts, empty where any is.
+        bounds: such as (">= 0", "< 1"); empty where none.
+        infinite: inf and -inf are allowed.
+        default: value of the embedded default run.
+        doc: one line.
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    choices: tuple[str, ...]
+    bounds: tuple[str, ...]
+    infinite: bool
+    default: Scalar
+    doc: str
+
+    @property
+    def valid(self) -> str:
+        """The valid values in words, such as "a number > 0 and <= 1"."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        finite = "finite " if self.kind is float and not self.infinite else ""
+        return " ".join((_TYPE_NAMES[self.kind].format(finite), " and ".join(self.bounds))).strip()
+
+
+def _keys() -> dict[str, Key]:
+    symbols = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    hints = get_type_hints(Config)
+    found = {}
+    for name, info in Config.model_fields.items():
+        hint = hints[name]
+        choices = tuple(str(c) for c in get_args(hint)) if get_origin(hint) is Literal else ()
+        bounds = []
+        for rule in info.metadata:
+            bounds += [f"{symbol} {getattr(rule, side)}" for side, symbol in symbols.items() if hasattr(rule, side)]
+            if isinstance(rule, annotated_types.MinLen):
+                bounds.append("that is not empty")
+        key = _kebab(name)
+        found[key] = Key(
+            name=key,
+            kind=str if choices else hint,
+            choices=choices,
+            bounds=tuple(bounds),
+            infinite=any(getattr(rule, "allow_inf_nan", False) for rule in info.metadata),
+            default=info.default,
+            doc=info.description or "",
+        )
+    return found
+
+
+KEYS: Mapping[str, Key] = types.MappingProxyType(_keys())
+
+
+def _unknown_key(key: str) -> str:
+    nearest = KEYS[difflib.get_close_matches(_kebab(key), KEYS, n=1, cutoff=_NEAREST_CUTOFF)[0]]
+    return f'unknown key "{key}"; the nearest is "{nearest.name}", {nearest.valid}, {_default(nearest)}'
+
+
+def _default(key: Key) -> str:
+    return f"default {to_toml(key.default)}"
+
+
+def _first_problem(error: ValidationError, flat: Mapping[str, Scalar]) -> str:
+    problem = error.errors()[0]
+    if not problem["loc"]:
+        return str(problem["ctx"]["error"])
+    key = KEYS[str(problem["loc"][0])]
+    shown = _shown(flat[key.name])
+    return f"{key.name} = {shown} is not valid: it must be {key.valid} ({_default(key)})"
+
+
+def _shown(value: object) -> str:
+    return to_toml(value) if isinstance(value, Scalar) else type(value).__name__
+
+
+def to_toml(value: Scalar) -> str:
+    """A scalar as TOML text; a float keeps its point or exponent so that it reads back as a float."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def to_toml_table(flat: Mapping[str, Scalar]) -> str:
+    """Flat keys as a TOML document, one line a key."""
+    return "".join(f"{key} = {to_toml(value)}\n" for key, value in flat.items())
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names that `preset = ...` accepts."""
+    files = resources.files("appa_flwr.presets").iterdir()
+    return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
+
+
+def preset(name: str) -> dict[str, Scalar]:
+    """The keys of a preset.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in preset_names():
+        raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(preset_names())}')
+    text = (resources.files("appa_flwr.presets") / f"{name}.toml").read_text(encoding="utf-8")
+    return _checked_table(tomllib.loads(text), source=f"{name}.toml")
+
+
+def read_toml(path: Path) -> dict[str, Scalar]:
+    """Flat keys from a TOML file (which may name a `preset`).
+
+    Raises:
+        UserError: no such file, no valid TOML, or a value that is not a scalar.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a config file ({error})") from None
+    try:
+        return _checked_table(tomllib.loads(text), source=str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+
+
+def _checked_table(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
+    flat: dict[str, Scalar] = {}
+    for key, value in table.items():
+        if not isinstance(value, Scalar):
+            raise UserError(f'{source}: "{key}" must be true or false, a number or text, not a {type(value).__name__}')
+        flat[key] = value
+    return flat
+
+
+def parse_override(text: str) -> tuple[str, Scalar]:
+    """`key=value` from the command line; the value is a TOML scalar, or bare text.
+
+    Raises:
+        UserError: no "=" in it.
+    """
+    key, equals, raw = text.partition("=")
+    key, raw = key.strip(), raw.strip()
+    if not equals or not key:
+        raise UserError(f'"{text}" is not key=value, as in -c seed=1')
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        value = raw
+    wants_text = key == PRESET_KEY or (key in KEYS and KEYS[key].kind is str)
+    if not isinstance(value, Scalar) or (wants_text and not isinstance(value, str)):
+        value = raw  # a run called 42, a date, a list: the characters as they were typed
+    return key, value
+
+
+def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path) -> Config:
+    """The config of a run: defaults, then the preset, then the file, then the overrides.
+
+    Args:
+        file: a TOML file of keys, or None.
+        overrides: `key=value` texts; later ones win. `preset=NAME` is allowed here and in the file.
+        folder: relative paths are made absolute from here, since Flower runs elsewhere.
+
+    Raises:
+        UserError: as for `read_toml`, `preset`, `parse_override` and `Config.load`.
+    """
+    given: dict[str, Scalar] = {}
+    if file is not None:
+        given |= read_toml(file)
+    given |= dict(parse_override(text) for text in overrides)
+    name = given.pop(PRESET_KEY, None)
+    base = preset(str(name)) if name is not None else {}
+    config = Config.load({**base, **given})
+    flat = config.flat()
+    for key in PATH_KEYS:
+        if flat[key] not in ("", GENERATED_SURVEY) or key == "output-dir":
+            flat[key] = _absolute(str(flat[key]), folder)
+    if config.model != TINY_MODEL and Path(_absolute(config.model, folder)).is_dir():
+        flat["model"] = _absolute(config.model, folder)
+    return Config.load(flat)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).resolve())

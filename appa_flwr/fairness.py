@@ -1,0 +1,105 @@
+"""The Fairness Index: how evenly the groups are served by the same answers.
+
+Legend: G groups, J rollouts or questions. A group that did not answer is a row of NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+MIN_MEAN = 1e-6
+"""The paper's mu_min (its table of APPA hyperparameters)."""
+
+MAX_COV = 10.0
+"""The paper's CoV_max (the same table)."""
+
+
+def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV) -> float:
+    """Mean over questions of 1 / (1 + CoV^2), CoV = population standard deviation over mean of the groups'
+    rewards.
+
+    Source: Equation fi, with the safeguards of Appendix "Experiment Configurations", paragraph on the
+    computation of the Fairness Index: a question with equal rewards counts 1, even if they are all 0; else
+    it is left out where its mean is under `min_mean`, and its CoV is capped at `max_cov`. If no question is
+    left the index is 1.
+
+    Args:
+        reward_GJ: alignment rewards (G, J) in [0, 1]; a group without an answer is a row of NaN and is left
+            out.
+        min_mean: smallest mean reward of a question that is used, at least 0.
+        max_cov: cap of the CoV, above 0.
+
+    Returns:
+        A number in [1 / (1 + max_cov^2), 1]; 1 means equal rewards for all groups.
+
+    Raises:
+        ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.
+    """
+    reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
+    present_G = present_groups(reward_GJ)
+    return fairness_of_cells(reward_GJ[present_G], min_groups=1, min_mean=min_mean, max_cov=max_cov)
+
+
+def fairness_of_cells(
+    reward_GJ: FloatArray, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
+) -> float:
+    """`fairness_index` where single cells may be NaN: each question compares the groups that have it.
+
+    Source: Equation fi. For sparse surveys, in which a group was not asked every question.
+
+    Args:
+        reward_GJ: (G, J), NaN where a group has no reward for a question.
+        min_groups: a question held by fewer groups is left out.
+        min_mean: as in `fairness_index`.
+        max_cov: as in `fairness_index`.
+
+    Returns:
+        As `fairness_index`.
+    """
+    present_GJ = ~np.isnan(reward_GJ)
+    count_J = present_GJ.sum(axis=0)
+    reward_GJ, present_GJ = reward_GJ[:, count_J >= min_groups], present_GJ[:, count_J >= min_groups]
+    if reward_GJ.size == 0:
+        return 1.0
+    mean_J = reward_GJ.mean(axis=0, where=present_GJ)
+    std_J = reward_GJ.std(axis=0, where=present_GJ)
+    # Rounding lets the deviation of equal numbers come out above 0, so equality is decided on the numbers.
+    highest_J = reward_GJ.max(axis=0, where=present_GJ, initial=-np.inf)
+    lowest_J = reward_GJ.min(axis=0, where=present_GJ, initial=np.inf)
+    equal_J = highest_J == lowest_J
+    cov_J = np.full_like(mean_J, max_cov)
+    np.divide(std_J, mean_J, out=cov_J, where=mean_J > 0.0)
+    fairness_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, max_cov) ** 2))
+    used_J = equal_J | (mean_J >= min_mean)
+    return float(fairness_J[used_J].mean()) if used_J.any() else 1.0
+
+
+def present_groups(reward_GJ: FloatArray) -> BoolArray:
+    """Which groups answered.
+
+    Args:
+        reward_GJ: (G, J) with J >= 1; a group without an answer is a row of NaN.
+
+    Returns:
+        (G,) True for a group whose row holds numbers.
+
+    Raises:
+        ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.
+    """
+    if reward_GJ.ndim != 2 or reward_GJ.shape[1] == 0:
+        raise ValueError(f"expected rewards (groups, rollouts) with at least one rollout, got {reward_GJ.shape}")
+    if np.isinf(reward_GJ).any():
+        raise ValueError("rewards must not be infinite")
+    absent_GJ = np.isnan(reward_GJ)
+    partial_G = absent_GJ.any(axis=1) & ~absent_GJ.all(axis=1)
+    if partial_G.any():
+        rows = ", ".join(str(row) for row in np.flatnonzero(partial_G))
+        raise ValueError(f"a missing group must be NaN for every rollout; NaN only in part in row(s) {rows}")
+    present_G = np.asarray(~absent_GJ.any(axis=1), dtype=np.bool_)
+    if not present_G.any():
+        raise ValueError("no group answered: every row of rewards is NaN")
+    return present_G

@@ -1,0 +1,1 @@
+"""Named starting points: TOML files of config keys, for `appa run` and `flwr run` alike."""

@@ -1,0 +1,70 @@
+"""Alignment scores: what the tables of results show for one policy under one metric.
+
+Legend: G groups, Q questions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.fairness import MAX_COV, MIN_MEAN, fairness_of_cells
+
+FloatArray = npt.NDArray[np.float64]
+
+_GROUPS_TO_COMPARE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One policy's result under one metric.
+
+    Attributes:
+        per_group_G: (G,) alignment score of each group in [0, 1]; NaN for a group without a single reward.
+        avg_as: mean of the groups' scores.
+        min_as: score of the worst-off group.
+        fairness_index: of the rewards behind the scores, in [0, 1].
+    """
+
+    per_group_G: FloatArray
+    avg_as: float
+    min_as: float
+    fairness_index: float
+
+
+def alignment_scores(reward_GQ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV) -> Scores:
+    """Each group's mean reward over its questions, and their mean, minimum and fairness.
+
+    Source: Equations group-as, avg-min-as and fi. The average and the minimum run over the groups'
+    averages, not over questions. In a sparse survey a group is averaged over the questions it has, and
+    fairness over the questions that at least two groups have, since one group alone cannot be treated
+    unequally.
+
+    Args:
+        reward_GQ: rewards (G, Q) in [0, 1], NaN where a group has no target for a question.
+        min_mean: safeguard of the Fairness Index.
+        max_cov: safeguard of the Fairness Index.
+
+    Returns:
+        The scores; groups without a reward take no part in the mean and the minimum.
+
+    Raises:
+        ValueError: not (G, Q), infinite, or not a single reward.
+    """
+    reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
+    if reward_GQ.ndim != 2 or np.isinf(reward_GQ).any():
+        raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GQ.shape}")
+    present_GQ = ~np.isnan(reward_GQ)
+    if not present_GQ.any():
+        raise ValueError("there is no reward to average: every cell is NaN")
+    has_any_G = present_GQ.any(axis=1)
+    per_group_G = np.full(reward_GQ.shape[0], np.nan)
+    per_group_G[has_any_G] = reward_GQ[has_any_G].mean(axis=1, where=present_GQ[has_any_G])
+    return Scores(
+        per_group_G=per_group_G,
+        avg_as=float(np.nanmean(per_group_G)),
+        min_as=float(np.nanmin(per_group_G)),
+        fairness_index=fairness_of_cells(reward_GQ, min_groups=_GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov),
+    )

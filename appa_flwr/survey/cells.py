@@ -1,0 +1,260 @@
+"""One cell of a survey file: text or list in, checked value out, a counted reason where it is unusable.
+
+Every function here takes what a file held and either returns a plain value or raises `CellError`. Work is
+bounded by the limits below whatever a cell holds, and no cell is ever executed: JSON first, then flat Python
+list literals whose string tokens alone go through `ast.literal_eval`.
+
+Axis letters: K answer options.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from appa_flwr.survey.types import FloatArray
+
+MIN_OPTIONS: Final = 2
+MAX_OPTIONS: Final = 30
+MAX_TEXT_CHARS: Final = 20_000
+MAX_CELL_CHARS: Final = 100_000
+SUM_TOLERANCE: Final = 0.02
+# A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
+_ROUNDING: Final = 1e-9
+# A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
+_ALREADY_ONE: Final = 1e-12
+
+
+class Reason(StrEnum):
+    """Why a cell was not used; the text is what summaries and errors show."""
+
+    BAD_LINE = "line is not a JSON object"
+    WRONG_CELLS = "wrong number of cells in the row"
+    TOO_LONG = "text too long"
+    NOT_UNICODE = "text is not valid Unicode"
+    MISSING = "a required column is missing in the row"
+    EMPTY_ID = "empty question_id"
+    EMPTY_TEXT = "empty question or option text"
+    EMPTY_GROUP = "empty group"
+    BAD_OPTIONS = "options are not a list of texts"
+    FEW_OPTIONS = f"fewer than {MIN_OPTIONS} options"
+    MANY_OPTIONS = f"more than {MAX_OPTIONS} options"
+    FEW_LEFT = f"fewer than {MIN_OPTIONS} options without refusals"
+    BAD_ORDINAL = "ordinal is not one finite number per option"
+    OTHER_TEXT = "question text differs from the question's first row"
+    OTHER_OPTIONS = "options differ from the question's first row"
+    OTHER_ORDINAL = "ordinal differs from the question's first row"
+    DUPLICATE = "question already answered by this group"
+    BAD_DISTRIBUTION = "distribution is not a list of numbers"
+    LENGTH = "distribution and options differ in length"
+    NOT_FINITE = "NaN or infinity in the distribution"
+    NEGATIVE = "negative share in the distribution"
+    ZERO = "distribution sums to zero"
+    SUM = f"distribution is off one by more than {SUM_TOLERANCE}"
+    ONLY_REFUSALS = "nothing left without refusals"
+
+
+class CellError(Exception):
+    """A cell cannot be used, for the `reason` it carries."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+# Flat list literals only: no nesting means no deep parse, and possessive repeats mean no backtracking.
+_STRING = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
+_NUMBER = r"[-+]?+(?:(?:\d++\.?+\d*+|\.\d++)(?:[eE][-+]?+\d++)?+|nan|inf)"
+_ITEM = re.compile(rf"\s*+(?:(?P<string>{_STRING})|(?P<number>{_NUMBER})|(?P<none>None))\s*+", re.DOTALL)
+
+
+def _string_literal(token: str) -> str:
+    if "\\" not in token:
+        return token[1:-1]
+    with warnings.catch_warnings():
+        # An unknown escape such as "\d" is kept as it stands by Python, with a warning nobody can act on
+        # here.
+        warnings.simplefilter("ignore")
+        return str(ast.literal_eval(token))
+
+
+def _python_list(text: str) -> list[object] | None:
+    """The items of a flat Python list or tuple literal (strings, numbers, None); None where it is not one."""
+    body = text.strip()
+    if len(body) < len("[]") or (body[0], body[-1]) not in {("[", "]"), ("(", ")")}:
+        return None
+    items: list[object] = []
+    position, end = 1, len(body) - 1
+    while body[position:end].strip():
+        found = _ITEM.match(body, position, end)
+        if found is None:
+            return None
+        if found["string"] is not None:
+            try:
+                items.append(_string_literal(found["string"]))
+            except (ValueError, SyntaxError):  # such as a broken "\x" escape
+                return None
+        else:
+            items.append(None if found["none"] else float(found["number"]))
+        position = found.end()
+        if position < end:
+            if body[position] != ",":
+                return None
+            position += 1
+        if len(items) > MAX_OPTIONS:
+            break  # already too many to be used: the caller rejects it by its length
+    return items
+
+
+def as_list(cell: object, reason: Reason) -> list[object]:
+    """The list a cell holds, itself or as JSON or Python-literal text.
+
+    Args:
+        cell: a list or tuple, or text of at most `MAX_CELL_CHARS` characters.
+        reason: what to raise where it is no list.
+
+    Raises:
+        CellError: `reason`, or text too long.
+    """
+    if isinstance(cell, (list, tuple)):
+        return list(cell)
+    if not isinstance(cell, str):
+        raise CellError(reason)
+    if len(cell) > MAX_CELL_CHARS:
+        raise CellError(Reason.TOO_LONG)
+    try:
+        value: object = json.loads(cell)
+    except (ValueError, RecursionError):
+        value = _python_list(cell)
+    if not isinstance(value, list):
+        raise CellError(reason)
+    return value
+
+
+def as_text(cell: object, empty: Reason) -> str:
+    """A cell's text without the blanks around it; whole and decimal numbers count as text.
+
+    Raises:
+        CellError: `empty` where there is none (nothing, blanks, NaN, another type), text too long or not
+            valid Unicode.
+    """
+    if isinstance(cell, (int, float)) and not isinstance(cell, bool):
+        if isinstance(cell, float) and math.isnan(cell):  # how pandas writes an empty cell
+            raise CellError(empty)
+        return repr(cell)
+    if not isinstance(cell, str) or not cell.strip():
+        raise CellError(empty)
+    if len(cell) > MAX_TEXT_CHARS:
+        raise CellError(Reason.TOO_LONG)
+    try:
+        cell.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell: nothing could write it again
+        raise CellError(Reason.NOT_UNICODE) from None
+    return cell.strip()
+
+
+def is_empty(cell: object) -> bool:
+    """Whether an optional cell holds nothing: None, NaN, blanks or the words pandas and JSON write for it."""
+    if isinstance(cell, float):
+        return math.isnan(cell)
+    return cell is None or (isinstance(cell, str) and cell.strip().casefold() in {"", "null", "none", "nan"})
+
+
+def parse_options(cell: object) -> tuple[str, ...]:
+    """The K answer options of a question, `MIN_OPTIONS` <= K <= `MAX_OPTIONS`, each with some text.
+
+    Raises:
+        CellError: not a list of texts, too few, too many, or an empty one.
+    """
+    items = as_list(cell, Reason.BAD_OPTIONS)
+    if len(items) < MIN_OPTIONS:
+        raise CellError(Reason.FEW_OPTIONS)
+    if len(items) > MAX_OPTIONS:
+        raise CellError(Reason.MANY_OPTIONS)
+    if not all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
+        raise CellError(Reason.BAD_OPTIONS)
+    return tuple(as_text(item, Reason.EMPTY_TEXT) for item in items)
+
+
+def _number(item: object, reason: Reason) -> float:
+    if item is None:
+        return math.nan
+    if isinstance(item, bool) or not isinstance(item, (int, float)):
+        raise CellError(reason)
+    try:
+        return float(item)
+    except OverflowError:  # a JSON integer beyond the range of a float
+        return math.inf
+
+
+def parse_ordinal(cell: object, num_options: int) -> tuple[float, ...] | None:
+    """The scale positions of the options, shape (K,), or None where the cell is empty.
+
+    Raises:
+        CellError: not one finite number per option.
+    """
+    if is_empty(cell):
+        return None
+    items = as_list(cell, Reason.BAD_ORDINAL)
+    if len(items) != num_options:
+        raise CellError(Reason.BAD_ORDINAL)
+    values = tuple(_number(item, Reason.BAD_ORDINAL) for item in items)
+    if not all(map(math.isfinite, values)):
+        raise CellError(Reason.BAD_ORDINAL)
+    return values
+
+
+def _normalised(values: Sequence[float], total: float) -> FloatArray:
+    shares = np.array(values, dtype=np.float64)
+    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total
+
+
+def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | None = None) -> FloatArray:
+    """The answer shares of one group to one question.
+
+    The checks look at the cell as it was written (the rejection rules of the data page); then the `kept`
+    options alone are renormalised to sum to one.
+
+    Args:
+        cell: a list of K numbers or its text.
+        num_options: K, the options of the question before refusals are dropped.
+        kept: positions of the options to keep, or None for all.
+
+    Returns:
+        Shape (len(kept) or K,), each in [0, 1], sum 1.
+
+    Raises:
+        CellError: wrong length, no numbers, NaN or infinity, a negative share, sum zero, a sum off one by
+            more than `SUM_TOLERANCE`, or all shares on dropped options.
+    """
+    items = as_list(cell, Reason.BAD_DISTRIBUTION)
+    if len(items) != num_options:
+        raise CellError(Reason.LENGTH)
+    values = [_number(item, Reason.BAD_DISTRIBUTION) for item in items]
+    if not all(map(math.isfinite, values)):
+        raise CellError(Reason.NOT_FINITE)
+    if min(values) < 0.0:
+        raise CellError(Reason.NEGATIVE)
+    # Only values over one can overflow the sum, and they are far off one anyway.
+    if max(values) > 1.0 + SUM_TOLERANCE + _ROUNDING:
+        raise CellError(Reason.SUM)
+    total = math.fsum(values)
+    if total <= 0.0:
+        raise CellError(Reason.ZERO)
+    if abs(total - 1.0) > SUM_TOLERANCE + _ROUNDING:
+        raise CellError(Reason.SUM)
+    if kept is None:
+        return _normalised(values, total)
+    left = [values[position] for position in kept]
+    total_left = math.fsum(left)
+    if total_left <= 0.0:
+        raise CellError(Reason.ONLY_REFUSALS)
+    return _normalised(left, total_left)

@@ -1,0 +1,111 @@
+"""Writes a survey as the parties need it: one public question file, one private file per group.
+
+Axis letters: G groups, Q questions, K answer options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import FloatArray, Question, Survey
+
+QUESTIONS_FILE: Final = "questions.jsonl"
+GROUPS_FOLDER: Final = "groups"
+MAX_SLUG_CHARS: Final = 60
+_NAMELESS: Final = "group"
+# Names that some systems keep for devices, with any extension.
+_DEVICE: Final = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Where an export lies: the public file, and each group's private one by the group's name."""
+
+    questions: Path
+    groups: Mapping[str, Path]
+
+
+def slugs(names: Sequence[str]) -> dict[str, str]:
+    """A different file name (no extension) per group, of lower-case ASCII letters, digits and hyphens.
+
+    Args:
+        names: group names, all different; a later one that would share its slug gets a number.
+    """
+    taken: dict[str, str] = {}
+    for name in names:
+        ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or _NAMELESS
+        if _DEVICE.fullmatch(slug):
+            slug = f"{_NAMELESS}-{slug}"
+        candidate, number = slug, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{slug}-{number}"
+        taken[candidate] = name
+    return {name: slug for slug, name in taken.items()}
+
+
+def export_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
+    """Writes `questions.jsonl` and `groups/<slug>.jsonl` so that no file holds two groups' answers.
+
+    `read.read_questions` and `read.read_group` give back the same questions and, bit for bit, the same
+    distributions. Every file appears whole or not at all; files of an earlier export with the same names are
+    replaced, others are left alone.
+
+    Args:
+        survey: what to write.
+        folder: made if it is not there.
+
+    Returns:
+        The paths written.
+
+    Raises:
+        UserError: the folder cannot be made or written to.
+    """
+    root = Path(folder)
+    by_id = {question.question_id: question for question in survey.questions}
+    files = {name: root / GROUPS_FOLDER / f"{slug}.jsonl" for name, slug in slugs(survey.groups).items()}
+    try:
+        (root / GROUPS_FOLDER).mkdir(parents=True, exist_ok=True)
+        for name, file in files.items():
+            _write(file, _private_rows(name, survey.answers[name], by_id))
+        _write(root / QUESTIONS_FILE, map(_public_row, survey.questions))
+    except OSError as error:
+        cause = error.strerror or type(error).__name__
+        raise UserError(f"{folder}: cannot write the split there ({cause})") from None
+    return Exported(root / QUESTIONS_FILE, files)
+
+
+def _public_row(question: Question) -> dict[str, object]:
+    return {
+        "question_id": question.question_id,
+        "question": question.text,
+        "options": question.options,
+        "ordinal": question.ordinal,
+    }
+
+
+def _private_rows(
+    group: str, answers: Mapping[str, FloatArray], by_id: Mapping[str, Question]
+) -> Iterator[dict[str, object]]:
+    for question_id, shares in answers.items():
+        yield _public_row(by_id[question_id]) | {"group": group, "distribution": shares.tolist()}
+
+
+def _write(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    # Beside the target, so that the rename stays on one file system and a reader never sees half a file.
+    beside = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""A generated population with known ground truth: the survey of the embedded default.
+
+Questions are a frame ("How worried are you about ...?") asked of a topic ("wind power"), as real questionnaires
+repeat their batteries; so a held-out question is a new pair of known words, and what a policy learns can carry over.
+Groups fall into clusters of unequal size. Most questions find the clusters in near agreement with peaked answers; on
+the contested topics the minority clusters differ. Each group was asked only part of the questions, by a finite
+sample, and some frames record refusals.
+
+Axis letters: G groups, Q questions, K answer options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import FloatArray, Question, Survey
+
+CLUSTER_SHARES = (0.6, 0.25, 0.15)
+COVERAGE = 0.75
+RESPONDENTS = 1000
+REFUSAL_OPTION = "Don't know / refused"
+NUM_ISSUES = 3
+CONTESTED_SHARE = 0.3
+
+GROUP_NAMES = (
+    "Avaria", "Belmora", "Castria", "Dorvane", "Elmark", "Fenwick", "Galdor", "Harrow", "Istria", "Jorvik", "Kestria",
+    "Lorien", "Morvane", "Norden", "Ostara", "Perth", "Quillon", "Ravenna", "Solvane", "Tirana", "Ulster", "Valdoria",
+    "Wexley", "Yarrow",
+)  # fmt: skip
+
+TOPICS = (
+    "public schools", "income tax", "wind power", "city traffic", "old age pensions", "the police", "hospital care",
+    "farm subsidies", "foreign trade", "air travel", "social media", "river pollution", "night work", "food prices",
+    "military service", "immigration", "housing costs", "nuclear energy", "religious holidays", "animal welfare",
+    "street crime", "public broadcasting", "child care", "space research", "coal mining", "university fees",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A question wording asked of many topics; `polarity` says which end of the scale favours the topic."""
+
+    wording: str
+    options: tuple[str, ...]
+    ordinal: bool
+    polarity: float = 1.0
+    refusal: bool = False
+
+
+FRAMES = (
+    Frame("How worried are you about {}?", ("Very worried", "Somewhat worried", "Not too worried", "Not at all"), True),
+    Frame("Should there be more public money for {}?", ("Yes", "No"), True, refusal=True),
+    Frame("The rules on {} are too strict.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True, -1.0),
+    Frame("In ten years, {} will be", ("Better", "About the same", "Worse"), True, -0.6, refusal=True),
+    Frame("How important is {} to you personally?", ("Very", "Somewhat", "Not very", "Not at all"), True),
+    Frame("How much do you trust those in charge of {}?", ("A lot", "Some", "Not much", "Not at all"), True, -0.8),
+    Frame("Who should decide about {}?", ("The state", "Towns", "Companies", "Families"), False),
+    Frame("What is the main problem with {}?", ("Cost", "Quality", "Fairness"), False, refusal=True),
+    Frame("{} should be left to the market.", ("Agree", "Neither", "Disagree"), True, -1.0),
+    Frame("How often do you talk about {}?", ("Every day", "Every week", "Rarely", "Never"), True, 0.7),
+    Frame("Whom do you believe most on {}?", ("Experts", "Neighbours", "Journalists"), False),
+    Frame("Is the country doing enough about {}?", ("Too little", "Enough", "Too much"), True, 0.9),
+    Frame("How satisfied are you with {}?", ("Very", "Somewhat", "Not very", "Not at all"), True, -0.9),
+    Frame("I would pay more for better {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True),
+    Frame("Will {} matter in the next election?", ("Yes", "No"), True, 0.8),
+    Frame("Should children learn about {} at school?", ("Yes", "No"), True, 0.9, refusal=True),
+)
+
+
+def generate(*, num_questions: int = 400, num_groups: int = 8, seed: int = 0) -> Survey:
+    """Draw a survey from the generated population.
+
+    Args:
+        num_questions: Q, at most `len(TOPICS) * len(FRAMES)`.
+        num_groups: G >= 2.
+        seed: same seed, same survey, on every machine.
+
+    Returns:
+        A survey in which each group answered about three quarters of the questions, with sampling noise.
+
+    Raises:
+        UserError: more questions than the frames and topics can form, or fewer than two groups.
+    """
+    questions, truth = ground_truth(num_questions=num_questions, num_groups=num_groups, seed=seed)
+    rng = np.random.default_rng([seed, 1])
+    answers: dict[str, dict[str, FloatArray]] = {}
+    for group, by_question in truth.items():
+        asked = rng.random(num_questions) < COVERAGE
+        asked[rng.integers(num_questions)] = True  # nobody is left without an answer
+        counts = [rng.multinomial(RESPONDENTS, by_question[q.question_id]) for q in questions]
+        answers[group] = {
+            q.question_id: count / RESPONDENTS for q, count, was in zip(questions, counts, asked, strict=True) if was
+        }
+    return Survey(questions, answers)
+
+
+def ground_truth(
+    *, num_questions: int, num_groups: int, seed: int
+) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
+    """The population behind `generate`: every group's exact distribution on every question.
+
+    Args:
+        num_questions: as for `generate`.
+        num_groups: as for `generate`.
+        seed: as for `generate`.
+
+    Returns:
+        The questions, and group name -> question id -> distribution (K,).
+
+    Raises:
+        UserError: as for `generate`.
+    """
+    most = len(TOPICS) * len(FRAMES)
+    if not 2 <= num_questions <= most:
+        raise UserError(f"num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
+    if num_groups < 2:
+        raise UserError(f"num-groups = {num_groups}: a federation needs at least 2 groups")
+    rng = np.random.default_rng([seed, 0])
+    pairs = rng.permutation(most)[:num_questions]
+    names = [
+        GROUP_NAMES[g % len(GROUP_NAMES)] + (f" {g // len(GROUP_NAMES) + 1}" if g >= len(GROUP_NAMES) else "")
+        for g in range(num_groups)
+    ]
+    cluster_G = np.searchsorted(np.cumsum(CLUSTER_SHARES)[:-1], (np.arange(num_groups) + 0.5) / num_groups)
+    stance_CI = rng.normal(size=(len(CLUSTER_SHARES), NUM_ISSUES))
+    stance_CI /= np.linalg.norm(stance_CI, axis=1, keepdims=True)
+    stance_CI[1:] -= stance_CI[:1] * 1.2  # the minorities differ from the majority, not only from each other
+    stance_GI = stance_CI[cluster_G] + 0.15 * rng.normal(size=(num_groups, NUM_ISSUES))
+
+    favour_T = rng.normal(size=len(TOPICS))  # how the whole population leans on a topic
+    contested_T = rng.permutation(len(TOPICS)) < CONTESTED_SHARE * len(TOPICS)
+    loading_TI = rng.normal(size=(len(TOPICS), NUM_ISSUES)) * np.where(contested_T, 0.9, 0.15)[:, None]
+    lean_F = 1.1 * rng.normal(size=len(FRAMES))
+    frame_logits = [1.6 * rng.normal(size=len(f.options)) for f in FRAMES]
+    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in FRAMES)))
+    width_F = rng.uniform(0.11, 0.2, size=len(FRAMES))
+    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(FRAMES)))
+
+    questions: list[Question] = []
+    truth: dict[str, dict[str, FloatArray]] = {name: {} for name in names}
+    for pair in pairs:
+        topic, frame_index = divmod(int(pair), len(FRAMES))
+        frame = FRAMES[frame_index]
+        text = frame.wording.format(TOPICS[topic])
+        options = frame.options + ((REFUSAL_OPTION,) if frame.refusal else ())
+        position = tuple(float(k) for k in range(len(frame.options)))
+        ordinal = position if frame.ordinal and not frame.refusal else None
+        question = Question(f"T{topic:02d}F{frame_index:02d}", text[0].upper() + text[1:], options, ordinal)
+        questions.append(question)
+        noise = 0.15 * rng.normal()
+        for g, name in enumerate(names):
+            pull = loading_TI[topic] @ stance_GI[g]
+            if frame.ordinal:
+                lean = lean_F[frame_index] + frame.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
+                centre = 1.0 / (1.0 + np.exp(1.3 * lean))  # 0: the first option's end of the scale
+                scale_K = (np.arange(len(frame.options)) + 0.5) / len(frame.options)
+                logits_K = -0.5 * ((scale_K - centre) / width_F[frame_index]) ** 2
+            else:
+                tilt = np.cos(np.arange(len(frame.options)) * np.pi / 2.0)
+                logits_K = frame_logits[frame_index] + topic_logits[topic, : len(frame.options)] + 1.4 * pull * tilt
+            share_K = np.exp(logits_K - logits_K.max())
+            share_K = 0.98 * share_K / share_K.sum() + 0.02 / len(share_K)  # no option is chosen by nobody
+            if frame.refusal:
+                share_K = np.append(share_K * (1.0 - refusal_GF[g, frame_index]), refusal_GF[g, frame_index])
+            truth[name][question.question_id] = share_K
+    return tuple(questions), truth

@@ -1,0 +1,379 @@
+"""Reads surveys in our own columns from CSV, JSON lines or Parquet.
+
+Columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is
+defined by) and `ordinal` (scale position of each option); others, such as `n` and `refusal_rate`, are
+ignored. In CSV the list cells hold JSON or Python-literal text.
+
+Bad cells (question x group) are rejected one by one with a counted reason, everything else is renormalised.
+The first row of a question in the file, of whatever group, decides its text, options and scale, so every
+group and the server see the same question whoever reads which part of the file. Names of groups are
+"attribute/group" where the file has an attribute, and one name stands for every spelling of a country
+(`names.ALIASES`).
+
+Axis letters: G groups, Q questions, K answer options.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.cells import (
+    MIN_OPTIONS,
+    CellError,
+    Reason,
+    as_text,
+    is_empty,
+    parse_distribution,
+    parse_options,
+    parse_ordinal,
+)
+from appa_flwr.survey.names import ALIASES, GroupName, resolve
+from appa_flwr.survey.refusals import is_refusal
+from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Row, Table, decode, read_table
+from appa_flwr.survey.types import FloatArray, Question, Rejection, Survey
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PathLike = str | os.PathLike[str]
+# Refusals kept apart as an answer of their own kind would need a place in `Question`: not offered here.
+Refusals = Literal["keep", "drop"]
+UNREADABLE: Final = "(unreadable)"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A question as every row of it must have it.
+
+    Attributes:
+        raw: the cells of its first row, to recognise the same question without decoding it again.
+        asked: the question before the refusal policy.
+        question: the question after it.
+        kept: positions of `asked.options` that are left, or None for all.
+    """
+
+    raw: tuple[object, ...]
+    asked: Question
+    question: Question
+    kept: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One row with what its public side says; `entry` is set exactly where `reason` is not."""
+
+    row: Row
+    question_id: str
+    group: GroupName | None
+    entry: _Entry | None
+    reason: Reason | None
+
+
+def read_survey(
+    path: PathLike,
+    *,
+    groups: Sequence[str] | None = None,
+    refusals: Refusals = "keep",
+    strict: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> Survey:
+    """A survey file as questions and answers of all groups, or of some.
+
+    Args:
+        path: a .csv, .jsonl or .parquet file.
+        groups: names in the wanted order; a bare name will do where only one attribute has it. None: all
+            groups with a usable answer, in the order of the file. Other groups' answers are not decoded and
+            not judged.
+        refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
+            renormalises the rest.
+        strict: the first bad row is an error.
+        aliases: other spelling -> name of a group; None takes `names.ALIASES`, an empty mapping none. Where
+            two spellings answer the same question the first in the file wins.
+
+    Returns:
+        Questions with at least one usable answer, in the order of the file; distributions of shape (K,),
+        >= 0, sum 1; the rejected rows (numbered as in `tables.Row`).
+
+    Raises:
+        UserError: a file that is missing, unreadable, of another format or without a needed column; an
+            unknown or ambiguous group; a wanted group, or the whole file, without a usable answer; with
+            `strict` any rejection.
+    """
+    table = _open(path, refusals)
+    table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
+    aliases = ALIASES if aliases is None else aliases
+    wanted: tuple[str, ...] | None = None
+    if groups is not None:
+        wanted = resolve(groups, _groups(table, aliases), aliases=aliases, source=table.source)
+    answers: dict[str, dict[str, FloatArray]] = {name: {} for name in wanted or ()}
+    rejections: list[Rejection] = []
+    catalog: dict[str, _Entry] = {}
+    for judged in _judge(table, catalog, refusals=refusals, aliases=aliases):
+        if judged.group is not None:
+            if wanted is not None and judged.group.full not in answers:
+                continue
+            mine = answers.setdefault(judged.group.full, {})
+            reason = _answer(judged, mine)
+        else:
+            reason = judged.reason or Reason.EMPTY_GROUP
+        if reason is not None:
+            rejections.append(_reject(table, judged, reason, strict=strict))
+    for name, mine in answers.items():
+        if not mine and wanted is not None:
+            raise _unusable(table, f"group {name!r} has no usable answer", rejections, name)
+    kept = {name: mine for name, mine in answers.items() if mine}
+    if not kept:
+        raise _unusable(table, "no usable answer", rejections)
+    answered = {question_id for mine in kept.values() for question_id in mine}
+    questions = tuple(entry.question for question_id, entry in catalog.items() if question_id in answered)
+    return Survey(questions, kept, tuple(rejections))
+
+
+def read_questions(
+    path: PathLike,
+    *,
+    groups: Sequence[str] | None = None,
+    refusals: Refusals = "keep",
+    strict: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> tuple[Question, ...]:
+    """The public side of a survey file, the only one a server needs; no distribution is decoded.
+
+    Args:
+        path: as in `read_survey`, or a public question file without the columns `group` and `distribution`.
+        groups: only questions that the file has a row of for one of these groups, be its distribution usable
+            or not; None for all. Ignored for a file without a `group` column, which holds what everybody may
+            see.
+        refusals: as in `read_survey`; the same options are left in `read_group`.
+        strict: the first bad public cell of a row that counts is an error.
+        aliases: as in `read_survey`.
+
+    Returns:
+        Q >= 1 questions in the order of the file.
+
+    Raises:
+        UserError: as in `read_survey`, or no usable question.
+    """
+    table = _open(path, refusals)
+    table.require(*PUBLIC_REQUIRED)
+    aliases = ALIASES if aliases is None else aliases
+    has_groups = "group" in table.columns
+    wanted: frozenset[str] | None = None
+    if groups is not None and has_groups:
+        wanted = frozenset(resolve(groups, _groups(table, aliases), aliases=aliases, source=table.source))
+    catalog: dict[str, _Entry] = {}
+    asked: set[str] = set()
+    rejections: list[Rejection] = []
+    for judged in _judge(table, catalog, refusals=refusals, aliases=aliases):
+        reason = judged.reason
+        if has_groups:
+            if judged.group is None:
+                reason = reason or Reason.EMPTY_GROUP
+            elif wanted is not None and judged.group.full not in wanted:
+                continue
+        if reason is None:
+            asked.add(judged.question_id)
+        else:
+            rejections.append(_reject(table, judged, reason, strict=strict))
+    if not asked:
+        raise _unusable(table, "no usable question", rejections)
+    return tuple(entry.question for question_id, entry in catalog.items() if question_id in asked)
+
+
+def read_group(
+    path: PathLike,
+    group: str,
+    *,
+    refusals: Refusals = "keep",
+    strict: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> Mapping[str, FloatArray]:
+    """One group's answers; of other groups' rows only the public cells are decoded.
+
+    Args:
+        path: as in `read_survey`; a file of a single group may leave the column `group` out.
+        group: the group's name, as in `read_survey`.
+        refusals: as in `read_survey`.
+        strict: the first bad row of this group is an error.
+        aliases: as in `read_survey`.
+
+    Returns:
+        Question id -> distribution of shape (K,) over the options that `read_questions` gives with the same
+        `refusals`, in the order of the file, at least one.
+
+    Raises:
+        UserError: as in `read_survey`.
+    """
+    table = _open(path, refusals)
+    table.require(*PUBLIC_REQUIRED, PRIVATE)
+    aliases = ALIASES if aliases is None else aliases
+    has_groups = "group" in table.columns
+    name = group
+    if has_groups:
+        (name,) = resolve((group,), _groups(table, aliases), aliases=aliases, source=table.source)
+    mine: dict[str, FloatArray] = {}
+    rejections: list[Rejection] = []
+    for judged in _judge(table, {}, refusals=refusals, aliases=aliases):
+        if has_groups and judged.group is None:
+            reason: Reason | None = judged.reason or Reason.EMPTY_GROUP
+        elif judged.group is not None and judged.group.full != name:
+            continue
+        else:
+            reason = _answer(judged, mine)
+        if reason is not None:
+            rejections.append(_reject(table, judged, reason, strict=strict))
+    if not mine:
+        raise _unusable(table, f"group {name!r} has no usable answer", rejections)
+    return mine
+
+
+def group_names(path: PathLike, *, aliases: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The groups a survey file has rows of, in its order; no answer is decoded.
+
+    There are none in a public question file.
+
+    Raises:
+        UserError: the file is missing, unreadable or of another format.
+    """
+    names = _groups(read_table(path), ALIASES if aliases is None else aliases)
+    return tuple(dict.fromkeys(name.full for name in names))
+
+
+def summary(survey: Survey) -> pd.DataFrame:
+    """What was kept and what was not, and why.
+
+    Returns:
+        One row a group (index `group`; rows that could not be attributed to one come last under
+        `UNREADABLE`), integer columns: `kept` questions, then one column per reason that occurred, in the
+        order of the file.
+    """
+    # Imported here: reading a file on a client needs no data frames.
+    import pandas as pd
+
+    counts = Counter((rejection.group or UNREADABLE, rejection.reason) for rejection in survey.rejections)
+    groups = dict.fromkeys((*survey.groups, *(group for group, _ in counts if group != UNREADABLE)))
+    if any(group == UNREADABLE for group, _ in counts):
+        groups[UNREADABLE] = None
+    data = {"kept": [len(survey.answers.get(group, {})) for group in groups]}
+    for reason in dict.fromkeys(rejection.reason for rejection in survey.rejections):
+        data[reason] = [counts[group, reason] for group in groups]
+    return pd.DataFrame(data, index=pd.Index(list(groups), name="group"))
+
+
+def _open(path: PathLike, refusals: str) -> Table:
+    if refusals not in get_args(Refusals):
+        raise UserError(f"refusals: {refusals!r} is not one of {', '.join(map(repr, get_args(Refusals)))}")
+    return read_table(path)
+
+
+def _group(row: Row, aliases: Mapping[str, str]) -> GroupName | None:
+    """The group a row belongs to, None where the cell is empty or the file has no such column."""
+    try:
+        spelled = as_text(row.cells.get("group"), Reason.EMPTY_GROUP)
+        cell = row.cells.get("attribute")
+        attribute = None if is_empty(cell) else as_text(cell, Reason.EMPTY_GROUP)
+    except CellError:
+        return None
+    return GroupName(attribute, spelled, aliases.get(spelled, spelled))
+
+
+def _groups(table: Table, aliases: Mapping[str, str]) -> tuple[GroupName, ...]:
+    return tuple(dict.fromkeys(name for row in table.rows if (name := _group(row, aliases)) is not None))
+
+
+def _judge(
+    table: Table, catalog: dict[str, _Entry], *, refusals: Refusals, aliases: Mapping[str, str]
+) -> Iterator[_Judged]:
+    """Every row with its question or the reason it has none; fills `catalog` on the way, first row first."""
+    for row in table.rows:
+        if row.reason is not None:
+            yield _Judged(row, "", None, None, row.reason)
+            continue
+        group = _group(row, aliases)
+        question_id = ""
+        try:
+            question_id = as_text(row.cells.get("question_id"), Reason.EMPTY_ID)
+            entry = _entry(row, question_id, catalog, refusals=refusals)
+        except CellError as error:
+            yield _Judged(row, question_id, group, None, error.reason)
+        else:
+            yield _Judged(row, question_id, group, entry, None)
+
+
+def _entry(row: Row, question_id: str, catalog: dict[str, _Entry], *, refusals: Refusals) -> _Entry:
+    """The question of a row, checked against its first row or entered as such."""
+    cells = row.cells
+    known = catalog.get(question_id)
+    raw = (cells.get("question"), cells.get("options"), cells.get("ordinal"))
+    if known is None or known.raw != raw:
+        asked = _asked(cells, question_id)
+        if known is None:
+            known = catalog[question_id] = _entered(raw, asked, refusals=refusals)
+        _same(asked, known.asked)
+    if len(known.question.options) < MIN_OPTIONS:
+        raise CellError(Reason.FEW_LEFT)
+    return known
+
+
+def _asked(cells: Mapping[str, object], question_id: str) -> Question:
+    if any(name not in cells for name in PUBLIC_REQUIRED):
+        raise CellError(Reason.MISSING)
+    text = as_text(cells["question"], Reason.EMPTY_TEXT)
+    options = parse_options(cells["options"])
+    return Question(question_id, text, options, parse_ordinal(cells.get("ordinal"), len(options)))
+
+
+def _same(asked: Question, first: Question) -> None:
+    if asked.text != first.text:
+        raise CellError(Reason.OTHER_TEXT)
+    if asked.options != first.options:
+        raise CellError(Reason.OTHER_OPTIONS)
+    # A row may leave the scale out, but not contradict it.
+    if asked.ordinal is not None and first.ordinal is not None and asked.ordinal != first.ordinal:
+        raise CellError(Reason.OTHER_ORDINAL)
+
+
+def _entered(raw: tuple[object, ...], asked: Question, *, refusals: Refusals) -> _Entry:
+    kept = tuple(index for index, option in enumerate(asked.options) if not is_refusal(option))
+    if refusals == "keep" or len(kept) == len(asked.options):
+        return _Entry(raw, asked, asked, None)
+    ordinal = None if asked.ordinal is None else tuple(asked.ordinal[index] for index in kept)
+    options = tuple(asked.options[index] for index in kept)
+    return _Entry(raw, asked, replace(asked, options=options, ordinal=ordinal), kept)
+
+
+def _answer(judged: _Judged, mine: dict[str, FloatArray]) -> Reason | None:
+    """Adds the row's distribution to the group's answers, or says why not."""
+    if judged.entry is None:
+        return judged.reason
+    if judged.question_id in mine:
+        return Reason.DUPLICATE
+    if PRIVATE not in judged.row.cells:
+        return Reason.MISSING
+    entry = judged.entry
+    try:
+        shares = parse_distribution(decode(judged.row.cells[PRIVATE]), len(entry.asked.options), entry.kept)
+    except CellError as error:
+        return error.reason
+    mine[judged.question_id] = shares
+    return None
+
+
+def _reject(table: Table, judged: _Judged, reason: Reason, *, strict: bool) -> Rejection:
+    group = "" if judged.group is None else judged.group.full
+    if strict:
+        where = f"question {judged.question_id!r}, group {group!r}: " if judged.question_id or group else ""
+        raise UserError(f"{table.source}, row {judged.row.number}: {where}{reason.value}")
+    return Rejection(table.source, judged.row.number, judged.question_id, group, reason.value)
+
+
+def _unusable(table: Table, what: str, rejections: Sequence[Rejection], group: str | None = None) -> UserError:
+    """The error for a group, or a file, whose rows were all rejected; it says why."""
+    counts = Counter(rejection.reason for rejection in rejections if group in (None, rejection.group))
+    causes = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common())
+    return UserError(f"{table.source}: {what} ({causes or 'it has no rows'})")

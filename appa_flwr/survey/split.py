@@ -1,0 +1,59 @@
+"""Which questions train and which are held out: one split for all groups, decided by each text.
+
+Axis letters: Q questions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question, Split
+
+_HASH_BYTES: Final = 8
+_HASH_RANGE: Final = 256**_HASH_BYTES
+
+
+def _position(text: str, seed: int) -> float:
+    """A number in [0, 1) that only the seed and the words of a question decide."""
+    words = " ".join(text.casefold().split())
+    digest = hashlib.sha256(f"{seed}\n{words}".encode()).digest()
+    return int.from_bytes(digest[:_HASH_BYTES], "big") / _HASH_RANGE
+
+
+def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2, seed: int = 0) -> Split:
+    """Train and held-out questions, by a hash of each text (the paper holds out one question in five).
+
+    A question is held out where the hash of its text, with case and blanks folded, falls under
+    `test_fraction`. That depends on no other question and on no order, so every party finds the same split
+    from the part of the survey it has, questions can be added later without moving others, and a text that
+    was asked twice is never on both sides. The price is that the share held out is `test_fraction` only on
+    average: with Q texts its standard deviation is sqrt(f (1 - f) / Q). Only where one side would stay empty
+        does the one text nearest to it move
+    there, which does depend on the other questions.
+
+    Args:
+        questions: at least two different texts.
+        test_fraction: share held out on average, in (0, 1).
+        seed: another seed gives another split.
+
+    Returns:
+        Question ids, both sides non-empty and each in the order of `questions`.
+
+    Raises:
+        UserError: `test_fraction` outside (0, 1), or fewer than two different texts.
+    """
+    if not 0.0 < test_fraction < 1.0:
+        raise UserError(f"test_fraction: must lie between 0 and 1, both excluded; got {test_fraction}")
+    positions = {question.question_id: _position(question.text, seed) for question in questions}
+    ranked = sorted(set(positions.values()))
+    if len(ranked) < len(("train", "test")):
+        raise UserError(f"a split needs at least two different question texts; the survey has {len(ranked)}")
+    # Held out is what lies under the threshold: at least the lowest position, never the highest one.
+    threshold = ranked[1] if ranked[0] >= test_fraction else min(test_fraction, ranked[-1])
+    return Split(
+        train=tuple(name for name, position in positions.items() if position >= threshold),
+        test=tuple(name for name, position in positions.items() if position < threshold),
+    )

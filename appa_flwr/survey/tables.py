@@ -1,0 +1,265 @@
+"""Survey files as rows of raw cells: CSV, JSON lines and Parquet behind one shape.
+
+Rows come with the number a user finds them by, and the cell with the private answers (`distribution`) stays
+undecoded until somebody asks for it, so that reading one group never decodes another group's answers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.cells import Reason
+
+PRIVATE: Final = "distribution"
+COLUMNS: Final = ("question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE)
+PUBLIC_REQUIRED: Final = ("question_id", "question", "options")
+MAX_LINE_BYTES: Final = 1_000_000
+_BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a file.
+
+    Attributes:
+        number: JSON lines and CSV: the line of the file on which the row starts, from 1 (a CSV header is line
+            1). Parquet: the row, from 1.
+        cells: column -> raw cell; `distribution` still as text or as an Arrow scalar. Empty where `reason` is
+            set.
+        reason: why the row cannot be read at all, else None.
+    """
+
+    number: int
+    cells: Mapping[str, object]
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A survey file's rows; `columns` are those of `COLUMNS` that it has anywhere."""
+
+    source: str
+    columns: frozenset[str]
+    rows: tuple[Row, ...]
+
+    def require(self, *columns: str) -> None:
+        """Check that the file has these columns.
+
+        Raises:
+            UserError: names the missing ones and those it has.
+        """
+        missing = [name for name in columns if name not in self.columns]
+        if missing:
+            has = ", ".join(name for name in COLUMNS if name in self.columns) or "none of ours"
+            raise UserError(f"{self.source}: missing column {', '.join(missing)} (columns found: {has})")
+
+
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """The rows of a .csv, .jsonl or .parquet file; columns we do not use are left out.
+
+    Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their
+    reason.
+
+    Raises:
+        UserError: no such file, a folder, not readable, another extension, text that is not UTF-8, broken
+            Parquet, or no row at all.
+    """
+    file = Path(path)
+    source = str(path)
+    readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    reader = readers.get(file.suffix.lower())
+    if reader is None:
+        raise UserError(f"{source}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
+    if file.is_dir():
+        raise UserError(f"{source}: is a folder; name a survey file in it")
+    try:
+        table = reader(file, source)
+    except FileNotFoundError:
+        raise UserError(f"{source}: no such survey file") from None
+    except OSError as error:
+        cause = error.strerror or str(error).partition("\n")[0]
+        raise UserError(f"{source}: cannot be read ({cause})") from None
+    if not table.rows:
+        raise UserError(f"{source}: holds no survey rows")
+    return table
+
+
+def decode(cell: object) -> object:
+    """A raw `distribution` cell as a plain value: Arrow scalars are unpacked, others passed on."""
+    unpack = getattr(cell, "as_py", None)
+    return cell if unpack is None else unpack()
+
+
+def _used(header: Sequence[str], source: str) -> list[str]:
+    """The columns of a header that we use; two of one name are an error, since either could be meant."""
+    used = [name for name in COLUMNS if name in header]
+    for name in used:
+        if header.count(name) > 1:
+            raise UserError(f"{source}: column {name} occurs twice")
+    return used
+
+
+# --- JSON lines --------------------------------------------------------------------------------
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*+")
+# A string that never closes runs to the end as one token; were it no token, every quote in it would be tried
+# anew.
+_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?+|[\[\]{}]', re.DOTALL)
+_DECODER: Final = json.JSONDecoder()
+
+
+def _skip(text: str, position: int) -> int:
+    found = _SPACE.match(text, position)
+    return position if found is None else found.end()
+
+
+def _end_of_container(text: str, position: int) -> int:
+    """Where the list or object that opens at `position` closes; its content is skipped, not decoded."""
+    depth = 0
+    for token in _BRACKET.finditer(text, position):
+        if token[0] in "[{":
+            depth += 1
+        elif token[0] in "]}":
+            depth -= 1
+            if depth == 0:
+                return token.end()
+    raise ValueError("list is not closed")
+
+
+def _expect(text: str, position: int, wanted: str) -> int:
+    if not text.startswith(wanted, position):
+        raise ValueError(f"expected {wanted!r} at {position}")
+    return _skip(text, position + 1)
+
+
+def split_object(text: str) -> dict[str, object]:
+    """The top level of one JSON object, with the value under `distribution` left as its JSON text.
+
+    Raises:
+        ValueError: not one JSON object (the skipped value's inside is not looked at).
+        RecursionError: nested too deeply.
+    """
+    cells: dict[str, object] = {}
+    position = _expect(text, _skip(text, 0), "{")
+    if text.startswith("}", position):
+        position += 1
+    else:
+        while True:
+            if not text.startswith('"', position):
+                raise ValueError(f"expected a name at {position}")
+            name, position = _DECODER.raw_decode(text, position)
+            position = _expect(text, _skip(text, position), ":")
+            if name == PRIVATE and text.startswith(("[", "{"), position):
+                end = _end_of_container(text, position)
+                cells[name] = text[position:end]
+            else:
+                cells[name], end = _DECODER.raw_decode(text, position)
+            position = _skip(text, end)
+            if text.startswith("}", position):
+                position += 1
+                break
+            position = _expect(text, position, ",")
+    if _skip(text, position) != len(text):
+        raise ValueError(f"text after the object at {position}")
+    return cells
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Line number and content; None for an overlong line, which is skipped without being held in memory."""
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        overlong = len(line) > MAX_LINE_BYTES
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES + 1)
+        yield number, None if overlong else line
+
+
+def _read_jsonl(file: Path, source: str) -> Table:
+    rows: list[Row] = []
+    columns: set[str] = set()
+    with file.open("rb") as stream:
+        for number, line in _lines(stream):
+            if line is None:
+                rows.append(Row(number, {}, Reason.TOO_LONG))
+                continue
+            try:
+                text = line.decode("utf-8").removeprefix(_BOM)
+                if not text.strip():
+                    continue
+                cells = split_object(text)
+            except (ValueError, RecursionError):
+                rows.append(Row(number, {}, Reason.BAD_LINE))
+                continue
+            rows.append(Row(number, {name: cells[name] for name in COLUMNS if name in cells}))
+            columns.update(rows[-1].cells)
+    if rows and all(row.reason is not None for row in rows):
+        raise UserError(f"{source}: no line is a JSON object (line {rows[0].number}: {rows[0].reason})")
+    return Table(source, frozenset(columns), tuple(rows))
+
+
+# --- CSV ---------------------------------------------------------------------------------------
+
+
+def _read_csv(file: Path, source: str) -> Table:
+    # The standard reader rather than a data frame: a row with a cell too many costs that row, not the file,
+    # and the line on which a row starts stays known when cells hold line breaks.
+    rows: list[Row] = []
+    header: list[str] | None = None
+    wanted: list[tuple[int, str]] = []
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream)
+        while True:
+            number = reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                break
+            except csv.Error:  # a cell beyond the csv module's limit; the reader goes on with the next line
+                rows.append(Row(number, {}, Reason.TOO_LONG))
+                continue
+            except UnicodeDecodeError:
+                raise UserError(f"{source}: not UTF-8 text near line {number}; save it as UTF-8") from None
+            if not cells:
+                continue
+            if header is None:
+                header = [name.strip() for name in cells]
+                wanted = [(header.index(name), name) for name in _used(header, source)]
+            elif len(cells) != len(header):
+                rows.append(Row(number, {}, Reason.WRONG_CELLS))
+            else:
+                rows.append(Row(number, {name: cells[position] for position, name in wanted}))
+    return Table(source, frozenset(name for _, name in wanted), tuple(rows))
+
+
+# --- Parquet -----------------------------------------------------------------------------------
+
+
+def _read_parquet(file: Path, source: str) -> Table:
+    # Imported here: a client that reads JSON lines starts without the cost of loading Arrow.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with file.open("rb") as stream:
+            content = pq.ParquetFile(stream)
+            names = _used(content.schema_arrow.names, source)
+            table: Any = content.read(columns=names)
+    except pa.ArrowException as error:
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
+    # Arrow scalars of the private column are decoded one by one when asked for.
+    values = {name: table[name] if name == PRIVATE else table[name].to_pylist() for name in names}
+    rows = tuple(
+        Row(index + 1, dict(zip(names, cells, strict=True)))
+        for index, cells in enumerate(zip(*values.values(), strict=True))
+    )
+    return Table(source, frozenset(names), rows)

@@ -1,0 +1,233 @@
+"""What travels between server and groups: every message's fields, to and from Flower records.
+
+The only module below the apps that knows Flower. What a group may send is exactly the fields of `GroupReply` and, in
+PluralLLM's training, the weights with their example count (`train` messages of Flower's stock strategies).
+
+Axis letters: Q public questions, K options, J scored answers, E features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from appa_flwr.survey.types import Question
+
+ROLL_CALL = "query.roll_call"
+CATALOGUE = "query.catalogue"
+TARGETS = "query.targets"
+VOTE = "query.vote"
+SCORE = "query.score"
+
+TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
+"""What an answer is scored against: PluralLLM's predictions, or the group's own survey answers where it has them."""
+
+_GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _WEIGHTS, _SETTINGS = (
+    "groups", "rewards", "votes", "counts", "weights", "settings",
+)  # fmt: skip
+_SEPARATOR = "|"
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """The public questions, as the server hands them to every group once.
+
+    Attributes:
+        questions: Q questions; all later messages speak of them by position.
+        train_Q: bool, True for training questions, False for those held out.
+        embedding_QKE: float32 features of every option, 0 on padding.
+        option_QK: bool, True where a question has that option.
+    """
+
+    questions: tuple[Question, ...]
+    train_Q: npt.NDArray[np.bool_]
+    embedding_QKE: npt.NDArray[np.float32]
+    option_QK: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRequest:
+    """Answers to be scored.
+
+    Attributes:
+        question_J: position of each answer's question in the catalogue.
+        prediction_JK: parsed answers; a row of NaN is an answer nobody could read and scores 0.
+        metrics: names of reward metrics.
+        sides: `TARGET_SIDE` and/or `TRUTH_SIDE`.
+        draw: 0 scores against the table computed once; another number draws a fresh context with it.
+    """
+
+    question_J: npt.NDArray[np.int64]
+    prediction_JK: npt.NDArray[np.float64]
+    metrics: tuple[str, ...]
+    sides: tuple[str, ...] = (TARGET_SIDE,)
+    draw: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class GroupReply:
+    """All that a group ever sends, but for PluralLLM's weights.
+
+    Attributes:
+        group: its name.
+        rewards: (metric, side) -> rewards (J,) in [0, 1]; NaN only on `TRUTH_SIDE`, where the group has no answer.
+        votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft-target`
+            is "mean" only, the distribution.
+        counts: whole numbers, such as how many questions the group answered.
+    """
+
+    group: str
+    rewards: Mapping[tuple[str, str], npt.NDArray[np.float64]] = field(default_factory=dict)
+    votes_QK: npt.NDArray[np.float64] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def pack_catalogue(catalogue: Catalogue) -> RecordDict:
+    """Catalogue -> records."""
+    questions = [[q.question_id, q.text, list(q.options), q.ordinal] for q in catalogue.questions]
+    return RecordDict(
+        {
+            "catalogue": _arrays(
+                {
+                    "train": catalogue.train_Q,
+                    "embedding": catalogue.embedding_QKE.astype(np.float32),
+                    "option": catalogue.option_QK,
+                }
+            ),
+            "questions": ConfigRecord({"json": json.dumps(questions)}),
+        }
+    )
+
+
+def unpack_catalogue(content: RecordDict) -> Catalogue:
+    """Records -> catalogue."""
+    arrays = _numpy(content.array_records["catalogue"])
+    questions = json.loads(str(content.config_records["questions"]["json"]))
+    return Catalogue(
+        tuple(
+            Question(str(key), str(text), tuple(options), None if ordinal is None else tuple(ordinal))
+            for key, text, options, ordinal in questions
+        ),
+        arrays["train"].astype(bool),
+        arrays["embedding"],
+        arrays["option"].astype(bool),
+    )
+
+
+def pack_score_request(request: ScoreRequest) -> RecordDict:
+    """Score request -> records."""
+    return RecordDict(
+        {
+            "answers": _arrays({"question": request.question_J, "prediction": request.prediction_JK}),
+            _SETTINGS: ConfigRecord(
+                {"metrics": list(request.metrics), "sides": list(request.sides), "draw": request.draw}
+            ),
+        }
+    )
+
+
+def unpack_score_request(content: RecordDict) -> ScoreRequest:
+    """Records -> score request."""
+    arrays = _numpy(content.array_records["answers"])
+    settings = content.config_records[_SETTINGS]
+    return ScoreRequest(
+        arrays["question"],
+        arrays["prediction"],
+        tuple(_strings(settings["metrics"])),
+        tuple(_strings(settings["sides"])),
+        int(str(settings["draw"])),
+    )
+
+
+def pack_weights(weights: ArrayRecord | None = None, **settings: int | float | str) -> RecordDict:
+    """A request with PluralLLM's weights, if any, and flat settings."""
+    content = RecordDict({_SETTINGS: ConfigRecord(dict(settings))})
+    if weights is not None:
+        content[_WEIGHTS] = weights
+    return content
+
+
+def unpack_weights(content: RecordDict) -> ArrayRecord:
+    """The weights of `pack_weights`."""
+    return content.array_records[_WEIGHTS]
+
+
+def setting(content: RecordDict, name: str) -> str:
+    """A setting of `pack_weights`, as text; "" where it is absent."""
+    record = content.config_records.get(_SETTINGS)
+    return "" if record is None else str(record.get(name, ""))
+
+
+def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
+    """The replies of the groups one node hosts -> records."""
+    content = RecordDict({_GROUP_NAMES: ConfigRecord({"names": [reply.group for reply in replies]})})
+    rewards = {
+        _SEPARATOR.join((str(g), metric, side)): reward_J
+        for g, reply in enumerate(replies)
+        for (metric, side), reward_J in reply.rewards.items()
+    }
+    votes = {str(g): reply.votes_QK for g, reply in enumerate(replies) if reply.votes_QK is not None}
+    counts: dict[str, int | float | list[int] | list[float]] = {
+        _SEPARATOR.join((str(g), name)): count
+        for g, reply in enumerate(replies)
+        for name, count in reply.counts.items()
+    }
+    if rewards:
+        content[_REWARDS] = _arrays({key: np.asarray(value, dtype=np.float64) for key, value in rewards.items()})
+    if votes:
+        content[_VOTES] = _arrays(votes)
+    if counts:
+        content[_COUNTS] = MetricRecord(counts)
+    return content
+
+
+def unpack_replies(content: RecordDict) -> tuple[GroupReply, ...]:
+    """Records -> the groups' replies; whatever does not belong to the protocol is left where it is.
+
+    Raises:
+        ValueError: records that `pack_replies` cannot have made.
+    """
+    try:
+        names = _strings(content.config_records[_GROUP_NAMES]["names"])
+        rewards: list[dict[tuple[str, str], npt.NDArray[np.float64]]] = [{} for _ in names]
+        for key, value in _numpy(content.array_records.get(_REWARDS, ArrayRecord())).items():
+            index, metric, side = key.split(_SEPARATOR)
+            rewards[int(index)][metric, side] = value
+        votes = _numpy(content.array_records.get(_VOTES, ArrayRecord()))
+        counts: list[dict[str, int]] = [{} for _ in names]
+        for key, count in content.metric_records.get(_COUNTS, MetricRecord()).items():
+            index, name = key.split(_SEPARATOR)
+            counts[int(index)][name] = int(str(count))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"a reply does not follow the protocol ({type(error).__name__})") from None
+    return tuple(GroupReply(name, rewards[g], votes.get(str(g)), counts[g]) for g, name in enumerate(names))
+
+
+def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+    """Named NumPy arrays as a record, for a node's own state."""
+    return _arrays(arrays)
+
+
+def numpy_arrays(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `arrays_record`."""
+    return _numpy(record)
+
+
+def _arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
+
+
+def _numpy(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _strings(value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise TypeError("expected a list of names")
+    return [str(item) for item in value]

@@ -1,0 +1,89 @@
+"""A group's private survey answers: where they lie, and how they are cut to the server's public questions.
+
+Axis letters: Q public questions, N questions a group answered, K options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from flwr.app import Context
+
+from appa_flwr.config import GENERATED_SURVEY, Config, split_names
+from appa_flwr.errors import UserError
+from appa_flwr.survey import generate, read
+from appa_flwr.survey.types import FloatArray, Question, Survey
+
+Answers = Mapping[str, FloatArray]
+
+
+def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, ...]:
+    """The groups this node speaks for.
+
+    In simulation node `partition-id` of `num-partitions` hosts every `num-partitions`-th group; deployed, the node's
+    own config names its group or groups (`group = "Kenya"`, several separated by semicolons).
+
+    Args:
+        config: the run's.
+        node_config: the node's.
+
+    Raises:
+        UserError: neither a partition nor a group is named.
+    """
+    named = str(node_config.get("group", ""))
+    if named:
+        return split_names(named)
+    if "partition-id" not in node_config:
+        raise UserError('node-config lacks `group`: start the SuperNode with --node-config \'group="..." data="..."\'')
+    first, step = int(str(node_config["partition-id"])), int(str(node_config["num-partitions"]))
+    return all_groups(config)[first::step]
+
+
+def all_groups(config: Config) -> tuple[str, ...]:
+    """Every group of a simulated run, in the order all nodes agree on."""
+    if config.group_names:
+        return config.group_names
+    return _generated(config).groups if config.survey == GENERATED_SURVEY else read.group_names(config.survey)
+
+
+def answers(config: Config, node_config: Mapping[str, object], group: str) -> Answers:
+    """One group's answers, and no other's, from the node's own file or the run's survey.
+
+    Args:
+        config: the run's.
+        node_config: the node's; `data` is the path of the group's own file, where it has one.
+        group: whose.
+
+    Raises:
+        UserError: no such file or group, or not one usable row.
+    """
+    path = str(node_config.get("data", "")) or config.survey
+    if path == GENERATED_SURVEY:
+        everyone = _generated(config).answers
+        if group not in everyone:
+            raise UserError(f"group '{group}' is not in the generated survey, which has {', '.join(everyone)}")
+        return everyone[group]
+    return read.read_group(path, group, refusals=config.refusals, strict=config.strict)
+
+
+def _generated(config: Config) -> Survey:
+    return _generate(config.num_questions, config.num_groups, config.seed)
+
+
+@lru_cache(maxsize=2)
+def _generate(num_questions: int, num_groups: int, seed: int) -> Survey:
+    return generate.generate(num_questions=num_questions, num_groups=num_groups, seed=seed)
+
+
+def known_answers(private: Answers, questions: tuple[Question, ...]) -> Answers:
+    """The answers to questions the server's catalogue has, with the same number of options."""
+    options = {question.question_id: len(question.options) for question in questions}
+    return {key: value for key, value in private.items() if options.get(key) == len(value)}
+
+
+def context_config(context: Context) -> Config:
+    """The run's config, checked at this door too."""
+    return Config.load(
+        {key: value for key, value in context.run_config.items() if isinstance(value, bool | int | float | str)}
+    )

@@ -1,0 +1,142 @@
+"""The groups' side: a Flower ClientApp with one action per message of the protocol.
+
+PluralLLM and torch are imported inside the actions that need them: deployed, every message starts a fresh process, and
+scoring needs neither.
+
+Axis letters: Q public questions, K options.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from appa_flwr import wire
+from client_app import data, outgoing, scoring, state
+
+FloatArray = npt.NDArray[np.float64]
+
+app = ClientApp()
+
+
+@app.query("roll_call")
+@outgoing.guarded
+def roll_call(message: Message, context: Context) -> Message:
+    """Say which groups live here."""
+    config = data.context_config(context)
+    names = data.my_groups(config, context.node_config)
+    return outgoing.send(message, [wire.GroupReply(name) for name in names])
+
+
+@app.query("catalogue")
+@outgoing.guarded
+def catalogue(message: Message, context: Context) -> Message:
+    """Keep the public questions; load the groups' private answers and cut them to these questions."""
+    from pluralllm.data import group_data
+
+    config = data.context_config(context)
+    names = data.my_groups(config, context.node_config)
+    public = wire.unpack_catalogue(message.content)
+    state.remember_catalogue(context.state, message.content, names)
+    training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
+    embedding = state.embedding(public)
+    replies = []
+    for name in names:
+        answers = data.known_answers(data.answers(config, context.node_config, name), public.questions)
+        mine = group_data(name, answers, embedding=embedding, question_ids=training)
+        truth_QK = np.full(public.option_QK.shape, np.nan)
+        for row, question in enumerate(public.questions):
+            if question.question_id in answers:
+                truth_QK[row] = 0.0
+                truth_QK[row, : len(question.options)] = answers[question.question_id]
+        state.remember_data(context.state, mine, truth_QK)
+        replies.append(wire.GroupReply(name, counts={"answered": len(mine), "known": len(answers)}))
+    return outgoing.send(message, replies)
+
+
+@app.train()
+@outgoing.guarded
+def train(message: Message, context: Context) -> Message:
+    """One round of PluralLLM's federated pretraining; the groups of a node are averaged by their number of answers."""
+    from client_app import predictor
+
+    config = data.context_config(context)
+    groups = [state.data(context.state, name) for name in state.groups(context.state)]
+    trained = predictor.train_round(
+        config,
+        message.content.array_records["arrays"],
+        groups,
+        state.embedding(state.catalogue(context.state)),
+        round_number=int(str(message.content.config_records["config"]["server-round"])),
+    )
+    return outgoing.send_weights(message, trained.weights, num_examples=trained.num_examples, loss=trained.loss)
+
+
+@app.query("targets")
+@outgoing.guarded
+def targets(message: Message, context: Context) -> Message:
+    """Write every group's target table from the final PluralLLM: from now on scoring is a look-up and a metric."""
+    config = data.context_config(context)
+    public = state.catalogue(context.state)
+    if config.context_resampling == "every-iteration":
+        state.remember_weights(context.state, wire.unpack_weights(message.content))
+    replies = []
+    for name in state.groups(context.state):
+        table_QK = _table(context, wire.unpack_weights(message.content), name, draw=0)
+        state.remember_targets(context.state, name, table_QK)
+        # How good the predictor is: its answers to the held-out questions, scored against this group's own.
+        held_out = np.flatnonzero(~public.train_Q)
+        request = wire.ScoreRequest(held_out, table_QK[held_out], ("js", "js-distance"))
+        against = scoring.score(request, state.truth(context.state, name), public.option_QK)
+        rewards = {(metric, wire.TRUTH_SIDE): reward_J for metric, reward_J in against.items()}
+        replies.append(wire.GroupReply(name, rewards))
+    return outgoing.send(message, replies)
+
+
+@app.query("vote")
+@outgoing.guarded
+def vote(message: Message, context: Context) -> Message:
+    """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
+    config = data.context_config(context)
+    by_task = {"dpa": "mode", "opa": "ranking"}
+    kind = "distribution" if config.sft_target == "mean" else by_task[config.task]
+    public = state.catalogue(context.state)
+    replies = []
+    for name in state.groups(context.state):
+        truth_QK = state.truth(context.state, name)
+        own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None]
+        opinion_QK = np.where(own_Q1, truth_QK, state.targets(context.state, name))
+        replies.append(wire.GroupReply(name, votes_QK=scoring.votes(opinion_QK, public.option_QK, kind=kind)))
+    return outgoing.send(message, replies)
+
+
+@app.query("score")
+@outgoing.guarded
+def score(message: Message, context: Context) -> Message:
+    """Return rewards of the server's answers, and nothing else."""
+    request = wire.unpack_score_request(message.content)
+    option_QK = state.catalogue(context.state).option_QK
+    replies = []
+    for name in state.groups(context.state):
+        rewards = {}
+        for side in request.sides:
+            if side == wire.TRUTH_SIDE:
+                side_QK = state.truth(context.state, name)
+            elif request.draw:
+                side_QK = _table(context, state.weights(context.state), name, draw=request.draw)
+            else:
+                side_QK = state.targets(context.state, name)
+            for metric, reward_J in scoring.score(request, side_QK, option_QK).items():
+                rewards[metric, side] = reward_J
+        replies.append(wire.GroupReply(name, rewards))
+    return outgoing.send(message, replies)
+
+
+def _table(context: Context, weights: ArrayRecord, group: str, *, draw: int) -> FloatArray:
+    from client_app import predictor
+
+    config = data.context_config(context)
+    embedding = state.embedding(state.catalogue(context.state))
+    return predictor.table(config, weights, state.data(context.state, group), embedding, draw=draw)

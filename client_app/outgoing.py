@@ -1,0 +1,65 @@
+"""The one exit: every reply of a group leaves through here, and nothing leaves but the protocol's fields.
+
+Axis letters: J scored answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+
+Action = Callable[[Message, Context], Message]
+
+FAILED = 100
+"""Flower error code of a reply that says only which action failed and with which kind of exception."""
+
+log = logging.getLogger("appa.client")
+
+
+def send(message: Message, replies: Sequence[wire.GroupReply]) -> Message:
+    """Answer a query with the groups' rewards, votes and counts.
+
+    Args:
+        message: what is answered.
+        replies: one for each group this node hosts.
+
+    Raises:
+        UserError: a reward outside [0, 1], or NaN where only a real reward may stand; a fault of this client, which the
+            guard turns into an error reply.
+    """
+    for reply in replies:
+        for (metric, side), reward_J in reply.rewards.items():
+            known = ~np.isnan(reward_J)
+            if (side == wire.TARGET_SIDE and not known.all()) or np.any((reward_J[known] < 0) | (reward_J[known] > 1)):
+                raise UserError(f"a {metric} reward lies outside [0, 1]")
+    return Message(wire.pack_replies(replies), reply_to=message)
+
+
+def send_weights(message: Message, weights: ArrayRecord, *, num_examples: int, loss: float) -> Message:
+    """Answer a training message of Flower's stock strategies: weights, how many answers they rest on, mean loss."""
+    metrics = MetricRecord({"num-examples": num_examples, "loss": loss})
+    return Message(RecordDict({"arrays": weights, "metrics": metrics}), reply_to=message)
+
+
+def guarded(action: Action) -> Action:
+    """Turn any exception of an action into an error reply without private text.
+
+    Flower would send the exception's whole message to the server, and that may quote a survey row. The full traceback
+    stays in this group's own log.
+    """
+
+    def safely(message: Message, context: Context) -> Message:
+        try:
+            return action(message, context)
+        except Exception as error:
+            log.exception("action %s failed", action.__name__)
+            reason = f"{action.__name__} failed: {type(error).__name__} (details are in the group's own log)"
+            return Message(Error(code=FAILED, reason=reason), reply_to=message)
+
+    return safely

@@ -1,0 +1,77 @@
+"""What a group computes from its private answers and its target table: votes and rewards.
+
+Axis letters: Q public questions, J scored answers, K options.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr import rewards, wire
+from appa_flwr.errors import UserError
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def votes(opinion_QK: FloatArray, option_QK: BoolArray, *, kind: str) -> FloatArray:
+    """What a group gives away for SFT (section "SFT Baseline and Majority Aggregation").
+
+    Args:
+        opinion_QK: the group's own distribution where it has one and its prediction otherwise.
+        option_QK: True for real options.
+        kind: "mode": 1 on the most frequent option (ties: the first); "ranking": K for the most frequent down to 1;
+            "distribution": the opinion itself.
+
+    Returns:
+        (Q, K), 0 on padding.
+
+    Raises:
+        UserError: another kind.
+    """
+    if kind == "distribution":
+        shares_QK: FloatArray = np.where(option_QK, opinion_QK, 0.0)
+        return shares_QK
+    order_QK = np.argsort(-np.where(option_QK, opinion_QK, -np.inf), axis=1, kind="stable")
+    place_QK = np.argsort(order_QK, axis=1, kind="stable")
+    if kind == "mode":
+        return np.where(place_QK == 0, 1.0, 0.0)
+    if kind == "ranking":
+        scores_QK: FloatArray = np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)
+        return scores_QK
+    raise UserError(f"unknown kind of vote '{kind}'; use 'mode', 'ranking' or 'distribution'")
+
+
+def score(request: wire.ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> dict[str, FloatArray]:
+    """Rewards of answers against one side's distributions: a look-up and a metric.
+
+    Args:
+        request: which answers, by which metrics.
+        side_QK: distributions to compare with; a row of NaN where the group has none.
+        option_QK: True for real options.
+
+    Returns:
+        Metric -> rewards (J,): 0 for an answer nobody could read, NaN where this side has no distribution.
+
+    Raises:
+        UserError: a question outside the catalogue or an unknown metric.
+    """
+    if request.question_J.size and not 0 <= request.question_J.min() <= request.question_J.max() < len(side_QK):
+        raise UserError("an answer's question is not in the catalogue")
+    unknown = set(request.metrics) - set(rewards.METRICS)
+    if unknown:
+        raise UserError(f"unknown metric '{min(unknown)}'; known are {', '.join(rewards.METRICS)}")
+    target_JK = side_QK[request.question_J]
+    option_JK = option_QK[request.question_J]
+    readable_J = ~np.isnan(np.where(option_JK, request.prediction_JK, 0.0)).any(1)
+    known_J = ~np.isnan(target_JK).any(1)
+    usable_J = readable_J & known_J
+    result = {}
+    for metric in request.metrics:
+        reward_J = np.where(known_J, 0.0, np.nan)
+        reward_J[usable_J] = rewards.METRICS[metric](
+            request.prediction_JK[usable_J], target_JK[usable_J], option_JK[usable_J]
+        )
+        result[metric] = reward_J
+    return result

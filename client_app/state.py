@@ -1,0 +1,108 @@
+"""What a node remembers between messages, in Flower's `Context.state`: deployed, every message meets a fresh process.
+
+Axis letters: Q public questions, N questions a group answered, K options, E features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+from pluralllm.data import GroupData, OptionEmbedding
+
+_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS = "catalogue", "questions", "groups", "weights"
+
+
+def remember_catalogue(state: RecordDict, content: RecordDict, groups: tuple[str, ...]) -> None:
+    """Keep the server's catalogue as it came, and the names of the groups hosted here."""
+    state[_CATALOGUE] = content.array_records[_CATALOGUE]
+    state[_QUESTIONS] = content.config_records[_QUESTIONS]
+    state[_GROUPS] = ConfigRecord({"names": list(groups)})
+
+
+def catalogue(state: RecordDict) -> wire.Catalogue:
+    """The remembered catalogue.
+
+    Raises:
+        UserError: the server has sent none, as after a restart of this node.
+    """
+    if _CATALOGUE not in state:
+        raise UserError("this node has no catalogue of questions: it joined or restarted after the run began")
+    return wire.unpack_catalogue(state)
+
+
+def embedding(public: wire.Catalogue) -> OptionEmbedding:
+    """The catalogue's features as PluralLLM takes them."""
+    ids = tuple(question.question_id for question in public.questions)
+    return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
+
+
+def groups(state: RecordDict) -> tuple[str, ...]:
+    """The groups hosted here, in the order of all replies.
+
+    Raises:
+        UserError: the server has not sent its catalogue yet.
+    """
+    if _GROUPS not in state:
+        raise UserError("this node has no catalogue of questions: it joined or restarted after the run began")
+    names = state.config_records[_GROUPS]["names"]
+    return tuple(str(name) for name in names) if isinstance(names, list) else ()
+
+
+def remember_data(state: RecordDict, data: GroupData, truth_QK: npt.NDArray[np.float64]) -> None:
+    """Keep a group's training answers, and apart from them all its answers for the truth column.
+
+    Args:
+        state: the node's.
+        data: training answers D_g only: the one source of context.
+        truth_QK: every answer the group has, held-out ones too; rows of NaN elsewhere. Never context.
+    """
+    state[f"data {data.group}"] = wire.arrays_record(
+        {"question": data.question_N, "answer": data.answer_NK, "truth": truth_QK}
+    )
+
+
+def data(state: RecordDict, group: str) -> GroupData:
+    """The training answers D_g of a group."""
+    arrays = _arrays(state, f"data {group}")
+    return GroupData(group, arrays["question"], arrays["answer"])
+
+
+def truth(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
+    """All of a group's own answers (Q, K), rows of NaN where it has none."""
+    return _arrays(state, f"data {group}")["truth"]
+
+
+def remember_targets(state: RecordDict, group: str, target_QK: npt.NDArray[np.float64]) -> None:
+    """Keep the group's target table, written once."""
+    state[f"targets {group}"] = wire.arrays_record({"target": target_QK})
+
+
+def targets(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
+    """The group's target table (Q, K).
+
+    Raises:
+        UserError: it has not been written yet.
+    """
+    if f"targets {group}" not in state:
+        raise UserError("the target table has not been written: PluralLLM's final weights have not arrived")
+    return _arrays(state, f"targets {group}")["target"]
+
+
+def remember_weights(state: RecordDict, weights: ArrayRecord) -> None:
+    """Keep the frozen PluralLLM, for runs that draw fresh contexts."""
+    state[_WEIGHTS] = weights
+
+
+def weights(state: RecordDict) -> ArrayRecord:
+    """The frozen PluralLLM."""
+    return state.array_records[_WEIGHTS]
+
+
+def _arrays(state: RecordDict, key: str) -> dict[str, npt.NDArray[Any]]:
+    return wire.numpy_arrays(state.array_records[key])

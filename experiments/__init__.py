@@ -1,0 +1,1 @@
+"""The paper's grid, ablations, comparisons and benchmarks."""

@@ -1,0 +1,196 @@
+"""Compare aggregation rules: every rule with every seed, side by side with spread, table and trade-off plot.
+
+    python -m experiments.compare --rules average,min,appa --seeds 0,1,2
+
+Each cell is a real run through the launcher; runs that are already complete are not repeated. The reference answers
+(uniform, majority, ceilings) stand beside the rules, since a gain that does not beat them is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from appa_flwr.aggregation import RULES
+from appa_flwr.config import Config, assemble
+from appa_flwr.errors import UserError
+from appa_flwr.launcher import RunFailed, find_app_folder, launch
+from appa_flwr.naming import unknown_name
+from appa_flwr.report.plots import TradeOffPoint, trade_off
+
+REFERENCES = ("uniform", "majority", "ceiling-average", "ceiling-min")
+STARTS = ("base", "sft")
+SUMMARY, METRICS = "summary.json", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One policy's scores on the training metric; format and fall_back are NaN where they mean nothing.
+
+    Attributes:
+        avg_as: mean over groups, in [0, 1].
+        min_as: worst group, in [0, 1].
+        fi: fairness index, in [0, 1].
+        format_score: in [0, 1].
+        survey_avg_as: Avg AS against the groups' own answers.
+        survey_min_as: Min AS against the groups' own answers.
+        fall_back: share of iterations in which the rule was the plain mean.
+    """
+
+    avg_as: float
+    min_as: float
+    fi: float
+    format_score: float
+    survey_avg_as: float
+    survey_min_as: float
+    fall_back: float
+
+
+COLUMNS = {
+    "Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "format": "format_score",
+    "Avg AS (survey)": "survey_avg_as", "Min AS (survey)": "survey_min_as", "fell back": "fall_back",
+}  # fmt: skip
+
+
+def read_scores(folder: Path, metric: str) -> dict[str, Score]:
+    """Every policy of a finished run, by name.
+
+    Args:
+        folder: the run folder.
+        metric: which rows of summary.json.
+    """
+    rows: list[dict[str, Any]] = json.loads((folder / SUMMARY).read_text())
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    fell_back = [line["fell_back"] for line in lines if line["fell_back"] is not None]
+    nan = float("nan")
+    scores = {}
+    for row in rows:
+        if row["metric"] != metric:
+            continue
+        survey = row["survey"] or {}
+        scores[row["policy"]] = Score(
+            row["avg_as"],
+            row["min_as"],
+            row["fi"],
+            nan if row["format_score"] is None else row["format_score"],
+            survey.get("avg_as", nan),
+            survey.get("min_as", nan),
+            float(np.mean(fell_back)) if fell_back and row["policy"] == "ppo" else nan,
+        )
+    return scores
+
+
+def table(scores: Mapping[str, Sequence[Score]]) -> str:
+    """A Markdown table: a row a policy, mean and standard deviation (ddof 1) over seeds."""
+    head = ["policy", "seeds", *COLUMNS]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for name, by_seed in scores.items():
+        cells = [_cell([getattr(score, field) for score in by_seed]) for field in COLUMNS.values()]
+        lines.append("| " + " | ".join([name, str(len(by_seed)), *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: Sequence[float]) -> str:
+    known = [value for value in values if not np.isnan(value)]
+    if not known:
+        return "-"
+    spread = f" ± {np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
+    return f"{np.mean(known):.3f}{spread}"
+
+
+def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[str], output: Path, here: Path) -> Path:
+    """Run what is missing, then write compare.md and trade_off.png.
+
+    Args:
+        rules: names of aggregation rules.
+        seeds: run seeds; a seed fixes the generated survey too, so rules are compared on the same one.
+        overrides: further `key=value` settings of every run.
+        output: folder of all the runs and of the result.
+        here: where the app folder is looked for.
+
+    Returns:
+        The table's path.
+
+    Raises:
+        UserError: an unknown rule or key.
+        RunFailed: a run did not complete; those before it are kept.
+    """
+    for rule in rules:
+        if rule not in RULES:
+            raise unknown_name("rule", rule, valid=RULES)
+    found: dict[str, list[Score]] = {}
+    metric = ""
+    for seed in seeds:
+        for rule in rules:
+            own = [f"rule={rule}", f"seed={seed}", f"run-name={rule}-seed{seed}", f"output-dir={output.absolute()}"]
+            config = assemble(None, [*overrides, *own], folder=here)
+            metric = config.reward_metric
+            _finish(config, here)
+            scores = read_scores(config.run_folder, metric)
+            found.setdefault(f"ppo, {rule}", []).append(scores["ppo"])
+            if rule == rules[0]:  # what does not depend on the rule counts once a seed
+                for name in (*STARTS, *REFERENCES):
+                    if name in scores:
+                        found.setdefault(name, []).append(scores[name])
+    order = [*STARTS, *(f"ppo, {rule}" for rule in rules), *REFERENCES]
+    found = {name: found[name] for name in order if name in found}
+    points = [
+        TradeOffPoint(
+            name.removeprefix("ppo, "),
+            tuple(score.avg_as for score in by_seed),
+            tuple(score.min_as for score in by_seed),
+            reference=not name.startswith("ppo, "),
+        )
+        for name, by_seed in found.items()
+        if name not in STARTS
+    ]
+    trade_off(points, output / "trade_off.png", metric=metric)
+    path = output / "compare.md"
+    beside = path.with_suffix(".partial")
+    beside.write_text(f"Metric: {metric}. Mean ± standard deviation over seeds.\n\n{table(found)}")
+    os.replace(beside, path)
+    return path
+
+
+def _finish(config: Config, here: Path) -> None:
+    folder = config.run_folder
+    if (folder / "report.html").exists():
+        print(f"{folder.name}: complete already")
+        return
+    print(f"{folder.name}:", flush=True)
+    launch(config, app_folder=find_app_folder(here))
+
+
+def main(
+    rules: Annotated[str, typer.Option(help="Aggregation rules, separated by commas.")] = "average,min,appa",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    overrides: Annotated[
+        list[str] | None, typer.Option("-c", "--config", metavar="KEY=VALUE", help="A key of every run; repeatable.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the runs and the result.")] = Path("runs/compare"),
+) -> None:
+    """Compare aggregation rules over seeds."""
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise UserError(f'--seeds = "{seeds}": give whole numbers separated by commas, such as 0,1,2') from None
+    path = compare(rules.split(","), numbers, overrides=overrides or [], output=output, here=Path.cwd())
+    print(path.read_text())
+    print(f"table: {path}")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except UserError as error:
+        sys.exit(f"experiments.compare: {error}")
+    except RunFailed as error:
+        sys.exit(f"experiments.compare: {error}")

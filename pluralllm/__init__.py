@@ -1,0 +1,1 @@
+"""PluralLLM, the few-shot preference predictor: model, episodes, training, prediction, text embedding."""

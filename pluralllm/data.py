@@ -1,0 +1,103 @@
+"""What PluralLLM reads: the public option embedding and one group's private answers (NumPy only).
+
+A client process that only looks rewards up imports neither torch nor scikit-learn through this module.
+
+Axis letters: Q questions, K answer options (padded to the widest question), E embedding, N answered questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.errors import UserError
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OptionEmbedding:
+    """Public features of every answer option; computed once by the server and shipped to the groups.
+
+    Attributes:
+        question_ids: the Q ids, unique, in the order of the rows below.
+        value_QKE: (Q, K, E) float32, exactly 0 on padding.
+        option_QK: (Q, K), True where a question has that option; every row has at least one.
+    """
+
+    question_ids: tuple[str, ...]
+    value_QKE: npt.NDArray[np.float32]
+    option_QK: BoolArray
+
+    @property
+    def dim(self) -> int:
+        """Number of features E of an option."""
+        return int(self.value_QKE.shape[-1])
+
+
+@dataclass(frozen=True)
+class GroupData:
+    """The private survey answers `D_g` of one group (paper, "PluralLLM Preference Probability Modeling").
+
+    Attributes:
+        group: its name.
+        question_N: (N,) rows of the embedding table that the group answered, ascending, no row twice.
+        answer_NK: (N, K) float32 answer distributions, exactly 0 on padding, each row sums to 1.
+    """
+
+    group: str
+    question_N: IntArray
+    answer_NK: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        """Number of questions N the group answered."""
+        return len(self.question_N)
+
+
+def group_data(
+    group: str,
+    answers: Mapping[str, FloatArray],
+    *,
+    embedding: OptionEmbedding,
+    question_ids: Collection[str] | None = None,
+) -> GroupData:
+    """Pad one group's answers and tie them to the embedding table.
+
+    Args:
+        group: the group's name, for messages and seeds.
+        answers: question id -> distribution (K,) over that question's own options.
+        embedding: the public table; fixes the order of questions and the padding.
+        question_ids: keep only these questions. Pass the training split: whatever is kept may become context.
+
+    Returns:
+        The kept answers in the table's order; N = 0 is possible.
+
+    Raises:
+        UserError: an answer to a question the table lacks, or not one number for each of its options.
+    """
+    kept = answers.keys() if question_ids is None else answers.keys() & set(question_ids)
+    row_of = {question_id: row for row, question_id in enumerate(embedding.question_ids)}
+    unknown = sorted(kept - row_of.keys())
+    if unknown:
+        raise UserError(
+            f"group '{group}': question '{unknown[0]}' is not in the public question list; "
+            "use the same survey on both sides"
+        )
+    order = sorted(kept, key=row_of.__getitem__)
+    rows = np.array([row_of[question_id] for question_id in order], dtype=np.int64)
+    size_N = embedding.option_QK[rows].sum(axis=1)
+    answer_NK = np.zeros((len(order), embedding.option_QK.shape[1]), dtype=np.float32)
+    for index, question_id in enumerate(order):
+        distribution = np.asarray(answers[question_id], dtype=np.float64)
+        if distribution.shape != (size_N[index],):
+            raise UserError(
+                f"group '{group}', question '{question_id}': {distribution.size} probabilities "
+                f"for {size_N[index]} options; give one for each option"
+            )
+        answer_NK[index, : distribution.size] = distribution
+    return GroupData(group=group, question_N=rows, answer_NK=answer_NK)

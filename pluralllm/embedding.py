@@ -1,0 +1,108 @@
+"""Text features without a download: hashed word and character n-grams, tf-idf, truncated SVD.
+
+Only the server runs this module (it needs scikit-learn); the groups receive the finished `OptionEmbedding`.
+
+Axis letters: Q questions, K answer options, E embedding, U unique texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from pluralllm.data import OptionEmbedding
+
+HASH_BUCKETS = 2**18
+WORD_NGRAMS = (1, 2)
+CHARACTER_NGRAMS = (3, 5)
+SVD_SEED = 0
+SVD_ITERATIONS = 7
+# is the answer scale ordered, where on it is this option (-1 to 1), and how far from its middle
+ORDINAL_FEATURES = 3
+# options repeat a few wordings ("Very good", "Agree"), questions vary far more: they get the larger share
+QUESTION_SHARE = 0.6
+MIN_DIM = ORDINAL_FEATURES + 2
+
+
+def _text_features(texts: Sequence[str], dim: int) -> npt.NDArray[np.float64]:
+    """Reduce texts to (len(texts), dim) features, each row of root mean square 1 unless its text is empty."""
+    words = HashingVectorizer(n_features=HASH_BUCKETS, ngram_range=WORD_NGRAMS, token_pattern=r"\b\w+\b")
+    characters = HashingVectorizer(n_features=HASH_BUCKETS, analyzer="char_wb", ngram_range=CHARACTER_NGRAMS)
+    unique_U, place = np.unique(np.asarray(texts, dtype=object), return_inverse=True)
+    count = sparse.hstack([words.transform(unique_U), characters.transform(unique_U)], format="csr")
+    # the SVD finds no more directions than there are texts; the rest of the features stays 0
+    rank = min(dim, len(unique_U))
+    reduced = np.zeros((len(unique_U), dim))
+    svd = TruncatedSVD(n_components=rank, n_iter=SVD_ITERATIONS, random_state=SVD_SEED)
+    reduced[:, :rank] = svd.fit_transform(TfidfTransformer().fit_transform(count))
+    norm = np.linalg.norm(reduced, axis=1, keepdims=True)
+    unit = np.divide(reduced, norm, out=np.zeros_like(reduced), where=norm > np.finfo(np.float64).eps)
+    features: npt.NDArray[np.float64] = (unit * np.sqrt(dim))[place]
+    return features
+
+
+def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> npt.NDArray[np.float64]:
+    """Three features an option, (K, 3); all 0 where the answers have no order or a constant one."""
+    features = np.zeros((num_options, ORDINAL_FEATURES))
+    if ordinal is None or max(ordinal) == min(ordinal):
+        return features
+    position = np.asarray(ordinal, dtype=np.float64)
+    centred = 2.0 * (position - position.min()) / (position.max() - position.min()) - 1.0
+    features[:, 0] = 1.0
+    features[:, 1] = centred
+    features[:, 2] = np.abs(centred)
+    return features
+
+
+def embed_questions(questions: Sequence[Question], *, dim: int = 64) -> OptionEmbedding:
+    """Embed every option as [its question's text; its own text; its place on an ordered scale].
+
+    The order of a nominal question's options leaves no trace. The same questions give the same table.
+
+    Args:
+        questions: Q public questions with unique ids.
+        dim: number of features E, at least 5.
+
+    Returns:
+        Table of shape (Q, K, E) with K the largest number of options; features of order 1, 0 on padding.
+
+    Raises:
+        UserError: no question, ids that repeat, an ordinal of the wrong length, or too small a `dim`.
+    """
+    if not questions:
+        raise UserError("embedding: the survey has no question")
+    if dim < MIN_DIM:
+        raise UserError(f"embedding-dim {dim} is too small; use at least {MIN_DIM}")
+    ids = tuple(question.question_id for question in questions)
+    if len(set(ids)) != len(ids):
+        repeated = next(question_id for question_id in ids if ids.count(question_id) > 1)
+        raise UserError(f"embedding: question id '{repeated}' occurs twice; ids must be unique")
+    for question in questions:
+        if question.ordinal is not None and len(question.ordinal) != len(question.options):
+            raise UserError(
+                f"question '{question.question_id}': {len(question.ordinal)} ordinal positions "
+                f"for {len(question.options)} options; give one for each option"
+            )
+    question_dim = round(QUESTION_SHARE * (dim - ORDINAL_FEATURES))
+    option_dim = dim - ORDINAL_FEATURES - question_dim
+    option_QK = np.zeros((len(questions), max(len(question.options) for question in questions)), dtype=np.bool_)
+    for row, question in enumerate(questions):
+        option_QK[row, : len(question.options)] = True
+    row_N, _ = np.nonzero(option_QK)
+    value_QKE = np.zeros((*option_QK.shape, dim), dtype=np.float32)
+    value_QKE[option_QK] = np.concatenate(
+        [
+            _text_features([question.text for question in questions], question_dim)[row_N],
+            _text_features([option for question in questions for option in question.options], option_dim),
+            np.concatenate([_ordinal_features(question.ordinal, len(question.options)) for question in questions]),
+        ],
+        axis=1,
+    )
+    return OptionEmbedding(question_ids=ids, value_QKE=value_QKE, option_QK=option_QK)

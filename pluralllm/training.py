@@ -1,0 +1,169 @@
+"""Training PluralLLM: the loss, one client's local update, and the central run it is compared with.
+
+Axis letters: B episodes, M target questions, K options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from appa_flwr.errors import UserError
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes, to_device
+from pluralllm.model import PluralLLM
+
+Optimizer = Literal["sgd", "adam"]
+# one odd episode must not throw the weights away; ordinary gradients have a norm well under this
+MAX_GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a client may report about its update.
+
+    Attributes:
+        loss: mean soft-label cross entropy in nats over the steps, >= 0.
+        num_examples: questions the group answered; the weight of its update in FedAvg.
+    """
+
+    loss: float
+    num_examples: int
+
+
+def soft_cross_entropy(log_probability_BMK: Tensor, target_BMK: Tensor, option_BMK: Tensor) -> Tensor:
+    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding neither adds nor divides.
+
+    Args:
+        log_probability_BMK: (B, M, K) from the network, -inf on padding.
+        target_BMK: (B, M, K) the group's distributions.
+        option_BMK: (B, M, K) bool; at least one question must have an option.
+
+    Returns:
+        A scalar >= 0.
+    """
+    surprise_BMK = -target_BMK * log_probability_BMK.masked_fill(~option_BMK, 0.0)
+    return surprise_BMK.sum() / option_BMK.any(-1).sum()
+
+
+def loss(model: PluralLLM, episodes: Episodes) -> Tensor:
+    """Soft-label cross entropy of the network on a batch of episodes; a scalar with gradient."""
+    predicted = model(
+        context_embedding=episodes.context_embedding,
+        context_answer=episodes.context_answer,
+        context_options=episodes.context_options,
+        target_embedding=episodes.target_embedding,
+        target_options=episodes.target_options,
+    )
+    return soft_cross_entropy(predicted, episodes.target_answer, episodes.target_options)
+
+
+def _make_optimizer(name: str, parameters: Iterator[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=learning_rate)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=learning_rate)
+    raise UserError(f"unknown PluralLLM optimizer '{name}'; use 'sgd' or 'adam'")
+
+
+def local_update(
+    model: PluralLLM,
+    data: GroupData,
+    embedding: OptionEmbedding,
+    *,
+    steps: int,
+    learning_rate: float,
+    optimizer: Optimizer,
+    episodes: EpisodeConfig,
+    generator: torch.Generator,
+    proximal: float = 0.0,
+) -> LocalResult:
+    """Train `model` in place on one group's answers, as one client does in one federated round.
+
+    Args:
+        model: holds the server's weights on entry, the client's on return.
+        data: the group's training answers.
+        embedding: the public table.
+        steps: optimizer steps, >= 1.
+        learning_rate: > 0.
+        optimizer: "sgd" or "adam"; a fresh one each round, as clients keep no state.
+        episodes: shape of the batch of a step.
+        generator: source of randomness.
+        proximal: mu of FedProx: adds `mu / 2 |w - w_server|^2` to the loss; 0 leaves it out.
+
+    Returns:
+        Mean loss of the steps and the number of answered questions.
+
+    Raises:
+        UserError: unknown optimizer, or a group without answers.
+    """
+    parameters = list(model.parameters())
+    anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
+    update = _make_optimizer(optimizer, iter(parameters), learning_rate)
+    model.train()
+    total = 0.0
+    for _ in range(steps):
+        batch = sample_episodes(data, embedding, config=episodes, generator=generator)
+        value = loss(model, to_device(batch, parameters[0].device))
+        update.zero_grad(set_to_none=True)
+        torch.autograd.backward(value)
+        for parameter, start in zip(parameters, anchor, strict=False):
+            # the gradient of mu / 2 |w - w_server|^2, written out to spare a graph over every weight
+            parameter.grad = proximal * (parameter.detach() - start) + (
+                0.0 if parameter.grad is None else parameter.grad
+            )
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        update.step()
+        total += float(value.detach())
+    return LocalResult(loss=total / steps, num_examples=len(data))
+
+
+def train_centrally(
+    model: PluralLLM,
+    groups: Sequence[GroupData],
+    embedding: OptionEmbedding,
+    *,
+    steps: int,
+    learning_rate: float,
+    episodes: EpisodeConfig,
+    generator: torch.Generator,
+) -> float:
+    """Train `model` in place with Adam on the pooled answers: what federated training is measured against.
+
+    One step sees episodes of every group, weighted by its number of answers as FedAvg weights its update. A fair
+    comparison gives it as many steps as rounds times local steps.
+
+    Args:
+        model: trained in place.
+        groups: training answers of every group, each with at least one.
+        embedding: the public table.
+        steps: optimizer steps, >= 1.
+        learning_rate: of Adam, > 0.
+        episodes: shape of each group's batch in a step.
+        generator: source of randomness.
+
+    Returns:
+        Mean over steps of the weighted loss.
+
+    Raises:
+        UserError: a group without answers.
+    """
+    parameters = list(model.parameters())
+    update = torch.optim.Adam(parameters, lr=learning_rate)
+    num_answers = sum(len(data) for data in groups)
+    model.train()
+    total = 0.0
+    for _ in range(steps):
+        update.zero_grad(set_to_none=True)
+        for data in groups:
+            batch = sample_episodes(data, embedding, config=episodes, generator=generator)
+            value = len(data) / num_answers * loss(model, to_device(batch, parameters[0].device))
+            torch.autograd.backward(value)
+            total += float(value.detach())
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        update.step()
+    return total / steps

@@ -1,0 +1,1 @@
+"""What only the server knows: the policy, SFT, rollouts, PPO, strategies and checkpoints."""

@@ -1,0 +1,181 @@
+"""Scores of policies, trivial baselines and ceilings on the held-out questions, all through the same federation.
+
+Axis letters: G groups, Q questions, J answers, K options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedModel
+
+from appa_flwr import wire
+from appa_flwr.ceilings import shared_answer
+from appa_flwr.config import Config
+from appa_flwr.rewards import metrics_of
+from appa_flwr.scores import Scores, alignment_scores
+from server_app.answers import Answers, parse_answers
+from server_app.base import Base
+from server_app.federation import Federation
+from server_app.rollouts import sample
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Row = dict[str, Any]
+
+SIDES = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
+PROBE_DIGITS = 9
+CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
+
+
+def greedy_answers(
+    model: PreTrainedModel,
+    base: Base,
+    config: Config,
+    *,
+    prompts: Sequence[Sequence[int]],
+    question_J: IntArray,
+    catalogue: wire.Catalogue,
+) -> Answers:
+    """Decode one answer a question, without sampling.
+
+    Args:
+        model: the policy.
+        base: its tokenizer.
+        config: `task`, `response-length`, `eval-batch-size`.
+        prompts: token ids of every prompt, by catalogue position.
+        question_J: which questions.
+        catalogue: their options.
+    """
+    texts: list[str] = []
+    for batch in np.array_split(question_J, -(-len(question_J) // config.eval_batch_size)):
+        decoded = sample(
+            model,
+            [prompts[q] for q in batch],
+            max_new_tokens=config.response_length,
+            temperature=0.0,
+            stop_ids=base.stop_ids,
+            pad_id=base.pad_id,
+            generator=None,
+        ).sequences
+        texts += base.texts(decoded.response_JT, decoded.mask_JT)
+    return parse_answers(config.task, texts, question_J, catalogue)
+
+
+def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
+    """Answers that no model wrote: a baseline or a ceiling."""
+    return Answers(question_J, ("",) * len(question_J), prediction_JK, np.full(len(question_J), np.nan))
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One policy's result.
+
+    Attributes:
+        rows: of summary.json, one a metric: scores against PluralLLM's targets, and under `survey` those against the
+            groups' own answers.
+        reward_J: each answer's reward on the first metric, averaged over the groups that answered.
+    """
+
+    rows: list[Row]
+    reward_J: FloatArray
+
+
+def score(federation: Federation, policy: str, answers: Answers, *, metrics: Sequence[str], config: Config) -> Scored:
+    """Let the groups score one policy's answers to the held-out questions.
+
+    Args:
+        federation: the groups that score.
+        policy: name of the rows.
+        answers: one a held-out question.
+        metrics: a row each.
+        config: safeguards of the Fairness Index.
+    """
+    rewards = federation.score(answers.request(metrics, sides=SIDES))
+    written = bool(np.isfinite(answers.format_score_J).all())
+    rows = []
+    for metric in metrics:
+        truth_GJ = rewards[metric, wire.TRUTH_SIDE]
+        known = bool((~np.isnan(truth_GJ)).any())
+        rows.append(
+            {
+                "policy": policy,
+                "metric": metric,
+                **_scores(federation, rewards[metric, wire.TARGET_SIDE], config),
+                "format_score": float(answers.format_score_J.mean()) if written else None,
+                "survey": _scores(federation, truth_GJ, config) if known else None,
+            }
+        )
+    return Scored(rows, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
+
+
+def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Row:
+    scores: Scores = alignment_scores(reward_GJ, min_mean=config.min_mean, max_cov=config.max_cov)
+    return {
+        "fi": scores.fairness_index,
+        "avg_as": scores.avg_as,
+        "min_as": scores.min_as,
+        "per_group": dict(zip(federation.groups, scores.per_group_G.tolist(), strict=True)),
+    }
+
+
+def baseline_rows(
+    federation: Federation, config: Config, catalogue: wire.Catalogue, *, majority_QK: FloatArray
+) -> list[Row]:
+    """Uniform and majority answers, and the two ceilings: the frame in which a learned score must be read.
+
+    The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
+    them away (docs/decisions/ceilings.md), so this asks for those; `ceilings = false` leaves it out.
+
+    Args:
+        federation: the groups that score.
+        config: the run's.
+        catalogue: the public questions.
+        majority_QK: the majority's answer to every question, as scores.
+
+    Returns:
+        Rows in the layout of `Scored.rows`.
+    """
+    test_J = np.flatnonzero(~catalogue.train_Q)
+    option_JK = catalogue.option_QK[test_J]
+    metrics = metrics_of(config.task)
+    uniform = given_answers(test_J, option_JK / option_JK.sum(1, keepdims=True))
+    rows = score(federation, "uniform", uniform, metrics=metrics, config=config).rows
+    majority = given_answers(test_J, majority_QK[test_J])
+    rows += score(federation, "majority", majority, metrics=metrics, config=config).rows
+    if config.ceilings:
+        target_GQK = probe_targets(federation, test_J, option_JK)
+        for name, objective in CEILINGS.items():
+            for metric in metrics:
+                best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
+                rows += score(federation, name, given_answers(test_J, best_QK), metrics=[metric], config=config).rows
+    return rows
+
+
+def probe_targets(federation: Federation, question_J: IntArray, option_JK: npt.NDArray[np.bool_]) -> FloatArray:
+    """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
+
+    Args:
+        federation: the groups.
+        question_J: which questions.
+        option_JK: their options.
+
+    Returns:
+        (G', J, K) for the G' groups that answered, rows sum to 1.
+    """
+    row, option = np.nonzero(option_JK)
+    one_hot = np.zeros((len(row), option_JK.shape[1]))
+    one_hot[np.arange(len(row)), option] = 1.0
+    request = given_answers(question_J[row], one_hot).request(["cosine"])
+    cosine_GP = 2.0 * federation.score(request)["cosine", wire.TARGET_SIDE] - 1.0
+    cosine_GP = cosine_GP[~np.isnan(cosine_GP).any(1)]
+    target_GJK = np.zeros((len(cosine_GP), *option_JK.shape))
+    target_GJK[:, row, option] = np.maximum(cosine_GP, 0.0)
+    target_GJK /= target_GJK.sum(-1, keepdims=True)
+    # Rounded, so that options that tie in the group's own table tie here too and rank the same.
+    rounded_GJK: FloatArray = target_GJK.round(PROBE_DIGITS)
+    return rounded_GJK

@@ -1,0 +1,195 @@
+"""The groups as the server sees them: who is there, and typed questions to all of them at once.
+
+Axis letters: G groups, Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+from server_app.grid import PromptGrid
+
+FloatArray = npt.NDArray[np.float64]
+
+JOIN_PAUSE = 0.5  # seconds between two roll calls while groups are still joining
+
+log = logging.getLogger("appa.server")
+
+
+class Federation:
+    """All groups behind a Grid; replies are matched to groups by the name they carry, never by node id."""
+
+    def __init__(self, grid: PromptGrid, *, min_groups: int, timeout: float) -> None:
+        self.grid = grid
+        self.groups: tuple[str, ...] = ()
+        self._nodes: tuple[int, ...] = ()
+        self._min_groups, self._timeout = min_groups, timeout
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that host at least one group."""
+        return len(self._nodes)
+
+    def gather(self, expected: Sequence[str], *, patience: float) -> None:
+        """Call the roll until every expected group is there, or enough of them when patience ends.
+
+        Args:
+            expected: group names that should join; empty: whoever is there.
+            patience: seconds to wait for them.
+
+        Raises:
+            UserError: two nodes speak for the same group, or fewer groups than `min_groups`.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            homes = self._roll_call()
+            complete = set(expected) <= set(homes) if expected else len(homes) >= self._min_groups
+            if complete or time.monotonic() > deadline:
+                break
+            time.sleep(JOIN_PAUSE)
+        kept = {name: node for name, node in homes.items() if not expected or name in expected}
+        missing = [name for name in expected if name not in kept]
+        if len(kept) < self._min_groups:
+            raise UserError(
+                f"{len(kept)} groups joined ({', '.join(kept) or 'none'}); min-groups = {self._min_groups}"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+            )
+        if missing:
+            log.warning("groups that did not join: %s", ", ".join(missing))
+        # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
+        self.groups = tuple(name for name in expected if name in kept) if expected else tuple(sorted(kept))
+        self._nodes = tuple(sorted(set(kept.values())))
+
+    def _roll_call(self) -> dict[str, int]:
+        homes: dict[str, int] = {}
+        self._nodes = tuple(self.grid.get_node_ids())
+        for reply in self._ask(wire.ROLL_CALL, RecordDict()):
+            for group in self._read(reply):
+                if homes.setdefault(group.group, reply.metadata.src_node_id) != reply.metadata.src_node_id:
+                    raise UserError(f"two nodes speak for group '{group.group}'; each group needs exactly one")
+        return homes
+
+    def messages(self, kind: str, content: RecordDict, *, round_number: int = 0) -> list[Message]:
+        """One message to every node that hosts a group."""
+        return [self.grid.create_message(content, kind, node, str(round_number)) for node in self._nodes]
+
+    def _ask(self, kind: str, content: RecordDict) -> list[Message]:
+        return self.grid.send_and_receive(self.messages(kind, content), timeout=self._timeout)
+
+    def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
+        """Hand out the public questions; how many training questions each group has answered."""
+        replies = self.read(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
+        self._require(replies, "take the catalogue of questions")
+        return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
+
+    def send_targets(self, weights: ArrayRecord) -> Mapping[str, wire.GroupReply]:
+        """Hand out the frozen PluralLLM; the replies hold its rewards against each group's held-out answers."""
+        replies = self.read(self._ask(wire.TARGETS, wire.pack_weights(weights)))
+        self._require(replies, "write a target table")
+        return replies
+
+    def votes(self) -> FloatArray:
+        """Every group's votes (G, Q, K); groups that did not vote are left out.
+
+        Raises:
+            UserError: fewer votes than `min-groups`.
+        """
+        replies = self.read(self._ask(wire.VOTE, RecordDict()))
+        given = {n: r.votes_QK for n, r in replies.items() if r.votes_QK is not None and np.isfinite(r.votes_QK).all()}
+        self._require(given, "vote")
+        return np.stack(list(given.values()))
+
+    def score(self, request: wire.ScoreRequest) -> dict[tuple[str, str], FloatArray]:
+        """Rewards of an evaluation: (metric, side) -> (G, J), a row of NaN for a group that did not answer.
+
+        Raises:
+            UserError: fewer groups answered than `min-groups`.
+        """
+        return self.rewards(self._ask(wire.SCORE, wire.pack_score_request(request)), request)
+
+    def rewards(self, replies: Iterable[Message], request: wire.ScoreRequest) -> dict[tuple[str, str], FloatArray]:
+        """Check and stack the replies to a score request.
+
+        A group whose reply is an error, or holds rewards of wrong number, outside [0, 1] or NaN (against targets),
+        counts as missing, with a warning that names it.
+
+        Args:
+            replies: as they came.
+            request: what was asked.
+
+        Returns:
+            (metric, side) -> rewards (G, J), a row of NaN for a missing group.
+
+        Raises:
+            UserError: fewer groups answered than `min-groups`.
+        """
+        by_group = self.read(replies)
+        size = len(request.question_J)
+        keys = [(metric, side) for side in request.sides for metric in request.metrics]
+        for name in list(by_group):
+            fault = next((f for key in keys if (f := _fault(by_group[name].rewards.get(key), size, key))), None)
+            if fault:
+                log.warning("group %s counts as missing: %s", name, fault)
+                del by_group[name]
+        self._require(by_group, "score the answers")
+        missing = np.full(size, np.nan)
+        return {
+            key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])
+            for key in keys
+        }
+
+    def read(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
+        """Known groups' replies by name; what cannot be used is warned about and left out."""
+        found: dict[str, wire.GroupReply] = {}
+        for reply in replies:
+            for group in self._read(reply):
+                if group.group in found:
+                    log.warning("group %s answered twice; the first answer counts", group.group)
+                elif group.group in self.groups:
+                    found[group.group] = group
+                else:
+                    log.warning("a reply for group '%s', which is not in this run, is left out", group.group)
+        for name in self.groups:
+            if name not in found:
+                log.warning("group %s did not answer", name)
+        return found
+
+    @staticmethod
+    def _read(reply: Message) -> tuple[wire.GroupReply, ...]:
+        if reply.has_error():
+            log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
+            return ()
+        try:
+            return wire.unpack_replies(reply.content)
+        except ValueError as error:
+            log.warning("node %s: %s", reply.metadata.src_node_id, error)
+            return ()
+
+    def _require(self, present: Mapping[str, object], what: str) -> None:
+        if len(present) < self._min_groups:
+            raise UserError(
+                f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
+                f"min-groups = {self._min_groups}. The groups' own logs say why"
+            )
+
+
+def _fault(reward_J: FloatArray | None, size: int, key: tuple[str, str]) -> str | None:
+    metric, side = key
+    if reward_J is None:
+        return f"no {metric} rewards"
+    if reward_J.shape != (size,):
+        return f"{metric} rewards of shape {reward_J.shape} for {size} answers"
+    known_J = ~np.isnan(reward_J)
+    if side == wire.TARGET_SIDE and not known_J.all():
+        return f"{metric} rewards hold NaN"
+    if ((reward_J[known_J] < 0) | (reward_J[known_J] > 1)).any():
+        return f"{metric} rewards outside [0, 1]"
+    return None

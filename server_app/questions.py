@@ -1,0 +1,49 @@
+"""The server's public side of the survey: questions and split, and the catalogue handed to the groups.
+
+Axis letters: Q questions, K options, E features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from appa_flwr import wire
+from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.seeds import child_seed
+from appa_flwr.survey import generate, read
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Question
+from pluralllm.embedding import embed_questions
+
+
+def public_questions(config: Config) -> tuple[Question, ...]:
+    """The questions of a run; never an answer.
+
+    Args:
+        config: `survey`, `groups`, `refusals`, `max-questions`.
+
+    Raises:
+        UserError: the survey cannot be read.
+    """
+    if config.survey == GENERATED_SURVEY:
+        questions, _ = generate.ground_truth(
+            num_questions=config.num_questions, num_groups=config.num_groups, seed=config.seed
+        )
+    else:
+        questions = read.read_questions(
+            config.survey, groups=config.group_names or None, refusals=config.refusals, strict=config.strict
+        )
+    if config.max_questions and len(questions) > config.max_questions:
+        # Not the first ones: a file's first questions often come from one battery.
+        order = np.random.default_rng(child_seed(config.seed, "max-questions")).permutation(len(questions))
+        questions = tuple(questions[i] for i in sorted(order[: config.max_questions]))
+    return questions
+
+
+def build_catalogue(config: Config) -> wire.Catalogue:
+    """Questions, split and features, as every group gets them."""
+    questions = public_questions(config)
+    train = set(split_questions(questions, test_fraction=config.test_fraction, seed=config.seed).train)
+    table = embed_questions(questions, dim=config.embedding_dim)
+    train_Q = np.array([question.question_id in train for question in questions])
+    return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK)

@@ -1,0 +1,135 @@
+"""Supervised fine-tuning on the groups' votes (section "SFT Baseline and Majority Aggregation"), by TRL's SFTTrainer.
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PreTrainedModel, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from appa_flwr import formats
+from appa_flwr.config import Config, split_names
+from server_app.base import Base
+
+FloatArray = npt.NDArray[np.float64]
+
+STEP = 0.01  # of the probabilities that SFT teaches: the two decimals of the answer format
+
+
+def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
+    """Count the votes: what SFT should answer, as scores for `formats.answer`.
+
+    Args:
+        votes_GQK: each group's votes: one-hot (DPA), K..1 by rank (OPA) or distributions (`mean`).
+        option_QK: True for real options.
+        target: "majority": all of it on the option with most votes (DPA), or the most frequent full ranking (OPA);
+            "votes": the vote shares; for rankings the mean rank scores; "mean": the mean distribution.
+
+    Returns:
+        (Q, K), 0 on padding. Ties go to the earlier option, or to the ranking that the earlier groups gave.
+    """
+    mean_QK = np.where(option_QK, votes_GQK.mean(0), 0.0)
+    if target != "majority":
+        return mean_QK
+    chosen_QK = np.zeros_like(mean_QK)
+    for q in range(votes_GQK.shape[1]):
+        ballots, first, counts = np.unique(votes_GQK[:, q], axis=0, return_index=True, return_counts=True)
+        chosen_QK[q] = ballots[np.lexsort((first, -counts))[0]]
+    return chosen_QK
+
+
+def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, step: float) -> list[str]:
+    """Each question's target as the text SFT teaches, probabilities in steps of `step`."""
+    return [
+        formats.answer(config.task, scores_K[option_K], step=step)
+        for scores_K, option_K in zip(scores_QK, option_QK, strict=True)
+    ]
+
+
+class _Report(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, progress: Callable[[int, int, float], None]) -> None:
+        self._progress = progress
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            self._progress(state.global_step, state.max_steps, float(logs["loss"]))
+
+
+def fine_tune(
+    model: PreTrainedModel,
+    base: Base,
+    config: Config,
+    *,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[str],
+    progress: Callable[[int, int, float], None],
+) -> PreTrainedModel:
+    """Fine-tune on prompt and answer pairs; only the answer's tokens count (SFT table, "Loss masking").
+
+    Args:
+        model: causal LM, changed in place.
+        base: its tokenizer.
+        config: the SFT keys; with `tuning = "lora"` an adapter is trained and merged into the weights.
+        prompts: token ids.
+        answers: what to answer, one text a prompt.
+        progress: called with (step, steps, loss).
+
+    Returns:
+        The fine-tuned model, without adapters.
+    """
+    completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
+    rows = {
+        "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
+        "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, completions, strict=True)],
+    }
+    adapter = None
+    if config.tuning == "lora":
+        adapter = LoraConfig(
+            r=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            target_modules=list(split_names(config.sft_lora_targets)),
+            task_type="CAUSAL_LM",
+        )
+    with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
+        arguments = SFTConfig(
+            output_dir=scratch,
+            per_device_train_batch_size=config.sft_batch_size,
+            gradient_accumulation_steps=config.sft_gradient_accumulation_steps,
+            learning_rate=config.sft_learning_rate,
+            lr_scheduler_type=config.sft_scheduler,
+            warmup_steps=config.sft_warmup_ratio,
+            weight_decay=config.sft_weight_decay,
+            num_train_epochs=config.sft_epochs,
+            max_steps=config.sft_steps or -1,
+            max_length=config.max_sequence_length,
+            completion_only_loss=True,
+            bf16=config.compute_dtype == "bfloat16",
+            gradient_checkpointing=False,
+            seed=config.seed,
+            logging_steps=10,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = SFTTrainer(
+            model,
+            args=arguments,
+            train_dataset=Dataset.from_dict(rows),
+            processing_class=base.tokenizer,
+            peft_config=adapter,
+            callbacks=[_Report(progress)],
+        )
+        trainer.train()
+        tuned = trainer.model.merge_and_unload() if adapter else trainer.model
+    return tuned.eval()

@@ -1,0 +1,205 @@
+"""The embedded default policy: a tiny Qwen3 with its own tokenizer, built from scratch on first use and cached.
+
+It is trained on a format-only corpus: public training questions answered by random valid answers. So the base knows how
+an answer is written and nothing of what anybody thinks.
+
+Axis letters: B sequences in a batch, T tokens, K answer options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from appa_flwr import formats
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
+CONCENTRATION = (0.1, 1.0)  # range of the Dirichlet's parameter: from nearly one-hot to any distribution
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class TinyRecipe:
+    """All that decides the tiny model's weights; its hash, with the questions, is the cache key.
+
+    Attributes:
+        task: "dpa" or "opa".
+        steps: optimizer steps on the format-only corpus.
+        batch_size: sequences a step.
+        learning_rate: peak of a one-cycle schedule for AdamW.
+        vocab_size: upper bound of the BPE vocabulary.
+        hidden_size: width of the model.
+        num_layers: decoder layers.
+        num_heads: attention heads (half as many key-value heads).
+        seed: seeds weights and corpus.
+    """
+
+    task: str
+    steps: int = 400
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    vocab_size: int = 1024
+    hidden_size: int = 96
+    num_layers: int = 3
+    num_heads: int = 4
+    seed: int = 0
+
+    def key(self, questions: Sequence[Question]) -> str:
+        """Cache key: changes with any field and with any question's text or options."""
+        public = [[q.text, list(q.options)] for q in questions]
+        text = json.dumps([asdict(self), public, "1"], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the public questions' prompts; every digit is a token of its own."""
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    prompts = [formats.prompt(recipe.task, q.text, q.options, style="compact") for q in questions]
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocab_size,
+        special_tokens=[PAD, EOS, UNKNOWN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(prompts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, padding_side="left"
+    )
+
+
+def random_answer(task: str, num_options: int, rng: np.random.Generator) -> str:
+    """A valid answer that carries no opinion: from a random, sometimes peaked, distribution."""
+    concentration = np.exp(rng.uniform(*np.log(CONCENTRATION)))
+    return formats.answer(task, rng.dirichlet(np.full(num_options, concentration)), step=ANSWER_STEP)
+
+
+def load_or_build(
+    recipe: TinyRecipe,
+    questions: Sequence[Question],
+    cache: Path,
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+) -> Path:
+    """The folder of the tiny model and its tokenizer, built if the cache lacks it.
+
+    Args:
+        recipe: what to build.
+        questions: the public training questions.
+        cache: folder that holds one folder a recipe.
+        progress: called with (step, steps) while building.
+
+    Returns:
+        A Transformers model folder.
+
+    Raises:
+        UserError: the cache folder cannot be written.
+    """
+    folder = cache / f"tiny-{recipe.task}-{recipe.key(questions)}"
+    if (folder / "config.json").is_file():
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
+    except OSError as error:
+        raise UserError(f"cache-dir = {cache}: cannot be written ({error.strerror})") from error
+    try:
+        model, tokenizer = build(recipe, questions, progress=progress)
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        try:
+            os.rename(beside, folder)
+        except OSError:  # another process finished the same recipe first
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def build(
+    recipe: TinyRecipe,
+    questions: Sequence[Question],
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Train the tiny model from scratch on the format-only corpus.
+
+    Args:
+        recipe: sizes, steps and seed.
+        questions: the public training questions.
+        progress: called with (step, steps) after each step.
+
+    Returns:
+        The model on the CPU in float32, in eval mode, and its tokenizer.
+    """
+    tokenizer = build_tokenizer(recipe, questions)
+    torch_state = torch.get_rng_state()
+    torch.manual_seed(recipe.seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=recipe.hidden_size,
+            intermediate_size=3 * recipe.hidden_size,
+            num_hidden_layers=recipe.num_layers,
+            num_attention_heads=recipe.num_heads,
+            num_key_value_heads=recipe.num_heads // 2,
+            head_dim=recipe.hidden_size // recipe.num_heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )
+    torch.set_rng_state(torch_state)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
+    )
+    rng = np.random.default_rng(recipe.seed)
+    prompts = [formats.prompt(recipe.task, q.text, q.options, style="compact") for q in questions]
+    prompt_ids = tokenizer(prompts)["input_ids"]
+    model.train()
+    for step in range(recipe.steps):
+        picked = rng.integers(len(questions), size=recipe.batch_size)
+        rows = []
+        for index in picked:
+            text = random_answer(recipe.task, len(questions[index].options), rng)
+            rows.append((prompt_ids[index], [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]))
+        width = max(len(p) + len(a) for p, a in rows)
+        ids_BT = torch.full((recipe.batch_size, width), tokenizer.pad_token_id)
+        labels_BT = torch.full((recipe.batch_size, width), IGNORED_LABEL)
+        for b, (p, a) in enumerate(rows):  # right padding: a causal model needs no mask for it
+            ids_BT[b, : len(p) + len(a)] = torch.tensor(p + a)
+            labels_BT[b, len(p) : len(p) + len(a)] = torch.tensor(a)
+        hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        answered_BT = labels_BT[:, 1:] != IGNORED_LABEL
+        logits = model.lm_head(hidden_BTH[:, :-1][answered_BT])
+        loss = torch.nn.functional.cross_entropy(logits, labels_BT[:, 1:][answered_BT])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress(step + 1, recipe.steps)
+    return model.eval(), tokenizer

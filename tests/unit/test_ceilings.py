@@ -1,0 +1,243 @@
+"""Ceilings: hand-worked answers, certificates, sparse groups and bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appa_flwr.ceilings import (
+    GAP_TOLERANCE,
+    OBJECTIVES,
+    UNCERTIFIED_TOLERANCE,
+    best_weighted_answer,
+    ceiling,
+    shared_answer,
+)
+from appa_flwr.errors import UserError
+from appa_flwr.rewards import METRICS
+from appa_flwr.scores import alignment_scores
+
+CERTIFIED = ("js", "wasserstein", "cosine", "borda")
+MIXABLE = ("js", "wasserstein", "cosine")
+
+
+def population(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_options: int = 4):
+    """Peaked targets of groups that differ, a third of the cells absent, one option padded away in some questions."""
+    rng = np.random.default_rng(seed)
+    options_QK = np.ones((num_questions, num_options), dtype=bool)
+    options_QK[::3, 1] = False
+    targets_GQK = np.where(options_QK, rng.dirichlet(np.full(num_options, 0.5), (num_groups, num_questions)), 0.0)
+    targets_GQK += np.where(options_QK, 1e-3, 0.0)
+    targets_GQK /= targets_GQK.sum(axis=-1, keepdims=True)
+    targets_GQK[rng.random((num_groups, num_questions)) < 0.3] = np.nan
+    targets_GQK[:, 0] = np.where(options_QK[0], 0.25, 0.0)
+    return targets_GQK, options_QK
+
+
+def scores_of(answer_QK, targets_GQK, options_QK, *, metric):
+    return alignment_scores(METRICS[metric](answer_QK, targets_GQK, options_QK))
+
+
+@pytest.mark.parametrize("metric", MIXABLE)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_mirrored_groups_meet_in_the_middle(metric, objective):
+    targets_GQK = np.array([[[0.9, 0.1]], [[0.1, 0.9]]])
+    answer_QK = shared_answer(targets_GQK, [[True, True]], metric=metric, objective=objective)
+    if (metric, objective) == ("wasserstein", "average"):
+        # any answer between the two costs .8 in sum; the median picks an end
+        assert scores_of(answer_QK, targets_GQK, [[True, True]], metric=metric).avg_as == pytest.approx(0.6)
+    else:
+        np.testing.assert_allclose(answer_QK, [[0.5, 0.5]], atol=2e-3)
+
+
+def test_wasserstein_average_is_the_median_by_hand():
+    # cumulative first entries .2, .5, .9 have the median .5, second ones .3, .9, 1 the median .9
+    targets_GQK = np.array([[[0.2, 0.1, 0.7]], [[0.5, 0.4, 0.1]], [[0.9, 0.1, 0.0]]])
+    answer_QK = shared_answer(targets_GQK, np.ones((1, 3), bool), metric="wasserstein", objective="average")
+    np.testing.assert_allclose(answer_QK, [[0.5, 0.4, 0.1]])
+
+
+def test_cosine_average_follows_unit_vectors_by_hand():
+    # (3, 4) / 5 and (1, 0) add to (1.6, .8): shares 2/3 and 1/3, however long the targets are
+    targets_GQK = np.array([[[3.0, 4.0]], [[0.1, 0.0]]])
+    answer_QK = shared_answer(targets_GQK, [[True, True]], metric="cosine", objective="average")
+    np.testing.assert_allclose(answer_QK, [[2 / 3, 1 / 3]])
+
+
+def test_borda_average_by_hand():
+    # Rankings ABC, ABC, BAC: position 1 to A (3 each from two groups) beats B; C is last for all.
+    targets_GQK = np.array([[[3.0, 2, 1]], [[3.0, 2, 1]], [[2.0, 3, 1]]])
+    result = ceiling(targets_GQK, np.ones((1, 3), bool), metric="borda", objective="average")
+    np.testing.assert_array_equal(result.answer_QK, [[3, 2, 1]])
+    # rewards 1, 1 and 1/6 (only C's place)
+    assert result.value == pytest.approx((1 + 1 + 1 / 6) / 3)
+
+
+def test_min_is_joint_over_questions():
+    # Two questions with opposite rankings of two options: one question for each group serves both half,
+    # where the best minimum of a single question is 0.
+    targets_GQK = np.array([[[2.0, 1.0], [2.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]]])
+    result = ceiling(targets_GQK, np.ones((2, 2), bool), metric="borda", objective="min")
+    assert result.value == pytest.approx(0.5)
+    assert result.upper_bound == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_objectives_trade_average_for_minimum(metric):
+    targets_GQK, options_QK = population(0)
+    average, minimum = (
+        scores_of(
+            shared_answer(targets_GQK, options_QK, metric=metric, objective=objective),
+            targets_GQK,
+            options_QK,
+            metric=metric,
+        )
+        for objective in OBJECTIVES
+    )
+    assert average.avg_as > minimum.avg_as
+    assert minimum.min_as > average.min_as + 0.005
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, objective):
+    targets_GQK, options_QK = population(1)
+    result = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
+    scores = scores_of(result.answer_QK, targets_GQK, options_QK, metric=metric)
+    assert result.value == pytest.approx(scores.avg_as if objective == "average" else scores.min_as)
+    assert (result.answer_QK[~options_QK] == 0.0).all()
+    if metric != "borda":
+        np.testing.assert_allclose(result.answer_QK.sum(axis=-1), 1.0, atol=1e-12)
+    if metric not in CERTIFIED:
+        assert result.upper_bound is None
+    elif metric == "borda" and objective == "min":
+        # rankings cannot be mixed: with 12 questions a gap remains, of under one position's worth
+        assert result.value <= result.upper_bound <= result.value + 0.05
+    else:
+        assert result.value <= result.upper_bound <= result.value + GAP_TOLERANCE
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_other_answer_beats_the_ceilings(metric, seed):
+    rng = np.random.default_rng(seed)
+    targets_GQK, options_QK = population(seed, num_groups=3, num_questions=4)
+    best = {objective: ceiling(targets_GQK, options_QK, metric=metric, objective=objective) for objective in OBJECTIVES}
+    slack = UNCERTIFIED_TOLERANCE if metric == "js-distance" else GAP_TOLERANCE
+    for _ in range(30):
+        # Random answers, and random neighbours of the best ones.
+        start_QK = best[OBJECTIVES[int(rng.integers(2))]].answer_QK if rng.random() < 0.7 else 0.0
+        noise_QK = rng.exponential(size=options_QK.shape) * 10.0 ** rng.uniform(-4, 1)
+        tried_QK = np.where(options_QK, start_QK + noise_QK, 0.0)
+        scores = scores_of(tried_QK, targets_GQK, options_QK, metric=metric)
+        for objective, score in (("average", scores.avg_as), ("min", scores.min_as)):
+            bound = best[objective].upper_bound
+            assert score <= (best[objective].value + slack if bound is None else bound)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_present_mask_is_the_same_as_nan(metric, objective):
+    targets_GQK, options_QK = population(2)
+    present_GQ = ~np.isnan(targets_GQK).all(axis=-1)
+    filled_GQK = np.where(present_GQ[..., None], targets_GQK, np.random.default_rng(0).random(targets_GQK.shape))
+    by_nan = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
+    by_mask = ceiling(filled_GQK, options_QK, metric=metric, objective=objective, present_GQ=present_GQ)
+    np.testing.assert_array_equal(by_nan.answer_QK, by_mask.answer_QK)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_padding_changes_nothing(metric, objective):
+    targets_GQK, options_QK = population(3)
+    plain = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
+    padded = ceiling(
+        np.insert(targets_GQK, 2, 5.0, axis=-1),
+        np.insert(options_QK, 2, False, axis=-1),
+        metric=metric,
+        objective=objective,
+    )
+    assert padded.value == pytest.approx(plain.value, abs=1e-9)
+    assert (padded.answer_QK[:, 2] == 0.0).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_questions_and_groups_without_targets_take_no_part(metric, objective):
+    targets_GQK, options_QK = population(4)
+    plain = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
+    # one more group and one more question, both without any target
+    wider_GQK = np.pad(targets_GQK, ((0, 1), (0, 1), (0, 0)), constant_values=np.nan)
+    wider = ceiling(
+        wider_GQK,
+        np.concatenate([options_QK, [[True, True, False, True]]]),
+        metric=metric,
+        objective=objective,
+    )
+    assert wider.value == pytest.approx(plain.value, abs=1e-9)
+    assert np.isfinite(wider.answer_QK).all()
+    if metric != "borda":
+        expected = [1 / 3, 1 / 3, 0, 1 / 3]
+        np.testing.assert_allclose(wider.answer_QK[-1], expected, atol=1e-12)
+
+
+def test_js_newton_survives_weights_and_targets_of_every_size():
+    rng = np.random.default_rng(5)
+    for num_options in (2, 4, 7):
+        targets_GQK = rng.dirichlet(np.full(num_options, 0.02), (6, 60))
+        targets_GQK[0] = np.eye(num_options)[rng.integers(num_options, size=60)]
+        weights_GQ = 10.0 ** -rng.integers(0, 14, size=(6, 60))
+        options_QK = np.ones((60, num_options), bool)
+        answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_GQ, metric="js")
+        share_GQ = weights_GQ / weights_GQ.sum(axis=0)
+
+        def weighted_Q(tried_QK, targets_GQK=targets_GQK, options_QK=options_QK, share_GQ=share_GQ):
+            return (share_GQ * METRICS["js"](tried_QK, targets_GQK, options_QK)).sum(axis=0)
+
+        reached_Q = weighted_Q(answer_QK)
+        for vertex_K in np.eye(num_options):
+            # Concavity: no gain towards any vertex, near or far, means no gain anywhere.
+            for step in (1e-8, 1e-5, 1e-2, 1.0):
+                assert (weighted_Q(answer_QK + step * (vertex_K - answer_QK)) <= reached_Q + 1e-10).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_all_the_weight_on_one_group_gives_its_own_target(metric):
+    rng = np.random.default_rng(6)
+    targets_GQK, options_QK = rng.dirichlet(np.ones(4), (3, 5)), np.ones((5, 4), bool)
+    answer_QK = best_weighted_answer(targets_GQK, options_QK, np.array([0.0, 2.0, 0.0]), metric=metric)
+    np.testing.assert_allclose(METRICS[metric](answer_QK, targets_GQK[1], options_QK), 1.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"metric": "jss"}, UserError, r"unknown metric 'jss': did you mean 'js'\?"),
+        ({"objective": "mean"}, UserError, "unknown objective 'mean'"),
+        ({"targets_GQK": np.ones((2, 3, 4))}, ValueError, r"\(G, Q, K\)"),
+        ({"targets_GQK": np.full((2, 1, 2), np.nan)}, ValueError, "no target"),
+        ({"targets_GQK": np.full((2, 1, 2), np.nan), "present_GQ": np.ones((2, 1))}, ValueError, "NaN"),
+        ({"targets_GQK": np.zeros((2, 1, 2))}, ValueError, "positive sum"),
+        ({"present_GQ": np.ones((1, 2))}, ValueError, r"\(G, Q\)"),
+        ({"options_QK": np.zeros((1, 2), bool)}, ValueError, "an option in every row"),
+    ],
+)
+def test_bad_input_is_an_error(change, error, message):
+    arguments = {
+        "targets_GQK": np.full((2, 1, 2), 0.5),
+        "options_QK": np.ones((1, 2), bool),
+        "metric": "js",
+        "objective": "min",
+    }
+    with pytest.raises(error, match=message):
+        ceiling(**(arguments | change))
+
+
+def test_weights_that_do_not_fit_are_an_error():
+    with pytest.raises(ValueError, match="do not fit"):
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones(3), metric="js")
+    with pytest.raises(UserError, match="unknown metric"):
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones(2), metric="x")

@@ -1,0 +1,102 @@
+"""The Fairness Index: hand-worked numbers and every safeguard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from appa_flwr.fairness import fairness_index, fairness_of_cells
+
+rewards = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    elements=st.one_of(st.just(0.0), st.floats(0.01, 1.0)),
+)
+
+
+def test_two_questions_by_hand():
+    # (.2, .6): mean .4, population deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
+    assert fairness_index([[0.2, 0.5], [0.6, 0.5]]) == pytest.approx(0.9, abs=1e-15)
+
+
+def test_equal_rewards_count_one_even_at_zero():
+    # question 2 would be left out for its mean, but its groups are treated alike: (.8 + 1) / 2
+    assert fairness_index([[0.2, 0.0], [0.6, 0.0]]) == pytest.approx(0.9, abs=1e-15)
+
+
+def test_equal_rewards_whose_deviation_rounds_above_zero():
+    reward_GJ = np.full((3, 1), 0.1)
+    assert np.std(reward_GJ) > 0.0
+    assert fairness_index(reward_GJ) == 1.0
+    # Their mean lies under the threshold, so a deviation taken for real would leave the question out.
+    assert fairness_index([[0.1, 0.2], [0.1, 0.6], [0.1, 0.4]], min_mean=0.3) == pytest.approx(
+        # (.2, .6, .4): mean .4, variance (.04 + .04 + 0) / 3, CoV^2 = .0266667 / .16 = 1/6; 1 / (7/6) = 6/7
+        (1 + 6 / 7) / 2
+    )
+
+
+def test_unequal_rewards_with_a_mean_near_zero_are_left_out():
+    assert fairness_index([[0.2, 0.0], [0.6, 1e-7]]) == pytest.approx(0.8, abs=1e-15)
+    # mean 5e-8 against a lower threshold: CoV = 1, (.8 + .5) / 2
+    assert fairness_index([[0.2, 0.0], [0.6, 1e-7]], min_mean=1e-8) == pytest.approx(0.65, abs=1e-12)
+
+
+def test_nothing_left_is_fair():
+    assert fairness_index([[0.0], [1e-7]]) == 1.0
+
+
+def test_cov_is_capped():
+    # 200 groups, one of them served: CoV = sqrt(199) = 14.1, capped at 10 by default
+    reward_GJ = np.zeros((200, 1))
+    reward_GJ[0] = 1.0
+    assert fairness_index(reward_GJ) == pytest.approx(1 / 101)
+    assert fairness_index(reward_GJ, max_cov=100.0) == pytest.approx(1 / 200)
+
+
+def test_missing_groups_are_left_out():
+    assert fairness_index([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]]) == pytest.approx(0.9, abs=1e-15)
+
+
+@given(rewards)
+def test_range_order_of_groups_and_scale(reward_GJ):
+    fairness = fairness_index(reward_GJ)
+    assert 1 / 101 <= fairness <= 1.0
+    assert fairness_index(reward_GJ[::-1]) == pytest.approx(fairness, abs=1e-12)
+    # CoV has no unit: halving all rewards (exact in binary) leaves it
+    assert fairness_index(reward_GJ / 2) == pytest.approx(fairness, abs=1e-12)
+
+
+@given(rewards)
+def test_jains_index_where_no_safeguard_acts(reward_GJ):
+    # 1 / (1 + CoV^2) = (sum r)^2 / (G sum r^2), Jain's index
+    reward_GJ = reward_GJ + 0.01
+    jain_J = reward_GJ.sum(axis=0) ** 2 / (len(reward_GJ) * (reward_GJ**2).sum(axis=0))
+    assert fairness_index(reward_GJ) == pytest.approx(jain_J.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("reward_GJ", "message"),
+    [
+        ([[np.nan, np.nan]], "no group answered"),
+        ([[0.1, np.nan], [0.1, 0.2]], r"row\(s\) 0"),
+        ([[np.inf]], "infinite"),
+        ([0.1, 0.2], r"\(groups, rollouts\)"),
+        (np.zeros((3, 0)), "at least one rollout"),
+    ],
+)
+def test_bad_rewards_are_errors(reward_GJ, message):
+    with pytest.raises(ValueError, match=message):
+        fairness_index(reward_GJ)
+
+
+def test_single_cells_may_be_missing_in_a_sparse_survey():
+    nan = np.nan
+    # question 1: (.2, .6) -> .8; question 2: one group only, left out; question 3: nobody
+    reward_GQ = np.array([[0.2, 0.5, nan], [0.6, nan, nan], [nan, nan, nan]])
+    assert fairness_of_cells(reward_GQ, min_groups=2) == pytest.approx(0.8, abs=1e-15)
+    # with single groups allowed question 2 is fair: (.8 + 1) / 2
+    assert fairness_of_cells(reward_GQ, min_groups=1) == pytest.approx(0.9, abs=1e-15)
+    assert fairness_of_cells(reward_GQ[:, 2:], min_groups=2) == 1.0

@@ -1,0 +1,240 @@
+"""Prompts and answers: what is asked, what is read, and that nothing a model writes can hurt."""
+
+from __future__ import annotations
+
+import itertools
+import string
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from appa_flwr.errors import UserError
+from appa_flwr.formats import MAX_CHARACTERS, answer, letters, parse, prompt
+from appa_flwr.rewards import borda
+
+distributions = st.integers(1, 30).flatmap(
+    lambda size: hnp.arrays(np.float64, size, elements=st.one_of(st.just(0.0), st.floats(1e-6, 1e6))).filter(
+        lambda values: values.any()
+    )
+)
+rankings = st.integers(1, 30).flatmap(lambda size: hnp.arrays(np.float64, size, elements=st.floats(-5, 5)))
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_full_prompts_of_a_task_share_their_instructions(task):
+    first = prompt(task, "Is it good?", ["Yes", "No"])
+    second = prompt(task, "Who should decide?", ["Nobody", "All", "Some"])
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    shared = "".join(left for left, _ in alike)
+    assert len(shared) > 600
+    assert first[len(shared) :].startswith("Is it good?\nAnswers:\nA: Yes\nB: No\n\nReply")
+    assert second[len(shared) :].startswith("Who should decide?\nAnswers:\nA: Nobody\nB: All\nC: Some\n\nReply")
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_the_example_in_the_instructions_is_an_answer_of_full_marks(task):
+    line = next(line for line in prompt(task, "Q", ["x", "y"]).splitlines() if "could look like this" in line)
+    parsed = parse(task, line.rpartition(": ")[2], 4)
+    assert parsed.format_score == 1.0
+    assert parsed.prediction is not None
+
+
+def test_compact_prompts_are_bare_and_tell_the_tasks_apart():
+    assert prompt("dpa", "Good?", ["Yes", "No"], style="compact") == "dpa\nQ: Good?\nA: Yes\nB: No\nscores:"
+    assert prompt("opa", "Good?", ["Yes", "No"], style="compact") == "opa\nQ: Good?\nA: Yes\nB: No\nranking:"
+
+
+def test_line_breaks_in_a_question_cannot_pose_as_options():
+    text = prompt("dpa", "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style="compact")
+    assert text == "dpa\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\nscores:"
+
+
+def test_letters_go_on_behind_z():
+    assert letters(30)[23:] == ("X", "Y", "Z", "AA", "AB", "AC", "AD")
+    assert letters(702)[-2:] == ("ZY", "ZZ")
+    assert len(set(letters(702))) == 702
+    for number in (0, 703):
+        with pytest.raises(ValueError, match="between 1 and 702"):
+            letters(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "prediction", "score"),
+    [
+        ("0.65,0.20,0.10,0.05", [0.65, 0.2, 0.1, 0.05], 1),
+        (" 0.65, 0.2 ,.10,0.05 \n", [0.65, 0.2, 0.1, 0.05], 1),
+        ("1,0,0,0", [1, 0, 0, 0], 1),
+        ("0.33,0.33,0.33,0.00", [1 / 3, 1 / 3, 1 / 3, 0], 1),  # .99: off by one unit of the last place
+        ("0.30,0.30,0.30,0.08", [15 / 49, 15 / 49, 15 / 49, 4 / 49], 2 / 3),  # .98
+        ("0.2,0.2,0.2,0.2", [0.25] * 4, 2 / 3),  # sums to .8
+        ("2,1,1,0", [0.5, 0.25, 0.25, 0], 1 / 3),  # out of range and sum
+        ("A: 0.65, B: 0.20, C: 0.10, D: 0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),  # labels
+        ("A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),
+        ("0.65,0.20,0.10,0.05.", [0.65, 0.2, 0.1, 0.05], 2 / 3),
+        ("0.65,0.20,0.10,0.05\nSo 65% of 100 people", [0.65, 0.2, 0.1, 0.05], 2 / 3),
+        ("Of 100 people:\n0.65,0.20,0.10,0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),
+        ("60%,20%,15%,5%", [0.6, 0.2, 0.15, 0.05], 0),  # not bare, not in range, not one
+        ("5e-1,.5,0,0", [0.5, 0.5, 0, 0], 2 / 3),  # an exponent is no plain decimal
+        ("0.5,0.5,0,-0", [0.5, 0.5, 0, 0], 2 / 3),
+        ("0.5,0.5", None, 2 / 3),  # too few
+        ("0.2,0.2,0.2,0.2,0.2", None, 2 / 3),  # too many
+        ("0,0,0,0", None, 2 / 3),  # no mass
+        ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
+        ("1e999,0,0,0", None, 0),
+        ("1e308,1e308,1e308,1e308", [0.25] * 4, 0),
+        ("5e-324,5e-324,0,0", [0.5, 0.5, 0, 0], 1 / 3),
+        ("nan,nan,inf,1", None, 2 / 3),  # a single number, in range and of sum one
+        ("٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", None, 0),
+        ("I will not say", None, 0),
+        ("", None, 0),
+        ("v1.2.3 0.5x q4", None, 0),
+    ],
+)
+def test_distributions_as_models_write_them(text, prediction, score):
+    parsed = parse("dpa", text, 4)
+    assert parsed.format_score == pytest.approx(score, abs=1e-15)
+    if prediction is None:
+        assert parsed.prediction is None
+    else:
+        assert parsed.prediction.dtype == np.float64
+        np.testing.assert_allclose(parsed.prediction, prediction, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "prediction", "score"),
+    [
+        ("B,C,A,D", [2, 4, 3, 1], 1),
+        ("Ranking: B > C > A > D", [2, 4, 3, 1], 1),
+        ("A guess of mine:\nB,C,A,D", [2, 4, 3, 1], 1),
+        ("B,C,A,D,B", [2, 4, 3, 1], 1),
+        ("B,C", None, 0.5),
+        ("B,B,C,A", None, 0.75),
+        ("A,X,B,US", None, 0.5),
+        ("b,c,a,d", None, 0),
+        ("BCAD", None, 0),
+        ("0.1,0.2", None, 0),
+        ("", None, 0),
+    ],
+)
+def test_rankings_as_models_write_them(text, prediction, score):
+    parsed = parse("opa", text, 4)
+    assert parsed.format_score == pytest.approx(score)
+    if prediction is None:
+        assert parsed.prediction is None
+    else:
+        np.testing.assert_array_equal(parsed.prediction, prediction)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 1_000_000,
+        "0.5," * 500_000,
+        "0.5,0.5" + " " * 1_000_000 + "x",
+        "," * 1_000_000,
+        "A," * 500_000,
+        "\n" * 1_000_000,
+        "e" * 1_000_000,
+        "1." * 500_000,
+    ],
+    ids=lambda text: repr(text[:8]),
+)
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_endless_text_is_read_no_further_than_the_limit(task, text):
+    read = parse(task, text, 2)
+    cut = parse(task, text[:MAX_CHARACTERS] + "#", 2)
+    assert read.format_score == cut.format_score
+    assert (read.prediction is None) == (cut.prediction is None)
+
+
+def test_an_answer_cut_at_the_limit_is_not_bare():
+    padded = "0.5,0.5".ljust(MAX_CHARACTERS)
+    assert parse("dpa", padded, 2).format_score == 1.0
+    assert parse("dpa", padded + "and so on", 2).format_score == pytest.approx(2 / 3)
+
+
+def test_nothing_is_read_behind_the_limit():
+    assert parse("dpa", "0.5,".ljust(MAX_CHARACTERS) + "0.5", 2).prediction is None
+    assert parse("opa", "A,".ljust(MAX_CHARACTERS) + "B", 2).format_score == 0.5
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+@given(st.one_of(st.text(), st.text(alphabet=string.digits + "ABC.,-+eE \n")), st.integers(1, 5))
+@example("0.5,0.5\x00", 2)
+@example("+.e1", 1)
+def test_any_text_gives_a_score_and_a_sound_prediction_or_none(task, text, num_options):
+    parsed = parse(task, text, num_options)
+    assert 0.0 <= parsed.format_score <= 1.0
+    if parsed.prediction is not None:
+        assert parsed.prediction.shape == (num_options,)
+        if task == "dpa":
+            assert (parsed.prediction >= 0.0).all()
+            assert parsed.prediction.sum() == pytest.approx(1.0)
+        else:
+            assert sorted(parsed.prediction) == list(range(1, num_options + 1))
+
+
+@given(distributions, st.sampled_from([0.01, 0.02, 0.05, 0.1, 0.25]))
+def test_written_distributions_read_back(values, step):
+    text = answer("dpa", values, step=step)
+    parsed = parse("dpa", text, values.size)
+    assert parsed.format_score == 1.0
+    hundredths = [round(float(number) * 100) for number in text.split(",")]
+    assert sum(hundredths) == 100
+    assert all(number % round(step * 100) == 0 for number in hundredths)
+    # the largest remainder moves no value by a whole step, and what is on the grid stays
+    assert np.abs(parsed.prediction - values / values.sum()).max() < step + 1e-9
+    assert answer("dpa", parsed.prediction, step=step) == text
+
+
+@given(rankings)
+def test_written_rankings_read_back(scores):
+    parsed = parse("opa", answer("opa", scores), scores.size)
+    assert parsed.format_score == 1.0
+    assert borda(parsed.prediction, scores, np.ones(scores.size, bool)) == 1.0
+
+
+def test_answers_by_hand():
+    assert answer("dpa", [0.65, 0.2, 0.1, 0.05]) == "0.65,0.20,0.10,0.05"
+    # 33 + 33 + 33 leaves one hundredth, to the first of equal remainders
+    assert answer("dpa", [1, 1, 1]) == "0.34,0.33,0.33"
+    # in twentieths 6.66, 6.66, 6.68: two left over, the largest remainder first
+    assert answer("dpa", [0.333, 0.333, 0.334], step=0.05) == "0.35,0.30,0.35"
+    assert answer("dpa", [3, 1], step=1) == "1.00,0.00"
+    assert answer("opa", [1, 3, 2]) == "B,C,A"
+    assert answer("opa", [0.5, 0.5, 0.6]) == "C,A,B"
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "step", "message"),
+    [
+        ("dpa", [0.5, -0.5], 0.01, "non-negative"),
+        ("dpa", [0.0, 0.0], 0.01, "positive sum"),
+        ("dpa", [0.5, np.nan], 0.01, "finite"),
+        ("opa", [np.inf, 1.0], 0.01, "finite"),
+        ("opa", [[1.0, 2.0]], 0.01, r"\(K,\)"),
+        ("dpa", [0.5, 0.5], 0.03, "divides 1"),
+        ("dpa", [0.5, 0.5], 0.005, "divides 1"),
+        ("dpa", [0.5, 0.5], 0.0101, "divides 1"),
+        ("dpa", [0.5, 0.5], 2.0, "divides 1"),
+        ("dpa", [0.5, 0.5], -0.5, "divides 1"),
+    ],
+)
+def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):
+    with pytest.raises(ValueError, match=message):
+        answer(task, scores, step=step)
+
+
+def test_unknown_tasks_and_styles_are_user_errors():
+    for call in (
+        lambda: prompt("dpaa", "Q", ["x"]),
+        lambda: parse("dpaa", "", 2),
+        lambda: answer("dpaa", [1.0]),
+    ):
+        with pytest.raises(UserError, match=r"unknown task 'dpaa': did you mean 'dpa'\?"):
+            call()
+    with pytest.raises(UserError, match=r"unknown prompt style 'ful': did you mean 'full'\?"):
+        prompt("dpa", "Q", ["x"], style="ful")

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from appa_flwr.survey.cells import (
+    MAX_CELL_CHARS,
+    MAX_TEXT_CHARS,
+    CellError,
+    Reason,
+    as_list,
+    as_text,
+    parse_distribution,
+    parse_options,
+    parse_ordinal,
+)
+from appa_flwr.survey.refusals import is_refusal
+
+
+def reason_of(call, *args) -> Reason:
+    with pytest.raises(CellError) as caught:
+        call(*args)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("cell", "shares"),
+    [
+        ([0.25, 0.75], [0.25, 0.75]),
+        ("[0.25, 0.75]", [0.25, 0.75]),
+        ("(0.25, .75,)", [0.25, 0.75]),  # a Python literal that is no JSON
+        ([1, 0], [1.0, 0.0]),
+        ([0.49, 0.49], [0.5, 0.5]),  # sum 0.98 lies on the edge; 0.49/0.98 = 1/2
+        ([0.51, 0.51], [0.5, 0.5]),  # and 1.02 on the other
+        ([0.2525, 0.7575], [0.25, 0.75]),  # sum 1.01
+    ],
+)
+def test_good_distributions_are_renormalised(cell, shares):
+    np.testing.assert_allclose(parse_distribution(cell, 2), shares, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ([1.0], Reason.LENGTH),
+        ([0.2, 0.3, 0.5], Reason.LENGTH),
+        ([math.nan, 1.0], Reason.NOT_FINITE),
+        ("[NaN, 1.0]", Reason.NOT_FINITE),
+        ("[nan, 1.0]", Reason.NOT_FINITE),
+        ("[null, 1.0]", Reason.NOT_FINITE),
+        ("[None, 1.0]", Reason.NOT_FINITE),
+        ("[Infinity, 0.5]", Reason.NOT_FINITE),
+        ("[-inf, 0.5]", Reason.NOT_FINITE),
+        ([10**400, 0], Reason.NOT_FINITE),
+        ("[" + "9" * 5000 + ", 0]", Reason.NOT_FINITE),
+        ([-0.1, 1.1], Reason.NEGATIVE),
+        ([0.0, 0.0], Reason.ZERO),
+        ([0.48, 0.49], Reason.SUM),  # 0.97
+        ([0.52, 0.51], Reason.SUM),  # 1.03
+        ([50, 50], Reason.SUM),
+        ([1e308, 1e308], Reason.SUM),
+        ([True, False], Reason.BAD_DISTRIBUTION),
+        (["0.5", "0.5"], Reason.BAD_DISTRIBUTION),
+        ("[0.5 0.5]", Reason.BAD_DISTRIBUTION),
+        ("0.5, 0.5", Reason.BAD_DISTRIBUTION),
+        ('{"a": 0.5}', Reason.BAD_DISTRIBUTION),
+        ("[0.5, [0.5]]", Reason.BAD_DISTRIBUTION),
+        ("__import__('os').getcwd()", Reason.BAD_DISTRIBUTION),
+        ("[1/2, 1/2]", Reason.BAD_DISTRIBUTION),
+        (None, Reason.BAD_DISTRIBUTION),
+        (0.5, Reason.BAD_DISTRIBUTION),
+        ("[0.5, 0.5" + " " * MAX_CELL_CHARS + "]", Reason.TOO_LONG),
+    ],
+)
+def test_bad_distributions_name_their_reason(cell, reason):
+    assert reason_of(parse_distribution, cell, 2) is reason
+
+
+def test_dropped_options_leave_the_rest_in_proportion():
+    # 0.3 : 0.1 without the 0.6 of the third option is 3/4 : 1/4.
+    np.testing.assert_allclose(parse_distribution([0.3, 0.1, 0.6], 3, (0, 1)), [0.75, 0.25], rtol=1e-15)
+    assert reason_of(parse_distribution, [0.0, 0.0, 1.0], 3, (0, 1)) is Reason.ONLY_REFUSALS
+    # The sum is judged before anything is dropped: this cell was off one as written.
+    assert reason_of(parse_distribution, [0.5, 0.5, 0.5], 3, (0, 1)) is Reason.SUM
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda values: sum(values) > 1e-3))
+def test_reading_a_written_distribution_again_changes_no_bit(values):
+    total = math.fsum(values)
+    once = parse_distribution([value / total for value in values], len(values))
+    twice = parse_distribution(json.dumps(once.tolist()), len(values))
+    assert once.tobytes() == twice.tobytes()
+    assert once.min() >= 0.0
+    assert abs(math.fsum(once) - 1.0) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        (["Yes", " No "], ("Yes", "No")),
+        ('["Yes", "No"]', ("Yes", "No")),
+        ("['Yes', 'No']", ("Yes", "No")),
+        ("""['Don\\'t know', "isn't", 'tab\\there']""", ("Don't know", "isn't", "tab\there")),
+        ("['50\\% or more', 'a,b]']", ("50\\% or more", "a,b]")),
+        ([1, 2.5], ("1", "2.5")),
+    ],
+)
+def test_options_come_as_lists_json_or_python_literals(cell, options):
+    assert parse_options(cell) == options
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        (["only one"], Reason.FEW_OPTIONS),
+        ([], Reason.FEW_OPTIONS),
+        ([str(number) for number in range(31)], Reason.MANY_OPTIONS),
+        (["a", " "], Reason.EMPTY_TEXT),
+        (["a", "x" * (MAX_TEXT_CHARS + 1)], Reason.TOO_LONG),
+        (["a", "\ud800"], Reason.NOT_UNICODE),
+        (["a", None], Reason.BAD_OPTIONS),
+        (["a", True], Reason.BAD_OPTIONS),
+        (["a", ["b"]], Reason.BAD_OPTIONS),
+        ("Yes|No", Reason.BAD_OPTIONS),
+        ("['a' 'b', 'c']", Reason.BAD_OPTIONS),  # two literals side by side are not one item
+        ("['a', b'c']", Reason.BAD_OPTIONS),
+        (r"['a', '\x1']", Reason.BAD_OPTIONS),
+        (str([f"option {number}" for number in range(5_000)]), Reason.MANY_OPTIONS),
+        (str([f"option {number}" for number in range(10_000)]), Reason.TOO_LONG),
+        (json.dumps(["x"] * 10_000), Reason.MANY_OPTIONS),
+        ("[" * 90_000, Reason.BAD_OPTIONS),
+        ("[" * 45_000 + "]" * 45_000, Reason.BAD_OPTIONS),
+        ("[" + "-" * 90_000 + "1]", Reason.BAD_OPTIONS),
+        ("['" + "\\'" * 45_000 + "]", Reason.BAD_OPTIONS),
+        ("['a'" + " " * 90_000 + "b]", Reason.BAD_OPTIONS),
+        ("[" + "1" * 90_000 + "x]", Reason.BAD_OPTIONS),
+    ],
+)
+def test_bad_options_name_their_reason(cell, reason):
+    assert reason_of(parse_options, cell) is reason
+
+
+def test_python_lists_read_like_the_interpreter_reads_them():
+    values = ["a'b", 'c"d', "new\nline", "\\", "ü, ]", "", "nan", -1.5, 2e-3, None]
+    assert as_list(repr(values), Reason.BAD_OPTIONS) == values
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text() | st.text(alphabet="[]()'\"\\, 0.1eE+-naifNone\n"))
+@example("[,]")
+@example("['a',,'b']")
+@example("['a'")
+def test_any_text_is_a_list_or_a_counted_reason(text):
+    try:
+        outcome = as_list(text, Reason.BAD_OPTIONS)
+    except CellError as error:
+        outcome = error.reason
+    assert outcome is Reason.BAD_OPTIONS or isinstance(outcome, list)
+
+
+def test_broken_separators_are_no_list():
+    for text in ("[,]", "['a',,'b']", "['a' ; 'b']", "[1 2]"):
+        assert reason_of(as_list, text, Reason.BAD_OPTIONS) is Reason.BAD_OPTIONS
+
+
+def test_text_and_ordinal_cells():
+    assert as_text("  Ja ", Reason.EMPTY_TEXT) == "Ja"
+    assert as_text(12, Reason.EMPTY_ID) == "12"
+    for cell in (None, "", "  ", math.nan, ["a"], True):
+        assert reason_of(as_text, cell, Reason.EMPTY_ID) is Reason.EMPTY_ID
+    assert parse_ordinal("[1, 2.5]", 2) == (1.0, 2.5)
+    for cell in (None, "", "nan", "null", math.nan):
+        assert parse_ordinal(cell, 2) is None
+    for cell in ("[1]", [1, None], [1, "2"], "high to low"):
+        assert reason_of(parse_ordinal, cell, 2) is Reason.BAD_ORDINAL
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "DK/Refused",
+        "Don't know",
+        "Don’t know",
+        "don't  KNOW.",
+        "Refused",
+        "Missing",
+        "No answer",
+        "Don't know/Refused",
+        "No answer/refused",
+        "Don't know or refused",
+        "Don't know (VOL)",
+        "Missing; Unknown",
+        "Missing; Not available",
+        "Other missing; Multiple answers Mail (EVS)",
+    ],
+)
+def test_refusals_are_recognised(option):
+    assert is_refusal(option)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "Not sure",
+        "Don't know anyone (VOL)",
+        "Some, don't know how long",
+        "No, I do not know anyone",
+        "I do not know examples concerned",
+        "Other answer",
+        "No",
+        "Missing persons",
+        "Refused entry",
+        "Accepted/Refused",
+        "",
+        "/",
+    ],
+)
+def test_answers_are_no_refusals(option):
+    assert not is_refusal(option)

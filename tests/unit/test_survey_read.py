@@ -1,0 +1,484 @@
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey import cells, read
+from appa_flwr.survey.cells import Reason
+from appa_flwr.survey.tables import MAX_LINE_BYTES, split_object
+from appa_flwr.survey.types import Question
+
+YES_NO = ["Yes", "No", "Don't know"]
+
+
+def row(question_id="q1", group="A", distribution=(0.5, 0.3, 0.2), *, options=YES_NO, question=None, **more):
+    text = f"Text of {question_id}?" if question is None else question
+    given = {"question_id": question_id, "question": text, "options": list(options)}
+    return given | {"group": group, "distribution": list(distribution)} | more
+
+
+def write(path, rows):
+    """The same rows in the format that the extension names; a `str` row is a raw JSON line."""
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in rows) + "\n")
+    elif path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(params=[".csv", ".jsonl", ".parquet"])
+def extension(request):
+    return request.param
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    return lambda *rows: write(tmp_path / "survey.jsonl", rows)
+
+
+def reasons(survey):
+    return [(rejection.row, rejection.reason) for rejection in survey.rejections]
+
+
+# --- the three formats --------------------------------------------------------------------------------
+
+
+def test_every_format_gives_the_same_survey(tmp_path, extension):
+    rows = [
+        row("q1", "A", [0.5, 0.3, 0.2], ordinal=[1.0, 2.0, 3.0]),
+        row("q1", "B", [0.1, 0.1, 0.8], ordinal=[1.0, 2.0, 3.0]),
+        row("q2", "B", [0.26, 0.76], options=["Ja, é", 'It\'s "no"'], ordinal=None),
+        row("q2", "A", [0.9, 0.9], options=["Ja, é", 'It\'s "no"'], ordinal=None),
+    ]
+    path = write(tmp_path / f"survey{extension}", rows)
+    survey = read.read_survey(path)
+    assert survey.questions == (
+        Question("q1", "Text of q1?", ("Yes", "No", "Don't know"), (1.0, 2.0, 3.0)),
+        Question("q2", "Text of q2?", ("Ja, é", 'It\'s "no"')),
+    )
+    assert survey.groups == ("A", "B")
+    np.testing.assert_allclose(survey.answers["A"]["q1"], [0.5, 0.3, 0.2])
+    np.testing.assert_allclose(survey.answers["B"]["q2"], [0.26 / 1.02, 0.76 / 1.02])
+    assert set(survey.answers["A"]) == {"q1"}
+    # The fourth row: line 5 under a CSV header, line 4 of JSON lines, row 4 of Parquet.
+    assert reasons(survey) == [(5 if extension == ".csv" else 4, Reason.SUM)]
+    assert survey.rejections[0].source == str(path)
+    assert (survey.rejections[0].question_id, survey.rejections[0].group) == ("q2", "A")
+    assert read.read_questions(path) == survey.questions
+    assert read.group_names(path) == ("A", "B")
+    mine = read.read_group(path, "B")
+    assert {name: shares.tobytes() for name, shares in mine.items()} == {
+        name: shares.tobytes() for name, shares in survey.answers["B"].items()
+    }
+
+
+def test_parquet_may_hold_lists_as_text(tmp_path):
+    rows = [row() | {"options": str(YES_NO), "distribution": "[0.5, 0.3, 0.2]"}]
+    survey = read.read_survey(write(tmp_path / "survey.parquet", rows))
+    assert survey.questions[0].options == tuple(YES_NO)
+
+
+def test_csv_counts_lines_and_rejects_ragged_rows_one_by_one(tmp_path):
+    path = tmp_path / "survey.csv"
+    path.write_text(
+        "\ufeffquestion_id,question,options,group,distribution\n"  # a spreadsheet's byte order mark
+        'q1,"two\nlines","[""a"", ""b""]",A,"[0.5, 0.5]"\n'  # lines 2 and 3
+        "\n"
+        "q2,text,['a', 'b'],A,[0.5, 0.5]\n"  # line 5: unquoted commas make too many cells
+        "q3,text\n"  # line 6
+        f"q4,{'x' * 200_000},\"['a', 'b']\",A,\"[0.5, 0.5]\"\n"  # line 7
+        "q5,text,\"['a', 'b']\",A,\"[0.5, 0.5]\"\n",
+        encoding="utf-8",
+    )
+    survey = read.read_survey(path)
+    assert [question.question_id for question in survey.questions] == ["q1", "q5"]
+    assert survey.questions[0].text == "two\nlines"
+    assert reasons(survey) == [(5, Reason.WRONG_CELLS), (6, Reason.WRONG_CELLS), (7, Reason.TOO_LONG)]
+
+
+@pytest.mark.timeout(60)  # an unclosed string scanned anew from each of its quotes would take far longer
+def test_json_lines_that_are_none_are_rejected_one_by_one(jsonl):
+    good = json.dumps(row())
+    survey = read.read_survey(
+        jsonl(
+            "",
+            "not json",
+            "[1, 2]",
+            good[:-1],
+            good + "x",
+            '{"question_id": "q", "distribution": [[1}',
+            "{}",
+            "[" * 50_000,
+            '{"options": ' + "[" * 50_000 + "}",
+            '{"distribution": ["' + '\\"' * 400_000,
+            '{"question": "' + "x" * MAX_LINE_BYTES + '"}',
+            good,
+        )
+    )
+    bad = dict.fromkeys((2, 3, 4, 5, 6, 8, 9, 10), Reason.BAD_LINE)
+    assert dict(reasons(survey)) == bad | {7: Reason.EMPTY_ID, 11: Reason.TOO_LONG}
+    assert set(survey.answers["A"]) == {"q1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "distribution": [0.1, 0.2], "b": "x"}',
+        ' { "distribution" : [ "]" , "\\"]" , [1, {"c": "}"}] ] , "a" : null } \n',
+        '{"distribution": 3}',
+        "{}",
+        '{"a": "\\u00e9", "distribution": {"x": [1]}, "distribution": []}',
+    ],
+)
+def test_the_object_scanner_agrees_with_the_json_module(text):
+    cells_read = split_object(text)
+    if isinstance(cells_read.get("distribution"), str):
+        cells_read["distribution"] = json.loads(cells_read["distribution"])
+    assert cells_read == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ['{"a"}', '{"a": }', '{"a": 1,}', "{,}", '{"a": 1 "b": 2}', "{a: 1}", "{", ""])
+def test_the_object_scanner_refuses_what_the_json_module_refuses(text):
+    with pytest.raises(ValueError):  # noqa: PT011 - the json module's own error has no other type to name
+        json.loads(text)
+    with pytest.raises(ValueError):  # noqa: PT011
+        split_object(text)
+
+
+# --- rejected cells -----------------------------------------------------------------------------------
+
+
+def test_bad_cells_are_rejected_one_by_one_and_counted(jsonl):
+    path = jsonl(
+        row("q1", "A"),
+        row("q1", "B", [0.5, 0.5]),
+        '{"question_id": "q1", "question": "Text of q1?", "options": ["Yes", "No", "Don\'t know"],'
+        ' "group": "C", "distribution": [NaN, 0.5, 0.5]}',
+        row("q1", "D", [0.5, -0.1, 0.6]),
+        row("q1", "E", [0, 0, 0]),
+        row("q1", "F", [0.5, 0.3, 0.3]),
+        row("q2", "A", [1.0], options=["one"]),
+        row("q3", "A", [1 / 31] * 31, options=[f"o{number}" for number in range(31)]),
+        row("q4", "A", question=" "),
+        row("q1", "G", options=["Yes", "No", "Other"]),
+        row("q1", "H", question="Another text?"),
+        row("q1", "A", [0.2, 0.2, 0.6]),
+        row("", "A"),
+        row("q5", ""),
+        {"question_id": "q6", "question": "?", "options": YES_NO, "group": "A"},
+        row("q7", "A", ordinal=[1, 2]),
+        row("q1", "I"),
+    )
+    survey = read.read_survey(path)
+    assert reasons(survey) == [
+        (2, Reason.LENGTH),
+        (3, Reason.NOT_FINITE),
+        (4, Reason.NEGATIVE),
+        (5, Reason.ZERO),
+        (6, Reason.SUM),
+        (7, Reason.FEW_OPTIONS),
+        (8, Reason.MANY_OPTIONS),
+        (9, Reason.EMPTY_TEXT),
+        (10, Reason.OTHER_OPTIONS),
+        (11, Reason.OTHER_TEXT),
+        (12, Reason.DUPLICATE),
+        (13, Reason.EMPTY_ID),
+        (14, Reason.EMPTY_GROUP),
+        (15, Reason.MISSING),
+        (16, Reason.BAD_ORDINAL),
+    ]
+    assert survey.groups == ("A", "I")
+    # The first of the two answers of A stays.
+    np.testing.assert_allclose(survey.answers["A"]["q1"], [0.5, 0.3, 0.2])
+    table = read.summary(survey)
+    assert table.loc["A", "kept"] == 1
+    assert table.loc["B", "kept"] == 0
+    assert table.loc["B", Reason.LENGTH.value] == 1
+    assert table.loc["A", Reason.DUPLICATE.value] == 1
+    assert table.index[-1] == read.UNREADABLE  # the row without a group
+    assert table["kept"].sum() == 2
+    # Every one of the 17 rows is in the table exactly once.
+    assert int(table.to_numpy().sum()) == 17
+
+
+def test_a_second_answer_counts_where_the_first_was_bad(jsonl):
+    survey = read.read_survey(jsonl(row("q1", "A", [1, 1, 1]), row("q1", "A", [0.2, 0.2, 0.6])))
+    np.testing.assert_allclose(survey.answers["A"]["q1"], [0.2, 0.2, 0.6])
+
+
+def test_the_first_row_decides_a_question_whoever_reads(jsonl):
+    path = jsonl(
+        row("q1", "Z", [0.5, 0.5], options=["a", "b"]),
+        row("q1", "A", [0.4, 0.6], options=["c", "d"]),
+        row("q2", "A", ordinal=[1, 2, 3]),
+        row("q2", "B"),
+        row("q2", "C", ordinal=[3, 2, 1]),
+    )
+    assert "q1" not in read.read_group(path, "A")
+    survey = read.read_survey(path, groups=["A", "B"])
+    assert [question.question_id for question in survey.questions] == ["q2"]
+    assert reasons(survey) == [(2, Reason.OTHER_OPTIONS)]
+    with pytest.raises(UserError, match="1 x ordinal differs"):
+        read.read_group(path, "C")
+
+
+@pytest.mark.parametrize("reader", [read.read_survey, lambda path, **more: read.read_group(path, "A", **more)])
+def test_strict_stops_at_the_first_bad_row(jsonl, reader):
+    path = jsonl(row("q1", "A"), row("q2", "A", [0.5, 0.5]), row("q3", "A", [-1, 1, 1]))
+    with pytest.raises(UserError, match=r"survey\.jsonl, row 2: question 'q2', group 'A': .*differ in length"):
+        reader(path, strict=True)
+    assert reader(path)
+
+
+def test_strict_questions_look_at_the_public_side_only(jsonl):
+    path = jsonl(row("q1", "A", ["private nonsense"]), row("q2", "A"))
+    assert len(read.read_questions(path, strict=True)) == 2
+    with pytest.raises(UserError, match="row 2: line is not a JSON object"):
+        read.read_questions(jsonl(row(), "{", row("q2")), strict=True)
+
+
+@pytest.mark.timeout(60)  # a quadratic scan of three million characters would take hours
+def test_hostile_cells_cost_little(tmp_path):
+    bad = {
+        "question_id": "q",
+        "question": "Hostile?",
+        "options": str([f"option {number}" for number in range(10_000)]),
+        "group": "A",
+        "distribution": str([0.0001] * 10_000),
+    }
+    rows = [
+        bad,
+        bad | {"options": "['" + "x" * 3_000_000 + "', 'b']"},
+        bad | {"options": "[" * 3_000_000},
+        bad | {"options": "['a', 'b']", "distribution": "[" + "0" * 3_000_000 + "]"},
+        bad | {"options": "['a', 'b']", "distribution": "(lambda: 1)()"},
+        bad | {"question": "y" * 3_000_000},
+        bad | {"options": "['a', 'b']", "distribution": "[0.5, 0.5]"},
+    ]
+    for path in (write(tmp_path / "hostile.parquet", rows), write(tmp_path / "hostile.csv", rows)):
+        survey = read.read_survey(path)
+        assert len(survey.rejections) == len(rows) - 1
+        assert survey.groups == ("A",)
+
+
+# --- a user's mistakes --------------------------------------------------------------------------------
+
+
+def test_unusable_files_are_named_in_one_line(tmp_path):
+    cases = {
+        "absent.jsonl": (None, "no such survey file"),
+        "survey.xlsx": ("x", r"unknown survey format '\.xlsx'; use \.csv, \.jsonl, \.parquet"),
+        "empty.csv": ("", "holds no survey rows"),
+        "empty.jsonl": ("\n\n", "holds no survey rows"),
+        "text.jsonl": ("hello\n", "no line is a JSON object"),
+        "text.parquet": ("hello", "not a readable Parquet file"),
+        "columns.csv": ("question_id,group\nq,A\n", "missing column question, options, distribution"),
+        "columns.jsonl": ('{"a": 1}\n', "missing column .*none of ours"),
+        "twice.csv": ("question_id,question,options,group,group,distribution\n", "column group occurs twice"),
+    }
+    for name, (content, message) in cases.items():
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message) as caught:
+            read.read_survey(tmp_path / name)
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(UserError, match="is a folder"):
+        read.read_survey(tmp_path / "folder.csv")
+    (tmp_path / "latin.csv").write_bytes(b"question_id,question,options,group,distribution\nq,\xe9,x,y,z\n")
+    with pytest.raises(UserError, match="not UTF-8 text"):
+        read.read_survey(tmp_path / "latin.csv")
+
+
+def test_nothing_usable_says_why(jsonl):
+    path = jsonl(row("q1", "A", [1, 1, 1]), row("q2", "A", [1]), row("q3", "A", [2]), row("q1", "B"))
+    with pytest.raises(UserError, match=r"group 'A' has no usable answer \(2 x .*length; 1 x .*off one"):
+        read.read_survey(path, groups=["B", "A"])
+    assert read.read_survey(path).groups == ("B",)
+    with pytest.raises(UserError, match="no usable answer"):
+        read.read_survey(jsonl(row("q1", "A", [1])))
+    with pytest.raises(UserError, match="no usable question"):
+        read.read_questions(jsonl(row(options=["one"])))
+
+
+def test_unknown_refusal_policy(jsonl):
+    with pytest.raises(UserError, match="refusals: 'separate' is not one of 'keep', 'drop'"):
+        read.read_survey(jsonl(row()), refusals="separate")
+
+
+# --- groups -------------------------------------------------------------------------------------------
+
+
+def test_groups_come_in_the_wanted_order_with_their_questions_only(jsonl):
+    path = jsonl(row("q1", "A"), row("q2", "B"), row("q3", "C"), row("q3", "A"))
+    survey = read.read_survey(path, groups=["C", "A"])
+    assert survey.groups == ("C", "A")
+    assert [question.question_id for question in survey.questions] == ["q1", "q3"]
+    assert read.read_questions(path, groups=["C", "A"]) == survey.questions
+    assert [question.question_id for question in read.read_questions(path, groups=["B"])] == ["q2"]
+
+
+def test_unknown_group_names_the_nearest(jsonl):
+    path = jsonl(row("q1", "Germany"), row("q1", "France"))
+    with pytest.raises(UserError, match="unknown group 'germny'; nearest: 'Germany'"):
+        read.read_survey(path, groups=["France", "germny"])
+    with pytest.raises(UserError, match=r"unknown group 'Xyz'; the 2 groups there begin with 'Germany', 'France'"):
+        read.read_group(path, "Xyz")
+    with pytest.raises(UserError, match="'France' is asked for twice"):
+        read.read_questions(path, groups=["France", "France"])
+    with pytest.raises(UserError, match="no group was asked for"):
+        read.read_survey(path, groups=[])
+
+
+def test_groups_are_keyed_by_attribute(tmp_path, extension):
+    rows = [
+        row("q1", "Other", attribute="RACE"),
+        row("q1", "Other", [0.2, 0.2, 0.6], attribute="RELIG"),
+        row("q1", "Democrat", attribute="POLPARTY"),
+        row("q1", "College/some", attribute="EDUCATION"),
+        row("q1", "Everyone", attribute=None),
+    ]
+    path = write(tmp_path / f"survey{extension}", rows)
+    names = ("RACE/Other", "RELIG/Other", "POLPARTY/Democrat", "EDUCATION/College/some", "Everyone")
+    assert read.group_names(path) == names
+    survey = read.read_survey(path, groups=["Democrat", "RELIG/Other", "Everyone", "College/some"])
+    assert survey.groups == ("POLPARTY/Democrat", "RELIG/Other", "Everyone", "EDUCATION/College/some")
+    np.testing.assert_allclose(read.read_group(path, "RELIG/Other")["q1"], [0.2, 0.2, 0.6])
+    with pytest.raises(UserError, match="'Other' fits several, say which: 'RACE/Other', 'RELIG/Other'"):
+        read.read_survey(path, groups=["Other"])
+    with pytest.raises(UserError, match="nearest: 'POLPARTY/Democrat'"):
+        read.read_survey(path, groups=["Democrats"])
+
+
+def test_aliases_join_two_spellings(jsonl):
+    path = jsonl(
+        row("q1", "Britain", [0.2, 0.2, 0.6]),
+        row("q1", "Great Britain", [0.6, 0.2, 0.2]),
+        row("q2", "Great Britain"),
+        row("q2", "S. Korea"),
+        row("q2", "Czech Rep."),
+    )
+    survey = read.read_survey(path)
+    assert survey.groups == ("Great Britain", "South Korea", "Czechia")
+    np.testing.assert_allclose(survey.answers["Great Britain"]["q1"], [0.2, 0.2, 0.6])
+    assert reasons(survey) == [(2, Reason.DUPLICATE)]
+    assert read.read_survey(path, groups=["Britain"]).groups == ("Great Britain",)
+    assert read.read_survey(path, groups=["South Korea"]).groups == ("South Korea",)
+    assert set(read.read_group(path, "Britain")) == {"q1", "q2"}
+    apart = read.read_survey(path, aliases={})
+    assert apart.groups == ("Britain", "Great Britain", "S. Korea", "Czech Rep.")
+    assert read.group_names(path, aliases={"Czech Rep.": "Bohemia"})[-1] == "Bohemia"
+    with pytest.raises(UserError, match="asked for twice"):
+        read.read_survey(path, groups=["Britain", "Great Britain"])
+
+
+def test_an_alias_may_be_asked_for_where_only_the_name_is_there(jsonl):
+    assert set(read.read_group(jsonl(row("q1", "Czechia")), "Czech Rep.")) == {"q1"}
+
+
+def test_aliases_hold_under_an_attribute(jsonl):
+    path = jsonl(row("q1", "Britain", attribute="COUNTRY"), row("q1", "Male", attribute="SEX"))
+    for name in ("COUNTRY/Great Britain", "COUNTRY/Britain", "Great Britain", "Britain"):
+        assert read.read_survey(path, groups=[name]).groups == ("COUNTRY/Great Britain",)
+
+
+def test_one_group_is_read_without_decoding_the_others(tmp_path, extension, monkeypatch):
+    rows = [
+        row("q1", "A"),
+        row("q1", "B", [0.25, 0.25, 0.5]),
+        row("q2", "A"),
+        row("q2", "B", [0.125, 0.125, 0.75]),
+    ]
+    path = write(tmp_path / f"survey{extension}", rows)
+    seen = []
+    as_list = cells.as_list
+
+    def recorded(cell, reason):
+        items = as_list(cell, reason)
+        seen.append(items)
+        return items
+
+    monkeypatch.setattr(cells, "as_list", recorded)
+    assert set(read.read_group(path, "A")) == {"q1", "q2"}
+    assert [items for items in seen if 0.25 in items or 0.125 in items] == []
+    assert [items for items in seen if 0.3 in items] == [[0.5, 0.3, 0.2]] * 2
+    seen.clear()
+    read.read_questions(path)
+    read.group_names(path)
+    assert all(isinstance(item, str) for items in seen for item in items)
+
+
+def test_other_groups_private_cells_may_be_anything(jsonl):
+    path = jsonl(
+        '{"question_id": "q1", "question": "Text of q1?", "options": ["Yes", "No", "Don\'t know"],'
+        ' "group": "B", "distribution": [0.1, oops, "]", {}]}',
+        row("q1", "A"),
+    )
+    assert set(read.read_group(path, "A", strict=True)) == {"q1"}
+    assert read.read_survey(path, groups=["A"], strict=True).rejections == ()
+    assert reasons(read.read_survey(path)) == [(1, Reason.BAD_DISTRIBUTION)]
+
+
+def test_a_file_of_one_group_may_leave_the_column_out(tmp_path, extension):
+    rows = [row("q1"), row("q2", distribution=[0.1, 0.1, 0.8]), row("q3", distribution=[1, 1, 1])]
+    for given in rows:
+        del given["group"]
+    path = write(tmp_path / f"mine{extension}", rows)
+    mine = read.read_group(path, "Nigeria")
+    assert list(mine) == ["q1", "q2"]
+    assert read.group_names(path) == ()
+    with pytest.raises(UserError, match="missing column group"):
+        read.read_survey(path)
+
+
+def test_public_question_file(tmp_path, extension):
+    rows = [
+        {"question_id": "q1", "question": "One?", "options": YES_NO, "ordinal": [1, 2, 3]},
+        {"question_id": "q2", "question": "Two?", "options": YES_NO, "ordinal": None},
+        {"question_id": "q3", "question": "", "options": YES_NO, "ordinal": None},
+    ]
+    path = write(tmp_path / f"questions{extension}", rows)
+    questions = read.read_questions(path, groups=["whoever"])
+    assert [question.question_id for question in questions] == ["q1", "q2"]
+    assert questions[0].ordinal == (1.0, 2.0, 3.0)
+    with pytest.raises(UserError, match="missing column distribution"):
+        read.read_group(path, "A")
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+def test_dropped_refusals_shrink_the_question_for_everybody(jsonl):
+    path = jsonl(
+        row("q1", "A", [0.3, 0.1, 0.6], ordinal=[1, 2, 9]),
+        row("q1", "B", [0.5, 0.5, 0.0], ordinal=[1, 2, 9]),
+        row("q1", "C", [0.0, 0.0, 1.0], ordinal=[1, 2, 9]),
+        row("q2", "A", [0.3, 0.7], options=["Yes", "DK/Refused"]),
+        row("q2", "B", [0.4, 0.6], options=["Yes", "DK/Refused"]),
+        row("q3", "A", [0.3, 0.7], options=["Left", "Not sure"]),
+    )
+    survey = read.read_survey(path, refusals="drop")
+    assert survey.questions == (
+        Question("q1", "Text of q1?", ("Yes", "No"), (1.0, 2.0)),
+        Question("q3", "Text of q3?", ("Left", "Not sure")),
+    )
+    # 0.3 : 0.1 = 3/4 : 1/4 without the refusals.
+    np.testing.assert_allclose(survey.answers["A"]["q1"], [0.75, 0.25])
+    np.testing.assert_allclose(survey.answers["B"]["q1"], [0.5, 0.5])
+    assert reasons(survey) == [(3, Reason.ONLY_REFUSALS), (4, Reason.FEW_LEFT), (5, Reason.FEW_LEFT)]
+    assert read.read_questions(path, refusals="drop") == survey.questions
+    mine = read.read_group(path, "A", refusals="drop")
+    np.testing.assert_allclose(mine["q1"], [0.75, 0.25])
+    assert set(mine) == {"q1", "q3"}
+    assert len(read.read_survey(path).questions[0].options) == 3

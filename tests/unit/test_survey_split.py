@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Question
+
+
+def questions(texts):
+    return tuple(Question(f"q{index}", text, ("yes", "no")) for index, text in enumerate(texts))
+
+
+MANY = questions(f"Should rule number {number} stay?" for number in range(4_000))
+
+
+def test_both_sides_partition_the_questions_in_their_order():
+    split = split_questions(MANY, seed=3)
+    assert sorted(split.train + split.test) == sorted(question.question_id for question in MANY)
+    order = {question.question_id: index for index, question in enumerate(MANY)}
+    for side in (split.train, split.test):
+        assert list(side) == sorted(side, key=order.__getitem__)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
+def test_the_share_held_out_is_the_fraction_up_to_chance(fraction):
+    # Binomial spread: five standard deviations of sqrt(f (1 - f) / 4000).
+    spread = (fraction * (1 - fraction) / len(MANY)) ** 0.5
+    for seed in range(3):
+        share = len(split_questions(MANY, test_fraction=fraction, seed=seed).test) / len(MANY)
+        assert abs(share - fraction) < 5 * spread
+
+
+def test_order_and_other_questions_do_not_matter():
+    whole = split_questions(MANY)
+    shuffled = list(MANY)
+    random.Random(1).shuffle(shuffled)
+    assert set(split_questions(shuffled).test) == set(whole.test)
+    part = shuffled[:500]
+    ids = {question.question_id for question in part}
+    assert set(split_questions(part).test) == set(whole.test) & ids
+
+
+def test_a_text_asked_twice_is_on_one_side():
+    texts = [f"Rule {number} should stay?" for number in range(200)]
+    again = [f"  rule\t{number}  SHOULD stay?\n" for number in range(200)]
+    split = split_questions(questions(texts + again))
+    held_out = set(split.test)
+    assert 0 < len(held_out) < 400
+    for number in range(200):
+        assert (f"q{number}" in held_out) == (f"q{number + 200}" in held_out)
+
+
+def test_seeds_give_different_splits():
+    splits = {split_questions(MANY[:100], seed=seed).test for seed in range(5)}
+    assert len(splits) == 5
+
+
+@pytest.mark.parametrize(
+    ("fraction", "held_out"),
+    [
+        (0.2, "ad"),
+        (0.5, "abcdf"),
+        (0.01, "a"),  # none lies under it: the lowest moves
+        (0.9, "abcdf"),  # all lie under it: the highest stays
+    ],
+)
+def test_the_split_of_a_text_stays_what_it_was(fraction, held_out):
+    # `printf '0\ntext a' | sha256sum` and so on begin with
+    # a: 0cc4, b: 717a, c: 4d54, d: 0e42, e: c0b6, f: 4187, which are
+    # 0.050, 0.443, 0.302, 0.056, 0.753 and 0.256 of the range.
+    asked = tuple(Question(letter, f"Text {letter}", ("yes", "no")) for letter in "abcdef")
+    assert "".join(split_questions(asked, test_fraction=fraction, seed=0).test) == held_out
+
+
+@given(
+    texts=st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=8).filter(lambda texts: len(set(texts)) > 1),
+    fraction=st.sampled_from([1e-12, 0.2, 0.5, 1 - 1e-12]),
+    seed=st.integers(0, 50),
+)
+def test_no_side_stays_empty_and_one_text_at_most_moves(texts, fraction, seed):
+    asked = questions(texts)
+    split = split_questions(asked, test_fraction=fraction, seed=seed)
+    assert split.train
+    assert split.test
+    assert set(split.train).isdisjoint(split.test)
+    by_id = {question.question_id: question.text for question in asked}
+    sides = [{by_id[name] for name in side} for side in (split.train, split.test)]
+    assert sides[0].isdisjoint(sides[1])
+    if fraction < 1e-6:
+        assert len(sides[1]) == 1
+    if fraction > 1 - 1e-6:
+        assert len(sides[0]) == 1
+
+
+def test_bad_input():
+    with pytest.raises(UserError, match="at least two different question texts; the survey has 1"):
+        split_questions(questions(["same", "Same "]))
+    with pytest.raises(UserError, match="the survey has 0"):
+        split_questions(())
+    for fraction in (0.0, 1.0, -0.1, float("nan")):
+        with pytest.raises(UserError, match="test_fraction"):
+            split_questions(MANY, test_fraction=fraction)

@@ -78,6 +78,33 @@ def config(
     console.print(table, markup=False)
 
 
+@app.command()
+def survey(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A survey file, or: generated.")],
+    overrides: _Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the public questions and one private file a group here.")
+    ] = None,
+) -> None:
+    """Show what a survey holds, and split it into files to be carried to the groups' machines."""
+    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    from appa_flwr.survey import export, generate, read
+
+    if chosen.survey == settings.GENERATED_SURVEY:
+        found = generate.generate(num_questions=chosen.num_questions, num_groups=chosen.num_groups, seed=chosen.seed)
+    else:
+        found = read.read_survey(
+            chosen.survey, groups=chosen.group_names or None, refusals=chosen.refusals, strict=chosen.strict
+        )
+    typer.echo(read.summary(found).to_string())
+    typer.echo(f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out")
+    if out is not None:
+        written = export.export_split(found, out)
+        typer.echo(f"public, for the server: {written.questions}")
+        for name, path in written.groups.items():
+            typer.echo(f"private, for {name} alone: {path}")
+
+
 def main() -> None:
     """Entry point of `appa`; every expected failure becomes a message on stderr and an exit code."""
     try:

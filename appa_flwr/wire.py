@@ -9,9 +9,10 @@ Axis letters: Q public questions, K options, J scored answers, E features.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ _GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _WEIGHTS, _SETTINGS = (
     "groups", "rewards", "votes", "counts", "weights", "settings",
 )  # fmt: skip
 _SEPARATOR = "|"
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +97,9 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
         {
             "catalogue": _arrays(
                 {
-                    "train": catalogue.train_Q,
-                    "embedding": catalogue.embedding_QKE.astype(np.float32),
-                    "option": catalogue.option_QK,
+                    "train": np.asarray(catalogue.train_Q, dtype=np.bool_),
+                    "embedding": np.asarray(catalogue.embedding_QKE, dtype=np.float32),
+                    "option": np.asarray(catalogue.option_QK, dtype=np.bool_),
                 }
             ),
             "questions": ConfigRecord({"json": json.dumps(questions)}),
@@ -106,25 +108,35 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
 
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
-    """Records -> catalogue."""
-    arrays = _numpy(content.array_records["catalogue"])
-    questions = json.loads(str(content.config_records["questions"]["json"]))
-    return Catalogue(
-        tuple(
+    """Records -> catalogue.
+
+    Raises:
+        ValueError: records that `pack_catalogue` cannot have made.
+    """
+    with _following_the_protocol("a catalogue"):
+        arrays = _numpy(content.array_records["catalogue"])
+        train_Q = _array(arrays["train"], np.bool_, axes=1)
+        embedding_QKE = _array(arrays["embedding"], np.float32, axes=3)
+        option_QK = _array(arrays["option"], np.bool_, axes=2)
+        questions = tuple(
             Question(str(key), str(text), tuple(options), None if ordinal is None else tuple(ordinal))
-            for key, text, options, ordinal in questions
-        ),
-        arrays["train"].astype(bool),
-        arrays["embedding"],
-        arrays["option"].astype(bool),
-    )
+            for key, text, options, ordinal in json.loads(str(content.config_records["questions"]["json"]))
+        )
+        if not train_Q.shape == (len(questions),) == option_QK.shape[:1] or embedding_QKE.shape[:2] != option_QK.shape:
+            raise ValueError("questions and arrays of different length")
+        return Catalogue(questions, train_Q, embedding_QKE, option_QK)
 
 
 def pack_score_request(request: ScoreRequest) -> RecordDict:
     """Score request -> records."""
     return RecordDict(
         {
-            "answers": _arrays({"question": request.question_J, "prediction": request.prediction_JK}),
+            "answers": _arrays(
+                {
+                    "question": np.asarray(request.question_J, dtype=np.int64),
+                    "prediction": np.asarray(request.prediction_JK, dtype=np.float64),
+                }
+            ),
             _SETTINGS: ConfigRecord(
                 {"metrics": list(request.metrics), "sides": list(request.sides), "draw": request.draw}
             ),
@@ -133,16 +145,24 @@ def pack_score_request(request: ScoreRequest) -> RecordDict:
 
 
 def unpack_score_request(content: RecordDict) -> ScoreRequest:
-    """Records -> score request."""
-    arrays = _numpy(content.array_records["answers"])
-    settings = content.config_records[_SETTINGS]
-    return ScoreRequest(
-        arrays["question"],
-        arrays["prediction"],
-        tuple(_strings(settings["metrics"])),
-        tuple(_strings(settings["sides"])),
-        int(str(settings["draw"])),
-    )
+    """Records -> score request.
+
+    Raises:
+        ValueError: records that `pack_score_request` cannot have made.
+    """
+    with _following_the_protocol("a score request"):
+        arrays = _numpy(content.array_records["answers"])
+        settings = content.config_records[_SETTINGS]
+        question_J = _array(arrays["question"], np.int64, axes=1)
+        prediction_JK = _array(arrays["prediction"], np.float64, axes=2)
+        if len(question_J) != len(prediction_JK):
+            raise ValueError("not one question an answer")
+        sides = tuple(_strings(settings["sides"]))
+        if not set(sides) <= {TARGET_SIDE, TRUTH_SIDE}:
+            raise ValueError("an unknown side")
+        return ScoreRequest(
+            question_J, prediction_JK, tuple(_strings(settings["metrics"])), sides, int(str(settings["draw"]))
+        )
 
 
 def pack_weights(weights: ArrayRecord | None = None, **settings: int | float | str) -> RecordDict:
@@ -154,8 +174,13 @@ def pack_weights(weights: ArrayRecord | None = None, **settings: int | float | s
 
 
 def unpack_weights(content: RecordDict) -> ArrayRecord:
-    """The weights of `pack_weights`."""
-    return content.array_records[_WEIGHTS]
+    """The weights of `pack_weights`.
+
+    Raises:
+        ValueError: there are none.
+    """
+    with _following_the_protocol("a message with weights"):
+        return content.array_records[_WEIGHTS]
 
 
 def setting(content: RecordDict, name: str) -> str:
@@ -181,7 +206,7 @@ def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
     if rewards:
         content[_REWARDS] = _arrays({key: np.asarray(value, dtype=np.float64) for key, value in rewards.items()})
     if votes:
-        content[_VOTES] = _arrays(votes)
+        content[_VOTES] = _arrays({key: np.asarray(value, dtype=np.float64) for key, value in votes.items()})
     if counts:
         content[_COUNTS] = MetricRecord(counts)
     return content
@@ -193,20 +218,20 @@ def unpack_replies(content: RecordDict) -> tuple[GroupReply, ...]:
     Raises:
         ValueError: records that `pack_replies` cannot have made.
     """
-    try:
+    with _following_the_protocol("a reply"):
         names = _strings(content.config_records[_GROUP_NAMES]["names"])
         rewards: list[dict[tuple[str, str], npt.NDArray[np.float64]]] = [{} for _ in names]
         for key, value in _numpy(content.array_records.get(_REWARDS, ArrayRecord())).items():
-            index, metric, side = key.split(_SEPARATOR)
-            rewards[int(index)][metric, side] = value
-        votes = _numpy(content.array_records.get(_VOTES, ArrayRecord()))
+            place, metric, side = key.split(_SEPARATOR)
+            rewards[_index(place, len(names))][metric, side] = _array(value, np.float64, axes=1)
+        votes: list[npt.NDArray[np.float64] | None] = [None for _ in names]
+        for key, value in _numpy(content.array_records.get(_VOTES, ArrayRecord())).items():
+            votes[_index(key, len(names))] = _array(value, np.float64, axes=2)
         counts: list[dict[str, int]] = [{} for _ in names]
         for key, count in content.metric_records.get(_COUNTS, MetricRecord()).items():
-            index, name = key.split(_SEPARATOR)
-            counts[int(index)][name] = int(str(count))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"a reply does not follow the protocol ({type(error).__name__})") from None
-    return tuple(GroupReply(name, rewards[g], votes.get(str(g)), counts[g]) for g, name in enumerate(names))
+            place, name = key.split(_SEPARATOR)
+            counts[_index(place, len(names))][name] = int(str(count))
+        return tuple(GroupReply(name, rewards[g], votes[g], counts[g]) for g, name in enumerate(names))
 
 
 def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
@@ -227,7 +252,33 @@ def _numpy(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     return {name: array.numpy() for name, array in record.items()}
 
 
+def _array(value: object, dtype: type[_Scalar], *, axes: int) -> npt.NDArray[_Scalar]:
+    if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != axes:
+        raise TypeError("an array of another type or number of axes")
+    return value
+
+
+def _index(text: str, length: int) -> int:
+    """A group's place in its reply; a negative one would pass for a place counted from the end."""
+    index = int(text)
+    if not 0 <= index < length:
+        raise IndexError("a group the reply does not name")
+    return index
+
+
 def _strings(value: object) -> list[str]:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError("expected a list of names")
-    return [str(item) for item in value]
+    return value
+
+
+@contextmanager
+def _following_the_protocol(what: str) -> Iterator[None]:
+    """Whatever decoding raises becomes one ValueError that quotes nothing.
+
+    The bytes come from another party, and NumPy's reader alone has half a dozen ways to fail on them.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{what} does not follow the protocol ({type(error).__name__})") from None

@@ -37,6 +37,7 @@ def _text_features(texts: Sequence[str], dim: int) -> npt.NDArray[np.float64]:
     characters = HashingVectorizer(n_features=HASH_BUCKETS, analyzer="char_wb", ngram_range=CHARACTER_NGRAMS)
     unique_U, place = np.unique(np.asarray(texts, dtype=object), return_inverse=True)
     count = sparse.hstack([words.transform(unique_U), characters.transform(unique_U)], format="csr")
+    count = count[:, np.unique(count.indices)]  # nearly every bucket is empty, and the SVD pays for each
     # the SVD finds no more directions than there are texts; the rest of the features stays 0
     rank = min(dim, len(unique_U))
     reduced = np.zeros((len(unique_U), dim))
@@ -61,7 +62,7 @@ def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> np
     return features
 
 
-def embed_questions(questions: Sequence[Question], *, dim: int = 64) -> OptionEmbedding:
+def embed_questions(questions: Sequence[Question], *, dim: int = 128) -> OptionEmbedding:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
     The order of a nominal question's options leaves no trace. The same questions give the same table.

@@ -29,8 +29,8 @@ class EpisodeConfig:
 
     num_context: int = 16
     num_targets: int = 32
-    num_episodes: int = 2
-    embedding_noise: float = 0.5
+    num_episodes: int = 4
+    embedding_noise: float = 0.2
 
     def __post_init__(self) -> None:
         """Refuse an episode without targets."""

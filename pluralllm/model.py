@@ -43,7 +43,7 @@ class ModelConfig:
         num_heads: H, attention heads.
     """
 
-    embedding_dim: int = 64
+    embedding_dim: int = 128
     hidden_dim: int = 64
     num_blocks: int = 2
     num_heads: int = 4
@@ -78,7 +78,7 @@ class _Layout:
         """Lay the tokens out as (B, T, D), 0 where there is none."""
         batch, length = self.real_BT.shape
         padded = value_ND.new_zeros(batch * length, value_ND.shape[-1])
-        return padded.index_copy(0, self.slot_N, value_ND).view(batch, length, -1)
+        return padded.index_copy(0, self.slot_N, value_ND).view(batch, length, value_ND.shape[-1])
 
     def unpad(self, value_BTD: Tensor) -> Tensor:
         """Take the tokens back out of (B, T, D) as (N, D)."""

@@ -98,10 +98,11 @@ def prepare(
         raise UserError(f"model = {config.model}: its tokenizer has no end-of-sequence token, so no answer would end")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         # Padding with the end-of-sequence token would hide where an answer ends.
-        spare = tokenizer.unk_token or next(iter(tokenizer.added_tokens_decoder.values()), None)
-        if spare is None or str(spare) == tokenizer.eos_token:
+        added = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items())]
+        spare = [t for t in (tokenizer.unk_token, *added) if t and t not in (tokenizer.eos_token, *TURN_ENDS)]
+        if not spare:
             raise UserError(f"model = {config.model}: its tokenizer needs a padding token other than its end token")
-        tokenizer.pad_token = str(spare)
+        tokenizer.pad_token = spare[0]
     vocabulary = tokenizer.get_vocab()
     turn_ends = [vocabulary[token] for token in TURN_ENDS if token in vocabulary and tokenizer.chat_template]
     end_id = turn_ends[0] if turn_ends else tokenizer.eos_token_id

@@ -19,6 +19,7 @@ from server_app.grid import PromptGrid
 
 FloatArray = npt.NDArray[np.float64]
 
+PREDICTOR_METRICS = ("js", "js-distance")  # what a group says of its PluralLLM against its held-out answers
 JOIN_PAUSE = 0.5  # seconds between two roll calls while groups are still joining
 
 log = logging.getLogger("appa.server")
@@ -32,6 +33,8 @@ class Federation:
         self.groups: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
         self._min_groups, self._timeout = min_groups, timeout
+        self._vote_shape: tuple[int, ...] = ()
+        self._num_held_out = 0
 
     @property
     def num_nodes(self) -> int:
@@ -49,33 +52,40 @@ class Federation:
             UserError: two nodes speak for the same group, or fewer groups than `min_groups`.
         """
         deadline = time.monotonic() + patience
+        homes: dict[str, int] = {}
         while True:
-            homes = self._roll_call()
+            online = set(self.grid.get_node_ids())
+            homes = {name: node for name, node in homes.items() if node in online}
+            # Whoever has answered is not asked again: deployed, each question starts a process at the group's.
+            self._roll_call(online - set(homes.values()), homes)
             complete = set(expected) <= set(homes) if expected else len(homes) >= self._min_groups
             if complete or time.monotonic() > deadline:
                 break
             time.sleep(JOIN_PAUSE)
         kept = {name: node for name, node in homes.items() if not expected or name in expected}
         missing = [name for name in expected if name not in kept]
-        if len(kept) < self._min_groups:
+        # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
+        groups = tuple(name for name in expected if name in kept) if expected else tuple(sorted(kept))
+        if len(groups) < self._min_groups:
+            others = [name for name in homes if name not in kept]
             raise UserError(
-                f"{len(kept)} groups joined ({', '.join(kept) or 'none'}); min-groups = {self._min_groups}"
+                f"{len(groups)} groups joined ({', '.join(groups) or 'none'}); min-groups = {self._min_groups}"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; there, but not in `groups`: {', '.join(others)}" if others else "")
             )
         if missing:
             log.warning("groups that did not join: %s", ", ".join(missing))
-        # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
-        self.groups = tuple(name for name in expected if name in kept) if expected else tuple(sorted(kept))
+        self.groups = groups
         self._nodes = tuple(sorted(set(kept.values())))
+        self.grid.members = self._nodes
 
-    def _roll_call(self) -> dict[str, int]:
-        homes: dict[str, int] = {}
-        self._nodes = tuple(self.grid.get_node_ids())
+    def _roll_call(self, nodes: Iterable[int], homes: dict[str, int]) -> None:
+        """Ask these nodes who lives there and write it down in `homes`: group -> node."""
+        self._nodes = tuple(nodes)
         for reply in self._ask(wire.ROLL_CALL, RecordDict()):
             for group in self._read(reply):
                 if homes.setdefault(group.group, reply.metadata.src_node_id) != reply.metadata.src_node_id:
                     raise UserError(f"two nodes speak for group '{group.group}'; each group needs exactly one")
-        return homes
 
     def messages(self, kind: str, content: RecordDict, *, round_number: int = 0) -> list[Message]:
         """One message to every node that hosts a group."""
@@ -86,24 +96,34 @@ class Federation:
 
     def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
         """Hand out the public questions; how many training questions each group has answered."""
+        self._vote_shape, self._num_held_out = catalogue.option_QK.shape, int((~catalogue.train_Q).sum())
         replies = self.read(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
         self._require(replies, "take the catalogue of questions")
         return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
 
     def send_targets(self, weights: ArrayRecord) -> Mapping[str, wire.GroupReply]:
         """Hand out the frozen PluralLLM; the replies hold its rewards against each group's held-out answers."""
-        replies = self.read(self._ask(wire.TARGETS, wire.pack_weights(weights)))
+        keys = [(metric, wire.TRUTH_SIDE) for metric in PREDICTOR_METRICS]
+        replies = self._sound(self._ask(wire.TARGETS, wire.pack_weights(weights)), keys, self._num_held_out)
         self._require(replies, "write a target table")
         return replies
 
     def votes(self) -> FloatArray:
-        """Every group's votes (G, Q, K); groups that did not vote are left out.
+        """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
 
         Raises:
             UserError: fewer votes than `min-groups`.
         """
-        replies = self.read(self._ask(wire.VOTE, RecordDict()))
-        given = {n: r.votes_QK for n, r in replies.items() if r.votes_QK is not None and np.isfinite(r.votes_QK).all()}
+        given: dict[str, FloatArray] = {}
+        for name, reply in self.read(self._ask(wire.VOTE, RecordDict())).items():
+            votes_QK = reply.votes_QK
+            if votes_QK is None or votes_QK.shape != self._vote_shape:
+                log.warning("group %s counts as missing: no votes of shape %s", name, self._vote_shape)
+            # One group must not outvote the others: no option is worth more than the first of K ranks.
+            elif not ((votes_QK >= 0) & (votes_QK <= self._vote_shape[-1])).all():
+                log.warning("group %s counts as missing: votes outside [0, %s]", name, self._vote_shape[-1])
+            else:
+                given[name] = votes_QK
         self._require(given, "vote")
         return np.stack(list(given.values()))
 
@@ -131,14 +151,9 @@ class Federation:
         Raises:
             UserError: fewer groups answered than `min-groups`.
         """
-        by_group = self.read(replies)
         size = len(request.question_J)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
-        for name in list(by_group):
-            fault = next((f for key in keys if (f := _fault(by_group[name].rewards.get(key), size, key))), None)
-            if fault:
-                log.warning("group %s counts as missing: %s", name, fault)
-                del by_group[name]
+        by_group = self._sound(replies, keys, size)
         self._require(by_group, "score the answers")
         missing = np.full(size, np.nan)
         return {
@@ -146,21 +161,32 @@ class Federation:
             for key in keys
         }
 
+    def _sound(
+        self, replies: Iterable[Message], keys: Sequence[tuple[str, str]], size: int
+    ) -> dict[str, wire.GroupReply]:
+        by_group = self.read(replies)
+        for name in list(by_group):
+            fault = next((f for key in keys if (f := _fault(by_group[name].rewards.get(key), size, key))), None)
+            if fault:
+                log.warning("group %s counts as missing: %s", name, fault)
+                del by_group[name]
+        return by_group
+
     def read(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
         """Known groups' replies by name; what cannot be used is warned about and left out."""
-        found: dict[str, wire.GroupReply] = {}
+        found: dict[str, list[wire.GroupReply]] = {name: [] for name in self.groups}
         for reply in replies:
             for group in self._read(reply):
                 if group.group in found:
-                    log.warning("group %s answered twice; the first answer counts", group.group)
-                elif group.group in self.groups:
-                    found[group.group] = group
+                    found[group.group].append(group)
                 else:
                     log.warning("a reply for group '%s', which is not in this run, is left out", group.group)
-        for name in self.groups:
-            if name not in found:
+        for name, answers in found.items():
+            if not answers:
                 log.warning("group %s did not answer", name)
-        return found
+            elif len(answers) > 1:  # nobody can tell which of them is the group's own
+                log.warning("group %s counts as missing: it answered %s times", name, len(answers))
+        return {name: answers[0] for name, answers in found.items() if len(answers) == 1}
 
     @staticmethod
     def _read(reply: Message) -> tuple[wire.GroupReply, ...]:

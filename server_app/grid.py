@@ -23,12 +23,16 @@ class PromptGrid(Grid):
     Attributes:
         meanwhile: called once between pushing messages and the first poll, then forgotten.
         seconds_waited: seconds of the last `send_and_receive` in which the server had nothing else to do.
+        members: the nodes of the run, once it is known who takes part. Flower's stock strategies ask all nodes there
+            are, and wait without end for one that has gone; told of the members, they ask just these, and one that
+            has gone answers with an error.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.meanwhile: Callable[[], None] | None = None
         self.seconds_waited = 0.0
+        self.members: tuple[int, ...] | None = None
 
     def set_run(self, run: Run) -> None:
         """See Grid."""
@@ -46,8 +50,8 @@ class PromptGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """See Grid."""
-        return self._grid.get_node_ids()
+        """The members, or all nodes while they are unknown."""
+        return self._grid.get_node_ids() if self.members is None else self.members
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""

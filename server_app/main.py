@@ -51,8 +51,11 @@ log = logging.getLogger("appa.server")
 def main(grid: Grid, context: Context) -> None:
     """Run every phase; a user's mistake ends as one line in error.txt, in the log and as the run's failure."""
     flat = {k: v for k, v in context.run_config.items() if isinstance(v, bool | int | float | str)}
-    config = Config.load(flat).named(datetime.now())
-    folder = RunFolder(config)
+    try:
+        config = Config.load(flat).named(datetime.now())
+        folder = RunFolder(config)
+    except UserError as error:  # there is no folder yet to leave the reason in
+        raise SystemExit(f"appa: {error}") from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from appa_flwr.config import Config
@@ -17,7 +18,10 @@ from server_app.grid import PromptGrid
 
 Progress = Callable[[int, int, float], None]
 
-BETA_1, BETA_2, TAU = 0.9, 0.99, 1e-4  # FedAdam's moments and its adaptivity floor
+BETA_1, BETA_2 = 0.9, 0.99  # FedAdam's moments
+# FedAdam's adaptivity floor. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM ends up
+# predicting the same answers for every group.
+TAU = 1e-6
 
 
 class _Watched:
@@ -38,7 +42,9 @@ class _Watched:
             )
         self.losses.append(float(metrics["loss"]))
         self._progress(server_round, self._num_rounds, self.losses[-1])
-        return arrays, metrics
+        # FedAdam's arithmetic ends in float64, which would double what travels.
+        narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
+        return narrow, metrics
 
 
 class _WatchedFedAvg(_Watched, FedAvg):

@@ -25,6 +25,8 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 
 MINUTE = 60
+LINE_FILES = ("metrics.jsonl", "progress.jsonl", "run.log")
+WHOLE_FILES = ("phases.json", "pluralllm.json", "summary.json", "examples.json", "error.txt")
 
 
 class RunFolder:
@@ -36,8 +38,10 @@ class RunFolder:
         self._started = time.monotonic()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in ("metrics.jsonl", "progress.jsonl", "run.log"):
+            for name in LINE_FILES:
                 (self.path / name).write_text("")
+            for name in WHOLE_FILES:  # an earlier run's results, or its error, are not this run's
+                (self.path / name).unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"output-dir = {self.path}: cannot be written ({error.strerror})") from error
         self.write_json("config.json", config.flat())

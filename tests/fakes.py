@@ -1,0 +1,203 @@
+"""What several tests share: an in-memory Flower grid whose nodes answer as told, and tiny random language models.
+
+Axis letters: G groups, Q questions, K options, E features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from appa_flwr import wire
+from appa_flwr.survey.types import Question
+from client_app import scoring
+
+RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
+
+Node = Callable[[Message], Message | None]
+
+
+class FakeGrid(Grid):
+    """A grid in memory.
+
+    Attributes:
+        nodes: node id -> its answer to a message; None is no answer at all.
+        polls_to_wait: node id -> how many polls its answer lies back; 0 where absent.
+        events: what was called, in order.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node], polls_to_wait: Mapping[int, int] | None = None) -> None:
+        self.nodes = dict(nodes)
+        self.polls_to_wait = dict(polls_to_wait or {})
+        self.events: list[str] = []
+        self.pushed: list[Message] = []
+        self._waiting: dict[str, tuple[int, Message | None]] = {}
+        self._count = 0
+
+    def set_run(self, run: object) -> None:
+        self.events.append("set_run")
+
+    @property
+    def run(self) -> object:
+        return "the run"
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        # Not by the public constructor, which asks Flower for the identity of a running task.
+        metadata = Metadata(
+            run_id=RUN_ID,
+            message_id="",
+            src_node_id=SERVER_NODE,
+            dst_node_id=dst_node_id,
+            reply_to_message_id="",
+            group_id=group_id,
+            created_at=time.time(),
+            ttl=DAY if ttl is None else ttl,
+            message_type=message_type,
+        )
+        return Message(metadata=metadata, content=content)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[object]:
+        return [f"node {node}" for node in self.nodes]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.events.append("push")
+        ids = []
+        for message in messages:
+            self._count += 1
+            message.metadata.__dict__["_message_id"] = f"message {self._count}"
+            ids.append(message.metadata.message_id)
+            node = message.metadata.dst_node_id
+            self.pushed.append(message)
+            self._waiting[ids[-1]] = (self.polls_to_wait.get(node, 0), self.nodes[node](message))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.events.append("pull")
+        came = []
+        for key in list(message_ids):
+            polls, reply = self._waiting[key]
+            if polls:
+                self._waiting[key] = (polls - 1, reply)
+            elif reply is not None:
+                came.append(reply)
+                del self._waiting[key]
+        return came
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise AssertionError("Flower's own slow loop must not be used")
+
+
+def replying(*replies: wire.GroupReply) -> Node:
+    """A node that gives the same replies to everything."""
+    return lambda message: Message(wire.pack_replies(replies), reply_to=message)
+
+
+def scoring_node(
+    table_by_group: Mapping[str, np.ndarray], truth_by_group: Mapping[str, np.ndarray] | None = None
+) -> Node:
+    """A node that answers the roll call, takes the catalogue and scores with the clients' own code.
+
+    Args:
+        table_by_group: group -> target distributions (Q, K), 0 on padding.
+        truth_by_group: the same for the groups' own answers; the targets where absent.
+    """
+    catalogue: list[wire.Catalogue] = []
+
+    def answer(message: Message) -> Message:
+        kind = message.metadata.message_type
+        replies = [wire.GroupReply(name) for name in table_by_group]
+        if kind == wire.CATALOGUE:
+            catalogue.append(wire.unpack_catalogue(message.content))
+        if kind == wire.SCORE:
+            request = wire.unpack_score_request(message.content)
+            replies = []
+            for name, table_QK in table_by_group.items():
+                sides = {wire.TARGET_SIDE: table_QK, wire.TRUTH_SIDE: (truth_by_group or table_by_group)[name]}
+                rewards = {
+                    (metric, side): reward_J
+                    for side in request.sides
+                    for metric, reward_J in scoring.score(request, sides[side], catalogue[-1].option_QK).items()
+                }
+                replies.append(wire.GroupReply(name, rewards))
+        return Message(wire.pack_replies(replies), reply_to=message)
+
+    return answer
+
+
+def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> wire.Catalogue:
+    """Questions with so many options each, those of `train` for training."""
+    questions = tuple(
+        Question(f"Q{q}", f"What about topic {q}?", tuple(f"answer {k}" for k in range(count)))
+        for q, count in enumerate(num_options)
+    )
+    option_QK = np.arange(max(num_options))[None] < np.array(num_options)[:, None]
+    embedding_QKE = np.zeros((*option_QK.shape, 2), dtype=np.float32)
+    return wire.Catalogue(questions, np.array(train), embedding_QKE, option_QK)
+
+
+def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> dict[str, np.ndarray]:
+    """A random distribution over the real options for every group and question."""
+    rng = np.random.default_rng(seed)
+    tables = {}
+    for name in names:
+        table_QK = np.where(option_QK, rng.dirichlet(np.ones(option_QK.shape[1]), size=len(option_QK)), 0.0)
+        tables[name] = table_QK / table_QK.sum(1, keepdims=True)
+    return tables
+
+
+VOCABULARY = 61
+ARCHITECTURES = ("qwen3", "llama", "gemma2")
+PAD_ID = 0
+
+
+def tiny_causal_lm(architecture: str = "qwen3", *, seed: int = 0, vocabulary: int = VOCABULARY) -> PreTrainedModel:
+    """A random causal LM of that architecture: hidden size 32, 2 layers, weights large enough for peaked answers."""
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "pad_token_id": PAD_ID,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    config: PretrainedConfig
+    if architecture == "gemma2":
+        # A window shorter than prompt and answer, so that its sliding layers are really cut.
+        config = Gemma2Config(**sizes, sliding_window=6, query_pre_attn_scalar=8)
+    else:
+        config = {"qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**sizes)
+    torch_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    attention = "eager" if architecture == "gemma2" else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    torch.set_rng_state(torch_state)
+    return model.eval()
+
+
+PROMPTS = [[5, 9, 13, 22, 7, 3, 41], [17], [8, 30, 2, 44], [12, 12, 50, 6, 33]]
+"""Token ids of unequal length."""

@@ -1,0 +1,167 @@
+"""A whole federation in one process: Flower's Grid before the groups' real ClientApp, with a record of all messages.
+
+No code path of the clients is replaced. Every message and reply crosses as the bytes Flower would send, and a node's
+context is stored as bytes between two messages, as where every message meets a fresh process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.message_pb2 import Context as ContextBytes
+from flwr.proto.message_pb2 import Message as MessageBytes
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from appa_flwr.config import Config
+from client_app.main import app
+
+RUN_ID, TASK_ID = 17, 1
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A message as it crossed between server and node: its bytes, and what they decode to."""
+
+    data: bytes
+    message: Message
+
+    @property
+    def kind(self) -> str:
+        """The action that was asked for."""
+        return self.message.metadata.message_type
+
+
+def cross(message: Message) -> Crossed:
+    """Turn a message into bytes and back."""
+    data = message_to_proto(message).SerializeToString(deterministic=True)
+    return Crossed(data, message_from_proto(MessageBytes.FromString(data)))
+
+
+def cross_records(content: RecordDict) -> RecordDict:
+    """Turn records into bytes and back."""
+    data = recorddict_to_proto(content).SerializeToString()
+    return recorddict_from_proto(RecordDictBytes.FromString(data))
+
+
+def request(kind: str, content: RecordDict | None = None, *, node: int = 1) -> Message:
+    """A message from the server, made without a running Flower task."""
+    metadata = Metadata(
+        run_id=RUN_ID,
+        message_id=f"{kind} to {node}",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=node,
+        reply_to_message_id="",
+        group_id="1",
+        created_at=0.0,
+        ttl=1e12,
+        message_type=kind,
+    )
+    return Message(metadata=metadata, content=content or RecordDict())
+
+
+def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
+    """Contexts of a simulation's nodes; node ids are no partition numbers, as in Flower."""
+    return {
+        1000 + 7 * n: _context(config, 1000 + 7 * n, {"partition-id": n, "num-partitions": num_nodes})
+        for n in range(num_nodes)
+    }
+
+
+def deployed(config: Config, files: Mapping[str, Path]) -> dict[int, Context]:
+    """Contexts of nodes that run at home, one a group, each with the group's own data file."""
+    return {
+        2000 + 7 * n: _context(config, 2000 + 7 * n, {"group": group, "data": str(path)})
+        for n, (group, path) in enumerate(files.items())
+    }
+
+
+def _context(config: Config, node: int, node_config: Mapping[str, int | str]) -> Context:
+    return Context(RUN_ID, node, dict(node_config), RecordDict(), dict(config.flat()))
+
+
+class InProcessGrid(Grid):
+    """A Grid whose nodes run the real ClientApp as soon as a message is pushed.
+
+    Attributes:
+        contexts: node id -> its context, as the last message left it.
+        requests: every message to a node.
+        replies: every reply, in the order the nodes were asked.
+    """
+
+    def __init__(self, contexts: Mapping[int, Context]) -> None:
+        self.contexts = dict(contexts)
+        self.requests: list[Crossed] = []
+        self.replies: list[Crossed] = []
+        self._ready: dict[str, Message] = {}
+
+    def set_run(self, run: object) -> None:
+        """Nothing: there is one run."""
+
+    @property
+    def run(self) -> object:
+        """Nothing asks for it."""
+        raise NotImplementedError
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """As Flower's own grids do."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """All nodes."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Let each message's node answer it."""
+        keys = []
+        for message in messages:
+            key = f"message {len(self.requests)}"
+            message.metadata.__dict__["_message_id"] = key
+            self.requests.append(cross(message))
+            self.replies.append(cross(self._answer(message.metadata.dst_node_id)))
+            self._ready[key] = self.replies[-1].message
+            keys.append(key)
+        return keys
+
+    def _answer(self, node: int) -> Message:
+        stored = context_to_proto(self.contexts[node]).SerializeToString()
+        context = context_from_proto(ContextBytes.FromString(stored))
+        reply = app(self.requests[-1].message, context)
+        self.contexts[node] = context
+        return reply
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies that are there."""
+        return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
+        """Push and pull."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+@contextmanager
+def flower_task() -> Iterator[None]:
+    """Let `Message` be made as inside a running ServerApp, which Flower tells apart by a process-wide identity."""
+    before = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SUPERLINK_NODE_ID, TASK_ID
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(TaskIdentity, name, value)

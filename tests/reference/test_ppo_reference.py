@@ -1,0 +1,111 @@
+"""Our PPO functions on two rollouts of TRL 1.12's PPO trainer, tensor by tensor.
+
+TRL's ways, which the masks below carry over: the policy counts tokens up to and including the end token; values and
+per-token rewards count one token further, where there is room, and the score sits on that one; per-token rewards are
+whitened without shifting their mean; a loss is the token mean of a micro-batch of 4.
+
+Axis letters: J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from server_app import ppo
+
+ANCHOR = Path(__file__).resolve().parents[3] / "shared" / "anchors" / "trl112_rollouts.npz"
+GAMMA, LAMBDA, KL, CLIP, CLIP_VALUE, VALUE_COEFFICIENT = 1.0, 0.95, 0.05, 0.2, 0.2, 0.2
+TOLERANCE = 1e-5
+
+pytestmark = pytest.mark.skipif(not ANCHOR.is_file(), reason=f"TRL's recorded rollouts are absent: {ANCHOR.name}")
+
+
+@pytest.fixture(scope="module", params=["r0", "r1"])
+def recorded(request):
+    with np.load(ANCHOR) as anchor:
+        return {key[3:]: torch.from_numpy(anchor[key]) for key in anchor.files if key.startswith(request.param)}
+
+
+@pytest.fixture(scope="module")
+def policy_mask_JT(recorded):
+    return torch.arange(recorded["logprobs"].shape[1])[None] <= recorded["sequence_lengths"][:, None]
+
+
+@pytest.fixture(scope="module")
+def value_mask_JT(recorded):
+    return torch.arange(recorded["logprobs"].shape[1])[None] <= recorded["sequence_lengths"][:, None] + 1
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_masks_are_those_recorded(recorded, policy_mask_JT, value_mask_JT):
+    assert torch.equal(policy_mask_JT, ~recorded["padding_mask"])
+    assert torch.equal(value_mask_JT, ~recorded["padding_mask_p1"])
+    # the recording has rows that end early and rows that never do, so both placements of the score are met
+    assert policy_mask_JT.all(1).any()
+    assert not policy_mask_JT.all(1).all()
+
+
+def test_rewards(recorded, value_mask_JT):
+    shaped_JT = ppo.shaped_rewards(
+        recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], value_mask_JT, kl_coefficient=KL
+    )
+    close(ppo.whiten(shaped_JT, value_mask_JT, shift_mean=False), recorded["rewards"])
+
+
+def test_advantages_and_returns(recorded, policy_mask_JT, value_mask_JT):
+    advantage_JT, return_JT = ppo.gae(
+        recorded["rewards"], recorded["values"], value_mask_JT, gamma=GAMMA, gae_lambda=LAMBDA
+    )
+    close(return_JT, recorded["returns"])
+    close(ppo.whiten(advantage_JT, policy_mask_JT), recorded["advantages"])
+
+
+def test_losses_of_every_micro_batch(recorded, policy_mask_JT, value_mask_JT):
+    found = []
+    for m, rows in enumerate(recorded["micro_inds"]):
+        policy = ppo.policy_loss(
+            recorded["micro_new_logprobs"][m],
+            recorded["logprobs"][rows],
+            recorded["advantages"][rows],
+            policy_mask_JT[rows],
+            clip_range=CLIP,
+        )
+        value = ppo.value_loss(
+            recorded["micro_vpred"][m],
+            recorded["values"][rows],
+            recorded["returns"][rows],
+            value_mask_JT[rows],
+            clip_range=CLIP_VALUE,
+        )
+        policy_mean = policy.loss / policy_mask_JT[rows].sum()
+        value_mean = value / value_mask_JT[rows].sum()
+        found.append([policy_mean, value_mean, policy_mean + VALUE_COEFFICIENT * value_mean])
+    expected = torch.stack([recorded[f"micro_{name}"] for name in ("pg_loss", "vf_loss", "loss")], 1)
+    close(torch.tensor(found), expected)
+
+
+def test_the_whole_chain_from_log_probabilities_to_losses(recorded, policy_mask_JT, value_mask_JT):
+    # rewards, advantages and returns are our own here, not the recorded ones
+    shaped_JT = ppo.shaped_rewards(
+        recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], value_mask_JT, kl_coefficient=KL
+    )
+    reward_JT = ppo.whiten(shaped_JT, value_mask_JT, shift_mean=False)
+    advantage_JT, return_JT = ppo.gae(reward_JT, recorded["values"], value_mask_JT, gamma=GAMMA, gae_lambda=LAMBDA)
+    advantage_JT = ppo.whiten(advantage_JT, policy_mask_JT)
+    for m, rows in enumerate(recorded["micro_inds"]):
+        new_JT, value_JT = recorded["micro_new_logprobs"][m], recorded["micro_vpred"][m]
+        policy = ppo.policy_loss(
+            new_JT, recorded["logprobs"][rows], advantage_JT[rows], policy_mask_JT[rows], clip_range=CLIP
+        )
+        value = ppo.value_loss(
+            value_JT, recorded["values"][rows], return_JT[rows], value_mask_JT[rows], clip_range=CLIP_VALUE
+        )
+        total = policy.loss / policy_mask_JT[rows].sum() + VALUE_COEFFICIENT * value / value_mask_JT[rows].sum()
+        assert float(total) == pytest.approx(float(recorded["micro_loss"][m]), abs=TOLERANCE)

@@ -1,0 +1,107 @@
+"""A node's round of PluralLLM: the mean over the groups it hosts, which FedAvg over nodes makes the mean over all.
+
+Axis letters: G groups, N answered questions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from client_app import data, predictor
+from pluralllm.data import GroupData, OptionEmbedding, group_data
+from pluralllm.model import PluralLLM
+from pluralllm.settings import model_config
+from server_app.questions import build_catalogue
+
+CONFIG = Config.load(
+    {
+        "num-questions": 24,
+        "num-groups": 3,
+        "embedding-dim": 8,
+        "pluralllm-hidden-dim": 8,
+        "pluralllm-blocks": 1,
+        "pluralllm-heads": 2,
+        "pluralllm-learning-rate": 0.01,
+        "num-context-questions": 4,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def start() -> ArrayRecord:
+    torch.manual_seed(1)
+    return ArrayRecord(PluralLLM(model_config(CONFIG)).state_dict())
+
+
+@pytest.fixture(scope="module")
+def embedding() -> OptionEmbedding:
+    public = build_catalogue(CONFIG)
+    ids = tuple(question.question_id for question in public.questions)
+    return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
+
+
+@pytest.fixture(scope="module")
+def groups(embedding) -> list[GroupData]:
+    """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
+    found = []
+    for g, name in enumerate(data.all_groups(CONFIG)):
+        answers = dict(list(data.answers(CONFIG, {}, name).items())[: 5 if g == 0 else None])
+        found.append(group_data(name, answers, embedding=embedding))
+    return found
+
+
+def flat(weights: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.numpy().astype(np.float64).ravel() for array in weights.values()])
+
+
+def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start, embedding, groups):
+    together = predictor.train_round(CONFIG, start, groups, embedding, round_number=2)
+    alone = [predictor.train_round(CONFIG, start, [group], embedding, round_number=2) for group in groups]
+    sizes = np.array([len(group) for group in groups])
+    assert [trained.num_examples for trained in alone] == sizes.tolist()
+    assert sizes[0] == 5
+    assert sizes[1:].min() > 10
+    assert together.num_examples == sizes.sum()
+    weight_G = np.stack([flat(trained.weights) for trained in alone])
+    fedavg = sum(size * weights for size, weights in zip(sizes, weight_G, strict=True)) / sizes.sum()
+    np.testing.assert_allclose(flat(together.weights), fedavg, atol=1e-6)
+    # the groups moved, in different directions, so that another weighting would show
+    assert np.abs(weight_G - flat(start)).max(1).min() > 1e-3
+    assert np.abs(weight_G.mean(0) - fedavg).max() > 1e-4
+    losses = np.array([trained.loss for trained in alone])
+    assert together.loss == pytest.approx(float(losses @ sizes / sizes.sum()))
+    assert together.weights.keys() == start.keys()
+
+
+def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(start, embedding, groups):
+    def train(chosen, round_number):
+        return flat(predictor.train_round(CONFIG, start, chosen, embedding, round_number=round_number).weights)
+
+    torch.manual_seed(99)  # the process's own generator must not matter
+    np.testing.assert_array_equal(train(groups[:1], 1), train(groups[:1], 1))
+    assert not np.array_equal(train(groups[:1], 1), train(groups[:1], 2))
+    # the order of groups on a node may move the last bit of the sum, not more
+    np.testing.assert_allclose(train(groups, 1), train(groups[::-1], 1), atol=1e-6)
+
+
+def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
+    nobody = group_data("Nobody", {}, embedding=embedding)
+    with_nobody = predictor.train_round(CONFIG, start, [nobody, groups[1]], embedding, round_number=1)
+    without = predictor.train_round(CONFIG, start, [groups[1]], embedding, round_number=1)
+    np.testing.assert_array_equal(flat(with_nobody.weights), flat(without.weights))
+    assert (with_nobody.num_examples, with_nobody.loss) == (without.num_examples, without.loss)
+    with pytest.raises(UserError, match="no group of this node"):
+        predictor.train_round(CONFIG, start, [nobody], embedding, round_number=1)
+
+
+def test_a_table_holds_distributions_over_real_options(start, embedding, groups):
+    table_QK = predictor.table(CONFIG, start, groups[0], embedding, draw=0)
+    assert table_QK.shape == embedding.option_QK.shape
+    assert (table_QK[embedding.option_QK] > 0).all()
+    assert not table_QK[~embedding.option_QK].any()
+    np.testing.assert_allclose(table_QK.sum(1), 1.0, atol=1e-12)

@@ -1,0 +1,119 @@
+"""Rewards and votes against slow, plain loops.
+
+Axis letters: Q public questions, J scored answers, K options.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import wasserstein_distance
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+from client_app import scoring
+
+SIZES = (2, 5, 3, 4)
+OPTION_QK = np.arange(max(SIZES))[None] < np.array(SIZES)[:, None]
+METRICS = ("js", "js-distance", "wasserstein", "cosine", "borda")
+
+
+def by_hand(metric: str, prediction: list[float], target: list[float]) -> float:
+    """One reward over real options only, from the definition of its metric."""
+    size = len(target)
+    if metric in ("js", "js-distance"):
+        p, q = ([x / sum(values) for x in values] for values in (prediction, target))
+        divergence = 0.0
+        for a, b in zip(p, q, strict=True):
+            middle = (a + b) / 2
+            divergence += (a * math.log2(a / middle) if a else 0.0) / 2 + (b * math.log2(b / middle) if b else 0.0) / 2
+        return 1 - (divergence if metric == "js" else math.sqrt(max(divergence, 0.0)))
+    if metric == "wasserstein":
+        return 1 - wasserstein_distance(range(size), range(size), prediction, target) / (size - 1)
+    if metric == "cosine":
+        dot = sum(a * b for a, b in zip(prediction, target, strict=True))
+        return (1 + dot / math.hypot(*prediction) / math.hypot(*target)) / 2
+    ranked = [sorted(range(size), key=lambda k, v=values: (-v[k], k)) for values in (prediction, target)]
+    earned = sum(size - place for place in range(size) if ranked[0][place] == ranked[1][place])
+    return earned / (size * (size + 1) / 2)
+
+
+def table(seed: int) -> np.ndarray:
+    """A distribution for every question; what stands on padding must not matter."""
+    rng = np.random.default_rng(seed)
+    table_QK = np.where(OPTION_QK, rng.dirichlet(np.ones(5), size=4), 0.0)
+    table_QK /= table_QK.sum(1, keepdims=True)
+    table_QK[1, :2] = [table_QK[1, :2].sum(), 0.0]  # an option nobody chose
+    return table_QK
+
+
+def test_rewards_equal_a_slow_loop_over_answers():
+    rng = np.random.default_rng(0)
+    question_J = rng.integers(4, size=60)
+    prediction_JK = rng.dirichlet(np.full(5, 0.5), size=60)
+    prediction_JK[:20] = np.round(prediction_JK[:20], 1)  # ties and zeros
+    prediction_JK[:20, 0] += 0.1
+    prediction_JK[rng.integers(2, size=60) == 1] *= 3.0  # need not sum to one
+    target_QK = table(1)
+    request = wire.ScoreRequest(question_J, prediction_JK, METRICS)
+    reward_J = scoring.score(request, target_QK, OPTION_QK)
+    assert list(reward_J) == list(METRICS)
+    for metric in METRICS:
+        expected = [
+            by_hand(metric, prediction_JK[j, : SIZES[q]].tolist(), target_QK[q, : SIZES[q]].tolist())
+            for j, q in enumerate(question_J)
+        ]
+        np.testing.assert_allclose(reward_J[metric], expected, atol=1e-9, err_msg=metric)
+
+
+def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_reward():
+    target_QK = table(2)
+    target_QK[3] = np.nan
+    prediction_JK = np.full((5, 5), 0.2)
+    prediction_JK[[1, 4]] = np.nan
+    prediction_JK[2, 1] = np.nan  # half an answer is none either
+    prediction_JK[0, 2:] = np.nan  # but beyond the two options of question 0 nothing counts
+    request = wire.ScoreRequest(np.array([0, 0, 1, 3, 3]), prediction_JK, METRICS)
+    for metric, reward_J in scoring.score(request, target_QK, OPTION_QK).items():
+        assert reward_J[0] == pytest.approx(by_hand(metric, [0.2, 0.2], target_QK[0, :2].tolist()))
+        assert reward_J[[1, 2]].tolist() == [0.0, 0.0]
+        assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not
+
+
+def test_no_answers_have_no_rewards():
+    request = wire.ScoreRequest(np.zeros(0, dtype=np.int64), np.zeros((0, 5)), METRICS)
+    assert {m: r.shape for m, r in scoring.score(request, table(0), OPTION_QK).items()} == {m: (0,) for m in METRICS}
+
+
+@pytest.mark.parametrize(
+    ("question", "metric", "says"), [(4, "js", "catalogue"), (-1, "js", "catalogue"), (0, "kindness", "kindness")]
+)
+def test_a_question_or_metric_that_is_not_there_is_the_servers_mistake(question, metric, says):
+    request = wire.ScoreRequest(np.array([0, question]), np.full((2, 5), 0.2), (metric,))
+    with pytest.raises(UserError, match=says):
+        scoring.score(request, table(0), OPTION_QK)
+
+
+def test_votes_by_hand():
+    opinion_QK = np.array([[0.3, 0.7, 0.0], [0.2, 0.4, 0.4], [0.0, 0.0, 1.0]])
+    option_QK = np.array([[True, True, False], [True, True, True], [True, True, True]])
+    # two options: 0.7 first; three: the tie at 0.4 goes to the first of both; last: a tie at 0
+    assert scoring.votes(opinion_QK, option_QK, kind="mode").tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
+    # K for the first place down to 1 for the last: of two options 2 and 1, of three 3, 2, 1
+    assert scoring.votes(opinion_QK, option_QK, kind="ranking").tolist() == [[1, 2, 0], [1, 3, 2], [2, 1, 3]]
+    assert scoring.votes(opinion_QK, option_QK, kind="distribution").tolist() == opinion_QK.tolist()
+
+
+def test_padding_never_wins_a_vote():
+    opinion_QK = np.array([[0.4, 0.6, 99.0]])
+    option_QK = np.array([[True, True, False]])
+    assert scoring.votes(opinion_QK, option_QK, kind="mode").tolist() == [[0, 1, 0]]
+    assert scoring.votes(opinion_QK, option_QK, kind="ranking").tolist() == [[1, 2, 0]]
+    assert scoring.votes(opinion_QK, option_QK, kind="distribution").tolist() == [[0.4, 0.6, 0.0]]
+
+
+def test_an_unknown_kind_of_vote():
+    with pytest.raises(UserError, match="'mode', 'ranking' or 'distribution'"):
+        scoring.votes(table(0), OPTION_QK, kind="shout")

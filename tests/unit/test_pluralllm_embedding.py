@@ -1,0 +1,88 @@
+"""The hashed text embedding and the padding of a group's answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from pluralllm.data import group_data
+from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
+
+TAXES = Question("tax", "Should income taxes be raised?", ("Yes", "No"))
+WARMTH = Question("heat", "How warm is your home?", ("Cold", "Mild", "Warm"), (1.0, 2.0, 5.0))
+TAXES_TOO = Question("tax2", "Should property taxes be raised?", ("No", "Yes", "Do not know"))
+QUESTIONS = (TAXES, WARMTH, TAXES_TOO)
+
+
+def test_shape_mask_and_padding() -> None:
+    table = embed_questions(QUESTIONS, dim=16)
+    assert table.value_QKE.shape == (3, 3, 16)
+    assert table.value_QKE.dtype == np.float32
+    assert table.dim == 16
+    assert table.option_QK.tolist() == [[True, True, False], [True] * 3, [True] * 3]
+    assert (table.value_QKE[~table.option_QK] == 0).all()
+    assert np.isfinite(table.value_QKE).all()  # 16 features out of 3 question texts: the rest is 0
+
+
+def test_same_questions_give_the_same_table() -> None:
+    np.testing.assert_array_equal(embed_questions(QUESTIONS).value_QKE, embed_questions(QUESTIONS).value_QKE)
+
+
+def test_order_of_nominal_options_leaves_no_trace() -> None:
+    turned = Question(TAXES_TOO.question_id, TAXES_TOO.text, TAXES_TOO.options[::-1])
+    straight = embed_questions(QUESTIONS).value_QKE
+    np.testing.assert_allclose(embed_questions((TAXES, WARMTH, turned)).value_QKE[2, ::-1], straight[2], atol=1e-6)
+
+
+def test_both_question_and_option_matter() -> None:
+    value = embed_questions(QUESTIONS, dim=16).value_QKE.astype(np.float64)
+    yes, no, other_yes, cold = value[0, 0], value[0, 1], value[2, 1], value[1, 0]
+    assert np.linalg.norm(yes - no) > 0.5
+    assert 0.0 < np.linalg.norm(yes - other_yes) < np.linalg.norm(yes - cold)
+
+
+def test_ordinal_features_by_hand() -> None:
+    # positions 1, 2, 5 on [-1, 1]: 2 (x - 1) / 4 - 1 = -1, -0.5, 1; distance from the middle 1, 0.5, 1
+    table = embed_questions(QUESTIONS, dim=16)
+    expected = [[1.0, -1.0, 1.0], [1.0, -0.5, 0.5], [1.0, 1.0, 1.0]]
+    np.testing.assert_allclose(table.value_QKE[1, :, -ORDINAL_FEATURES:], expected)
+    assert (table.value_QKE[[0, 2], :, -ORDINAL_FEATURES:] == 0).all()
+
+
+def test_text_without_a_word_is_embedded_as_zero_not_nan() -> None:
+    table = embed_questions((TAXES, Question("blank", "", ("", "?"))), dim=8)
+    assert np.isfinite(table.value_QKE).all()
+
+
+@pytest.mark.parametrize(
+    ("questions", "dim", "message"),
+    [
+        ((), 64, "no question"),
+        (QUESTIONS, 4, "at least 5"),
+        ((TAXES, TAXES), 64, "'tax' occurs twice"),
+        ((Question("q", "Q?", ("a", "b", "c"), (1.0, 2.0)),), 64, "2 ordinal positions for 3 options"),
+    ],
+)
+def test_bad_input_is_named(questions: tuple[Question, ...], dim: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        embed_questions(questions, dim=dim)
+
+
+def test_group_data_pads_in_the_order_of_the_table_and_keeps_only_the_split() -> None:
+    table = embed_questions(QUESTIONS, dim=8)
+    answers = {"tax2": np.array([0.2, 0.3, 0.5]), "tax": np.array([0.6, 0.4]), "heat": np.array([1.0, 0.0, 0.0])}
+    data = group_data("Here", answers, embedding=table, question_ids=("tax", "tax2"))
+    assert data.question_N.tolist() == [0, 2]
+    np.testing.assert_allclose(data.answer_NK, [[0.6, 0.4, 0.0], [0.2, 0.3, 0.5]])
+    assert len(group_data("Here", answers, embedding=table)) == 3
+    assert len(group_data("Here", answers, embedding=table, question_ids=())) == 0
+
+
+def test_group_data_names_what_does_not_fit() -> None:
+    table = embed_questions(QUESTIONS, dim=8)
+    with pytest.raises(UserError, match="'Here': question 'nowhere' is not in the public"):
+        group_data("Here", {"nowhere": np.array([1.0, 0.0])}, embedding=table)
+    with pytest.raises(UserError, match="'tax': 3 probabilities for 2 options"):
+        group_data("Here", {"tax": np.array([0.5, 0.5, 0.0])}, embedding=table)

@@ -1,0 +1,172 @@
+"""PluralLLM's network: what must not change its predictions, and what must.
+
+Axis letters: B episodes, C context questions, M target questions, K options, E embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from appa_flwr.errors import UserError
+from pluralllm.model import ModelConfig, PluralLLM
+
+B, C, M, K, E = 3, 5, 4, 4, 6
+TOLERANCE = {"atol": 2e-6, "rtol": 0.0}
+
+
+@pytest.fixture
+def model() -> PluralLLM:
+    """A network with every weight random and large enough for its answers to be far from uniform."""
+    torch.manual_seed(1)
+    network = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return network.eval()
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    """Questions of 2 to 4 options."""
+    generator = torch.Generator().manual_seed(2)
+
+    def options(questions: int) -> Tensor:
+        size = torch.randint(2, K + 1, (B, questions, 1), generator=generator)
+        return torch.arange(K) < size
+
+    context_options, target_options = options(C), options(M)
+    logits = torch.randn(B, C, K, generator=generator).masked_fill(~context_options, -torch.inf)
+    return {
+        "context_embedding": torch.randn(B, C, K, E, generator=generator) * context_options[..., None],
+        "context_answer": logits.softmax(-1),
+        "context_options": context_options,
+        "target_embedding": torch.randn(B, M, K, E, generator=generator) * target_options[..., None],
+        "target_options": target_options,
+    }
+
+
+@torch.no_grad()
+def probability(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
+    return model(**batch).exp()
+
+
+def test_predictions_are_distributions_over_the_real_options(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    predicted = probability(model, batch)
+    torch.testing.assert_close(predicted.sum(-1), torch.ones(B, M))
+    assert (predicted[~batch["target_options"]] == 0).all()
+    uniform = batch["target_options"] / batch["target_options"].sum(-1, keepdim=True)
+    assert (predicted - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
+
+
+def test_untrained_network_answers_uniformly(batch: dict[str, Tensor]) -> None:
+    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
+    options = batch["target_options"]
+    torch.testing.assert_close(probability(model, batch), options / options.sum(-1, keepdim=True))
+
+
+def test_permuting_options_permutes_predictions(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    # a permutation of its own for every question; padding then lies anywhere, not only at the end
+    target_order = torch.rand(B, M, K, generator=generator).argsort(-1)
+    context_order = torch.rand(B, C, K, generator=generator).argsort(-1)
+
+    def permute(value: Tensor, order: Tensor) -> Tensor:
+        if value.dim() > order.dim():
+            order = order[..., None].expand_as(value)
+        return value.gather(2, order)
+
+    permuted = {
+        name: permute(value, target_order if name.startswith("target") else context_order)
+        for name, value in batch.items()
+    }
+    expected = permute(probability(model, batch), target_order)
+    torch.testing.assert_close(probability(model, permuted), expected, **TOLERANCE)
+
+
+def test_permuting_the_context_leaves_predictions(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    order = torch.randperm(C, generator=torch.Generator().manual_seed(4))
+    permuted = {name: value[:, order] if name.startswith("context") else value for name, value in batch.items()}
+    torch.testing.assert_close(probability(model, permuted), probability(model, batch), **TOLERANCE)
+
+
+def test_the_context_matters_and_which_answer_belongs_to_which_question(
+    model: PluralLLM, batch: dict[str, Tensor]
+) -> None:
+    options = torch.ones(B, C, K, dtype=torch.bool)
+    full = batch | {"context_options": options, "context_answer": batch["context_answer"] * 0.9 + 0.1 / K}
+    swapped = full | {"context_answer": full["context_answer"].roll(1, dims=1)}
+    assert (probability(model, full) - probability(model, swapped)).abs().max() > 1e-2
+
+
+def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    nan = float("nan")
+    options = batch["context_options"]
+    padded = {
+        # NaN on the padding of existing questions, two more option columns, one absent context question ...
+        "context_embedding": torch.nn.functional.pad(
+            batch["context_embedding"].masked_fill(~options[..., None], nan), (0, 0, 0, 2, 0, 1), value=nan
+        ),
+        "context_answer": torch.nn.functional.pad(
+            batch["context_answer"].masked_fill(~options, nan), (0, 2, 0, 1), value=nan
+        ),
+        "context_options": torch.nn.functional.pad(options, (0, 2, 0, 1), value=False),
+        # ... and two target questions without options
+        "target_embedding": torch.nn.functional.pad(batch["target_embedding"], (0, 0, 0, 2, 0, 2), value=nan),
+        "target_options": torch.nn.functional.pad(batch["target_options"], (0, 2, 0, 2), value=False),
+    }
+    predicted = probability(model, padded)
+    torch.testing.assert_close(predicted[:, :M, :K], probability(model, batch), **TOLERANCE)
+    assert (predicted[:, M:] == 0).all()
+
+
+def test_absent_context_questions_count_as_not_given(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    present = torch.tensor([True, False, True, True, False]).expand(B, C)
+    fewer = {name: value[:, present[0]] if name.startswith("context") else value for name, value in batch.items()}
+    masked = probability(model, batch | {"context_present": present})
+    torch.testing.assert_close(masked, probability(model, fewer), **TOLERANCE)
+    assert (masked - probability(model, batch)).abs().max() > 1e-3
+
+
+def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    none = {name: value[:, :0] if name.startswith("context") else value for name, value in batch.items()}
+    absent = batch | {"context_present": torch.zeros(B, C, dtype=torch.bool)}
+    prior = probability(model, none)
+    assert prior.isfinite().all()
+    torch.testing.assert_close(probability(model, absent), prior, **TOLERANCE)
+
+
+def test_each_target_and_each_episode_is_predicted_as_if_alone(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    together = probability(model, batch)
+    for episode in range(B):
+        for target in range(M):
+            alone = {
+                name: value[episode : episode + 1, target : target + 1]
+                if name.startswith("target")
+                else value[episode : episode + 1]
+                for name, value in batch.items()
+            }
+            torch.testing.assert_close(probability(model, alone)[0, 0], together[episode, target], **TOLERANCE)
+
+
+def test_gradients_are_finite_with_padding(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+    options = batch["target_options"].clone()
+    options[:, -1] = False
+    predicted = model(**(batch | {"target_options": options}))
+    predicted.masked_fill(~options, 0.0).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_weights_are_plain_float_arrays() -> None:
+    state = PluralLLM(ModelConfig(embedding_dim=E)).state_dict()
+    assert {value.dtype for value in state.values()} == {torch.float32}
+
+
+def test_sizes_that_cannot_be_built_are_refused() -> None:
+    with pytest.raises(UserError, match="multiple of its 3 heads"):
+        ModelConfig(hidden_dim=64, num_heads=3)
+    with pytest.raises(UserError, match="at least 1"):
+        ModelConfig(num_blocks=0)

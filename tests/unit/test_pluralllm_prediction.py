@@ -1,0 +1,212 @@
+"""Target tables: the right context, the same numbers everywhere, and scores beside the baselines.
+
+Axis letters: G groups, Q questions, K options, N answered questions, C context questions, E embedding.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from appa_flwr.errors import UserError
+from pluralllm import prediction
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.prediction import context_rows, target_table
+from pluralllm.scores import evaluate
+
+Q, K, E = 40, 3, 6
+IDS = tuple(f"question {q}" for q in range(Q))
+
+
+@pytest.fixture
+def table() -> OptionEmbedding:
+    rng = np.random.default_rng(0)
+    option_QK = np.arange(K) < rng.integers(2, K + 1, size=(Q, 1))
+    value_QKE = (rng.normal(size=(Q, K, E)) * option_QK[..., None]).astype(np.float32)
+    return OptionEmbedding(IDS, value_QKE, option_QK)
+
+
+@pytest.fixture
+def data(table: OptionEmbedding) -> GroupData:
+    rng = np.random.default_rng(1)
+    rows = np.sort(rng.permutation(Q)[:25]).astype(np.int64)
+    weight_NK = rng.random((25, K)) * table.option_QK[rows]
+    return GroupData("Here", rows, (weight_NK / weight_NK.sum(1, keepdims=True)).astype(np.float32))
+
+
+@pytest.fixture
+def model() -> PluralLLM:
+    torch.manual_seed(2)
+    network = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return network
+
+
+def test_table_holds_distributions(model: PluralLLM, data: GroupData, table: OptionEmbedding) -> None:
+    predicted = target_table(model, data, table, num_context=8, seed=0)
+    assert predicted.shape == (Q, K)
+    assert predicted.dtype == np.float64
+    np.testing.assert_allclose(predicted.sum(1), 1.0)
+    assert (predicted[~table.option_QK] == 0).all()
+
+
+def test_table_agrees_with_one_question_at_a_time(
+    model: PluralLLM, data: GroupData, table: OptionEmbedding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "QUESTIONS_PER_BATCH", 7)  # several batches, the last one not full
+    predicted = target_table(model, data, table, num_context=8, seed=0, num_draws=2)
+    for question in range(Q):
+        slow = np.zeros(K)
+        for draw in range(2):
+            rows, present = context_rows(data, IDS, num_context=8, seed=0, draw=draw)
+            assert present.all()
+            asked = data.question_N[rows[question]]
+            with torch.no_grad():
+                log_p = model(
+                    context_embedding=torch.from_numpy(table.value_QKE[asked])[None],
+                    context_answer=torch.from_numpy(data.answer_NK[rows[question]])[None],
+                    context_options=torch.from_numpy(table.option_QK[asked])[None],
+                    target_embedding=torch.from_numpy(table.value_QKE[question])[None, None],
+                    target_options=torch.from_numpy(table.option_QK[question])[None, None],
+                )
+            slow += log_p[0, 0].exp().numpy() / 2
+        np.testing.assert_allclose(predicted[question], slow, atol=1e-5)
+
+
+def test_a_questions_own_answer_never_reaches_its_prediction(
+    model: PluralLLM, data: GroupData, table: OptionEmbedding
+) -> None:
+    """The context is all the group has, so any other question's prediction must notice the change."""
+    before = target_table(model, data, table, num_context=25, seed=0)
+    for place in (0, 7, 24):
+        answer_NK = data.answer_NK.copy()
+        answer_NK[place, :2] = (0.0, 1.0) if answer_NK[place, 0] > 0.5 else (1.0, 0.0)
+        answer_NK[place, 2:] = 0.0
+        after = target_table(model, replace(data, answer_NK=answer_NK), table, num_context=25, seed=0)
+        own = data.question_N[place]
+        np.testing.assert_array_equal(after[own], before[own])
+        others = np.delete(np.arange(Q), own)
+        assert (np.abs(after - before).max(axis=1)[others] > 1e-7).all()
+
+
+def test_context_is_distinct_and_without_the_question_itself(data: GroupData) -> None:
+    for num_context in (1, 8, 24, 25, 60):
+        rows, present = context_rows(data, IDS, num_context=num_context, seed=0)
+        assert rows.shape == (Q, min(num_context, 25))
+        for question in range(Q):
+            chosen = data.question_N[rows[question][present[question]]].tolist()
+            answered = question in data.question_N
+            assert question not in chosen
+            assert len(set(chosen)) == len(chosen) == min(num_context, 25 - answered)
+
+
+def test_context_is_a_fair_draw(data: GroupData) -> None:
+    """Over 300 seeds each of the 24 other answers is in a context of 6 with probability 1/4: 75 times, sd 7.5."""
+    count = np.zeros(25)
+    for seed in range(300):
+        rows, _ = context_rows(data, IDS, num_context=6, seed=seed)
+        count[rows[data.question_N[3]]] += 1
+    assert count[3] == 0
+    assert (np.abs(np.delete(count, 3) - 75.0) < 4 * 7.5).all()
+
+
+def test_context_depends_on_seed_group_question_and_draw(data: GroupData) -> None:
+    rows, _ = context_rows(data, IDS, num_context=8, seed=0)
+    assert len({tuple(sorted(row)) for row in rows.tolist()}) == Q
+    for other in (
+        context_rows(data, IDS, num_context=8, seed=1),
+        context_rows(data, IDS, num_context=8, seed=0, draw=1),
+        context_rows(replace(data, group="There"), IDS, num_context=8, seed=0),
+    ):
+        assert (np.sort(other[0]) != np.sort(rows)).any(axis=1).mean() > 0.9
+
+
+def test_order_of_questions_changes_nothing(model: PluralLLM, data: GroupData, table: OptionEmbedding) -> None:
+    order = np.random.default_rng(3).permutation(Q)
+    place = np.argsort(order)  # where an old row went
+    shuffled = OptionEmbedding(tuple(IDS[q] for q in order), table.value_QKE[order], table.option_QK[order])
+    moved = place[data.question_N]
+    ascending = np.argsort(moved)
+    same = GroupData("Here", moved[ascending], data.answer_NK[ascending])
+    before = target_table(model, data, table, num_context=8, seed=0)
+    after = target_table(model, same, shuffled, num_context=8, seed=0)
+    np.testing.assert_allclose(after, before[order], atol=2e-6)
+
+
+def test_another_process_chooses_the_same_context(data: GroupData) -> None:
+    script = (
+        "import numpy as np\n"
+        "from pluralllm.data import GroupData\n"
+        "from pluralllm.prediction import context_rows\n"
+        f"data = GroupData('Here', np.array({data.question_N.tolist()}), np.zeros((25, 3), np.float32))\n"
+        f"print(context_rows(data, {IDS!r}, num_context=8, seed=0)[0].tolist())\n"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for hash_seed in ("1", "2")
+    }
+    assert printed == {str(context_rows(data, IDS, num_context=8, seed=0)[0].tolist())}
+
+
+def test_a_group_without_answers_gets_the_prior(model: PluralLLM, data: GroupData, table: OptionEmbedding) -> None:
+    nobody = GroupData("Nobody", np.zeros(0, np.int64), np.zeros((0, K), np.float32))
+    prior = target_table(model, nobody, table, num_context=8, seed=0)
+    np.testing.assert_allclose(prior, target_table(model, data, table, num_context=0, seed=5), atol=2e-6)
+
+
+def test_what_does_not_fit_is_named(data: GroupData, table: OptionEmbedding) -> None:
+    with pytest.raises(UserError, match="built for embeddings of 5 features, the table has 6"):
+        target_table(PluralLLM(ModelConfig(embedding_dim=5)), data, table, num_context=4, seed=0)
+    with pytest.raises(UserError, match="num-draws is 0"):
+        target_table(PluralLLM(ModelConfig(embedding_dim=6)), data, table, num_context=4, seed=0, num_draws=0)
+
+
+def two_groups() -> tuple[list[GroupData], OptionEmbedding]:
+    """Group A answers (1, 0) and group B (0, 1) on question 0; only A has question 1, with (1/2, 1/2)."""
+    table = OptionEmbedding(("a", "b"), np.zeros((2, 2, E), np.float32), np.ones((2, 2), np.bool_))
+    first = GroupData("A", np.array([0, 1]), np.array([[1.0, 0.0], [0.5, 0.5]], dtype=np.float32))
+    return [first, GroupData("B", np.array([0]), np.array([[0.0, 1.0]], dtype=np.float32))], table
+
+
+def test_scores_by_hand() -> None:
+    groups, table = two_groups()
+    perfect = np.array([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.3, 0.7]]])  # B's last row has no truth
+    scores = evaluate(perfect, groups, table)
+    assert scores["pluralllm"].js == pytest.approx(1.0)
+    assert scores["pluralllm"].num_cells == 3
+    # uniform against (1, 0): m = (3/4, 1/4);
+    # JSD = (1/2) [1/2 log2(2/3) + 1/2 log2 2] + (1/2) log2(4/3) = 0.1038 + 0.2075 = 0.3113; against (1/2, 1/2) 0
+    assert scores["uniform"].js == pytest.approx((2 * (1 - 0.3113) + 1) / 3, abs=1e-4)
+    # B has the one cell: 0.6887; A the mean of 0.6887 and 1
+    assert scores["uniform"].min_group_js == pytest.approx(0.6887, abs=1e-4)
+    # natural distance: sqrt(0.3113 ln 2) = 0.4645
+    assert scores["uniform"].js_distance_natural == pytest.approx((2 * (1 - 0.4645) + 1) / 3, abs=1e-4)
+    # the other group answers question 0 the opposite way (reward 0); question 1 nobody else has: uniform, so 1
+    assert scores["mean-of-others"].js == pytest.approx(1 / 3)
+
+
+def test_scores_refuse_what_could_pass_for_a_good_one() -> None:
+    groups, table = two_groups()
+    broken = np.full((2, 2, 2), 0.5)
+    broken[1, 0] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        evaluate(broken, groups, table)
+    with pytest.raises(ValueError, match="shape"):
+        evaluate(np.full((1, 2, 2), 0.5), groups, table)
+    nobody = [replace(g, question_N=g.question_N[:0], answer_NK=g.answer_NK[:0]) for g in groups]
+    with pytest.raises(ValueError, match="no group has an answer"):
+        evaluate(np.full((2, 2, 2), 0.5), nobody, table)

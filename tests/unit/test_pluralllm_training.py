@@ -1,0 +1,195 @@
+"""Episodes, the loss, local updates, and that the network learns to use its context.
+
+Axis letters: B episodes, M target questions, K options, N answered questions, Q questions, E embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from appa_flwr.errors import UserError
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.episodes import EpisodeConfig, sample_episodes
+from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.training import MAX_GRADIENT_NORM, local_update, loss, soft_cross_entropy, train_centrally
+
+Q, K, E = 30, 3, 8
+
+
+def embedding(seed: int = 0, *, num_options: int = K) -> OptionEmbedding:
+    value = np.random.default_rng(seed).normal(size=(Q, num_options, E)).astype(np.float32)
+    return OptionEmbedding(tuple(f"q{q}" for q in range(Q)), value, np.ones((Q, num_options), dtype=np.bool_))
+
+
+def random_group(num_answers: int, seed: int = 0) -> GroupData:
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.permutation(Q)[:num_answers]).astype(np.int64)
+    return GroupData("Here", rows, rng.dirichlet(np.ones(K), size=num_answers).astype(np.float32))
+
+
+def small_model(seed: int = 0) -> PluralLLM:
+    torch.manual_seed(seed)
+    return PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2))
+
+
+def test_context_and_targets_are_disjoint_distinct_and_the_groups_own() -> None:
+    data, table = random_group(20), embedding()
+    config = EpisodeConfig(num_context=6, num_targets=9, num_episodes=50, embedding_noise=0.0)
+    batch = sample_episodes(data, table, config=config, generator=torch.Generator().manual_seed(0))
+    assert batch.context_question.shape == (50, 6)
+    assert batch.target_question.shape == (50, 9)
+    for context, target in zip(batch.context_question.tolist(), batch.target_question.tolist(), strict=True):
+        assert len(set(context) | set(target)) == 15
+        assert set(context) | set(target) <= set(data.question_N.tolist())
+    # answers and features belong to the question they are drawn with
+    answer_of = dict(zip(data.question_N.tolist(), data.answer_NK, strict=True))
+    for question, answer, value in zip(
+        batch.target_question[3].tolist(), batch.target_answer[3], batch.target_embedding[3], strict=True
+    ):
+        np.testing.assert_array_equal(answer, answer_of[question])
+        np.testing.assert_array_equal(value, table.value_QKE[question])
+
+
+def test_every_question_takes_both_parts() -> None:
+    data = random_group(10)
+    config = EpisodeConfig(num_context=5, num_targets=5, num_episodes=200)
+    batch = sample_episodes(data, embedding(), config=config, generator=torch.Generator().manual_seed(0))
+    everyone = set(data.question_N.tolist())
+    assert set(batch.context_question.flatten().tolist()) == everyone
+    assert set(batch.target_question.flatten().tolist()) == everyone
+
+
+def test_noise_moves_a_question_but_not_its_options_apart() -> None:
+    table = embedding()
+    config = EpisodeConfig(num_context=2, num_targets=3, num_episodes=400, embedding_noise=0.5)
+    batch = sample_episodes(random_group(5), table, config=config, generator=torch.Generator().manual_seed(0))
+    moved = batch.target_embedding - torch.from_numpy(table.value_QKE)[batch.target_question]
+    torch.testing.assert_close(moved, moved[:, :, :1].expand_as(moved), atol=1e-6, rtol=0)
+    assert float(moved.std()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_small_group_keeps_targets() -> None:
+    config = EpisodeConfig(num_context=16, num_targets=32, num_episodes=1)
+    generator = torch.Generator().manual_seed(0)
+    batch = sample_episodes(random_group(5), embedding(), config=config, generator=generator)
+    assert (batch.context_question.shape[1], batch.target_question.shape[1]) == (2, 3)
+    single = sample_episodes(random_group(1), embedding(), config=config, generator=generator)
+    assert (single.context_question.shape[1], single.target_question.shape[1]) == (0, 1)
+    with pytest.raises(UserError, match="'Here' has no answered training question"):
+        sample_episodes(random_group(0), embedding(), config=config, generator=generator)
+
+
+def test_cross_entropy_by_hand() -> None:
+    # question 1: p = (1/2, 1/4, 1/4), y = (1, 0, 0)          -> ln 2
+    # question 2: p = (1/4, 3/4, -),   y = (1/2, 1/2, -)      -> (ln 4 + ln 4/3) / 2
+    # question 3 is padding: it must neither add nor divide
+    inf = float("inf")
+    log_p = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.75, 1.0], [1.0, 1.0, 1.0]]]).log()
+    options = torch.tensor([[[True, True, True], [True, True, False], [False, False, False]]])
+    log_p = log_p.masked_fill(~options, -inf).requires_grad_()
+    target = torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]])
+    expected = (math.log(2) + (math.log(4) + math.log(4 / 3)) / 2) / 2
+    value = soft_cross_entropy(log_p, target, options)
+    assert value.item() == pytest.approx(expected, abs=1e-6)
+    (gradient,) = torch.autograd.grad(value, log_p)
+    assert gradient.isfinite().all()
+    assert (gradient[~options] == 0).all()
+
+
+def test_local_update_reports_dataset_size_not_episode_size() -> None:
+    config = EpisodeConfig(num_context=4, num_targets=4, num_episodes=1)
+    result = local_update(
+        small_model(),
+        random_group(20),
+        embedding(),
+        steps=1,
+        learning_rate=0.1,
+        optimizer="sgd",
+        episodes=config,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert result.num_examples == 20
+    # the untrained network answers uniformly: -sum_k y_k ln(1/3) = ln 3 whatever y
+    assert result.loss == pytest.approx(math.log(3), abs=1e-5)
+
+
+def test_proximal_update_matches_autograd_on_the_full_objective() -> None:
+    data, table, steps, rate, mu = random_group(20), embedding(), 4, 0.5, 0.7
+    config = EpisodeConfig(num_context=4, num_targets=8, num_episodes=2)
+    start = small_model()
+    ours, slow = copy.deepcopy(start), copy.deepcopy(start)
+    local_update(
+        ours,
+        data,
+        table,
+        steps=steps,
+        learning_rate=rate,
+        optimizer="sgd",
+        episodes=config,
+        generator=torch.Generator().manual_seed(5),
+        proximal=mu,
+    )
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        batch = sample_episodes(data, table, config=config, generator=generator)
+        distance = sum(
+            ((w - w0.detach()) ** 2).sum() for w, w0 in zip(slow.parameters(), start.parameters(), strict=True)
+        )
+        slow.zero_grad()
+        (loss(slow, batch) + mu / 2 * distance).backward()
+        torch.nn.utils.clip_grad_norm_(slow.parameters(), MAX_GRADIENT_NORM)
+        with torch.no_grad():
+            for w in slow.parameters():
+                w -= rate * w.grad
+    for mine, reference in zip(ours.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(mine, reference, atol=1e-6, rtol=0)
+    assert any((a - b).abs().max() > 1e-3 for a, b in zip(ours.parameters(), start.parameters(), strict=True))
+
+
+def test_unknown_optimizer_is_named() -> None:
+    with pytest.raises(UserError, match="'rmsprop'"):
+        local_update(
+            small_model(),
+            random_group(5),
+            embedding(),
+            steps=1,
+            learning_rate=0.1,
+            optimizer="rmsprop",  # type: ignore[arg-type]
+            episodes=EpisodeConfig(),
+            generator=torch.Generator(),
+        )
+
+
+def test_the_network_learns_to_read_the_group_from_its_context() -> None:
+    """Half the groups say yes to everything with 0.9, the others no: without context the best guess is 1/2.
+
+    The prior's loss is ln 2 = 0.693; knowing the group gives H(0.9) = -0.9 ln 0.9 - 0.1 ln 0.1 = 0.325.
+    """
+    yes = np.array([0.9, 0.1], dtype=np.float32)
+    table = embedding(num_options=2)
+    table.value_QKE[:, 0, 0], table.value_QKE[:, 1, 0] = 2.0, -2.0  # says which option is "yes"
+    rows = np.arange(Q, dtype=np.int64)
+    groups = [GroupData(f"g{g}", rows[:20], np.tile(yes if g % 2 else yes[::-1], (20, 1))) for g in range(4)]
+    model = small_model()
+    config = EpisodeConfig(num_context=4, num_targets=8, num_episodes=4)
+    train_centrally(
+        model,
+        groups,
+        table,
+        steps=60,
+        learning_rate=1e-2,
+        episodes=config,
+        generator=torch.Generator().manual_seed(0),
+    )
+    # questions 20 to 29 were in no episode
+    exam = EpisodeConfig(num_context=4, num_targets=6, num_episodes=20, embedding_noise=0.0)
+    for answer in (yes, yes[::-1]):
+        unseen = GroupData("unseen", rows[20:], np.tile(answer, (10, 1)))
+        batch = sample_episodes(unseen, table, config=exam, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            assert 0.32 < float(loss(model, batch)) < 0.40

@@ -106,7 +106,7 @@ class Config(BaseModel):
         TINY_MODEL, min_length=1, description="tiny (built here), a model folder or a hub id (SFT table)"
     )
     prompt_style: Literal["compact", "full"] = Field("compact", description="full = all instructions of the paper")
-    base_steps: int = Field(500, ge=1, description="training steps that build the tiny model")
+    base_steps: int = Field(600, ge=1, description="training steps that build the tiny model")
     cache_dir: str = Field("", description="where built models are kept; empty = the user's cache folder")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
     attention: Literal["eager", "sdpa"] = Field("sdpa", description="attention implementation (PPO table)")
@@ -129,10 +129,11 @@ class Config(BaseModel):
     )
 
     # Supervised fine-tuning
-    sft_target: Literal["majority", "votes", "mean"] = Field(
-        "votes", description="what SFT teaches; the paper: majority"
+    sft_target: Literal["majority", "votes", "smoothed-votes", "mean"] = Field(
+        "smoothed-votes",
+        description="what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, or mean",
     )
-    sft_steps: int = Field(300, ge=0, description="optimizer steps; 0 = as many as sft-epochs takes")
+    sft_steps: int = Field(200, ge=0, description="optimizer steps; 0 = as many as sft-epochs takes")
     sft_epochs: int = Field(1, ge=1, description="passes over the training questions if sft-steps is 0 (SFT table)")
     sft_batch_size: int = Field(8, ge=1, description="answers per forward pass (SFT table)")
     sft_gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")
@@ -148,13 +149,13 @@ class Config(BaseModel):
     training_epochs: int = Field(5, ge=1, description="passes over the questions if num-iterations is 0 (PPO table)")
     rollout_batch_size: int = Field(96, ge=1, description="answers sampled per iteration (PPO table: 4 x 24)")
     micro_batch_size: int = Field(96, ge=1, description="most answers in one forward pass (PPO table: 4)")
-    num_mini_batches: int = Field(8, ge=1, description="optimizer steps per PPO epoch (PPO table)")
+    num_mini_batches: int = Field(4, ge=1, description="optimizer steps per PPO epoch (PPO table)")
     ppo_epochs: int = Field(2, ge=1, description="passes over a rollout batch (PPO table)")
     eval_batch_size: int = Field(64, ge=1, description="answers per forward pass in evaluation (PPO table)")
     response_length: int = Field(60, ge=1, description="most tokens of an answer (PPO table)")
-    temperature: float = Field(0.6, gt=0, description="of sampling in rollouts (PPO table)")
-    learning_rate: float = Field(3e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
-    value_learning_rate: float = Field(3e-4, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
+    temperature: float = Field(1.0, gt=0, description="of sampling in rollouts (PPO table)")
+    learning_rate: float = Field(2e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
+    value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay (PPO table)")
     scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
     kl_coefficient: float = Field(0.05, ge=0, description="weight of the KL penalty to the SFT policy (PPO table)")

@@ -191,7 +191,9 @@ class Run:
     def _vote(self) -> npt.NDArray[np.float64]:
         with self._folder.phase("votes") as phase:
             votes_GQK = self._federation.votes()
-            phase.step(1, 1, f"{len(votes_GQK)} groups voted")
+            # A predictor that ignores its context answers the same for every group, and nothing else would show it.
+            differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
+            phase.step(1, 1, f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same")
         return votes_GQK
 
     def _evaluate(self, name: str, model: PreTrainedModel, material: Material) -> Evaluated:

@@ -32,12 +32,18 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
         votes_GQK: each group's votes: one-hot (DPA), K..1 by rank (OPA) or distributions (`mean`).
         option_QK: True for real options.
         target: "majority": all of it on the option with most votes (DPA), or the most frequent full ranking (OPA);
-            "votes": the vote shares; for rankings the mean rank scores; "mean": the mean distribution.
+            "votes": the vote shares; "smoothed-votes": the shares as if every option had one vote more, Laplace's
+            estimate of the shares among like groups; for rankings both are the mean rank scores; "mean": the mean
+            distribution.
 
     Returns:
         (Q, K), 0 on padding. Ties go to the earlier option, or to the ranking that the earlier groups gave.
     """
-    mean_QK = np.where(option_QK, votes_GQK.mean(0), 0.0)
+    num_groups = votes_GQK.shape[0]
+    mean_QK: FloatArray = np.where(option_QK, votes_GQK.mean(0), 0.0)
+    if target == "smoothed-votes":
+        # Of rankings this changes every score alike, so their order stays.
+        return np.where(option_QK, (num_groups * mean_QK + 1) / (num_groups + option_QK.sum(1, keepdims=True)), 0.0)
     if target != "majority":
         return mean_QK
     chosen_QK = np.zeros_like(mean_QK)

@@ -11,11 +11,12 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appa_flwr.launcher import COMPLETED, end_processes, flower_environment, free_port, processes_of
-from appa_flwr.survey.export import Exported, export_split
+from appa_flwr.survey.export import Exported, export_split, slugs
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
@@ -70,7 +71,7 @@ class Deployment:
     def log(self, party: str) -> str:
         return (self.root / f"{party}.log").read_text(errors="replace")
 
-    def flwr(self, *arguments: str, check: bool = True) -> str:
+    def flwr(self, *arguments: str) -> str:
         """A command of the researcher who submits the run."""
         done = subprocess.run(
             ["flwr", *arguments],
@@ -81,18 +82,36 @@ class Deployment:
             text=True,
             check=False,
         )
-        assert done.returncode == 0 or not check, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def status(self) -> str:
-        return str(json.loads(self.flwr("list", CONNECTION, "--format", "json"))["runs"][0]["status"])
+        """Of the newest run."""
+        runs = json.loads(self.flwr("list", CONNECTION, "--limit", "1", "--format", "json"))["runs"]
+        return str(runs[0]["status"])
 
-    def lines(self, name: str) -> list[dict]:
-        """Lines of one of the run folder's line files so far."""
+    def run_folder(self, name: str) -> Path:
+        return self.folder("server") / "runs" / name
+
+    def phases(self, name: str) -> set[str]:
+        """The phases a run has begun."""
         try:
-            return [json.loads(line) for line in (self.folder("server") / "runs" / "r" / name).read_text().splitlines()]
+            lines = (self.run_folder(name) / "progress.jsonl").read_text().splitlines()
         except FileNotFoundError:
-            return []
+            return set()
+        return {json.loads(line)["phase"] for line in lines}
+
+    def wait(self, happened: Callable[[], bool], *, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert self.parties["server"].poll() is None, self.log("server")
+            assert time.monotonic() < deadline, self.log("server")
+            time.sleep(0.2)
+
+    def finish(self) -> str:
+        """Wait for the newest run's end; its status."""
+        self.wait(lambda: self.status().startswith("finished"), seconds=120)
+        return self.status()
 
     def end(self) -> None:
         for party in ["researcher", *self.parties]:
@@ -106,10 +125,11 @@ def survey() -> Survey:
     return generate(num_questions=40, num_groups=3, seed=1)
 
 
-@pytest.fixture
-def deployment(tmp_path: Path, survey: Survey) -> Iterator[Deployment]:
-    exported = export_split(survey, tmp_path / "export")
-    started = Deployment(tmp_path, free_port())
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, survey: Survey) -> Iterator[Deployment]:
+    root = tmp_path_factory.mktemp("deployment")
+    exported = export_split(survey, root / "export")
+    started = Deployment(root, free_port())
     try:
         _start_server(started, exported)
         for name, private in exported.groups.items():
@@ -137,7 +157,7 @@ def _start_server(deployment: Deployment, exported: Exported) -> None:
             return False
         return True
 
-    _wait(answers, deployment, seconds=60)
+    deployment.wait(answers, seconds=60)
 
 
 def _start_group(deployment: Deployment, name: str, private: Path) -> None:
@@ -149,57 +169,62 @@ def _start_group(deployment: Deployment, name: str, private: Path) -> None:
     deployment.start(private.stem, ["flower-supernode", "--insecure", *address, "--node-config", node_config])
 
 
-def _wait(happened: Callable[[], bool], deployment: Deployment, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        ended = [party for party, process in deployment.parties.items() if process.poll() is not None]
-        assert not ended, deployment.log(ended[0])
-        assert time.monotonic() < deadline, deployment.log("server")
-        time.sleep(0.2)
-
-
-def _run_config(**changed: object) -> list[str]:
-    values = TINY_LOOP | {"survey": "questions.jsonl", "run-name": "r", "output-dir": "runs", "cache-dir": "cache"}
+def _run_config(run_name: str, **changed: object) -> list[str]:
+    values = TINY_LOOP | {"survey": "questions.jsonl", "run-name": run_name, "output-dir": "runs", "cache-dir": "cache"}
     values |= {key.replace("_", "-"): value for key, value in changed.items()}
     return ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())]
 
 
-def _private_texts(survey: Survey) -> dict[str, list[str]]:
-    """What must not be seen outside a group's folder: its answers as its file has them."""
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _answers_found(folder: Path, survey: Survey) -> set[str]:
+    """The groups of which some file below holds an answer, written as in the group's own file."""
+    everything = "".join(path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file())
     return {
-        name: [json.dumps(shares.tolist())[1:-1] for shares in answers.values()]
+        name
         for name, answers in survey.answers.items()
+        if any(json.dumps(shares.tolist()) in everything for shares in answers.values())
     }
-
-
-def _leaks(folder: Path, survey: Survey) -> list[str]:
-    texts = [(path, path.read_bytes().decode(errors="replace")) for path in folder.rglob("*") if path.is_file()]
-    assert texts
-    return [
-        f"{name}: {path}"
-        for name, private in _private_texts(survey).items()
-        for path, text in texts
-        if any(row in text for row in private)
-    ]
 
 
 def test_three_processes_with_a_file_each_align_a_policy(deployment, survey):
     names = survey.groups
-    config = _run_config(groups=";".join(names), min_groups=3)
+    config = _run_config("all", groups=";".join(names), min_groups=3)
     log = deployment.flwr("run", str(REPO), CONNECTION, "--stream", *config)
     assert deployment.status() == COMPLETED, log + deployment.log("server")
-    server = deployment.folder("server")
-    run = server / "runs" / "r"
+    server, run = deployment.folder("server"), deployment.run_folder("all")
     rows = json.loads((run / "summary.json").read_text())
     assert {row["policy"] for row in rows} == {"base", "sft", "ppo", "uniform", "majority"}
     assert all(set(row["per_group"]) == set(names) for row in rows)
-    iterations = deployment.lines("metrics.jsonl")
+    iterations = _metrics(run)
     assert [line["iteration"] for line in iterations] == [1, 2]
     assert all(set(line["rewards"]) == set(names) and not line["missing_groups"] for line in iterations)
     assert (run / "report.html").exists()
-    # Each group's folder still holds its own answers, which shows that the search below would find them.
-    for party in set(deployment.parties) - {"server"}:
-        assert [leak.split(":")[0] for leak in _leaks(deployment.folder(party), survey)].count(party.title()) >= 1
-    assert sorted(p.name for p in server.iterdir()) == [".flwr", "cache", "questions.jsonl", "runs"]
-    assert _leaks(server, survey) == []
-    assert not any(row in deployment.log("server") for rows in _private_texts(survey).values() for row in rows)
+    # The search does find a group's answers where they are, and nowhere at the server's.
+    for name, party in slugs(names).items():
+        assert _answers_found(deployment.folder(party), survey) == {name}
+    assert sorted(path.name for path in server.iterdir()) == [".flwr", "cache", "questions.jsonl", "runs"]
+    assert _answers_found(server, survey) == set()
+
+
+def test_a_group_that_goes_away_counts_as_missing_until_the_quorum_is_gone(deployment, survey):
+    names = survey.groups
+    gone = names[-1]
+    config = _run_config("two", groups=";".join(names), min_groups=2, pluralllm_rounds=0, reply_timeout=60.0)
+    deployment.flwr("run", str(REPO), CONNECTION, *config)
+    deployment.wait(lambda: "sft" in deployment.phases("two"), seconds=120)
+    os.killpg(deployment.parties[slugs(names)[gone]].pid, signal.SIGTERM)
+    assert deployment.finish() == COMPLETED, deployment.log("server")
+    iterations = _metrics(deployment.run_folder("two"))
+    assert [line["missing_groups"] for line in iterations] == [[gone]] * 2
+    for line in iterations:
+        assert line["rewards"][gone] is None
+        assert all(0 <= line["rewards"][name] <= 1 for name in names[:-1])
+
+    config = _run_config("three", groups=";".join(names), min_groups=3, join_timeout=0.0)
+    deployment.flwr("run", str(REPO), CONNECTION, *config)
+    assert deployment.finish() == "finished:failed"
+    reason = (deployment.run_folder("three") / "error.txt").read_text()
+    assert reason == f"2 groups joined ({names[0]}, {names[1]}); min-groups = 3; missing: {gone}\n"

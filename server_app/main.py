@@ -8,8 +8,6 @@ Axis letters: Q questions, K options.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,7 +35,7 @@ from server_app.policy import FullModels, LoraModels, PolicyModels
 from server_app.ppo_engine import PPOEngine, PPOSettings
 from server_app.pretraining import pretrain
 from server_app.questions import build_catalogue
-from server_app.run_folder import RunFolder
+from server_app.run_folder import RunFolder, replaced_folder
 from server_app.strategy import AppaStrategy, QuestionOrder, RewardSettings
 
 NUM_EXAMPLES = 12
@@ -127,9 +125,12 @@ class Run:
         )
         model = base_models.load_model(self._config, base.source, quantized=False)
         self._evaluate("base", model, material)
-        model = self._fine_tune(model, material)
-        before = self._evaluate("sft", model, material)
-        models = self._ppo_models(model)
+        self._fine_tune(model, material)
+        started = base_models.load_model(
+            self._config, str(self._folder.path / SFT_MODEL), quantized=self._config.quantization != "none"
+        )
+        before = self._evaluate("sft", started, material)
+        models = self._ppo_models(started)
         self._ppo(models, material)
         after = self._evaluate("ppo", models.policy(), material)
         self._write_examples(before, after)
@@ -220,16 +221,17 @@ class Run:
             )
         return Evaluated(answers.texts, scored.reward_J.tolist())
 
-    def _fine_tune(self, model: PreTrainedModel, material: Material) -> PreTrainedModel:
+    def _fine_tune(self, model: PreTrainedModel, material: Material) -> None:
         step = tiny.ANSWER_STEP if self._config.model == TINY_MODEL else sft.STEP
         with self._folder.phase("sft") as phase:
             texts = sft.answer_texts(self._config, material.sft_QK, self._catalogue.option_QK, step=step)
-            return sft.fine_tune(
+            sft.fine_tune(
                 model,
                 material.base,
                 self._config,
                 prompts=[material.prompts[q] for q in self._train_J],
                 answers=[texts[q] for q in self._train_J],
+                folder=self._folder.path / SFT_MODEL,
                 progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
             )
 
@@ -237,12 +239,8 @@ class Run:
         config = self._config
         if config.tuning == "full":
             return FullModels(model)
-        # The adapter folder names its base by path, so the fine-tuned base is kept beside it.
-        folder = self._folder.path / SFT_MODEL
-        model.save_pretrained(folder)
-        quantized = config.quantization != "none"
         return LoraModels(
-            base_models.load_model(config, str(folder), quantized=quantized),
+            model,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
             policy_targets=list(split_names(config.policy_lora_targets)),
@@ -308,12 +306,9 @@ class Run:
         self._folder.write_json("examples.json", examples)
 
     def _save_policy(self, models: PolicyModels, base: Base) -> None:
-        folder, beside = self._folder.path / POLICY, self._folder.path / f".{POLICY}.partial"
-        shutil.rmtree(beside, ignore_errors=True)
-        models.save_policy(beside)
-        base.tokenizer.save_pretrained(beside)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(beside, folder)
+        with replaced_folder(self._folder.path / POLICY) as beside:
+            models.save_policy(beside)
+            base.tokenizer.save_pretrained(beside)
 
 
 def make_rule(config: Config) -> aggregation.Rule:

@@ -8,6 +8,7 @@ pluralllm.json  PluralLLM's training and its error
 metrics.jsonl   a line a PPO iteration
 summary.json    every policy's and baseline's scores
 examples.json   some answers before and after PPO
+sft-model/      the policy as PPO starts from it
 policy/         the aligned policy, in Hugging Face's layout
 error.txt       why the run ended early
 """
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from appa_flwr.config import Config
@@ -27,6 +30,17 @@ from appa_flwr.errors import UserError
 MINUTE = 60
 LINE_FILES = ("metrics.jsonl", "progress.jsonl", "run.log")
 WHOLE_FILES = ("phases.json", "pluralllm.json", "summary.json", "examples.json", "error.txt")
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder to write into, and put it in place of `folder` once the block has ended without an error."""
+    beside = folder.parent / f".{folder.name}.partial"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    yield beside
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(beside, folder)
 
 
 class RunFolder:

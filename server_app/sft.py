@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from trl import SFTConfig, SFTTrainer
 from appa_flwr import formats
 from appa_flwr.config import Config, split_names
 from server_app.base import Base
+from server_app.run_folder import replaced_folder
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -77,20 +79,22 @@ def fine_tune(
     *,
     prompts: Sequence[Sequence[int]],
     answers: Sequence[str],
+    folder: Path,
     progress: Callable[[int, int, float], None],
-) -> PreTrainedModel:
+) -> None:
     """Fine-tune on prompt and answer pairs; only the answer's tokens count (SFT table, "Loss masking").
 
+    The result goes to a folder and not back to the caller: accelerate wraps the trained model's `forward` in a closure,
+    so that a copy of it, such as PPO's frozen reference, would go on computing with the original's weights.
+
     Args:
-        model: causal LM, changed in place.
+        model: causal LM, of no use afterwards.
         base: its tokenizer.
         config: the SFT keys; with `tuning = "lora"` an adapter is trained and merged into the weights.
         prompts: token ids.
         answers: what to answer, one text a prompt.
+        folder: where the fine-tuned model goes, without adapters, beside the tokenizer; replaced as a whole.
         progress: called with (step, steps, loss).
-
-    Returns:
-        The fine-tuned model, without adapters.
     """
     completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
     rows = {
@@ -138,4 +142,6 @@ def fine_tune(
         )
         trainer.train()
         tuned = trainer.model.merge_and_unload() if adapter else trainer.model
-    return tuned.eval()
+    with replaced_folder(folder) as beside:
+        tuned.save_pretrained(beside)
+        base.tokenizer.save_pretrained(beside)

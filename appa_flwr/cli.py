@@ -67,7 +67,7 @@ def config(
     toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file instead of a table.")] = False,
 ) -> None:
     """List every config key: its value after FILE and -c, what it may be, what it does."""
-    values = settings.assemble(file, overrides or [], folder=Path.cwd()).flat()
+    values = settings.assemble(file, overrides or [], folder=None).flat()
     if toml:
         typer.echo(settings.to_toml_table(values), nl=False)
         return

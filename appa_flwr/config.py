@@ -106,7 +106,7 @@ class Config(BaseModel):
         TINY_MODEL, min_length=1, description="tiny (built here), a model folder or a hub id (SFT table)"
     )
     prompt_style: Literal["compact", "full"] = Field("compact", description="full = all instructions of the paper")
-    base_steps: int = Field(600, ge=1, description="training steps that build the tiny model")
+    base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
     cache_dir: str = Field("", description="where built models are kept; empty = the user's cache folder")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
     attention: Literal["eager", "sdpa"] = Field("sdpa", description="attention implementation (PPO table)")
@@ -446,13 +446,13 @@ def parse_override(text: str) -> tuple[str, Scalar]:
     return key, value
 
 
-def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path) -> Config:
+def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None) -> Config:
     """The config of a run: defaults, then the preset, then the file, then the overrides.
 
     Args:
         file: a TOML file of keys, or None.
         overrides: `key=value` texts; later ones win. `preset=NAME` is allowed here and in the file.
-        folder: relative paths are made absolute from here, since Flower runs elsewhere.
+        folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them as they are.
 
     Raises:
         UserError: as for `read_toml`, `preset`, `parse_override` and `Config.load`.
@@ -464,6 +464,8 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path) -> Co
     name = given.pop(PRESET_KEY, None)
     base = preset(str(name)) if name is not None else {}
     config = Config.load({**base, **given})
+    if folder is None:
+        return config
     flat = config.flat()
     for key in PATH_KEYS:
         if flat[key] not in ("", GENERATED_SURVEY) or key == "output-dir":

@@ -8,17 +8,21 @@ Axis letters: Q public questions, K options.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from appa_flwr import wire
+from appa_flwr.errors import UserError
 from client_app import data, outgoing, scoring, state
 
 FloatArray = npt.NDArray[np.float64]
 
 app = ClientApp()
+log = logging.getLogger("appa.client")
 
 
 @app.query("roll_call")
@@ -37,22 +41,29 @@ def catalogue(message: Message, context: Context) -> Message:
     from pluralllm.data import group_data
 
     config = data.context_config(context)
-    names = data.my_groups(config, context.node_config)
     public = wire.unpack_catalogue(message.content)
-    state.remember_catalogue(context.state, message.content, names)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
     replies = []
-    for name in names:
-        answers = data.known_answers(data.answers(config, context.node_config, name), public.questions)
-        mine = group_data(name, answers, embedding=embedding, question_ids=training)
+    for name in data.my_groups(config, context.node_config):
+        try:
+            mine = data.answers(config, context.node_config, name)
+        except UserError:
+            # Only this group is missing then: which groups share a node is chance and must not change a run.
+            log.exception("group %s takes no part: its answers cannot be used", name)
+            continue
+        answers = data.known_answers(mine, public.questions)
+        d_g = group_data(name, answers, embedding=embedding, question_ids=training)
         truth_QK = np.full(public.option_QK.shape, np.nan)
         for row, question in enumerate(public.questions):
             if question.question_id in answers:
                 truth_QK[row] = 0.0
                 truth_QK[row, : len(question.options)] = answers[question.question_id]
-        state.remember_data(context.state, mine, truth_QK)
-        replies.append(wire.GroupReply(name, counts={"answered": len(mine), "known": len(answers)}))
+        state.remember_data(context.state, d_g, truth_QK)
+        replies.append(wire.GroupReply(name, counts={"answered": len(d_g), "known": len(answers)}))
+    if not replies:
+        raise UserError("no group of this node has answers that can be used")
+    state.remember_catalogue(context.state, message.content, tuple(reply.group for reply in replies))
     return outgoing.send(message, replies)
 
 
@@ -117,13 +128,15 @@ def vote(message: Message, context: Context) -> Message:
 def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
-    option_QK = state.catalogue(context.state).option_QK
+    public = state.catalogue(context.state)
+    option_QK = public.option_QK
     replies = []
     for name in state.groups(context.state):
         rewards = {}
         for side in request.sides:
             if side == wire.TRUTH_SIDE:
-                side_QK = state.truth(context.state, name)
+                # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
+                side_QK = np.where(public.train_Q[:, None], np.nan, state.truth(context.state, name))
             elif request.draw:
                 side_QK = _table(context, state.weights(context.state), name, draw=request.draw)
             else:

@@ -51,14 +51,8 @@ class Base:
 
     def prompt_ids(self, config: Config, question: Question) -> list[int]:
         """Token ids of `prompt_text`; a chat template brings its own special tokens."""
-        text = self.prompt_text(config, question)
         special = self.tokenizer.chat_template is None
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        if len(ids) + config.response_length > config.max_sequence_length:
-            raise UserError(
-                f"question '{question.question_id}': its prompt has {len(ids)} tokens, which with response-length = "
-                f"{config.response_length} exceeds max-sequence-length = {config.max_sequence_length}"
-            )
+        ids: list[int] = self.tokenizer(self.prompt_text(config, question), add_special_tokens=special)["input_ids"]
         return ids
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:

@@ -124,7 +124,12 @@ def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Ro
 
 
 def baseline_rows(
-    federation: Federation, config: Config, catalogue: wire.Catalogue, *, majority_QK: FloatArray
+    federation: Federation,
+    config: Config,
+    catalogue: wire.Catalogue,
+    *,
+    question_J: IntArray,
+    majority_QK: FloatArray,
 ) -> list[Row]:
     """Uniform and majority answers, and the two ceilings: the frame in which a learned score must be read.
 
@@ -135,24 +140,26 @@ def baseline_rows(
         federation: the groups that score.
         config: the run's.
         catalogue: the public questions.
+        question_J: the held-out questions.
         majority_QK: the majority's answer to every question, as scores.
 
     Returns:
         Rows in the layout of `Scored.rows`.
     """
-    test_J = np.flatnonzero(~catalogue.train_Q)
-    option_JK = catalogue.option_QK[test_J]
+    option_JK = catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
-    uniform = given_answers(test_J, option_JK / option_JK.sum(1, keepdims=True))
+    uniform = given_answers(question_J, option_JK / option_JK.sum(1, keepdims=True))
     rows = score(federation, "uniform", uniform, metrics=metrics, config=config).rows
-    majority = given_answers(test_J, majority_QK[test_J])
+    majority = given_answers(question_J, majority_QK[question_J])
     rows += score(federation, "majority", majority, metrics=metrics, config=config).rows
     if config.ceilings:
-        target_GQK = probe_targets(federation, test_J, option_JK)
+        target_GQK = probe_targets(federation, question_J, option_JK)
         for name, objective in CEILINGS.items():
             for metric in metrics:
                 best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
-                rows += score(federation, name, given_answers(test_J, best_QK), metrics=[metric], config=config).rows
+                rows += score(
+                    federation, name, given_answers(question_J, best_QK), metrics=[metric], config=config
+                ).rows
     return rows
 
 

@@ -33,7 +33,7 @@ from server_app.federation import Federation
 from server_app.grid import PromptGrid
 from server_app.policy import FullModels, LoraModels, PolicyModels
 from server_app.ppo_engine import PPOEngine, PPOSettings
-from server_app.pretraining import pretrain
+from server_app.pretraining import initial_weights, pretrain
 from server_app.questions import build_catalogue
 from server_app.run_folder import RunFolder, replaced_folder
 from server_app.strategy import AppaStrategy, QuestionOrder, RewardSettings
@@ -47,23 +47,19 @@ log = logging.getLogger("appa.server")
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run every phase; a user's mistake ends as one line in error.txt, in the log and as the run's failure."""
+    """Run every phase; a user's mistake ends as one line in error.txt and as the run's failure.
+
+    It leaves as an exception: a simulation that ends by SystemExit counts as completed for Flower.
+    """
     flat = {k: v for k, v in context.run_config.items() if isinstance(v, bool | int | float | str)}
-    try:
-        config = Config.load(flat).named(datetime.now())
-        folder = RunFolder(config)
-    except UserError as error:  # there is no folder yet to leave the reason in
-        raise SystemExit(f"appa: {error}") from None
+    config = Config.load(flat).named(datetime.now())
+    folder = RunFolder(config)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
         Run(PromptGrid(grid), config, folder).everything()
-    except UserError as error:
-        folder.fail(str(error))
-        # Without its context: the user's mistake is in the message, and a traceback would only hide it.
-        raise SystemExit(f"appa: {error}") from None
     except Exception as error:
-        folder.fail(f"{type(error).__name__}: {error}")
+        folder.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         raise
 
 
@@ -107,19 +103,22 @@ class Run:
     def everything(self) -> None:
         """All phases, from the roll call to the report."""
         self._join()
+        start = initial_weights(self._config)  # before anything runs beside: it draws from torch's one generator
         # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
         with ThreadPoolExecutor(max_workers=1) as beside:
             building = beside.submit(self._prepare_base)
-            weights = self._pretrain()
+            weights = self._pretrain(start)
             self._write_targets(weights)
             votes_GQK = self._vote()
             with self._folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {self._config.model}")
         option_QK = self._catalogue.option_QK
+        prompts = [base.prompt_ids(self._config, question) for question in self._catalogue.questions]
+        self._leave_out_long(prompts)
         material = Material(
             base,
-            [base.prompt_ids(self._config, question) for question in self._catalogue.questions],
+            prompts,
             sft.sft_targets(votes_GQK, option_QK, target="majority"),
             sft.sft_targets(votes_GQK, option_QK, target=self._config.sft_target),
         )
@@ -136,7 +135,11 @@ class Run:
         self._write_examples(before, after)
         with self._folder.phase("baselines") as phase:
             self._rows += evaluation.baseline_rows(
-                self._federation, self._config, self._catalogue, majority_QK=material.majority_QK
+                self._federation,
+                self._config,
+                self._catalogue,
+                question_J=self._test_J,
+                majority_QK=material.majority_QK,
             )
             self._folder.write_json("summary.json", self._rows)
             phase.step(1, 1, "uniform, majority" + (", ceilings" if self._config.ceilings else ""))
@@ -162,11 +165,12 @@ class Run:
         if step % max(1, of // 10) == 0:
             self._folder.progress("base", step, of, "building the tiny policy (cached for later runs)", None)
 
-    def _pretrain(self) -> ArrayRecord:
+    def _pretrain(self, start: ArrayRecord) -> ArrayRecord:
         with self._folder.phase("pluralllm") as phase:
             weights, losses = pretrain(
                 self._grid,
                 self._config,
+                start,
                 num_nodes=self._federation.num_nodes,
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
@@ -220,6 +224,19 @@ class Run:
                 f"format {row['format_score']:.3f}",
             )
         return Evaluated(answers.texts, scored.reward_J.tolist())
+
+    def _leave_out_long(self, prompts: list[list[int]]) -> None:
+        """Keep to the questions whose prompt and answer fit `max-sequence-length` (SFT table)."""
+        config = self._config
+        fits_Q = np.array([len(ids) + config.response_length <= config.max_sequence_length for ids in prompts])
+        if not fits_Q[self._train_J].any() or not fits_Q[self._test_J].any():
+            raise UserError(
+                f"max-sequence-length = {config.max_sequence_length} leaves no training or no held-out question: the "
+                f"shortest prompt has {min(map(len, prompts))} tokens and response-length is {config.response_length}"
+            )
+        if not fits_Q.all():
+            log.warning("%d questions are left out: longer than max-sequence-length", int((~fits_Q).sum()))
+        self._train_J, self._test_J = self._train_J[fits_Q[self._train_J]], self._test_J[fits_Q[self._test_J]]
 
     def _fine_tune(self, model: PreTrainedModel, material: Material) -> None:
         step = tiny.ANSWER_STEP if self._config.model == TINY_MODEL else sft.STEP

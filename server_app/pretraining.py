@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.seeds import child_seed
 from pluralllm.model import PluralLLM
 from pluralllm.settings import model_config
 from server_app.grid import PromptGrid
@@ -55,14 +56,21 @@ class _WatchedFedAdam(_Watched, FedAdam):
     pass
 
 
+def initial_weights(config: Config) -> ArrayRecord:
+    """PluralLLM before any training, by the run's seed."""
+    torch.manual_seed(child_seed(config.seed, "pluralllm"))
+    return ArrayRecord(PluralLLM(model_config(config)).state_dict())
+
+
 def pretrain(
-    grid: PromptGrid, config: Config, *, num_nodes: int, progress: Progress
+    grid: PromptGrid, config: Config, start: ArrayRecord, *, num_nodes: int, progress: Progress
 ) -> tuple[ArrayRecord, list[float]]:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
     Args:
         grid: to the nodes, which hold the catalogue already.
-        config: strategy, rounds, sizes, seed.
+        config: strategy, rounds.
+        start: the weights of the first round.
         num_nodes: nodes of the federation.
         progress: called with (round, rounds, mean loss).
 
@@ -72,8 +80,6 @@ def pretrain(
     Raises:
         UserError: a round in which no node trained.
     """
-    torch.manual_seed(config.seed)
-    arrays = ArrayRecord(PluralLLM(model_config(config)).state_dict())
     common: dict[str, Any] = {
         "fraction_train": config.pluralllm_fraction,
         "fraction_evaluate": 0.0,
@@ -89,5 +95,5 @@ def pretrain(
     else:
         strategy = _WatchedFedAvg(**common)
     strategy.watch(config.pluralllm_rounds, progress)
-    result = strategy.start(grid, arrays, num_rounds=config.pluralllm_rounds, timeout=config.reply_timeout)
-    return (result.arrays if config.pluralllm_rounds else arrays), strategy.losses
+    result = strategy.start(grid, start, num_rounds=config.pluralllm_rounds, timeout=config.reply_timeout)
+    return (result.arrays if config.pluralllm_rounds else start), strategy.losses

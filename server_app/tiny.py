@@ -29,6 +29,7 @@ from appa_flwr.survey.types import Question
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
 CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
+TOKENS_PER_STEP = 5120
 IGNORED_LABEL = -100
 
 
@@ -39,7 +40,7 @@ class TinyRecipe:
     Attributes:
         task: "dpa" or "opa".
         steps: optimizer steps on the format-only corpus.
-        batch_size: sequences a step.
+        batch_size: most sequences a step; fewer where they are long, see `within_budget`.
         learning_rate: peak of a one-cycle schedule for AdamW.
         vocab_size: upper bound of the BPE vocabulary.
         hidden_size: width of the model.
@@ -52,7 +53,7 @@ class TinyRecipe:
     steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
-    vocab_size: int = 1024
+    vocab_size: int = 2048
     hidden_size: int = 96
     num_layers: int = 3
     num_heads: int = 4
@@ -61,7 +62,7 @@ class TinyRecipe:
     def key(self, questions: Sequence[Question]) -> str:
         """Cache key: changes with any field and with any question's text or options."""
         public = [[q.text, list(q.options)] for q in questions]
-        text = json.dumps([asdict(self), public, "1"], sort_keys=True)
+        text = json.dumps([asdict(self), public, "2"], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -89,6 +90,17 @@ def random_answer(task: str, num_options: int, rng: np.random.Generator) -> str:
     """A valid answer that carries no opinion: from a random, sometimes peaked, distribution."""
     concentration = np.exp(rng.uniform(*np.log(CONCENTRATION)))
     return formats.answer(task, rng.dirichlet(np.full(num_options, concentration)), step=ANSWER_STEP)
+
+
+def within_budget(rows: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """Leave out the longest (prompt, answer) rows until the padded batch is no larger than `TOKENS_PER_STEP`.
+
+    How answers are written can be learned from the shorter questions, and real surveys have some very long ones.
+    """
+    kept = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+    while len(kept) > 1 and len(kept) * (len(kept[-1][0]) + len(kept[-1][1])) > TOKENS_PER_STEP:
+        kept.pop()
+    return kept
 
 
 def load_or_build(
@@ -186,9 +198,10 @@ def build(
         for index in picked:
             text = random_answer(recipe.task, len(questions[index].options), rng)
             rows.append((prompt_ids[index], [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]))
+        rows = within_budget(rows)
         width = max(len(p) + len(a) for p, a in rows)
-        ids_BT = torch.full((recipe.batch_size, width), tokenizer.pad_token_id)
-        labels_BT = torch.full((recipe.batch_size, width), IGNORED_LABEL)
+        ids_BT = torch.full((len(rows), width), tokenizer.pad_token_id)
+        labels_BT = torch.full((len(rows), width), IGNORED_LABEL)
         for b, (p, a) in enumerate(rows):  # right padding: a causal model needs no mask for it
             ids_BT[b, : len(p) + len(a)] = torch.tensor(p + a)
             labels_BT[b, len(p) : len(p) + len(a)] = torch.tensor(a)

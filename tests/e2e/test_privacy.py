@@ -34,7 +34,7 @@ from client_app import outgoing, predictor, scoring, state
 from server_app import main as server
 from server_app.federation import Federation
 from server_app.grid import PromptGrid
-from server_app.pretraining import pretrain
+from server_app.pretraining import initial_weights, pretrain
 from server_app.questions import build_catalogue
 
 TINY = {
@@ -275,7 +275,11 @@ def _talk(grid: InProcessGrid, world: World) -> None:
         federation.gather((), patience=0.0)
         federation.send_catalogue(catalogue)
         weights, _ = pretrain(
-            prompt, world.config, num_nodes=federation.num_nodes, progress=lambda step, of, loss: None
+            prompt,
+            world.config,
+            initial_weights(world.config),
+            num_nodes=federation.num_nodes,
+            progress=lambda step, of, loss: None,
         )
         federation.send_targets(weights)
         federation.votes()

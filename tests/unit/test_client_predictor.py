@@ -12,10 +12,13 @@ from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.seeds import child_seed
 from client_app import data, predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data
+from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import PluralLLM
 from pluralllm.settings import model_config
+from pluralllm.training import local_update
 from server_app.questions import build_catalogue
 
 CONFIG = Config.load(
@@ -26,6 +29,7 @@ CONFIG = Config.load(
         "pluralllm-hidden-dim": 8,
         "pluralllm-blocks": 1,
         "pluralllm-heads": 2,
+        "pluralllm-optimizer": "adam",
         "pluralllm-learning-rate": 0.01,
         "num-context-questions": 4,
     }
@@ -76,6 +80,27 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
     losses = np.array([trained.loss for trained in alone])
     assert together.loss == pytest.approx(float(losses @ sizes / sizes.sum()))
     assert together.weights.keys() == start.keys()
+
+
+def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
+    model = PluralLLM(model_config(CONFIG))
+    model.load_state_dict(start.to_torch_state_dict())
+    seed = child_seed(CONFIG.seed, "pluralllm", groups[0].group, 3)
+    result = local_update(
+        model,
+        groups[0],
+        embedding,
+        steps=CONFIG.pluralllm_local_steps,
+        learning_rate=0.01,
+        optimizer="adam",
+        episodes=EpisodeConfig(num_context=4),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    trained = predictor.train_round(CONFIG, start, groups[:1], embedding, round_number=3)
+    by_hand = ArrayRecord(model.state_dict())
+    # multiplied by 5 answers and divided by them again: the last bit may differ
+    np.testing.assert_allclose(flat(trained.weights), flat(by_hand), rtol=1e-6, atol=1e-9)
+    assert (trained.num_examples, trained.loss) == (5, pytest.approx(result.loss))
 
 
 def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(start, embedding, groups):

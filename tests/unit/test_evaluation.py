@@ -109,7 +109,9 @@ def majority_QK():
 
 
 def test_baselines_are_rows_the_report_reads(federation, majority_QK, tmp_path):
-    rows = evaluation.baseline_rows(federation, CONFIG, CATALOGUE, majority_QK=majority_QK)
+    rows = evaluation.baseline_rows(
+        federation, CONFIG, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
+    )
     (tmp_path / artifacts.CONFIG_FILE).write_text("{}")
     (tmp_path / artifacts.SUMMARY_FILE).write_text(json.dumps(rows))
     run = artifacts.read_run(tmp_path)
@@ -117,8 +119,11 @@ def test_baselines_are_rows_the_report_reads(federation, majority_QK, tmp_path):
     pairs = [(policy, metric) for policy in ("uniform", "majority") for metric in metrics]
     pairs += [(policy, metric) for policy in ("ceiling-average", "ceiling-min") for metric in metrics]
     assert [(row.policy, row.metric) for row in run.summary] == pairs
-    uniform = [np.mean([float(rewards.js([1 / n] * n, TABLES[g][q, :n], [True] * n)) for q, n in ((1, 3), (2, 4), (4, 5))])
-               for g in GROUPS]  # fmt: skip
+    sizes = {1: 3, 2: 4, 4: 5}
+    uniform = [
+        np.mean([float(rewards.js([1 / n] * n, TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
+        for group in GROUPS
+    ]
     assert list(run.row("uniform", "js").targets.per_group.values()) == pytest.approx(uniform)
     for metric in metrics:
         best_average, best_minimum = run.row("ceiling-average", metric), run.row("ceiling-min", metric)
@@ -133,7 +138,9 @@ def test_without_ceilings_no_target_is_asked_for(federation, majority_QK):
     grid = federation.grid._grid
     grid.pushed.clear()
     config = Config.load({"ceilings": False})
-    rows = evaluation.baseline_rows(federation, config, CATALOGUE, majority_QK=majority_QK)
+    rows = evaluation.baseline_rows(
+        federation, config, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
+    )
     assert {row["policy"] for row in rows} == {"uniform", "majority"}
     assert len(grid.pushed) == 2 * len(GROUPS)
 

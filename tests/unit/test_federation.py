@@ -111,6 +111,11 @@ def test_a_group_that_fails_counts_as_missing_and_the_others_stay(kind, warnings
     assert any("group B " in text for text in warnings())
 
 
+def test_an_error_s_reason_reaches_the_log(warnings):
+    three(BAD_NODES["error reply"]).score(REQUEST)
+    assert "node 12: node is gone" in warnings()
+
+
 def test_a_group_that_two_nodes_answer_for_counts_as_missing(warnings):
     federation = three(scorer("B", GOOD / 2))
     forged = federation.grid._grid
@@ -187,22 +192,46 @@ def test_a_group_that_was_not_asked_for_takes_no_part():
     federation.gather(("A",), patience=0.0)
     assert federation.groups == ("A",)
     assert federation.num_nodes == 1
+    with pytest.raises(UserError, match=r"0 groups joined .* missing: B; there, but not in `groups`: ") as error:
+        Federation(PromptGrid(grid), min_groups=1, timeout=0.02).gather(("B",), patience=0.0)
+    assert {"A", "X"} <= set(str(error.value).replace(",", " ").split())
 
 
 def test_the_roll_is_called_again_until_all_are_there(monkeypatch):
-    grid = FakeGrid({1: replying(wire.GroupReply("A"))})
+    asked = []
+
+    def counted(name):
+        return lambda message: asked.append(name) or replying(wire.GroupReply(name))(message)
+
+    grid = FakeGrid({1: counted("A"), 3: counted("C")})
     naps = []
 
     def nap(seconds):
         naps.append(seconds)
+        if len(naps) == 2:
+            del grid.nodes[3]  # C leaves while the others are waited for
         if len(naps) == 3:
-            grid.nodes[2] = replying(wire.GroupReply("B"))
+            grid.nodes[2] = counted("B")
 
     monkeypatch.setattr(federations.time, "sleep", nap)
     federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
     federation.gather(("A", "B"), patience=60.0)
     assert federation.groups == ("A", "B")
     assert naps == [federations.JOIN_PAUSE] * 3
+    assert sorted(asked) == ["A", "B", "C"]  # whoever has answered is not asked again
+    # from now on the run's nodes are all there is, also for Flower's stock strategies
+    grid.nodes[9] = counted("Z")
+    assert list(federation.grid.get_node_ids()) == [1, 2]
+
+
+def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
+    grid = FakeGrid({1: replying(wire.GroupReply("A")), 2: replying(wire.GroupReply("B"))})
+    monkeypatch.setattr(federations.time, "sleep", lambda seconds: grid.nodes.pop(2, None))
+    clock = iter(range(100))
+    monkeypatch.setattr(federations.time, "monotonic", lambda: next(clock))
+    federation = Federation(PromptGrid(grid), min_groups=1, timeout=100.0)
+    federation.gather(("A", "B", "C"), patience=40.0)
+    assert federation.groups == ("A",)
 
 
 def voting(by_name):

@@ -132,10 +132,12 @@ def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     assert pauses[-1] == grids.LONGEST_PAUSE
 
 
-def test_everything_else_is_delegated():
+def test_all_but_waiting_and_membership_is_delegated():
     fake = FakeGrid({1: named("A"), 2: named("B")})
     grid = PromptGrid(fake)
     assert list(grid.get_node_ids()) == [1, 2]
+    grid.members = (2,)
+    assert list(grid.get_node_ids()) == [2]  # the one answer of its own: once known, the run's nodes
     assert list(grid.get_nodes()) == ["node 1", "node 2"]
     assert grid.run == "the run"
     grid.set_run(None)

@@ -123,7 +123,7 @@ def test_the_first_gradient_against_one_row_at_a_time(monkeypatch):
     engine.update(rollout, engine.judge(rollout.sequences), score_J)
 
     lengths = rollout.sequences.mask_JT.sum(1).tolist()
-    # values and the KL to the reference are 0, so with gamma 1 the advantage of token t of n is lambda^(n - 1 - t) x score
+    # values and KL to the reference are 0, so with gamma 1 the advantage of token t of n is lambda^(n - 1 - t) x score
     returns = [[float(score_J[j]) * 0.95 ** (n - 1 - t) for t in range(n)] for j, n in enumerate(lengths)]
     flat = torch.tensor([r for row in returns for r in row], dtype=torch.float64)
     mean, deviation, count = flat.mean(), flat.std(), len(flat)

@@ -11,7 +11,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.launcher import Tail, read_progress
 from appa_flwr.report import artifacts
 from server_app import run_folder as run_folders
-from server_app.run_folder import RunFolder
+from server_app.run_folder import RunFolder, replaced_folder
 
 
 def config_in(folder, **keys):
@@ -107,3 +107,18 @@ def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"output-dir = .*/file/deeper/r: cannot be written \(Not a directory\)"):
         RunFolder(config_in(tmp_path / "file" / "deeper"))
+
+
+def test_a_folder_is_replaced_once_the_new_one_is_whole(tmp_path):
+    target = tmp_path / "policy"
+    with replaced_folder(target) as beside:
+        (beside / "first").write_text("1")
+        assert not target.exists()
+    with pytest.raises(IsADirectoryError), replaced_folder(target) as beside:
+        (beside / "half").mkdir() or (beside / "half").write_text("fails")
+    assert [path.name for path in target.iterdir()] == ["first"]
+    with replaced_folder(target) as beside:
+        (beside / "second").write_text("2")
+        assert [path.name for path in target.iterdir()] == ["first"]
+    assert [path.name for path in target.iterdir()] == ["second"]
+    assert list(tmp_path.iterdir()) == [target]

@@ -25,7 +25,19 @@ def test_every_process_finds_the_same_seed():
 
 
 def test_every_name_has_its_own_seed():
-    calls = [(0,), (1,), (0, "a"), (0, "b"), (0, "a", "b"), (0, "ab"), (0, "b", "a"), (0, 1), (0, 1, 1), (0, 11), (10, 1)]
+    calls = [
+        (0,),
+        (1,),
+        (0, "a"),
+        (0, "b"),
+        (0, "a", "b"),
+        (0, "ab"),
+        (0, "b", "a"),
+        (0, 1),
+        (0, 1, 1),
+        (0, 11),
+        (10, 1),
+    ]
     assert len({child_seed(*call) for call in calls}) == len(calls)
 
 

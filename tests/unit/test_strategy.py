@@ -121,7 +121,9 @@ def alignment_rewards(names=GROUPS):
         for text, question in zip(TEXTS, QUESTIONS, strict=True):
             size = len(CATALOGUE.questions[question].options)
             prediction = formats.parse("dpa", text, size).prediction
-            row.append(0.0 if prediction is None else float(js(prediction, TABLES[name][question, :size], [True] * size)))
+            row.append(
+                0.0 if prediction is None else float(js(prediction, TABLES[name][question, :size], [True] * size))
+            )
         rows.append(row)
     return np.array(rows)
 

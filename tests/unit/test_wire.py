@@ -10,7 +10,7 @@ import io
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import cross_records
 
@@ -74,6 +74,7 @@ def replies(draw):
     )
 
 
+@settings(deadline=None)  # no test here is about time
 @given(replies())
 def test_replies_arrive_as_they_were_sent_whatever_the_groups_are_called(sent):
     got = wire.unpack_replies(cross_records(wire.pack_replies(sent)))

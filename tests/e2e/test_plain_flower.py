@@ -1,0 +1,81 @@
+"""`flwr run . --stream` from a checkout, without the launcher and without any variable that the run needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appa_flwr.launcher import COMPLETED, end_processes, free_port, processes_of
+
+pytestmark = pytest.mark.slow
+
+REPO = Path(__file__).parents[2]
+PARTS = ("appa_flwr", "pluralllm", "server_app", "client_app", "pyproject.toml")
+TINY_LOOP = (
+    "ceilings=false base-steps=20 sft-steps=2 num-iterations=1 pluralllm-rounds=1 num-questions=40 num-groups=3 "
+    "rollout-batch-size=16 num-mini-batches=2 ppo-epochs=1 embedding-dim=16 output-dir='runs'"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for part in PARTS:
+        if (REPO / part).is_dir():
+            shutil.copytree(REPO / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPO / part, folder)
+    return folder
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The prepared environment's PATH; a home and a port of its own, so that other Flowers here are left alone."""
+    home = tmp_path / "f"
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ["PATH"]))
+    foreign = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_"))}
+    own = {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()), "PATH": path}
+    yield foreign | own
+    end_processes(home)  # Flower leaves its local SuperLink running
+    assert processes_of(home) == []
+
+
+def flwr(folder: Path, environment: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run(
+        ["flwr", *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def newest_status(folder: Path, environment: dict[str, str]) -> str:
+    (run,) = json.loads(flwr(folder, environment, "list", "--limit", "1", "--format", "json"))["runs"]
+    return str(run["status"])
+
+
+def test_flwr_run_needs_no_launcher(checkout, environment, tmp_path):
+    keys = f"{TINY_LOOP} run-name='r' cache-dir='{tmp_path / 'cache'}'"
+    log = flwr(checkout, environment, "run", ".", "--stream", "--run-config", keys)
+    assert newest_status(checkout, environment) == COMPLETED, log
+    run = checkout / "runs" / "r"
+    assert {row["policy"] for row in json.loads((run / "summary.json").read_text())} > {"base", "sft", "ppo"}
+    assert (run / "report.html").exists()
+    # Keys that contradict each other are found by the server; `flwr run` itself ends with 0 all the same.
+    log = flwr(checkout, environment, "run", ".", "--stream", "--run-config", "num-groups=3 min-groups=4")
+    assert newest_status(checkout, environment) == "finished:failed"
+    assert "UserError: min-groups = 4 must be at most the number of groups, which is 3" in log

@@ -1,0 +1,319 @@
+"""The whole loop in a real Flower simulation, judged by what it leaves behind.
+
+Axis letters: G groups, Q held-out questions, K options.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from real_run import TINY_RUN, Finished, Runner
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import wasserstein_distance
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from appa_flwr import formats
+from appa_flwr.config import Config
+from appa_flwr.survey.generate import generate
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Question, Survey
+from server_app.questions import build_catalogue
+
+pytestmark = pytest.mark.slow
+
+GLOBALQA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "globalqa.jsonl"
+COUNTRIES = (
+    "Nigeria",
+    "Egypt",
+    "India (Current national sample)",
+    "Germany",
+    "United States",
+    "Canada",
+    "Argentina",
+    "Australia",
+)
+DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
+BASELINES = ("uniform", "majority")
+CEILINGS = ("ceiling-average", "ceiling-min")
+TRAINED = ("base", "sft", "ppo")
+# appa's settings for the fixture: a threshold over 1, so that the groups' weights are used in every iteration
+THRESHOLD, DECAY, TEMPERATURE = 1.1, 0.7, 0.02
+# The ceilings are found by an optimiser; the worst group's is the best mean over questions of the worst group, and not
+# quite the best worst mean, so another answer can pass it by a little.
+AVERAGE_SLACK, WORST_SLACK = 1e-4, 0.02
+PHASES = (
+    "join",
+    "pluralllm",
+    "targets",
+    "votes",
+    "base",
+    "evaluate base",
+    "sft",
+    "evaluate sft",
+    "ppo",
+    "evaluate ppo",
+    "baselines",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(appa_run: Runner) -> Finished:
+    return appa_run("dpa", fairness_threshold=THRESHOLD, ema_decay=DECAY, softmax_temperature=TEMPERATURE)
+
+
+@pytest.fixture(scope="module")
+def survey() -> Survey:
+    """What the groups of the run know, read without the run."""
+    return generate(num_questions=TINY_RUN["num-questions"], num_groups=TINY_RUN["num-groups"], seed=0)
+
+
+@pytest.fixture(scope="module")
+def held_out(survey: Survey) -> list[Question]:
+    ids = set(split_questions(survey.questions, test_fraction=0.2, seed=0).test)
+    return [question for question in survey.questions if question.question_id in ids]
+
+
+def rows_of(run: Finished) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = run.json("summary.json")
+    by_key = {(row["policy"], row["metric"]): row for row in rows}
+    assert len(by_key) == len(rows)
+    return by_key
+
+
+def completed(run: Finished) -> None:
+    assert run.code == 0, run.err + run.out[-3000:]
+    assert run.err == ""
+    assert not (run.folder / "error.txt").exists()
+    assert run.out.splitlines()[-1] == f"report: {run.folder / 'report.html'}"
+
+
+# --- the default task -----------------------------------------------------------------------------
+
+
+def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished):
+    completed(finished)
+    assert [phase["phase"] for phase in finished.json("phases.json")] == list(PHASES)
+    assert all(phase["seconds"] >= 0 for phase in finished.json("phases.json"))
+    for iteration in (1, 2, 3):  # one line an iteration, with time left
+        (line,) = [line for line in finished.out.splitlines() if line.startswith(f"[ppo {iteration}/3]")]
+        assert "reward" in line
+        assert line.endswith("s left)")
+    # The search did see the run: Flower's processes and Ray's.
+    assert len(finished.seen) > 5, finished.seen
+    assert any("raylet" in name for name in finished.seen.values()), finished.seen
+    assert finished.left == []
+    assert finished.around == []
+
+
+def test_every_iteration_has_a_complete_line(finished, survey):
+    lines = finished.lines("metrics.jsonl")
+    assert [line["iteration"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert line["num_iterations"] == 3
+        assert line["missing_groups"] == []
+        assert line["fell_back"] is False
+        for name in ("weights", "history", "rewards"):
+            assert tuple(line[name]) == survey.groups
+            assert all(0 <= value <= 1 for value in line[name].values())
+        assert 0 <= line["fairness_index"] <= 1
+        assert 0 < line["format_score"] <= 1
+        assert 0 < line["reward"] <= 1
+        assert 1 < line["response_length"] <= TINY_RUN["response-length"]
+        for name in ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy"):
+            assert math.isfinite(line[name])
+        assert set(line["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
+        assert all(seconds >= 0 for seconds in line["seconds"].values())
+
+
+def test_weights_and_history_follow_the_papers_equations_from_the_logged_rewards(finished):
+    lines = finished.lines("metrics.jsonl")
+    groups = list(lines[0]["rewards"])
+    history = dict.fromkeys(groups, 0.0)
+    for line in lines:
+        # alpha_g of iteration t: softmax of -h_g / T with the history before t
+        raw = {g: math.exp(-history[g] / TEMPERATURE) for g in groups}
+        expected = {g: raw[g] / sum(raw.values()) for g in groups}
+        assert line["weights"] == pytest.approx(expected, abs=1e-9)
+        assert sum(line["weights"].values()) == pytest.approx(1.0, abs=1e-12)
+        history = {g: DECAY * history[g] + (1 - DECAY) * line["rewards"][g] for g in groups}
+        assert line["history"] == pytest.approx(history, abs=1e-12)
+    # some answers could be read, and the groups did not all like them the same
+    assert len(set(lines[-1]["rewards"].values())) == len(groups)
+    assert max(lines[-1]["rewards"].values()) > 0.1
+    assert len(set(lines[-1]["weights"].values())) == len(groups)
+
+
+def test_the_summary_has_a_consistent_row_for_every_policy_and_metric(finished, survey):
+    rows = rows_of(finished)
+    assert set(rows) == {(p, m) for p in (*TRAINED, *BASELINES, *CEILINGS) for m in DPA_METRICS}
+    for (policy, _), row in rows.items():
+        for scores in (row, row["survey"]):
+            per_group = scores["per_group"]
+            assert tuple(per_group) == survey.groups
+            assert all(0 <= score <= 1 for score in per_group.values())
+            assert scores["avg_as"] == pytest.approx(sum(per_group.values()) / len(per_group), abs=1e-12)
+            assert scores["min_as"] == min(per_group.values())
+            assert 0 <= scores["fi"] <= 1
+        if policy in TRAINED:
+            assert 0 <= row["format_score"] <= 1
+            assert row["format_score"] == rows[policy, "js"]["format_score"]
+        else:
+            assert row["format_score"] is None
+    assert rows["sft", "js"]["avg_as"] > 0  # SFT taught the tiny model to write answers
+
+
+@pytest.mark.parametrize("metric", DPA_METRICS)
+def test_no_answer_beats_the_ceilings(finished, metric):
+    rows = rows_of(finished)
+    for policy in (*TRAINED, *BASELINES):
+        assert rows[policy, metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
+        assert rows[policy, metric]["min_as"] <= rows["ceiling-min", metric]["min_as"] + WORST_SLACK
+    assert rows["ceiling-min", metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
+
+
+def reward(metric: str, answer: np.ndarray, truth: np.ndarray) -> float:
+    """One reward by SciPy."""
+    if metric in ("js", "js-distance"):
+        distance = float(jensenshannon(answer, truth, base=2))
+        return 1 - (distance**2 if metric == "js" else distance)
+    if metric == "wasserstein":
+        places = range(len(truth))
+        return 1 - wasserstein_distance(places, places, answer, truth) / (len(truth) - 1)
+    return (1 + answer @ truth / np.linalg.norm(answer) / np.linalg.norm(truth)) / 2
+
+
+def survey_scores(
+    answers: dict[str, np.ndarray | None], survey: Survey, metric: str
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Each group's mean reward against its own answers, and each question's rewards over the groups that have it."""
+    per_group, per_question = {}, {question_id: [] for question_id in answers}
+    for group, mine in survey.answers.items():
+        rewards = []
+        for question_id, answer in answers.items():
+            if question_id in mine:
+                rewards.append(0.0 if answer is None else reward(metric, answer, mine[question_id]))
+                per_question[question_id].append(rewards[-1])
+        per_group[group] = sum(rewards) / len(rewards)
+    return per_group, per_question
+
+
+@pytest.mark.parametrize("metric", DPA_METRICS)
+def test_scores_against_the_survey_can_be_had_without_the_federation(finished, survey, held_out, metric):
+    """The uniform answer, and the policies' own texts, scored by SciPy on the survey the groups hold."""
+    rows = rows_of(finished)
+    examples = finished.json("examples.json")
+    assert [example["question"] for example in examples] == [question.text for question in held_out]  # all of them
+    answers = {"uniform": {q.question_id: np.full(len(q.options), 1 / len(q.options)) for q in held_out}}
+    for policy in ("sft", "ppo"):
+        parsed = [
+            formats.parse("dpa", example[policy], len(q.options)) for q, example in zip(held_out, examples, strict=True)
+        ]
+        answers[policy] = {q.question_id: p.prediction for q, p in zip(held_out, parsed, strict=True)}
+        assert rows[policy, metric]["format_score"] == pytest.approx(np.mean([p.format_score for p in parsed]))
+    for policy, given in answers.items():
+        per_group, per_question = survey_scores(given, survey, metric)
+        told = rows[policy, metric]["survey"]
+        assert told["per_group"] == pytest.approx(per_group, abs=1e-9)
+        # Equation fi: mean of 1 / (1 + CoV^2) over the questions of at least two groups; equal rewards count 1
+        fairness = [
+            1.0 if min(rewards) == max(rewards) else 1 / (1 + (np.std(rewards) / np.mean(rewards)) ** 2)
+            for rewards in per_question.values()
+            if len(rewards) > 1
+        ]
+        assert told["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
+
+
+def test_the_report_shows_the_summary(finished):
+    page = (finished.folder / "report.html").read_text()
+    rows = rows_of(finished)
+    for policy in (*TRAINED, *BASELINES, *CEILINGS):
+        for name in ("avg_as", "min_as"):
+            assert f"{rows[policy, 'js'][name]:.3f}" in page
+    assert "3 of 3" in page
+    for group in finished.lines("metrics.jsonl")[0]["rewards"]:
+        assert group in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+    assert {path.name for path in (finished.folder / "plots").iterdir()} >= {"spider.png", "way_to_ceiling.png"}
+
+
+def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_out):
+    """Greedy decoding of the saved policy gives the very texts that were scored."""
+    tokenizer = AutoTokenizer.from_pretrained(finished.folder / "policy")
+    model = AutoModelForCausalLM.from_pretrained(finished.folder / "policy").eval()
+    for question, example in zip(held_out, finished.json("examples.json"), strict=True):
+        prompt = tokenizer(formats.prompt("dpa", question.text, question.options, style="compact"), return_tensors="pt")
+        made = model.generate(**prompt, do_sample=False, max_new_tokens=TINY_RUN["response-length"])
+        text = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert text == example["ppo"]
+
+
+def test_the_run_folder_tells_its_config(finished):
+    config = Config.load(finished.json("config.json"))
+    assert config.fairness_threshold == THRESHOLD
+    assert config.run_folder == finished.folder
+
+
+def test_the_same_seed_gives_the_same_numbers(finished, appa_run):
+    again = appa_run("again", fairness_threshold=THRESHOLD, ema_decay=DECAY, softmax_temperature=TEMPERATURE)
+    completed(again)
+
+    def timeless(run: Finished) -> list[dict[str, Any]]:
+        return [{key: value for key, value in line.items() if key != "seconds"} for line in run.lines("metrics.jsonl")]
+
+    assert timeless(again) == timeless(finished)
+    assert again.json("summary.json") == finished.json("summary.json")
+    assert again.json("examples.json") == finished.json("examples.json")
+    assert again.json("pluralllm.json") == finished.json("pluralllm.json")
+
+
+# --- the other task, and real data ----------------------------------------------------------------
+
+
+def test_the_ranking_task_completes(appa_run):
+    run = appa_run("opa", task="opa", rule="min", num_iterations=2)
+    completed(run)
+    rows = rows_of(run)
+    assert set(rows) == {(policy, "borda") for policy in (*TRAINED, *BASELINES, *CEILINGS)}
+    for policy in (*TRAINED, *BASELINES):
+        assert rows[policy, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + AVERAGE_SLACK
+        assert rows[policy, "borda"]["min_as"] <= rows["ceiling-min", "borda"]["min_as"] + WORST_SLACK
+    for line in run.lines("metrics.jsonl"):
+        assert line["fell_back"] is None  # `min` has no threshold
+        assert sum(line["weights"].values()) == pytest.approx(1.0)
+    for example in run.json("examples.json"):
+        parsed = formats.parse("opa", example["ppo"], len(example["options"]))
+        assert parsed.prediction is not None or example["mean_reward"] == 0
+    assert any(example["mean_reward"] > 0 for example in run.json("examples.json"))
+
+
+@pytest.mark.skipif(not GLOBALQA.is_file(), reason="no real survey data beside this checkout")
+def test_real_answers_of_the_papers_countries(appa_run):
+    groups = ";".join(COUNTRIES)
+    # real questions make long prompts
+    short = {"sft_steps": 25, "num_iterations": 1, "rollout_batch_size": 16}
+    run = appa_run("real", survey=GLOBALQA, groups=groups, max_questions=60, min_groups=8, **short)
+    completed(run)
+    rows = rows_of(run)
+    assert set(rows) == {(policy, metric) for policy in (*TRAINED, *BASELINES, *CEILINGS) for metric in DPA_METRICS}
+    assert all(tuple(row["per_group"]) == COUNTRIES for row in rows.values())
+    assert all(tuple(line["rewards"]) == COUNTRIES for line in run.lines("metrics.jsonl"))
+    # The uniform answer against the countries' own answers, straight from the file.
+    public = build_catalogue(Config.load(run.json("config.json")))
+    held_out = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if not train}
+    rewards: dict[str, list[float]] = {name: [] for name in COUNTRIES}
+    for line in GLOBALQA.read_text().splitlines():
+        row = json.loads(line)
+        if row["group"] in rewards and row["question_id"] in held_out:
+            shares = np.array(row["distribution"])
+            rewards[row["group"]].append(reward("js", np.ones(len(shares)), shares))
+    assert 0 < len(held_out) < len(public.questions) == 60
+    told = rows["uniform", "js"]["survey"]["per_group"]
+    assert {name: told[name] for name, found in rewards.items() if found} == pytest.approx(
+        {name: np.mean(found) for name, found in rewards.items() if found}, abs=1e-9
+    )

@@ -19,7 +19,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,6 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, Config, to_toml_table
 from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Rejection
 
 APP_NAME = "appa-flwr"
 PROGRESS_FILE = "progress.jsonl"
@@ -43,6 +44,7 @@ SUPERLINK_LOG = "superlink.log"
 REPORT_FILE = "report.html"
 
 COMPLETED = "finished:completed"
+SHOWN_REJECTIONS = 5
 SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
 POLL_SECONDS = 0.2
 STATUS_SECONDS = 2.0
@@ -110,6 +112,26 @@ def participants(config: Config) -> tuple[str, ...]:
     if len(chosen) < config.min_groups:
         raise UserError(f"min-groups = {config.min_groups}, but there are only {len(chosen)} groups")
     return chosen
+
+
+def left_out(config: Config, groups: Sequence[str]) -> tuple[Rejection, ...]:
+    """The cells of a survey file that the run will leave out, read before anything starts.
+
+    Raises:
+        UserError: `strict` is set and there is one, or a group has not one usable answer.
+    """
+    if config.survey == GENERATED_SURVEY:
+        return ()
+    from appa_flwr.survey.read import read_survey
+
+    return read_survey(config.survey, groups=groups, refusals=config.refusals, strict=config.strict).rejections
+
+
+def _show_left_out(rejections: Sequence[Rejection]) -> None:
+    for cell in rejections[:SHOWN_REJECTIONS]:
+        print(f"left out: {cell.source}, row {cell.row}, {cell.group}, {cell.question_id}: {cell.reason}", flush=True)
+    if len(rejections) > SHOWN_REJECTIONS:
+        print(f"left out: {len(rejections)} cells in all; `appa survey` counts them by reason", flush=True)
 
 
 def _survey_groups(config: Config) -> tuple[str, ...]:
@@ -309,7 +331,9 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
     """
     config = config.named(datetime.now())
     groups = participants(config)
+    rejections = left_out(config, groups)
     folder = _create_folder(config)
+    _show_left_out(rejections)
     with _flower_home() as home:
         port = free_port()
         environment = flower_environment(home, port)

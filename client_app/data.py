@@ -5,6 +5,7 @@ Axis letters: Q public questions, N questions a group answered, K options.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -16,6 +17,8 @@ from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
 
 Answers = Mapping[str, FloatArray]
+
+log = logging.getLogger("appa.client")
 
 
 def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, ...]:
@@ -76,10 +79,26 @@ def _generate(num_questions: int, num_groups: int, seed: int) -> Survey:
     return generate.generate(num_questions=num_questions, num_groups=num_groups, seed=seed)
 
 
-def known_answers(private: Answers, questions: tuple[Question, ...]) -> Answers:
-    """The answers to questions the server's catalogue has, with the same number of options."""
-    options = {question.question_id: len(question.options) for question in questions}
-    return {key: value for key, value in private.items() if options.get(key) == len(value)}
+def known_answers(
+    config: Config, node_config: Mapping[str, object], private: Answers, public: tuple[Question, ...]
+) -> Answers:
+    """The answers to questions that the server's catalogue has with the same options in the same order.
+
+    Args:
+        config: the run's.
+        node_config: the node's; with `data`, its own file says which options its answers are about.
+        private: all of a group's answers.
+        public: the catalogue's questions.
+    """
+    path = str(node_config.get("data", ""))
+    # Without a file of its own the node read the very survey that the server read.
+    own = {q.question_id: q.options for q in read.read_questions(path, refusals=config.refusals)} if path else {}
+    wanted = {question.question_id: question.options for question in public}
+    kept = {key: value for key, value in private.items() if key in wanted and own.get(key, wanted[key]) == wanted[key]}
+    reordered = sum(key in wanted for key in private) - len(kept)
+    if reordered:
+        log.warning("%d answers are left out: their options differ from the server's public questions", reordered)
+    return kept
 
 
 def context_config(context: Context) -> Config:

@@ -52,7 +52,7 @@ def catalogue(message: Message, context: Context) -> Message:
             # Only this group is missing then: which groups share a node is chance and must not change a run.
             log.exception("group %s takes no part: its answers cannot be used", name)
             continue
-        answers = data.known_answers(mine, public.questions)
+        answers = data.known_answers(config, context.node_config, mine, public.questions)
         d_g = group_data(name, answers, embedding=embedding, question_ids=training)
         truth_QK = np.full(public.option_QK.shape, np.nan)
         for row, question in enumerate(public.questions):

@@ -152,6 +152,11 @@ class Run:
         with self._folder.phase("join") as phase:
             self._federation.gather(config.group_names, patience=config.join_timeout)
             answered = self._federation.send_catalogue(self._catalogue)
+            lost = [name for name in self._federation.groups if name not in answered]
+            if config.strict and lost:
+                raise UserError(
+                    f"strict = true, and the answers of {', '.join(lost)} cannot be used; their logs say why"
+                )
             questions = f"{len(self._train_J)} training and {len(self._test_J)} held-out questions"
             answers = ", ".join(f"{name} {count}" for name, count in answered.items())
             phase.step(1, 1, f"{questions}; answers by group: {answers}")

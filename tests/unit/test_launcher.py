@@ -88,6 +88,22 @@ def test_participants_of_a_survey_file(survey):
     assert launcher.participants(chosen) == ("South",)
 
 
+def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys):
+    rows = survey.read_text().splitlines()
+    bad = json.loads(rows[0]) | {"question_id": "spoilt", "distribution": [0.9, 0.9]}
+    survey.write_text("\n".join([*rows, json.dumps(bad)]) + "\n")
+    config = Config.load({"survey": str(survey)})
+    rejections = launcher.left_out(config, ("North", "South"))
+    assert [(cell.row, cell.question_id) for cell in rejections] == [(len(rows) + 1, "spoilt")]
+    launcher._show_left_out(rejections * 7)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == launcher.SHOWN_REJECTIONS + 1
+    assert f"row {len(rows) + 1}, {bad['group']}, spoilt" in lines[0]
+    assert "7 cells" in lines[-1]
+    with pytest.raises(UserError, match=f"row {len(rows) + 1}"):
+        launcher.left_out(Config.load({"survey": str(survey), "strict": True}), ("North", "South"))
+
+
 def test_too_few_groups_in_a_survey_file(survey):
     with pytest.raises(UserError, match="min-groups = 3"):
         launcher.participants(Config.load({"survey": str(survey), "min-groups": 3}))

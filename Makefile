@@ -11,7 +11,7 @@ run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -165,6 +165,8 @@ def _finish(config: Config, here: Path) -> None:
     if (folder / "report.html").exists():
         print(f"{folder.name}: complete already")
         return
+    if folder.exists():
+        raise UserError(f"{folder} holds a run that did not end or has not ended yet; remove it to run it again")
     print(f"{folder.name}:", flush=True)
     launch(config, app_folder=find_app_folder(here))
 

@@ -14,8 +14,7 @@ from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
 from server_app import sft, tiny
 from server_app.base import Base
-from server_app.policy import FullModels
-from server_app.rollouts import Sequences, sample
+from server_app.rollouts import sample
 from server_app.tiny import TinyRecipe
 
 OPTION_QK = np.array([[True, True, True], [True, True, False]])
@@ -194,24 +193,6 @@ def test_the_written_folder_holds_the_tokenizer_too(start, tune, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
     text = "0.25,0.75?"
     assert tokenizer(text)["input_ids"] == start[1].tokenizer(text)["input_ids"]
-
-
-def test_ppo_s_reference_is_a_model_of_its_own_after_fine_tuning(tune):
-    # What TRL has trained carries a forward that computes with its own weights, in every copy too.
-    tuned, _ = tune()
-    models = FullModels(tuned)
-    sequences = Sequences(
-        torch.tensor([[5, 6]]),
-        torch.ones(1, 2, dtype=torch.bool),
-        torch.tensor([[7, 8]]),
-        torch.ones(1, 2, dtype=torch.bool),
-    )
-    before = models.reference_logprobs(sequences, temperature=1.0)
-    with torch.no_grad():
-        for parameter in models.policy_parameters():
-            parameter.mul_(2.0)
-    assert torch.equal(models.reference_logprobs(sequences, temperature=1.0), before)
-    assert not torch.equal(models.policy_logprobs(sequences, temperature=1.0), before)
 
 
 def test_the_paper_s_majority_is_one_for_the_winner():

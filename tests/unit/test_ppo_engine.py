@@ -173,7 +173,7 @@ def test_without_reward_and_penalty_nothing_moves(whiten):
 
 def test_equal_scores_leave_no_nan():
     engine = make()
-    stats = iterate(engine, torch.full((len(BATCH),), 0.7), times=2)
+    stats = iterate(engine, torch.full((len(BATCH),), 0.5), times=2)
     assert torch.isfinite(weights(engine)).all()
     assert all(value == value for value in stats.values())
 

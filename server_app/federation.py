@@ -26,12 +26,13 @@ log = logging.getLogger("appa.server")
 
 
 class Federation:
-    """All groups behind a Grid; replies are matched to groups by the name they carry, never by node id."""
+    """All groups behind a Grid; replies are matched to groups by the name they carry, from the group's own node."""
 
     def __init__(self, grid: PromptGrid, *, min_groups: int, timeout: float) -> None:
         self.grid = grid
         self.groups: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
+        self._homes: dict[str, int] = {}
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._num_held_out = 0
@@ -75,7 +76,7 @@ class Federation:
             )
         if missing:
             log.warning("groups that did not join: %s", ", ".join(missing))
-        self.groups = groups
+        self.groups, self._homes = groups, kept
         self._nodes = tuple(sorted(set(kept.values())))
         self.grid.members = self._nodes
 
@@ -177,10 +178,13 @@ class Federation:
         found: dict[str, list[wire.GroupReply]] = {name: [] for name in self.groups}
         for reply in replies:
             for group in self._read(reply):
-                if group.group in found:
-                    found[group.group].append(group)
-                else:
+                if group.group not in found:
                     log.warning("a reply for group '%s', which is not in this run, is left out", group.group)
+                elif reply.metadata.src_node_id != self._homes[group.group]:
+                    # Or any node could speak for a group, or silence it by answering for it too.
+                    log.warning("a reply for group '%s' from a node that is not its home is left out", group.group)
+                else:
+                    found[group.group].append(group)
         for name, answers in found.items():
             if not answers:
                 log.warning("group %s did not answer", name)

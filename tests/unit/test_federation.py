@@ -116,7 +116,7 @@ def test_an_error_s_reason_reaches_the_log(warnings):
     assert "node 12: node is gone" in warnings()
 
 
-def test_a_group_that_two_nodes_answer_for_counts_as_missing(warnings):
+def test_no_node_can_answer_for_a_group_that_lives_elsewhere(warnings):
     federation = three(scorer("B", GOOD / 2))
     forged = federation.grid._grid
     node = forged.nodes[11]
@@ -126,8 +126,8 @@ def test_a_group_that_two_nodes_answer_for_counts_as_missing(warnings):
         else node(message)
     )
     reward_GJ = federation.score(REQUEST)[KEY]
-    np.testing.assert_array_equal(reward_GJ, [GOOD, [np.nan] * 3, GOOD / 3])
-    assert any("group B " in text for text in warnings())
+    np.testing.assert_array_equal(reward_GJ, [GOOD, GOOD / 2, GOOD / 3])
+    assert any("not its home" in text for text in warnings())
 
 
 def test_groups_that_behave_are_stacked_in_a_fixed_order_without_a_warning(warnings):

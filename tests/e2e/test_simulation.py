@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peft import AutoPeftModelForCausalLM
 from real_run import TINY_RUN, Finished, Runner
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
@@ -275,9 +276,15 @@ def test_the_same_seed_gives_the_same_numbers(finished, appa_run):
 # --- the other task, and real data ----------------------------------------------------------------
 
 
-def test_the_ranking_task_completes(appa_run):
-    run = appa_run("opa", task="opa", rule="min", num_iterations=2)
+def test_the_ranking_task_completes_with_adapters(appa_run):
+    # enough of a base that adapters alone can learn to write rankings
+    lora = {"tuning": "lora", "sft_learning_rate": 1e-2, "learning_rate": 1e-2, "base_steps": 150}
+    run = appa_run("opa", task="opa", rule="min", num_iterations=2, **lora)
     completed(run)
+    policy = AutoPeftModelForCausalLM.from_pretrained(run.folder / "policy")
+    learned = [p for name, p in policy.named_parameters() if "lora_B" in name]
+    assert len(learned) == 12  # q, k, v, o in each of three layers
+    assert all(p.abs().max() > 0 for p in learned)
     rows = rows_of(run)
     assert set(rows) == {(policy, "borda") for policy in (*TRAINED, *BASELINES, *CEILINGS)}
     for policy in (*TRAINED, *BASELINES):

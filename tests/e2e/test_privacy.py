@@ -47,7 +47,7 @@ TINY = {
     "pluralllm-heads": 2,
     "pluralllm-rounds": 2,
     "num-context-questions": 4,
-    "base-steps": 15,
+    "base-steps": 20,
     "sft-steps": 40,
     "sft-batch-size": 16,
     "sft-gradient-accumulation-steps": 1,

@@ -48,6 +48,7 @@ CHARACTER_NGRAMS = (3, 5)
 
 READ = ("*.json", "*.model", "*.txt", "*.safetensors", "*.bin")
 NOT_READ = ("onnx/*", "openvino/*", "original/*")  # the same weights in formats nothing here reads
+CONFIG_FILE = "config.json"
 MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
 TOKENS_PER_BATCH = 8192  # padding counted; bounds memory
 CACHE_VERSION = 1
@@ -110,18 +111,16 @@ class PretrainedEncoder:
             UserError: no such model, one that cannot be read or is of another kind, or a cache that cannot be written.
         """
         folder = _locate(self.model)
-        content = [CACHE_VERSION, self.kind, _content(folder), list(texts)]
+        settings = _settings(self.kind, self.model, folder)
+        content = [CACHE_VERSION, self.kind, _content(self.model, folder), list(texts)]
         path = self.cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
         vector_UH = _read(path, len(texts))
         if vector_UH is None:
-            vector_UH = self._compute(folder, texts)
+            vector_UH = self._compute(folder, settings, texts)
             _write(path, vector_UH)
         return vector_UH
 
-    def _compute(self, folder: Path, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        settings = _Settings("mean", normalised=False, max_tokens=None)
-        if self.kind == "sentence-transformers":
-            settings = _sentence_settings(self.model, folder)
+    def _compute(self, folder: Path, settings: _Settings, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         tokenizer, network = _load(self.model, folder)
         positions = getattr(network.config.get_text_config(), "max_position_embeddings", MAX_TOKENS)
         longest = min(MAX_TOKENS, positions, settings.max_tokens or tokenizer.model_max_length)
@@ -171,10 +170,10 @@ def _batches(length_U: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _locate(model: str) -> Path:
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
     try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder
         return Path(snapshot_download(model, allow_patterns=list(READ), ignore_patterns=list(NOT_READ)))
     except (OSError, ValueError, HTTPError) as error:
         if isinstance(error, HFValidationError | RepositoryNotFoundError):
@@ -191,13 +190,16 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no reason given')}"
 
 
-def _content(folder: Path) -> str:
+def _content(model: str, folder: Path) -> str:
     """Hash of the files that decide the vectors, wherever the folder lies."""
     whole = hashlib.sha256()
-    for path in sorted({path for pattern in READ for path in folder.rglob(pattern) if path.is_file()}):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(folder)}\n{digest}\n".encode())
+    try:
+        for path in sorted({path for pattern in READ for path in folder.rglob(pattern) if path.is_file()}):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            whole.update(f"{path.relative_to(folder)}\n{digest}\n".encode())
+    except OSError as error:
+        raise UserError(f"embedding-model = {model}: cannot be read ({_first_line(error)})") from error
     return whole.hexdigest()
 
 
@@ -225,6 +227,19 @@ def _load(model: str, folder: Path) -> tuple[Any, Any]:
         raise UserError(f"embedding-model = {model}: is an encoder with a decoder; give an encoder or a causal LM")
     network.config.use_cache = False
     return tokenizer, network.eval()
+
+
+def _settings(kind: Pretrained, model: str, folder: Path) -> _Settings:
+    """Checked before anything else is read: a wrong folder may hold whatever a disk holds.
+
+    Raises:
+        UserError: the folder holds no model of that kind.
+    """
+    if kind == "sentence-transformers":
+        return _sentence_settings(model, folder)
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"embedding-model = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
+    return _Settings("mean", normalised=False, max_tokens=None)
 
 
 def _sentence_settings(model: str, folder: Path) -> _Settings:
@@ -263,7 +278,7 @@ def _read(path: Path, num_texts: int) -> npt.NDArray[np.float32] | None:
             vector_UH: npt.NDArray[np.float32] = kept["vector_UH"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return vector_UH if len(vector_UH) == num_texts else None
+    return vector_UH if vector_UH.shape[:1] == (num_texts,) else None
 
 
 def _write(path: Path, vector_UH: npt.NDArray[np.float32]) -> None:

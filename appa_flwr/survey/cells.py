@@ -26,12 +26,14 @@ MIN_OPTIONS: Final = 2
 MAX_OPTIONS: Final = 30
 MAX_TEXT_CHARS: Final = 20_000
 MAX_CELL_CHARS: Final = 100_000
+MAX_NAME_CHARS: Final = 500
 MAX_NUMBER_CHARS: Final = 40
 SUM_TOLERANCE: Final = 0.02
 # A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
 _ROUNDING: Final = 1e-9
 # A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
 _ALREADY_ONE: Final = 1e-12
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Reason(StrEnum):
@@ -41,6 +43,7 @@ class Reason(StrEnum):
     WRONG_CELLS = "wrong number of cells in the row"
     TOO_LONG = "text too long"
     NOT_UNICODE = "text is not valid Unicode"
+    BAD_NAME = f"name longer than {MAX_NAME_CHARS} characters or with control characters"
     MISSING = "a required column is missing in the row"
     EMPTY_ID = "empty question_id"
     EMPTY_TEXT = "empty question or option text"
@@ -174,6 +177,19 @@ def as_text(cell: object, empty: Reason) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell: nothing could write it again
         raise CellError(Reason.NOT_UNICODE) from None
     return cell.strip()
+
+
+def as_name(cell: object, empty: Reason) -> str:
+    """A text that stands in messages, tables and commands: the name of a question, a group or an attribute.
+
+    Raises:
+        CellError: as `as_text`; too long for a name, or with line breaks or other control characters, with which
+            a file could write over what a terminal shows.
+    """
+    name = as_text(cell, empty)
+    if len(name) > MAX_NAME_CHARS or _CONTROL.search(name):
+        raise CellError(Reason.BAD_NAME)
+    return name
 
 
 def is_empty(cell: object) -> bool:

@@ -52,7 +52,8 @@ def nearest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.casefold(), folded, n=_NUM_NEAREST, cutoff=_NEAREST_CUTOFF)
     if close:
         return "nearest: " + ", ".join(dict.fromkeys(repr(folded[match]) for match in close))
-    return f"the {len(known)} groups there begin with " + ", ".join(map(repr, known[:_NUM_NEAREST]))
+    begin = "the groups there are" if len(known) <= _NUM_NEAREST else f"the {len(known)} groups there begin with"
+    return f"{begin} {', '.join(map(repr, known[:_NUM_NEAREST]))}"
 
 
 def resolve(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ from appa_flwr.survey.cells import (
     CellError,
     Reason,
     as_list,
+    as_name,
     as_text,
     parse_options,
     parse_ordinal,
@@ -66,9 +68,9 @@ def _wave_number(wave: Path) -> int:
 def read_folder(folder: Path) -> Table:
     """One row per question and group of every attribute, refusals still among the options.
 
-    Answers are weighted; `n` counts people who gave a substantive answer, unweighted. Rows that could not be used
-    carry the number of the record in `info.csv`, or in `responses.csv` where a respondent is at fault. A
-    respondent's empty cell means that the question was not asked of them.
+    Answers are weighted; `n` counts people who gave a substantive answer, unweighted. Rows are numbered as in the
+    `info.csv` of their wave, or in its `responses.csv` where a respondent is at fault. A respondent's empty cell
+    means that the question was not asked of them.
 
     Raises:
         UserError: no wave, or a file of a wave that is missing, unreadable or without a needed column.
@@ -80,14 +82,15 @@ def read_folder(folder: Path) -> Table:
 
 
 def _wave(wave: Path) -> Iterator[Row]:
-    info = _read(wave / "info.csv", *INFO_COLUMNS)
+    info_file, people_file = wave / "info.csv", wave / "responses.csv"
+    info = _read(info_file, *INFO_COLUMNS)
     weight_column = f"WEIGHT_W{_wave_number(wave)}"
-    people = _read(wave / "responses.csv", weight_column)
+    people = _read(people_file, weight_column)
     attributes = [name for name in _read(wave / "metadata.csv", "key")["key"] if name in people.columns]
     if not attributes:
         raise UserError(f"{wave / 'metadata.csv'}: names no column of responses.csv")
     weight_R, bad = _weights(people[weight_column])
-    yield from bad
+    yield from (replace(row, file=str(people_file)) for row in bad)
     groups = {attribute: _groups(people[attribute]) for attribute in attributes}
     for attribute, (_, names) in groups.items():
         if len(names) > MAX_GROUPS:  # such as a column of respondents' numbers
@@ -96,7 +99,8 @@ def _wave(wave: Path) -> Iterator[Row]:
             )
     for index, cells in enumerate(zip(*(info[name] for name in INFO_COLUMNS), strict=True)):
         record = dict(zip(INFO_COLUMNS, cells, strict=True))
-        yield from _question(index + 1 + _HEADER_ROWS, record, people, weight_R, groups)
+        for row in _question(index + 1 + _HEADER_ROWS, record, people, weight_R, groups):
+            yield replace(row, file=str(info_file))
 
 
 def _read(file: Path, *columns: str) -> pd.DataFrame:
@@ -153,7 +157,7 @@ def _question(
     """The rows of one question: what is wrong with it, then a row a group that was asked."""
     question_id = ""
     try:
-        question_id = as_text(record["key"], Reason.EMPTY_ID)
+        question_id = as_name(record["key"], Reason.EMPTY_ID)
         text = as_text(record["question"], Reason.EMPTY_TEXT)
         options = parse_options(record["references"])
         scale = _scale(record["option_ordinal"], len(options))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,7 +97,10 @@ def draw(survey: Survey, path: Path) -> Path:
             _contested(questions.add_subplot(grid[1]), survey, by_question, num_contested)
         return made
 
-    return write_atomically(path, plots._png(figure))
+    with warnings.catch_warnings():
+        # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        return write_atomically(path, plots._png(figure))
 
 
 def _short(text: str, limit: int) -> str:

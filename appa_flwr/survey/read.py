@@ -27,6 +27,7 @@ from appa_flwr.survey.cells import (
     MIN_OPTIONS,
     CellError,
     Reason,
+    as_name,
     as_text,
     is_empty,
     parse_distribution,
@@ -103,11 +104,19 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Judged:
-    """One row with what its public side says; `entry` is set exactly where `reason` is not."""
+    """One row with what its public side says.
+
+    Attributes:
+        row: as the file has it.
+        question_id: empty where it cannot be read.
+        group: whose answer it is, or why that cannot be told.
+        entry: its question; set exactly where `reason` is not.
+        reason: why it has none.
+    """
 
     row: Row
     question_id: str
-    group: GroupName | None
+    group: GroupName | Reason
     entry: _Entry | None
     reason: Reason | None
 
@@ -166,13 +175,13 @@ def _survey(
     rejections: list[Rejection] = []
     catalog: dict[str, _Entry] = {}
     for judged in _judge(table, catalog, refusals=policy.refusals, aliases=aliases):
-        if judged.group is not None:
+        if isinstance(judged.group, Reason):
+            reason: Reason | None = judged.reason or judged.group
+        else:
             if wanted is not None and judged.group.full not in answers:
                 continue
             mine = answers.setdefault(judged.group.full, {})
             reason = _answer(judged, mine, policy)
-        else:
-            reason = judged.reason or Reason.EMPTY_GROUP
         if reason is not None:
             rejections.append(_reject(table, judged, reason, strict=strict))
     for name, mine in answers.items():
@@ -240,8 +249,8 @@ def read_questions(
     for judged in _judge(table, catalog, refusals=refusals, aliases=aliases):
         reason = judged.reason
         if has_groups:
-            if judged.group is None:
-                reason = reason or Reason.EMPTY_GROUP
+            if isinstance(judged.group, Reason):
+                reason = reason or judged.group
             elif wanted is not None and judged.group.full not in wanted:
                 continue
         if reason is None:
@@ -292,12 +301,14 @@ def read_group(
     rejections: list[Rejection] = []
     policy = _Policy(refusals, min_respondents)
     for judged in _judge(table, {}, refusals=refusals, aliases=aliases):
-        if has_groups and judged.group is None:
-            reason: Reason | None = judged.reason or Reason.EMPTY_GROUP
-        elif judged.group is not None and judged.group.full != name:
-            continue
-        else:
+        if not has_groups:
             reason = _answer(judged, mine, policy)
+        elif isinstance(judged.group, Reason):
+            reason = judged.reason or judged.group
+        elif judged.group.full == name:
+            reason = _answer(judged, mine, policy)
+        else:
+            continue
         if reason is not None:
             rejections.append(_reject(table, judged, reason, strict=strict))
     if not mine:
@@ -359,19 +370,20 @@ def _open(path: PathLike, refusals: str) -> Table:
     return open_source(path)
 
 
-def _group(row: Row, aliases: Mapping[str, str]) -> GroupName | None:
-    """The group a row belongs to, None where the cell is empty or the file has no such column."""
+def _group(row: Row, aliases: Mapping[str, str]) -> GroupName | Reason:
+    """The group a row belongs to, or why there is none: an empty cell too where the file has no such column."""
     try:
-        spelled = as_text(row.cells.get("group"), Reason.EMPTY_GROUP)
+        spelled = as_name(row.cells.get("group"), Reason.EMPTY_GROUP)
         cell = row.cells.get("attribute")
-        attribute = None if is_empty(cell) else as_text(cell, Reason.EMPTY_GROUP)
-    except CellError:
-        return None
+        attribute = None if is_empty(cell) else as_name(cell, Reason.EMPTY_GROUP)
+    except CellError as error:
+        return error.reason
     return GroupName(attribute, spelled, aliases.get(spelled, spelled))
 
 
 def _groups(table: Table, aliases: Mapping[str, str]) -> tuple[GroupName, ...]:
-    return tuple(dict.fromkeys(name for row in table.rows if (name := _group(row, aliases)) is not None))
+    names = (_group(row, aliases) for row in table.rows)
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, GroupName)))
 
 
 def _judge(
@@ -380,12 +392,12 @@ def _judge(
     """Every row with its question or the reason it has none; fills `catalog` on the way, first row first."""
     for row in table.rows:
         if row.reason is not None:
-            yield _Judged(row, str(row.cells.get("question_id", "")), None, None, row.reason)
+            yield _Judged(row, str(row.cells.get("question_id", "")), Reason.EMPTY_GROUP, None, row.reason)
             continue
         group = _group(row, aliases)
         question_id = ""
         try:
-            question_id = as_text(row.cells.get("question_id"), Reason.EMPTY_ID)
+            question_id = as_name(row.cells.get("question_id"), Reason.EMPTY_ID)
             entry = _entry(row, question_id, catalog, refusals=refusals)
         except CellError as error:
             yield _Judged(row, question_id, group, None, error.reason)
@@ -495,11 +507,12 @@ def _told_rate(cells: Mapping[str, object]) -> float | None:
 
 
 def _reject(table: Table, judged: _Judged, reason: Reason, *, strict: bool) -> Rejection:
-    group = "" if judged.group is None else judged.group.full
+    group = "" if isinstance(judged.group, Reason) else judged.group.full
+    file = judged.row.file or table.source
     if strict:
         where = f"question {judged.question_id!r}, group {group!r}: " if judged.question_id or group else ""
-        raise UserError(f"{table.source}, row {judged.row.number}: {where}{reason.value}")
-    return Rejection(table.source, judged.row.number, judged.question_id, group, reason.value)
+        raise UserError(f"{file}, row {judged.row.number}: {where}{reason.value}")
+    return Rejection(file, judged.row.number, judged.question_id, group, reason.value)
 
 
 def _too_few(table: Table, group: str, count: int, minimum: int) -> UserError:

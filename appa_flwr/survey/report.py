@@ -6,6 +6,7 @@ Axis letters: G groups, Q questions.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from appa_flwr.survey.read import UNREADABLE, summary
 from appa_flwr.survey.types import Survey
 
 BAR_CHARS: Final = 30
+_FILE_PARTS: Final = 2  # a wave and its file
 
 
 def tables(survey: Survey) -> Iterator[Table]:
@@ -60,11 +62,12 @@ def _groups(survey: Survey) -> Table:
 
 
 def _reasons(survey: Survey) -> Table:
-    table = Table("left out because", "cells", "groups", "first: row, group, question")
+    table = Table("left out because", "cells", "groups", "first: file, row, group, question")
     reasons = list(dict.fromkeys(cell.reason for cell in survey.rejections))
     for reason in reasons:
         cells = [cell for cell in survey.rejections if cell.reason == reason]
         first = cells[0]
-        where = f"{first.row}, {first.group or UNREADABLE}, {first.question_id or UNREADABLE}"
+        file = Path(*Path(first.source).parts[-_FILE_PARTS:])
+        where = f"{file}, {first.row}, {first.group or UNREADABLE}, {first.question_id or UNREADABLE}"
         table.add_row(reason, str(len(cells)), str(len({cell.group for cell in cells})), where)
     return table

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from appa_flwr.config import HUB_SURVEY
+from appa_flwr.errors import UserError
 from appa_flwr.survey import globalqa, opinionqa
 from appa_flwr.survey.tables import Table, read_table
 
@@ -18,12 +19,17 @@ def open_source(source: str | os.PathLike[str]) -> Table:
             layout, or the hub id `HUB_SURVEY`.
 
     Raises:
-        UserError: as for `tables.read_table`, `globalqa.by_country`, `globalqa.from_hub`, `opinionqa.read_folder`.
+        UserError: it cannot be opened, or as for `tables.read_table`, `globalqa.by_country`, `globalqa.from_hub`,
+            `opinionqa.read_folder`.
     """
     if str(source) == HUB_SURVEY:
         return globalqa.from_hub()
     path = Path(source)
-    if path.is_dir() and opinionqa.waves(path):
+    try:
+        has_waves = path.is_dir() and bool(opinionqa.waves(path))
+    except OSError as error:  # such as a folder of somebody else's
+        raise UserError(f"{source}: cannot be read ({error.strerror})") from None
+    if has_waves:
         return opinionqa.read_folder(path)
     table = read_table(source)
     return globalqa.by_country(table) if globalqa.is_globalqa(table) else table

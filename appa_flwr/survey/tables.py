@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from appa_flwr.errors import UserError
-from appa_flwr.survey.cells import Reason
+from appa_flwr.survey.cells import CellError, Reason
 
 PRIVATE: Final = "distribution"
 REFUSED: Final = "refused"
@@ -40,11 +40,13 @@ class Row:
         cells: column -> raw cell; `distribution` still as text or as an Arrow scalar. Where `reason` is set at
             most what names the row.
         reason: why the row cannot be read at all, else None.
+        file: the one that `number` counts in, where the table comes from several.
     """
 
     number: int
     cells: Mapping[str, object]
     reason: Reason | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,16 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def decode(cell: object) -> object:
-    """A raw `distribution` cell as a plain value: Arrow scalars are unpacked, others passed on."""
+    """A raw `distribution` cell as a plain value: Arrow scalars are unpacked, others passed on.
+
+    Raises:
+        CellError: a scalar that Python has no value for, such as text that is not UTF-8.
+    """
     unpack = getattr(cell, "as_py", None)
-    return cell if unpack is None else unpack()
+    try:
+        return cell if unpack is None else unpack()
+    except (ValueError, OverflowError):
+        raise CellError(Reason.BAD_DISTRIBUTION) from None
 
 
 def _used(header: Sequence[str], source: str) -> list[str]:
@@ -258,11 +267,12 @@ def _read_parquet(file: Path, source: str) -> Table:
             content = pq.ParquetFile(stream)
             names = _used(content.schema_arrow.names, source)
             table: Any = content.read(columns=names)
-    except pa.ArrowException as error:
+        # Arrow scalars of the private column are decoded one by one when asked for.
+        values = {name: table[name] if name == PRIVATE else table[name].to_pylist() for name in names}
+    # Python's own errors come from names and texts that are not UTF-8, and from dates beyond its calendar.
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
-    # Arrow scalars of the private column are decoded one by one when asked for.
-    values = {name: table[name] if name == PRIVATE else table[name].to_pylist() for name in names}
     rows = tuple(
         Row(index + 1, dict(zip(names, cells, strict=True)))
         for index, cells in enumerate(zip(*values.values(), strict=True))

@@ -293,8 +293,9 @@ def test_damaged_cache_is_built_again(folders, tmp_path, damage):
 def test_cache_with_another_number_of_texts_is_built_again(folders, tmp_path):
     first = encode(folders["bert"], tmp_path)
     (path,) = kept(tmp_path)
-    np.savez(path, vector_UH=first[:-1])
-    np.testing.assert_array_equal(encode(folders["bert"], tmp_path), first)
+    for wrong in (first[:-1], np.float32(1)):
+        np.savez(path, vector_UH=wrong)
+        np.testing.assert_array_equal(encode(folders["bert"], tmp_path), first)
 
 
 def test_cache_that_cannot_be_made_is_named(folders, tmp_path):
@@ -411,6 +412,27 @@ def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, messag
     assert not kept(tmp_path / "cache")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("causal-lm", "holds no config.json"), ("sentence-transformers", "is no sentence-transformers model")],
+)
+def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch, kind, message):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "notes.txt").write_text("gigabytes")
+    monkeypatch.setattr(encoders.hashlib, "file_digest", None)
+    with pytest.raises(UserError, match=f"^embedding-model = {tmp_path / 'home'}: {message}"):
+        encoder(kind, str(tmp_path / "home"), cache=tmp_path)(TEXTS)
+
+
+def test_model_file_that_cannot_be_read_is_told_in_one_line(tmp_path):
+    folder = save_bert(tmp_path / "model")
+    (folder / "loop").mkdir()
+    (folder / "loop" / "memory.bin").symlink_to("/proc/self/mem")  # opens, and fails when it is read
+    with pytest.raises(UserError, match=r"^embedding-model = .*: cannot be read \(OSError") as caught:
+        encode(folder, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_causal_lm_without_its_tokenizer_is_told_in_one_line(folders, tmp_path, name):
     folder = shutil.copytree(folders[name], tmp_path / "model")
@@ -422,7 +444,11 @@ def test_causal_lm_without_its_tokenizer_is_told_in_one_line(folders, tmp_path, 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("no/such/folder", "no model of that name on the hub"), ("some/model", "cannot be fetched from the hub")],
+    [
+        ("no/such/folder", "no model of that name on the hub"),
+        ("some/model", "cannot be fetched from the hub"),
+        ("x" * 5000, "cannot be fetched from the hub"),
+    ],
 )
 def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name, message):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

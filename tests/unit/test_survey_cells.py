@@ -14,6 +14,7 @@ from appa_flwr.survey.cells import (
     CellError,
     Reason,
     as_list,
+    as_name,
     as_text,
     parse_distribution,
     parse_options,
@@ -166,6 +167,18 @@ def test_any_text_is_a_list_or_a_counted_reason(text):
 def test_broken_separators_are_no_list():
     for text in ("[,]", "['a',,'b']", "['a' ; 'b']", "[1 2]"):
         assert reason_of(as_list, text, Reason.BAD_OPTIONS) is Reason.BAD_OPTIONS
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\x00b", "a\x7f", "a\x9bb", "x" * 501])
+def test_names_that_could_write_over_a_terminal_or_fill_it_are_none(name):
+    assert as_text(name, Reason.EMPTY_ID) == name
+    assert reason_of(as_name, name, Reason.EMPTY_ID) is Reason.BAD_NAME
+
+
+def test_names_of_any_script_are_names():
+    for name in ("Côte d'Ivoire", "日本", "$100,000 or more", "New\u00a0Zealand", "x" * 500):
+        assert as_name(f" {name} ", Reason.EMPTY_GROUP) == name
+    assert reason_of(as_name, " ", Reason.EMPTY_GROUP) is Reason.EMPTY_GROUP
 
 
 def test_text_and_ordinal_cells():

@@ -56,6 +56,11 @@ def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_gr
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["survey.png"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
+    picture.draw(survey(2, name="日本 {}"), tmp_path / "survey.png")
+
+
 def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)

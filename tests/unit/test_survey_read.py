@@ -88,6 +88,25 @@ def test_parquet_may_hold_lists_as_text(tmp_path):
     assert survey.questions[0].options == tuple(YES_NO)
 
 
+def test_parquet_text_that_is_not_utf8_is_a_users_mistake(tmp_path):
+    path = write(tmp_path / "survey.parquet", [row("q1", "Lettland"), row("q1", "Estland", distribution=[0.5, 0.5, 0])])
+    path.write_bytes(path.read_bytes().replace(b"Lettland", b"Lettl\xe4nd"))
+    for reader in (read.read_survey, read.read_questions, read.group_names):
+        with pytest.raises(UserError, match=r"survey\.parquet: not a readable Parquet file \(.*utf-8") as caught:
+            reader(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_parquet_answers_that_are_not_utf8_cost_their_cell(tmp_path):
+    rows = [row("q1", "A"), row("q1", "B")]
+    rows = [cells | {"distribution": text} for cells, text in zip(rows, ("[1, 0, 0]", "[0, 1, 0.00]"), strict=True)]
+    path = write(tmp_path / "survey.parquet", rows)
+    path.write_bytes(path.read_bytes().replace(b"[0, 1, 0.00]", b"[0, 1, 0.0\xff]"))
+    survey = read.read_survey(path)
+    assert survey.groups == ("A",)
+    assert reasons(survey) == [(2, Reason.BAD_DISTRIBUTION)]
+
+
 def test_csv_counts_lines_and_rejects_ragged_rows_one_by_one(tmp_path):
     path = tmp_path / "survey.csv"
     path.write_text(
@@ -271,6 +290,23 @@ def test_hostile_cells_cost_little(tmp_path):
         assert survey.groups == ("A",)
 
 
+def test_a_bad_name_costs_its_row_and_is_not_repeated(tmp_path, extension):
+    bad = "Land\x1b[2J\n" * 100
+    rows = [row("q1", "A"), row("q1", bad), row(bad, "A"), row("q2", "A", attribute=bad), row("q3", "A")]
+    rows = [{"attribute": ""} | cells for cells in rows]
+    path = write(tmp_path / f"survey{extension}", rows)
+    survey = read.read_survey(path)
+    assert survey.groups == ("A",)
+    assert [question.question_id for question in survey.questions] == ["q1", "q3"]
+    assert [reason for _, reason in reasons(survey)] == [Reason.BAD_NAME] * 3
+    assert [question.question_id for question in read.read_questions(path)] == ["q1", "q3"]
+    assert list(read.read_group(path, "A")) == ["q1", "q3"]
+    with pytest.raises(UserError, match=r"row \d+: .*name longer than") as caught:
+        read.read_survey(path, strict=True)
+    assert bad not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 # --- a user's mistakes --------------------------------------------------------------------------------
 
 
@@ -293,6 +329,8 @@ def test_unusable_files_are_named_in_one_line(tmp_path):
             read.read_survey(tmp_path / name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"^x+: cannot be read \(File name too long\)$"):
+        read.read_survey("x" * 5000)
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(UserError, match="is a folder"):
         read.read_survey(tmp_path / "folder.csv")
@@ -333,8 +371,11 @@ def test_unknown_group_names_the_nearest(jsonl):
     path = jsonl(row("q1", "Germany"), row("q1", "France"))
     with pytest.raises(UserError, match="unknown group 'germny'; nearest: 'Germany'"):
         read.read_survey(path, groups=["France", "germny"])
-    with pytest.raises(UserError, match=r"unknown group 'Xyz'; the 2 groups there begin with 'Germany', 'France'"):
+    with pytest.raises(UserError, match=r"unknown group 'Xyz'; the groups there are 'Germany', 'France'$"):
         read.read_group(path, "Xyz")
+    many = jsonl(*(row("q1", name) for name in ("Germany", "France", "Spain", "Italy")))
+    with pytest.raises(UserError, match=r"'Xyz'; the 4 groups there begin with 'Germany', 'France', 'Spain'$"):
+        read.read_group(many, "Xyz")
     with pytest.raises(UserError, match="'France' is asked for twice"):
         read.read_questions(path, groups=["France", "France"])
     with pytest.raises(UserError, match="no group was asked for"):

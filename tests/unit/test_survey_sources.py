@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from appa_flwr.config import HUB_SURVEY, Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.launcher import left_out, participants
-from appa_flwr.survey import globalqa, read
+from appa_flwr.survey import globalqa, read, report
 from appa_flwr.survey.cells import MAX_CELL_CHARS, CellError, Reason
 from appa_flwr.survey.types import Question
 
@@ -348,6 +349,27 @@ def test_what_is_wrong_in_opinionqa_is_counted(tmp_path):
         (8, "", Reason.BAD_OPTIONS),
     ]
     assert [cell.question_id for cell in survey.rejections[5:7]] == ["WORRY_W26", "WORRY_W26"]
+
+
+def test_a_fault_names_the_file_of_its_wave(tmp_path, capsys):
+    for number in (4, 26):
+        row = ("A", "B", "nan" if number == 26 else 1, "No")
+        question = f"Q_W{number}"
+        rows = people(row, ("A", "B", 1, "No"), question=question, number=number)
+        gone = [INFO | SCALE | {"key": "GONE"}] * (number == 4)
+        folder = opinionqa(tmp_path, rows, INFO | SCALE | {"key": question}, *gone, number=number)
+    survey = read.read_survey(folder)
+    waves = folder / "human_resp"
+    assert [(cell.source, cell.row) for cell in survey.rejections] == [
+        (str(waves / "American_Trends_Panel_W4" / "info.csv"), 3),
+        (str(waves / "American_Trends_Panel_W26" / "responses.csv"), 2),
+    ]
+    with pytest.raises(UserError, match=r"American_Trends_Panel_W4/info\.csv, row 3: question 'GONE'"):
+        read.read_survey(folder, strict=True)
+    console = Console(width=200)
+    for table in report.tables(survey):
+        console.print(table, markup=False)
+    assert "American_Trends_Panel_W26/responses.csv, 2, (unreadable), (unreadable)" in capsys.readouterr().out
 
 
 def test_waves_come_in_the_order_of_their_numbers(tmp_path):

@@ -75,7 +75,11 @@ def pluralllm(
     found = read_run(folder).pluralllm
     if found is not None:
         _console().print(predictor.table(found), markup=False)
-        typer.echo(predictor.NOTE)
+        if (by_size := predictor.by_context(found)) is not None:
+            _console().print(by_size, markup=False)
+        if (kept := predictor.kept(found)) is not None:
+            typer.echo(kept)
+        typer.echo(predictor.note(found))
         for sentence in predictor.uncertainty(found):
             typer.echo(sentence)
     typer.echo(f"report: {folder / REPORT_FILE}")
@@ -135,16 +139,18 @@ def survey(
             min_respondents=chosen.min_respondents,
             min_questions=chosen.min_questions,
         )
+    # Written first: whoever cuts the tables short, as `| head` does, still has the split.
+    folder = Path(f"{Path(chosen.survey).stem}-split") if out is None else out
+    written = export.export_split(found, folder)
+    drawn = picture.draw(found, folder / picture.FILE)
     console = _console()
     for part in report.tables(found):
         console.print(part, markup=False)
     typer.echo(f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out")
-    folder = Path(f"{Path(chosen.survey).stem}-split") if out is None else out
-    written = export.export_split(found, folder)
     for name, path in written.groups.items():
         typer.echo(f"private, for {name} alone: {path}")
     typer.echo(f"public, for the server: {written.questions}")
-    typer.echo(f"picture of all groups: {picture.draw(found, folder / picture.FILE)}")
+    typer.echo(f"picture of all groups: {drawn}")
 
 
 def _console() -> Console:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import re
 import tomllib
 import types
@@ -122,6 +123,24 @@ class Config(BaseModel):
     pluralllm_blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
     pluralllm_heads: int = Field(4, ge=1, description="attention heads of the predictor")
     pluralllm_fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
+    pluralllm_validation_fraction: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="share of training questions not trained on; the best round on them is kept; 0 = last",
+    )
+    pluralllm_validate_every: int = Field(10, ge=1, description="rounds from one such validation to the next")
+    population_prior: bool = Field(
+        False, description="the predictor knows the other groups' mean and directions; nodes send sums of their answers"
+    )
+    mean_of_others: bool = Field(
+        True, description="score the mean of the other groups too; nodes send sums of their held-out answers"
+    )
+    population_min_groups: int = Field(
+        3,
+        ge=1,
+        description="sums are made of answers to questions of so many groups; under 3 they can show one group's",
+    )
 
     # Model
     model: str = Field(
@@ -254,6 +273,11 @@ class Config(BaseModel):
                 raise ValueError(f'unseen-groups names "{name}", which is not one of groups')
         if known is not None and len(unseen) >= known:
             raise ValueError("unseen-groups names all groups; at least one must train the predictor")
+        if self.population_prior and known is not None and known - len(unseen) < self.population_min_groups:
+            raise ValueError(
+                f"population-prior needs population-min-groups = {self.population_min_groups} groups that train, and "
+                f"there are {known - len(unseen)}"
+            )
         if self.rollout_batch_size % self.num_mini_batches:
             raise ValueError(
                 f"num-mini-batches = {self.num_mini_batches} must divide rollout-batch-size = {self.rollout_batch_size}"
@@ -532,12 +556,15 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
     flat = config.flat()
     for key in PATH_KEYS:
         if flat[key] not in ("", GENERATED_SURVEY, HUB_SURVEY) or key == "output-dir":
-            flat[key] = _absolute(str(flat[key]), folder)
+            flat[key] = str(_absolute(key, str(flat[key]), folder))
     for key in ("model", "embedding-model"):  # a folder, or a name
-        if flat[key] not in ("", TINY_MODEL) and Path(_absolute(str(flat[key]), folder)).is_dir():
-            flat[key] = _absolute(str(flat[key]), folder)
+        if flat[key] not in ("", TINY_MODEL) and os.path.isdir(path := _absolute(key, str(flat[key]), folder)):
+            flat[key] = str(path)
     return Config.load(flat)
 
 
-def _absolute(path: str, folder: Path) -> str:
-    return str((folder / Path(path).expanduser()).resolve())
+def _absolute(key: str, path: str, folder: Path) -> Path:
+    try:
+        return (folder / Path(path).expanduser()).resolve()
+    except (RuntimeError, OSError) as error:  # a home that does not exist, links in a circle
+        raise UserError(f'{key} = "{path}" is not a path that can be followed ({error})') from None

@@ -1,7 +1,8 @@
 """What travels between server and groups: every message's fields, to and from Flower records.
 
-The only module below the apps that knows Flower. What a group may send is exactly the fields of `GroupReply` and, in
-PluralLLM's training, the weights with their example count (`train` messages of Flower's stock strategies).
+The only module below the apps that knows Flower. What a group may send is exactly the fields of `GroupReply`, in
+PluralLLM's training the weights with their example count (`train` messages of Flower's stock strategies), and in its
+validation an error summed up (`evaluate` messages). A node sends `SumsReply` for the groups it hosts.
 
 Axis letters: Q public questions, K options, J scored answers, E features.
 """
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from appa_flwr.secure_sum import KEY_BYTES
 from appa_flwr.survey.types import Question
 
 ROLL_CALL = "query.roll_call"
@@ -25,6 +27,10 @@ CATALOGUE = "query.catalogue"
 TARGETS = "query.targets"
 VOTE = "query.vote"
 SCORE = "query.score"
+POPULATION = "query.population"
+
+KEYS, COUNTS, ANSWERS, DIRECTIONS, FIT = "keys", "counts", "answers", "directions", "fit"
+"""Steps of the sums over groups, in their order; directions several times."""
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 """What an answer is scored against: PluralLLM's predictions, or the group's own survey answers where it has them."""
@@ -32,8 +38,11 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 """Which of a group's own answers PluralLLM is measured on."""
 
-_GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _SUMS, _WEIGHTS, _SETTINGS = (
-    "groups", "rewards", "votes", "counts", "sums", "weights", "settings",
+CONTEXT = "context-"
+"""Before a number, the name of PluralLLM's score with so many context questions."""
+
+_GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _SUMS, _WEIGHTS, _SETTINGS, _KEYS, _TABLES, _MASKED = (
+    "groups", "rewards", "votes", "counts", "sums", "weights", "settings", "keys", "tables", "masked",
 )  # fmt: skip
 _SEPARATOR = "|"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -94,6 +103,41 @@ class GroupReply:
     votes_QK: npt.NDArray[np.float64] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     sums: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SumsRequest:
+    """A step of the sums over groups.
+
+    Attributes:
+        step: `KEYS`, `COUNTS`, `ANSWERS`, `DIRECTIONS` or `FIT`.
+        number: tells repeated steps apart.
+        public_keys: of the nodes whose parts are added up, the same for all of them.
+        tables: what the node needs for this step, by name.
+    """
+
+    step: str
+    number: int = 0
+    public_keys: tuple[bytes, ...] = ()
+    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What this step is called among all steps of an exchange."""
+        return f"{self.step} {self.number}"
+
+
+@dataclass(frozen=True, eq=False)
+class SumsReply:
+    """What a node says in such a step.
+
+    Attributes:
+        public_key: to `KEYS`; empty else.
+        masked: its part of every sum, unreadable but in the total; see `secure_sum`.
+    """
+
+    public_key: bytes = b""
+    masked: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
 
 
 def pack_catalogue(catalogue: Catalogue) -> RecordDict:
@@ -195,6 +239,54 @@ def setting(content: RecordDict, name: str) -> str:
     return "" if record is None else str(record.get(name, ""))
 
 
+def pack_sums_request(request: SumsRequest) -> RecordDict:
+    """Step -> records."""
+    return RecordDict(
+        {
+            _SETTINGS: ConfigRecord({"step": request.step, "number": request.number}),
+            _KEYS: ConfigRecord({"public": list(request.public_keys)}),
+            _TABLES: _arrays(request.tables),
+        }
+    )
+
+
+def unpack_sums_request(content: RecordDict) -> SumsRequest:
+    """Records -> step.
+
+    Raises:
+        ValueError: records that `pack_sums_request` cannot have made.
+    """
+    with _following_the_protocol("a step of the sums"):
+        settings = content.config_records[_SETTINGS]
+        return SumsRequest(
+            str(settings["step"]),
+            int(str(settings["number"])),
+            _keys(content.config_records[_KEYS]["public"]),
+            _numpy(content.array_records[_TABLES]),
+        )
+
+
+def pack_sums_reply(reply: SumsReply) -> RecordDict:
+    """A node's part -> records."""
+    keys = [reply.public_key] if reply.public_key else []
+    return RecordDict({_KEYS: ConfigRecord({"public": keys}), _MASKED: _arrays(reply.masked)})
+
+
+def unpack_sums_reply(content: RecordDict) -> SumsReply:
+    """Records -> a node's part.
+
+    Raises:
+        ValueError: records that `pack_sums_reply` cannot have made.
+    """
+    with _following_the_protocol("a part of the sums"):
+        keys = _keys(content.config_records[_KEYS]["public"])
+        masked = _numpy(content.array_records[_MASKED])
+        return SumsReply(
+            keys[0] if keys else b"",
+            {name: _array(value, np.uint64, axes=value.ndim) for name, value in masked.items()},
+        )
+
+
 def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
     """The replies of the groups one node hosts -> records."""
     content = RecordDict({_GROUP_NAMES: ConfigRecord({"names": [reply.group for reply in replies]})})
@@ -282,6 +374,12 @@ def _index(text: str, length: int) -> int:
     if not 0 <= index < length:
         raise IndexError("a group the reply does not name")
     return index
+
+
+def _keys(value: object) -> tuple[bytes, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, bytes) and len(item) == KEY_BYTES for item in value):
+        raise TypeError("expected a list of keys")
+    return tuple(value)
 
 
 def _strings(value: object) -> list[str]:

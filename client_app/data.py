@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from flwr.app import Context
 
-from appa_flwr.config import GENERATED_SURVEY, Config, split_names
+from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
@@ -36,7 +36,7 @@ def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, .
     """
     named = str(node_config.get("group", ""))
     if named:
-        return split_names(named)
+        return tuple(name for part in named.split(";") if (name := part.strip()))
     if "partition-id" not in node_config:
         raise UserError('node-config lacks `group`: start the SuperNode with --node-config \'group="..." data="..."\'')
     first, step = int(str(node_config["partition-id"])), int(str(node_config["num-partitions"]))

@@ -20,6 +20,7 @@ from appa_flwr.errors import UserError
 from client_app import data, outgoing, scoring, state
 
 if TYPE_CHECKING:
+    from client_app import predictor
     from pluralllm.prediction import Targets
 
 app = ClientApp()
@@ -68,6 +69,23 @@ def catalogue(message: Message, context: Context) -> Message:
     return outgoing.send(message, replies)
 
 
+@app.query("population")
+@outgoing.guarded
+def population(message: Message, context: Context) -> Message:
+    """Take part in the sums over groups: masked parts leave, totals come, each group keeps what it makes of them."""
+    from client_app import population as sums
+
+    public = state.catalogue(context.state)
+    node = sums.Node(
+        context.state,
+        data.context_config(context),
+        public.train_Q,
+        public.option_QK,
+        at_home=bool(context.node_config.get("group")),
+    )
+    return outgoing.send_sums(message, sums.respond(wire.unpack_sums_request(message.content), node))
+
+
 @app.train()
 @outgoing.guarded
 def train(message: Message, context: Context) -> Message:
@@ -76,16 +94,30 @@ def train(message: Message, context: Context) -> Message:
 
     config = data.context_config(context)
     settings = message.content.config_records["config"]
-    seen = [name for name in state.groups(context.state) if name not in config.unseen_group_names]
     trained = predictor.train_round(
         config,
         message.content.array_records["arrays"],
-        [state.data(context.state, name) for name in seen],
+        _training_groups(context),
         state.embedding(state.catalogue(context.state)),
         round_number=int(str(settings["server-round"])),
         proximal=float(str(settings.get("proximal-mu", 0.0))),
     )
     return outgoing.send_weights(message, trained.weights, num_examples=trained.num_examples, loss=trained.loss)
+
+
+@app.evaluate()
+@outgoing.guarded
+def evaluate(message: Message, context: Context) -> Message:
+    """Score a round's weights on the training groups' validation questions: the server keeps the best round's."""
+    from client_app import predictor
+
+    validated = predictor.validate(
+        data.context_config(context),
+        message.content.array_records["arrays"],
+        _training_groups(context),
+        state.embedding(state.catalogue(context.state)),
+    )
+    return outgoing.send_error(message, num_examples=validated.cells, error=validated.error)
 
 
 @app.query("targets")
@@ -99,17 +131,17 @@ def targets(message: Message, context: Context) -> Message:
 
     config = data.context_config(context)
     public = state.catalogue(context.state)
+    weights = wire.unpack_weights(message.content)
     if config.context_resampling == "every-iteration":
-        state.remember_weights(context.state, wire.unpack_weights(message.content))
+        state.remember_weights(context.state, weights)
     replies = []
     for name in state.groups(context.state):
-        found = _table(context, wire.unpack_weights(message.content), name, draw=0)
+        found = _table(context, weights, name, draw=0)
         parts = predictor.scores(
-            found,
-            state.data(context.state, name),
+            predictor.Predicted(config, weights, _member(context, name), state.embedding(public), found),
             state.truth(context.state, name),
-            state.embedding(public),
             public.train_Q,
+            mean_of_others=state.population(context.state, name, "mean"),
         )
         if state.has_targets(context.state, name):
             # Weights made for the purpose, sent again and again, would tell the training answers bit by bit.
@@ -161,9 +193,25 @@ def score(message: Message, context: Context) -> Message:
     return outgoing.send(message, replies)
 
 
-def _table(context: Context, weights: ArrayRecord, group: str, *, draw: int) -> Targets:
+def _member(context: Context, group: str) -> predictor.Member:
     from client_app import predictor
 
     config = data.context_config(context)
+    public = state.catalogue(context.state)
+    mine = state.data(context.state, group)
+    table = state.population(context.state, group, "table")
+    if config.population_prior and table is None:
+        raise UserError("population-prior = true, and the sums over groups have not arrived")
+    return predictor.Member(mine, predictor.validation_rows(config, mine, public.questions), table)
+
+
+def _training_groups(context: Context) -> list[predictor.Member]:
+    unseen = data.context_config(context).unseen_group_names
+    return [_member(context, name) for name in state.groups(context.state) if name not in unseen]
+
+
+def _table(context: Context, weights: ArrayRecord, group: str, *, draw: int) -> Targets:
+    from client_app import predictor
+
     embedding = state.embedding(state.catalogue(context.state))
-    return predictor.table(config, weights, state.data(context.state, group), embedding, draw=draw)
+    return predictor.table(data.context_config(context), weights, _member(context, group), embedding, draw=draw)

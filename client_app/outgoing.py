@@ -47,6 +47,17 @@ def send_weights(message: Message, weights: ArrayRecord, *, num_examples: int, l
     return Message(RecordDict({"arrays": weights, "metrics": metrics}), reply_to=message)
 
 
+def send_error(message: Message, *, num_examples: int, error: float) -> Message:
+    """Answer a validation message: the mean error over so many answers; none and 0 where they would be too few."""
+    metrics = MetricRecord({"num-examples": num_examples, "error": error})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def send_sums(message: Message, reply: wire.SumsReply) -> Message:
+    """Answer a step of the sums over groups: a public key, masked numbers, or nothing."""
+    return Message(wire.pack_sums_reply(reply), reply_to=message)
+
+
 def guarded(action: Action) -> Action:
     """Turn any exception of an action into an error reply without private text.
 

@@ -3,7 +3,7 @@
 The only module of this side that imports torch; `main` imports it inside the actions that need it, since deployed every
 message starts a fresh process and scoring has no use for torch.
 
-Axis letters: Q public questions, K options.
+Axis letters: Q public questions, K options, N questions a group answered, W as in `pluralllm.population`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,63 @@ from flwr.app import ArrayRecord
 from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.rewards import js_distance
 from appa_flwr.seeds import child_seed
-from pluralllm.data import BoolArray, GroupData, OptionEmbedding
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Question
+from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.model import PluralLLM
 from pluralllm.prediction import Targets, predict_targets
-from pluralllm.scores import local_sums
+from pluralllm.scores import PREDICTOR, local_sums, measure_sums
 from pluralllm.settings import episode_config, model_config
 from pluralllm.training import local_update
 
 # sums over a few training answers would tell what these answers are
 MIN_TRAINING_CELLS = 10
+CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A group with what PluralLLM may be given of it.
+
+    Attributes:
+        data: its training answers, the only source of context.
+        validation: rows of `data` that are not trained on but validate.
+        population: (Q, K, W) what the other groups answered, or None without a population prior.
+    """
+
+    data: GroupData
+    validation: IntArray
+    population: FloatArray | None
+
+    def fitting(self) -> GroupData:
+        """The answers to train on."""
+        return self._rows(np.setdiff1d(np.arange(len(self.data)), self.validation))
+
+    def validating(self) -> GroupData:
+        """The answers to validate on."""
+        return self._rows(self.validation)
+
+    def _rows(self, rows: IntArray) -> GroupData:
+        return GroupData(self.data.group, self.data.question_N[rows], self.data.answer_NK[rows])
+
+
+def validation_rows(config: Config, data: GroupData, questions: Sequence[Question]) -> IntArray:
+    """Which of a group's training answers the network does not train on, the same questions at every group.
+
+    None where they would be fewer than `MIN_TRAINING_CELLS`: the group then trains on all it has and does not validate.
+    """
+    if not config.pluralllm_validation_fraction:
+        return np.zeros(0, dtype=np.int64)
+    chosen = split_questions(
+        questions,
+        test_fraction=config.pluralllm_validation_fraction,
+        seed=child_seed(config.seed, "validation"),
+    )
+    ids = set(chosen.test)
+    rows = np.flatnonzero([questions[row].question_id in ids for row in data.question_N])
+    return rows if len(rows) >= MIN_TRAINING_CELLS else rows[:0]
 
 
 @dataclass(frozen=True)
@@ -44,7 +91,7 @@ class Trained:
 def train_round(
     config: Config,
     start: ArrayRecord,
-    groups: Sequence[GroupData],
+    groups: Sequence[Member],
     embedding: OptionEmbedding,
     *,
     round_number: int,
@@ -57,7 +104,7 @@ def train_round(
     Args:
         config: steps, step size and sizes.
         start: the server's weights.
-        groups: the training answers of the groups this node hosts.
+        groups: those this node hosts that train; their validation answers are left out.
         embedding: the public table.
         round_number: seeds the episodes, with the run's seed and the group's name.
         proximal: mu of FedProx.
@@ -68,7 +115,8 @@ def train_round(
     torch.set_num_threads(1)
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
-    for data in groups:
+    for member in groups:
+        data = member.fitting()
         if not len(data):
             continue
         model = _model(config, start)
@@ -83,6 +131,7 @@ def train_round(
             episodes=episode_config(config),
             generator=torch.Generator().manual_seed(seed),
             proximal=proximal,
+            population=member.population,
         )
         for key, value in model.state_dict().items():
             total[key] = total.get(key, torch.zeros_like(value)) + value * result.num_examples
@@ -94,52 +143,139 @@ def train_round(
     return Trained(ArrayRecord(mean), examples, loss / examples)
 
 
-def table(config: Config, weights: ArrayRecord, data: GroupData, embedding: OptionEmbedding, *, draw: int) -> Targets:
+@dataclass(frozen=True)
+class Validated:
+    """Mean natural Jensen-Shannon distance over so many validation answers."""
+
+    cells: int
+    error: float
+
+
+def validate(config: Config, weights: ArrayRecord, groups: Sequence[Member], embedding: OptionEmbedding) -> Validated:
+    """How far predictions are from the answers that were kept from training, (0, 0.0) where nobody kept any.
+
+    Args:
+        config: context size and seed.
+        weights: of a round.
+        groups: those this node hosts that train.
+        embedding: the public table.
+    """
+    torch.set_num_threads(1)
+    distances = [np.zeros(0)]
+    for member in groups:
+        truth = member.validating()
+        if len(truth):
+            kept = Member(member.fitting(), member.validation[:0], member.population)
+            found = table(config, weights, kept, embedding, draw=0, rows=truth.question_N)
+            option_NK = embedding.option_QK[truth.question_N]
+            distances.append(1.0 - js_distance(found.probability_QK, truth.answer_NK, option_NK, base=np.e))
+    every = np.concatenate(distances)
+    every = every[~np.isnan(every)]  # a question of one option has no distance
+    return Validated(len(every), float(every.mean())) if len(every) >= MIN_TRAINING_CELLS else Validated(0, 0.0)
+
+
+def table(
+    config: Config,
+    weights: ArrayRecord,
+    member: Member,
+    embedding: OptionEmbedding,
+    *,
+    draw: int,
+    rows: IntArray | None = None,
+    num_context: int | None = None,
+) -> Targets:
     """The group's predicted distribution on every public question, (Q, K), and its spread over draws.
 
     Args:
         config: context size, number of contexts and seed.
         weights: the frozen PluralLLM.
-        data: the group's training answers: the only source of context.
+        member: the group, with its training answers: the only source of context.
         embedding: the public table.
         draw: 0 for the contexts of a run's fixed table; another number for fresh ones.
+        rows: questions to predict instead of all, none of which is in `member.data`.
+        num_context: another context size than the config's.
     """
     torch.set_num_threads(1)
     found = predict_targets(
         _model(config, weights),
-        data,
+        member.data,
         embedding,
-        num_context=config.num_context_questions,
+        num_context=config.num_context_questions if num_context is None else num_context,
         seed=child_seed(config.seed, "context", draw),
         num_draws=config.pluralllm_draws,
+        population=member.population,
+        rows=rows,
     )
     if config.pluralllm_draws == 1:  # rounding is no uncertainty
         return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
     return found
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """A group's target table with all that made it."""
+
+    config: Config
+    weights: ArrayRecord
+    member: Member
+    embedding: OptionEmbedding
+    targets: Targets
+
+
 def scores(
-    targets: Targets, data: GroupData, truth_QK: npt.NDArray[np.float64], embedding: OptionEmbedding, train_Q: BoolArray
+    predicted: Predicted,
+    truth_QK: npt.NDArray[np.float64],
+    train_Q: BoolArray,
+    *,
+    mean_of_others: FloatArray | None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """How good the group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
 
     Args:
-        targets: of `table`.
-        data: the group's training answers, each predicted from the others.
+        predicted: its table; training answers are each predicted from the others.
         truth_QK: all its answers, rows of NaN elsewhere.
-        embedding: the public table.
         train_Q: which questions are for training.
+        mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown, to compare with.
 
     Returns:
-        The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`.
+        The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and the
+        like are PluralLLM with so many context questions.
     """
+    data, embedding, targets = predicted.member.data, predicted.embedding, predicted.targets
     rows = np.flatnonzero(~train_Q & ~np.isnan(truth_QK).any(axis=1))
     parts = {wire.HELD_OUT_PART: GroupData(data.group, rows, truth_QK[rows].astype(np.float32))}
     if len(data) >= MIN_TRAINING_CELLS:
         parts[wire.TRAINING_PART] = data
-    return {
-        part: local_sums(targets.probability_QK, targets.spread_Q, truth=truth, known=data, embedding=embedding)
+    found = {
+        part: local_sums(
+            targets.probability_QK,
+            targets.spread_Q,
+            truth=truth,
+            known=data,
+            embedding=embedding,
+            mean_of_others=mean_of_others,
+        )
         for part, truth in parts.items()
+    }
+    if wire.TRAINING_PART in found:
+        found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
+    for size in CONTEXT_SIZES:
+        smaller = table(predicted.config, predicted.weights, predicted.member, embedding, draw=0, num_context=size)
+        for part, truth in parts.items():
+            rows = truth.question_N
+            found[part][f"{wire.CONTEXT}{size}"] = measure_sums(
+                smaller.probability_QK[rows], truth.answer_NK, embedding.option_QK[rows]
+            )
+    return found
+
+
+def _without_small_differences(sums: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Leave out sums over a part of the answers where it, or what is missing from it, are few answers."""
+    every = sums[PREDICTOR]["cells"]
+    return {
+        name: measures
+        for name, measures in sums.items()
+        if measures["cells"] == every or MIN_TRAINING_CELLS <= measures["cells"] <= every - MIN_TRAINING_CELLS
     }
 
 

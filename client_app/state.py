@@ -5,6 +5,7 @@ Axis letters: Q public questions, N questions a group answered, K options, E fea
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,22 @@ from appa_flwr import wire
 from appa_flwr.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
 
-_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS = "catalogue", "questions", "groups", "weights"
+_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS, _EXCHANGE = "catalogue", "questions", "groups", "weights", "exchange"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How far this node is in the sums over groups.
+
+    Attributes:
+        private: its key.
+        public_keys: of the nodes that take part; empty before the first sum.
+        steps_done: how many.
+    """
+
+    private: bytes = b""
+    public_keys: tuple[bytes, ...] = ()
+    steps_done: int = 0
 
 
 def remember_catalogue(state: RecordDict, content: RecordDict, groups: tuple[str, ...]) -> None:
@@ -76,6 +92,55 @@ def data(state: RecordDict, group: str) -> GroupData:
 def truth(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
     """All of a group's own answers (Q, K), rows of NaN where it has none."""
     return _arrays(state, f"data {group}")["truth"]
+
+
+def remember_exchange(state: RecordDict, exchange: Exchange) -> None:
+    """Keep what the next step of the sums needs."""
+    state[_EXCHANGE] = ConfigRecord(
+        {"private": exchange.private, "public": list(exchange.public_keys), "done": exchange.steps_done}
+    )
+
+
+def exchange(state: RecordDict) -> Exchange:
+    """How far the sums are; at the beginning where none has been asked for."""
+    if _EXCHANGE not in state:
+        return Exchange()
+    record: Any = state.config_records[_EXCHANGE]
+    return Exchange(record["private"], tuple(record["public"]), record["done"])
+
+
+def remember_position(state: RecordDict, group: str, position_F: npt.NDArray[np.float64]) -> None:
+    """Keep where a group lies on the population's directions. It stays here."""
+    state[f"position {group}"] = wire.arrays_record({"position": position_F})
+
+
+def position(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
+    """Where a group lies on the directions (F,)."""
+    return _arrays(state, f"position {group}")["position"]
+
+
+def remember_population(
+    state: RecordDict,
+    group: str,
+    mean_QK: npt.NDArray[np.float64],
+    table_QKW: npt.NDArray[np.float64] | None,
+) -> None:
+    """Keep what a group may know of the others.
+
+    Args:
+        state: the node's.
+        group: whose.
+        mean_QK: mean answer of the others, rows of 0 where it is unknown.
+        table_QKW: of training questions, as PluralLLM takes it; None without a population prior.
+    """
+    arrays = {"mean": mean_QK} if table_QKW is None else {"mean": mean_QK, "table": table_QKW}
+    state[f"population {group}"] = wire.arrays_record(arrays)
+
+
+def population(state: RecordDict, group: str, name: str) -> npt.NDArray[np.float64] | None:
+    """The "mean" or the "table" of `remember_population`; None where there is none."""
+    key = f"population {group}"
+    return _arrays(state, key).get(name) if key in state else None
 
 
 def remember_targets(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appa_flwr.config import Scalar
 from appa_flwr.errors import UserError
@@ -24,7 +24,7 @@ from pluralllm.data import OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
 
-FORMAT = 1
+FORMAT = 2
 """Version of the card, and of what its weights expect."""
 KEY = "pluralllm-checkpoint"
 HASH_BYTES = 8
@@ -77,11 +77,36 @@ class SurveySummary(BaseModel):
 
 
 class Round(BaseModel):
-    """A federated round: its number from 1, and the groups' mean loss."""
+    """A federated round.
+
+    Attributes:
+        round: its number, from 1.
+        loss: the groups' mean.
+        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions on training
+            questions that the network did not train on; None in a round that was not validated.
+    """
 
     model_config = _STRICT
     round: int
     loss: float
+    validation: float | None = None
+
+
+class PopulationSummary(BaseModel):
+    """Which questions' answers were summed over the groups.
+
+    Attributes:
+        prior: whether the network was given the sums.
+        min_groups: a sum is of the answers of so many groups at least.
+        training: training questions that have a sum.
+        held_out: held-out questions that have one.
+    """
+
+    model_config = _STRICT
+    prior: bool
+    min_groups: int
+    training: int
+    held_out: int
 
 
 class Card(BaseModel):
@@ -95,10 +120,14 @@ class Card(BaseModel):
         embedding: its features.
         survey: its questions and groups.
         training: the config's keys of the training.
-        rounds: the loss of every round.
+        rounds: every round.
+        chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
+            validated, 0 without training.
+        population: the sums over the groups, None where none were made.
         scores: part -> predictor -> measure -> mean; see `server_app.pluralllm_scores`.
         groups: group -> the same for it alone.
         calibration: part -> what is known of the uncertainty.
+        by_context: part -> number of context answers, as text -> measure -> mean over answers, and "cells".
     """
 
     model_config = _STRICT
@@ -110,9 +139,12 @@ class Card(BaseModel):
     survey: SurveySummary
     training: dict[str, Scalar]
     rounds: tuple[Round, ...] = ()
+    chosen: int = Field(0, ge=0)
+    population: PopulationSummary | None = None
     scores: dict[str, dict[str, dict[str, float]]] = {}
     groups: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     calibration: dict[str, dict[str, float]] = {}
+    by_context: dict[str, dict[str, dict[str, float]]] = {}
 
 
 def question_hash(question: Question) -> str:

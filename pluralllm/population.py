@@ -8,7 +8,7 @@ positions themselves are never sent alone. All of it is in square roots of share
 equally far in Jensen-Shannon distance, and rare answers neither vanish nor dominate as in shares and in logs.
 
 It tells more about the groups than weights do, so it is off unless asked for. A question that fewer than
-`min_cohort` other groups answered has no prior: the mean of one group is that group's answer.
+`min_groups` groups answered has no prior: with three, whoever takes the own share out still sees the sum of two.
 
 Axis letters: Q questions, K options, N questions the group answered, F directions, W = 1 + F: the mean, the directions.
 """
@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
-from pluralllm.data import FloatArray, GroupData, IntArray, OptionEmbedding
+from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 
-# with two others a group that removes its own share still does not see a single other group's answer
-MIN_COHORT = 2
+# with three a group that removes its own share still does not see a single other group's answer
+MIN_GROUPS = 3
 NUM_DIRECTIONS = 3
 # rounds of alternating least squares; from the second on, scores on two real surveys moved by less than 0.005
 DIRECTION_ROUNDS = 5
@@ -58,7 +58,7 @@ def population_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> 
 
 
 def prior_from_sums(
-    sum_QK: FloatArray, count_Q: IntArray, *, own: GroupData | None = None, min_cohort: int = MIN_COHORT
+    sum_QK: FloatArray, count_Q: IntArray, *, own: GroupData | None = None, min_groups: int = MIN_GROUPS
 ) -> FloatArray:
     """Mean answer of the others to each question.
 
@@ -66,24 +66,25 @@ def prior_from_sums(
         sum_QK: (Q, K) from `population_sums`.
         count_Q: (Q,) from `population_sums`.
         own: the answers of a group whose share is within the sums and must not be; None for a group that is not.
-        min_cohort: groups that must remain for a question to have a prior, >= 1.
+        min_groups: groups that must have answered a question for it to have a prior, the own counted; >= 1.
 
     Returns:
         (Q, K) distributions; a row of zeros where there is no prior.
 
     Raises:
-        UserError: a `min_cohort` under 1, or an own answer that the sums do not hold.
+        UserError: a `min_groups` under 1, or an own answer that the sums do not hold.
     """
-    if min_cohort < 1:
-        raise UserError(f"population prior: the minimum cohort is {min_cohort}; use at least 1")
+    if min_groups < 1:
+        raise UserError(f"population prior: the minimum number of groups is {min_groups}; use at least 1")
     others_QK, others_Q = np.array(sum_QK, dtype=np.float64), np.array(count_Q)
+    others_QK[count_Q < min_groups] = 0.0
     if own is not None:
         others_QK[own.question_N] -= own.answer_NK
         others_Q[own.question_N] -= 1
         if (others_Q < 0).any():
             raise UserError(f"population prior: the sums do not hold the answers of group '{own.group}'")
     others_QK = np.clip(others_QK, 0.0, None)  # a difference of float32 shares can end just under 0
-    others_QK[others_Q < min_cohort] = 0.0
+    others_QK[others_Q < 1] = 0.0  # rounding leaves crumbs of a share that stood alone
     total_Q1 = others_QK.sum(axis=1, keepdims=True)
     prior_QK: FloatArray = np.divide(others_QK, total_Q1, out=np.zeros_like(others_QK), where=total_Q1 > 0.0)
     return prior_QK
@@ -104,6 +105,16 @@ class DirectionSums:
     total_QF: FloatArray
     square_QFF: FloatArray
     count_Q: IntArray
+
+    def named(self) -> dict[str, FloatArray]:
+        """The sums as they travel: name -> numbers."""
+        return {name: np.asarray(array, dtype=np.float64) for name, array in vars(self).items()}
+
+    @classmethod
+    def of(cls, named: Mapping[str, FloatArray]) -> DirectionSums:
+        """The sums of `named`, among whatever else has a name."""
+        product_QKF, total_QF, square_QFF, count_Q = (named[field.name] for field in fields(cls))
+        return cls(product_QKF, total_QF, square_QFF, np.rint(count_Q).astype(np.int64))
 
     def __add__(self, other: DirectionSums) -> DirectionSums:
         """Sums over the groups of both."""
@@ -211,7 +222,7 @@ def fit_population(
     embedding: OptionEmbedding,
     *,
     seed: int,
-    min_cohort: int = MIN_COHORT,
+    min_groups: int = MIN_GROUPS,
     num_directions: int = NUM_DIRECTIONS,
 ) -> Population:
     """Exchange sums for as many rounds as it takes, as a federation does, without the messages.
@@ -220,11 +231,13 @@ def fit_population(
         groups: answers to train on.
         embedding: the public table of Q questions.
         seed: of the starting positions.
-        min_cohort: as in `prior_from_sums`.
+        min_groups: as in `prior_from_sums`.
         num_directions: F, 0 for the mean alone.
     """
+    _, count_Q = population_sums(groups, embedding)
+    groups = [_kept(data, count_Q >= min_groups) for data in groups]
     sums = population_sums(groups, embedding)
-    prior_QK = prior_from_sums(*sums, min_cohort=min_cohort)
+    prior_QK = prior_from_sums(*sums, min_groups=min_groups)
     position_GF = [starting_position(data.group, seed=seed, num_directions=num_directions) for data in groups]
     summed = _summed(groups, position_GF, num_questions=len(prior_QK))
     for _ in range(DIRECTION_ROUNDS - 1):
@@ -233,9 +246,14 @@ def fit_population(
         summed = _summed(groups, position_GF, num_questions=len(prior_QK))
     own = []
     for data, position_F in zip(groups, position_GF, strict=True):
-        others_QK = prior_from_sums(*sums, own=data, min_cohort=min_cohort)
+        others_QK = prior_from_sums(*sums, own=data, min_groups=min_groups)
         own.append(with_directions(others_QK, directions_from_sums(summed.without(data, position_F), others_QK)))
     return Population(tuple(own), with_directions(prior_QK, directions_from_sums(summed, prior_QK)))
+
+
+def _kept(data: GroupData, allowed_Q: BoolArray) -> GroupData:
+    kept_N = allowed_Q[data.question_N]
+    return GroupData(data.group, data.question_N[kept_N], data.answer_NK[kept_N])
 
 
 def _summed(groups: Iterable[GroupData], position_GF: Iterable[FloatArray], *, num_questions: int) -> DirectionSums:

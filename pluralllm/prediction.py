@@ -125,6 +125,7 @@ def predict_targets(
     seed: int,
     num_draws: int = 1,
     population: FloatArray | None = None,
+    rows: IntArray | None = None,
 ) -> Targets:
     """Predict one group's distribution over the options of every public question.
 
@@ -139,9 +140,10 @@ def predict_targets(
         seed: run seed; with the group's name it fixes the context.
         num_draws: contexts to average over, >= 1.
         population: (Q, K, W) from `population.with_directions`, for a model that was trained with them.
+        rows: questions to predict, ascending and none of them among the answers; all questions if None.
 
     Returns:
-        The predictions and how far they depend on the draw.
+        The predictions and how far they depend on the draw, of the questions in `rows`.
 
     Raises:
         UserError: the embedding has another size than the model was built for, `num_draws` < 1, or a population
@@ -158,16 +160,18 @@ def predict_targets(
         raise UserError("PluralLLM was built without a population prior and cannot use one")
     model.eval()
     public = _Public(model, embedding, population)
-    draw_RQK = np.zeros((num_draws, *embedding.option_QK.shape))
+    wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
+    option_QK = embedding.option_QK[wanted]
+    draw_RQK = np.zeros((num_draws, *option_QK.shape))
     for draw, table_QK in enumerate(draw_RQK):
         order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
         shared = order[:num_context]
-        table_QK[:] = public.predict(data, shared[None], np.arange(len(table_QK))[None])[0]
-        if len(shared):
+        table_QK[:] = public.predict(data, shared[None], wanted[None])[0]
+        if rows is None and len(shared):
             without_own_CC = np.stack([order[order != row] for row in shared])
             own_C = data.question_N[shared]
             table_QK[own_C] = public.predict(data, without_own_CC, own_C[:, None])[:, 0]
     mean_QK = draw_RQK.mean(axis=0)
     mean_QK /= mean_QK.sum(axis=1, keepdims=True)
-    spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, embedding.option_QK, base=np.e)).mean(axis=0)
+    spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, option_QK, base=np.e)).mean(axis=0)
     return Targets(mean_QK, spread_Q)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from appa_flwr.rewards import js, js_distance, wasserstein
@@ -20,7 +21,8 @@ from pluralllm.population import population_sums, prior_from_sums
 
 NUM_BINS = 4
 MEASURES = ("js", "js_distance", "wasserstein")
-PREDICTOR, CALIBRATION = "pluralllm", "calibration"
+PREDICTOR, SHARED, CALIBRATION = "pluralllm", "pluralllm-shared", "calibration"
+MEAN_OF_OTHERS = "mean-of-others"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def evaluate(
     predictors = {
         "pluralllm": prediction_GQK,
         "uniform": np.broadcast_to(uniform_QK, answer_GQK.shape),
-        "mean-of-others": np.where(mean_GQK.any(axis=2, keepdims=True), mean_GQK, uniform_QK),
+        MEAN_OF_OTHERS: np.where(mean_GQK.any(axis=2, keepdims=True), mean_GQK, uniform_QK),
     }
     if known is not None:
         predictors["nearest-question"] = np.stack([nearest_question(data, embedding) for data in known])
@@ -115,6 +117,7 @@ def local_sums(
     truth: GroupData,
     known: GroupData,
     embedding: OptionEmbedding,
+    mean_of_others: FloatArray | None = None,
 ) -> dict[str, dict[str, float]]:
     """Score one group's predictions, and what costs nothing, against its own answers; only sums come back.
 
@@ -126,39 +129,53 @@ def local_sums(
         truth: the answers to score against.
         known: the answers that a predictor may know, for the nearest question.
         embedding: the public table.
+        mean_of_others: (Q, K) mean answer of the other groups, rows of 0 where it is unknown; None if it is nowhere.
 
     Returns:
         Predictor -> "cells", the number of answers scored, and the sums of `MEASURES` over them, all in [0, cells],
-        with the natural Jensen-Shannon distance; "pluralllm" has the sum of "spread" too. "calibration" holds
+        with the natural Jensen-Shannon distance; "pluralllm" has the sum of "spread" too. "mean-of-others" is scored
+        where it is known, and "pluralllm-shared" is the predictor on just these answers. "calibration" holds
         "cells" times the rank correlation of spread and error, and is left out where that is not defined.
     """
     option_QK = embedding.option_QK
     scored_N = option_QK[truth.question_N].sum(axis=1) > 1
     rows, answer_NK = truth.question_N[scored_N], truth.answer_NK[scored_N].astype(np.float64)
-    option_NK = option_QK[rows]
+
+    def measured(table_QK: FloatArray, kept_N: BoolArray | None = None) -> dict[str, float]:
+        kept_N = np.ones(len(rows), dtype=np.bool_) if kept_N is None else kept_N
+        return measure_sums(table_QK[rows[kept_N]], answer_NK[kept_N], option_QK[rows[kept_N]])
+
     uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
-    predictors = {
-        PREDICTOR: prediction_QK,
-        "uniform": uniform_QK,
-        "nearest-question": nearest_question(known, embedding),
+    sums = {
+        PREDICTOR: measured(prediction_QK) | {"spread": float(spread_Q[rows].sum())},
+        "uniform": measured(uniform_QK),
+        "nearest-question": measured(nearest_question(known, embedding)),
     }
-    sums = {}
-    for name, table_QK in predictors.items():
-        distance_N = js_distance(table_QK[rows], answer_NK, option_NK, base=np.e)
-        sums[name] = {
-            "cells": float(len(rows)),
-            "js": float(js(table_QK[rows], answer_NK, option_NK).sum()),
-            "js_distance": float(distance_N.sum()),
-            "wasserstein": float(wasserstein(table_QK[rows], answer_NK, option_NK).sum()),
-        }
-        if name == PREDICTOR:
-            sums[name]["spread"] = float(spread_Q[rows].sum())
-            error_N = 1.0 - distance_N
+    if mean_of_others is not None:
+        kept_N = mean_of_others[rows].any(axis=1)
+        if kept_N.any():
+            sums[MEAN_OF_OTHERS] = measured(mean_of_others, kept_N)
+            sums[SHARED] = measured(prediction_QK, kept_N)
     if len(rows) >= NUM_BINS:
+        error_N = 1.0 - js_distance(prediction_QK[rows], answer_NK, option_QK[rows], base=np.e)
         correlation = calibration(spread_Q[rows], error_N).rank_correlation
         if not np.isnan(correlation):
             sums[CALIBRATION] = {"cells": float(len(rows)), "rank_correlation": len(rows) * correlation}
     return sums
+
+
+def measure_sums(
+    prediction_NK: FloatArray, answer_NK: npt.NDArray[np.floating], option_NK: BoolArray
+) -> dict[str, float]:
+    """Sums of `MEASURES` over answers (N, K) to questions of at least two options, and their number "cells"."""
+    several_N = option_NK.sum(axis=1) > 1
+    case = prediction_NK[several_N], answer_NK[several_N].astype(np.float64), option_NK[several_N]
+    return {
+        "cells": float(several_N.sum()),
+        "js": float(js(*case).sum()),
+        "js_distance": float(js_distance(*case, base=np.e).sum()),
+        "wasserstein": float(wasserstein(*case).sum()),
+    }
 
 
 def nearest_question(data: GroupData, embedding: OptionEmbedding) -> FloatArray:
@@ -209,7 +226,7 @@ def calibration(spread_L: FloatArray, error_L: FloatArray) -> Calibration:
 
 def _mean_of_others(group: str, everyone: Sequence[GroupData], embedding: OptionEmbedding) -> FloatArray:
     others = [data for data in everyone if data.group != group]
-    return prior_from_sums(*population_sums(others, embedding), min_cohort=1)
+    return prior_from_sums(*population_sums(others, embedding), min_groups=1)
 
 
 def _score(prediction_GQK: FloatArray, answer_GQK: FloatArray, option_QK: BoolArray) -> PredictionScore:

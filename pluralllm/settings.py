@@ -10,7 +10,11 @@ from pluralllm.model import ModelConfig
 def model_config(config: Config) -> ModelConfig:
     """The network's sizes."""
     return ModelConfig(
-        config.embedding_dim, config.pluralllm_hidden_dim, config.pluralllm_blocks, config.pluralllm_heads
+        config.embedding_dim,
+        config.pluralllm_hidden_dim,
+        config.pluralllm_blocks,
+        config.pluralllm_heads,
+        config.population_prior,
     )
 
 

@@ -22,9 +22,12 @@ from safetensors import SafetensorError, safe_open
 from appa_flwr.aggregation import State
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
+from pluralllm.card import Round
+from server_app.pretraining import Pretraining
 
 FORMAT = 1
 """Version of the checkpoint's content."""
+PRETRAINING = "pretraining"
 _WITHOUT = "without it the run resumes before PPO"
 
 
@@ -90,17 +93,19 @@ def load(path: Path) -> Checkpoint | None:
     return Checkpoint(**content)
 
 
-def save_weights(path: Path, weights: ArrayRecord, losses: Sequence[float]) -> None:
-    """Write PluralLLM's final weights and the loss of every round.
+def save_weights(path: Path, pretraining: Pretraining) -> None:
+    """Write PluralLLM's weights and how its rounds went.
 
     Raises:
         UserError: it cannot be written.
     """
-    arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in weights.items()}
-    replace_file(path, safetensors.numpy.save(arrays, metadata={"losses": json.dumps(list(losses))}))
+    arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in pretraining.weights.items()}
+    # One entry: safetensors writes several in the order of a hash, and the same weights would be other bytes.
+    told = {"rounds": [entry.model_dump() for entry in pretraining.rounds], "chosen": pretraining.chosen}
+    replace_file(path, safetensors.numpy.save(arrays, metadata={PRETRAINING: json.dumps(told)}))
 
 
-def load_weights(path: Path, start: ArrayRecord) -> tuple[ArrayRecord, list[float]] | None:
+def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
     """What `save_weights` wrote; None where nothing is.
 
     Args:
@@ -115,7 +120,9 @@ def load_weights(path: Path, start: ArrayRecord) -> tuple[ArrayRecord, list[floa
     try:
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            losses = json.loads((file.metadata() or {})["losses"])
+            told = json.loads((file.metadata() or {})[PRETRAINING])
+            rounds = tuple(Round.model_validate(entry) for entry in told["rounds"])
+            chosen = int(told["chosen"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(
             f"{path}: cannot be read ({_first_line(error)}); without it PluralLLM is trained anew"
@@ -123,7 +130,7 @@ def load_weights(path: Path, start: ArrayRecord) -> tuple[ArrayRecord, list[floa
     expected = {name: tuple(array.shape) for name, array in start.items()}
     if {name: array.shape for name, array in arrays.items()} != expected:
         raise UserError(f"{path}: holds other weights than PluralLLM's of this config; without it it is trained anew")
-    return ArrayRecord({name: Array(arrays[name]) for name in start}), losses
+    return Pretraining(ArrayRecord({name: Array(arrays[name]) for name in start}), rounds, chosen)
 
 
 def _first_line(error: Exception) -> str:

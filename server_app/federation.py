@@ -87,12 +87,33 @@ class Federation:
                 if homes.setdefault(group.group, reply.metadata.src_node_id) != reply.metadata.src_node_id:
                     raise UserError(f"two nodes speak for group '{group.group}'; each group needs exactly one")
 
-    def messages(self, kind: str, content: RecordDict, *, round_number: int = 0) -> list[Message]:
-        """One message to every node that hosts a group."""
-        return [self.grid.create_message(content, kind, node, str(round_number)) for node in self._nodes]
+    def hosted(self, nodes: Collection[int]) -> str:
+        """The groups at these nodes, for messages."""
+        return ", ".join(name for name in self.groups if self._homes[name] in nodes)
 
-    def _ask(self, kind: str, content: RecordDict) -> list[Message]:
-        return self.grid.send_and_receive(self.messages(kind, content), timeout=self._timeout)
+    def messages(
+        self, kind: str, content: RecordDict, *, round_number: int = 0, nodes: Sequence[int] | None = None
+    ) -> list[Message]:
+        """One message to every node that hosts a group, or to those given."""
+        asked = self._nodes if nodes is None else nodes
+        return [self.grid.create_message(content, kind, node, str(round_number)) for node in asked]
+
+    def _ask(self, kind: str, content: RecordDict, nodes: Sequence[int] | None = None) -> list[Message]:
+        return self.grid.send_and_receive(self.messages(kind, content, nodes=nodes), timeout=self._timeout)
+
+    def sums(self, request: wire.SumsRequest, *, nodes: Sequence[int]) -> dict[int, wire.SumsReply]:
+        """Ask nodes for a step of the sums over groups; node -> its reply, without those that did not give one."""
+        found = {}
+        for reply in self._ask(wire.POPULATION, wire.pack_sums_request(request), nodes):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log.warning("%s: %s", self.hosted([node]), reply.error.reason)
+                continue
+            try:
+                found[node] = wire.unpack_sums_reply(reply.content)
+            except ValueError as error:
+                log.warning("%s: %s", self.hosted([node]), error)
+        return found
 
     def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
         """Hand out the public questions; how many training questions each group has answered."""

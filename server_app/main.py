@@ -1,8 +1,9 @@
 """The server's side: a Flower ServerApp that takes a run through its phases.
 
-join -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo -> scores -> report
+join -> population -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo ->
+scores -> report
 
-With phases = "pluralllm" it is join -> pluralllm -> targets -> report.
+With phases = "pluralllm" it is join -> population -> pluralllm -> targets -> report.
 
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
 and PPO's checkpoint.
@@ -36,7 +37,7 @@ from appa_flwr.seeds import child_seed
 from pluralllm import card as cards
 from server_app import base as base_models
 from server_app import checkpoint as checkpoints
-from server_app import evaluation, pluralllm_phase, pluralllm_scores, sft, tiny, vllm_rollouts
+from server_app import evaluation, pluralllm_phase, pluralllm_scores, population, sft, tiny, vllm_rollouts
 from server_app.base import Base
 from server_app.checkpoint import Checkpoint
 from server_app.federation import Federation
@@ -117,6 +118,7 @@ class Run:
         start = initial_weights(self._config)  # before anything runs beside: it draws from torch's one generator
         self._given = pluralllm_phase.pretrained(self._config, self._catalogue, start)
         self._join()
+        self._share_sums()
         if self._config.phases == "all":
             self._align(start)
         else:
@@ -182,6 +184,12 @@ class Run:
             answers = ", ".join(f"{name} {count}" for name, count in answered.items())
             phase.step(1, 1, f"{questions}; answers by group: {answers}")
 
+    def _share_sums(self) -> None:
+        with self._folder.phase("population") as phase:
+            self._population = population.exchange_sums(
+                self._federation, self._config, self._catalogue, progress=phase.step
+            )
+
     def _check_unseen(self) -> None:
         """Refuse a name that would otherwise make a group train unnoticed."""
         groups = self._federation.groups
@@ -208,8 +216,8 @@ class Run:
             if kept is not None:
                 phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
             elif self._given is not None:
-                kept = self._given.weights, self._given.losses
-                checkpoints.save_weights(path, *kept)
+                kept = self._given.pretraining
+                checkpoints.save_weights(path, kept)
                 phase.step(1, 1, f"the weights are those in {config.pluralllm_checkpoint}")
             else:
                 seen = set(self._federation.groups) - set(config.unseen_group_names)
@@ -222,14 +230,15 @@ class Run:
                     nodes=self._federation.homes(seen),
                     progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
                 )
-                checkpoints.save_weights(path, *kept)
-        weights, losses = kept
+                checkpoints.save_weights(path, kept)
+                if config.pluralllm_validation_fraction and kept.chosen != config.pluralllm_rounds:
+                    log.info("PluralLLM: the weights are those of round %d, the best on validation", kept.chosen)
         self._card = (
-            pluralllm_phase.new_card(config, self._catalogue, self._answered, losses)
+            pluralllm_phase.new_card(config, self._catalogue, self._answered, kept)
             if self._given is None
             else self._given.card
-        )
-        return weights
+        ).model_copy(update={"population": self._population})
+        return kept.weights
 
     def _write_targets(self, weights: ArrayRecord) -> None:
         with self._folder.phase("targets") as phase:

@@ -5,7 +5,7 @@ Axis letters: Q questions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from flwr.app import ArrayRecord
 from appa_flwr import wire
 from appa_flwr.config import Config
 from pluralllm import card as cards
-from pluralllm.card import Card, EmbeddingSummary, Round, SurveySummary
+from pluralllm.card import Card, EmbeddingSummary, SurveySummary
 from pluralllm.data import OptionEmbedding
 from pluralllm.settings import episode_config, model_config
 from server_app import checkpoint
+from server_app.pretraining import Pretraining
 
 SETTINGS = "pluralllm-"
 
@@ -28,8 +29,7 @@ class Pretrained:
     """Weights to use instead of pretraining, with their card."""
 
     card: Card
-    weights: ArrayRecord
-    losses: list[float]
+    pretraining: Pretraining
 
 
 def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) -> Pretrained | None:
@@ -58,17 +58,17 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
     )
     found = checkpoint.load_weights(path, start)
     assert found is not None  # its card was beside it
-    return Pretrained(card, *found)
+    return Pretrained(card, found)
 
 
-def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, int], losses: Sequence[float]) -> Card:
+def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, int], pretraining: Pretraining) -> Card:
     """The card of weights that this run trained, without scores.
 
     Args:
         config: the run's.
         catalogue: its questions, split and features.
         answered: group -> training questions it answered.
-        losses: of the rounds.
+        pretraining: its rounds.
     """
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
@@ -87,7 +87,8 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
             unseen_groups={name: count for name, count in answered.items() if name in unseen},
         ),
         training={key: value for key, value in config.flat().items() if key.startswith(SETTINGS) and key != cards.KEY},
-        rounds=tuple(Round(round=number, loss=loss) for number, loss in enumerate(losses, start=1)),
+        rounds=pretraining.rounds,
+        chosen=pretraining.chosen,
     )
 
 

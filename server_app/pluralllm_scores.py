@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from appa_flwr import wire
-from pluralllm.scores import CALIBRATION, MEASURES, PREDICTOR
+from pluralllm.scores import CALIBRATION, MEAN_OF_OTHERS, MEASURES, PREDICTOR, SHARED
 
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
 CELLS, SPREAD, RANK_CORRELATION = "cells", "spread", "rank_correlation"
 ALWAYS = (PREDICTOR, "uniform", "nearest-question")
+SOMETIMES = (MEAN_OF_OTHERS, SHARED)
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
 ROUNDING = 1e-6
@@ -31,7 +32,8 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
         if (wire.HELD_OUT_PART, name) not in sums:
             return f"no score of {name} on held-out questions"
     for (part, name), measures in sums.items():
-        if part not in sizes or name not in (*ALWAYS, CALIBRATION):
+        known = name in (*ALWAYS, *SOMETIMES, CALIBRATION) or _context_size(name) is not None
+        if part not in sizes or not known:
             return f"a score of '{name}' on '{part}', which nobody asked for"
         expected = {CELLS, RANK_CORRELATION} if name == CALIBRATION else {CELLS, *MEASURES}
         if set(measures) != (expected | {SPREAD} if name == PREDICTOR else expected):
@@ -46,7 +48,7 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
 
 
 def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, Any]:
-    """The three tables of `pluralllm.json`.
+    """The tables of `pluralllm.json`.
 
     Args:
         by_group: group -> its sums.
@@ -54,8 +56,9 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
 
     Returns:
         "scores": part -> predictor -> measure -> mean over all answers of these groups, and "cells"; a part is
-        "seen/held-out" and the like. "groups": group -> the same for it alone. "calibration": part -> mean "spread",
-        and the groups' mean "rank_correlation" of spread and error where it is defined.
+        "seen/held-out" and the like. "groups": group -> the same for it alone. "by_context": part -> number of context
+        questions -> the same of PluralLLM with so many. "calibration": part -> mean "spread", and the groups' mean
+        "rank_correlation" of spread and error where it is defined.
     """
     pooled: dict[tuple[str, str], dict[str, float]] = {}
     groups: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in by_group}
@@ -67,19 +70,29 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
             total = pooled.setdefault((part_name, name), {})
             for measure, value in measures.items():
                 total[measure] = total.get(measure, 0.0) + value
-            if name != CALIBRATION:
+            if name != CALIBRATION and _context_size(name) is None:
                 groups[group].setdefault(part_name, {})[name] = _means(measures)
     found: dict[str, dict[str, dict[str, float]]] = {}
     calibration: dict[str, dict[str, float]] = {}
+    by_context: dict[str, dict[str, dict[str, float]]] = {}
     for (part_name, name), total in pooled.items():
         means = _means(total)
         if name == CALIBRATION:
             calibration.setdefault(part_name, {})[RANK_CORRELATION] = means[RANK_CORRELATION]
             continue
+        if (size := _context_size(name)) is not None:
+            by_context.setdefault(part_name, {})[size] = means
+            continue
         if name == PREDICTOR:
             calibration.setdefault(part_name, {})[SPREAD] = means[SPREAD]
         found.setdefault(part_name, {})[name] = {key: value for key, value in means.items() if key != SPREAD}
-    return {"scores": found, "groups": groups, "calibration": calibration}
+    return {"scores": found, "groups": groups, "by_context": by_context, "calibration": calibration}
+
+
+def _context_size(name: str) -> str | None:
+    """The number of context questions a score is for, as text; None for any other score."""
+    size = name.removeprefix(wire.CONTEXT)
+    return size if name != size and size.isdecimal() else None
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedProx, FedYog
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
+from pluralllm.card import Round
 from pluralllm.model import PluralLLM
 from pluralllm.settings import model_config
 from pluralllm.training import BETAS, step_size_factor
@@ -27,12 +31,22 @@ Progress = Callable[[int, int, float], None]
 TAU = 1e-6
 
 
+# natural Jensen-Shannon distance of answers that share no option, and rounding
+LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
+
+log = logging.getLogger("appa.server")
+
+
 class _Watched:
     """Reports every round and refuses one without a single result, which Flower itself would pass over."""
 
     def watch(self, config: Config, progress: Progress) -> None:
         self._num_rounds, self._seed, self._progress = config.pluralllm_rounds, config.seed, progress
-        self.losses: list[float] = []
+        self._validate_every = config.pluralllm_validate_every if config.pluralllm_validation_fraction else 0
+        self.rounds: list[Round] = []
+        self.chosen: ArrayRecord | None = None
+        self.chosen_round = 0
+        self._lowest_error = math.inf
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -54,11 +68,55 @@ class _Watched:
             raise UserError(
                 f"PluralLLM round {server_round}: no node sent weights that could be used; the groups' own logs say why"
             )
-        self.losses.append(float(metrics["loss"]))
-        self._progress(server_round, self._num_rounds, self.losses[-1])
+        self.rounds.append(Round(round=server_round, loss=float(metrics["loss"])))
+        self._progress(server_round, self._num_rounds, self.rounds[-1].loss)
         # Adaptive strategies' arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
+        if self._lowest_error == math.inf:  # without validation the last round's weights are kept
+            self.chosen, self.chosen_round = narrow, server_round
         return narrow, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        every = self._validate_every
+        if not every or (server_round % every and server_round != self._num_rounds):
+            return []
+        self._validated = arrays
+        configured: Any = super()
+        messages: Iterable[Message] = configured.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Keep these weights where the groups' mean error on their validation questions is the lowest so far.
+
+        Nodes whose answers are too few to be told apart safely say 0 answers, by which Flower would divide.
+        """
+        told = [found for reply in sorted(replies, key=_told) if (found := _error_of(reply)) is not None]
+        num_answers = sum(cells for cells, _ in told)
+        if not num_answers:
+            return None
+        error = sum(cells * mean for cells, mean in told) / num_answers
+        self.rounds[-1] = self.rounds[-1].model_copy(update={"validation": error})
+        if error < self._lowest_error:
+            self._lowest_error, self.chosen, self.chosen_round = error, self._validated, server_round
+        return MetricRecord({"error": error})
+
+
+def _error_of(reply: Message) -> tuple[int, float] | None:
+    """Number of validation answers and mean error that a node reports; None, with a warning, where it is unusable."""
+    if reply.has_error():
+        log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
+        return None
+    try:
+        metrics = reply.content.metric_records["metrics"]
+        cells, error = int(str(metrics["num-examples"])), float(str(metrics["error"]))
+    except (KeyError, ValueError):
+        cells, error = -1, math.nan
+    if cells < 0 or not 0.0 <= error <= LARGEST_DISTANCE:
+        log.warning("node %s: its validation error cannot be used", reply.metadata.src_node_id)
+        return None
+    return cells, error
 
 
 def _told(reply: Message) -> str:
@@ -104,7 +162,7 @@ class _FedAdagrad(_Scheduled, FedAdagrad):
 def _strategy(config: Config, num_nodes: int) -> _FedAvg | _FedProx | _FedAdam | _FedYogi | _FedAdagrad:
     common: dict[str, Any] = {
         "fraction_train": config.pluralllm_fraction,
-        "fraction_evaluate": 0.0,
+        "fraction_evaluate": 1.0,
         "min_train_nodes": 1,
         "min_evaluate_nodes": 1,
         "min_available_nodes": num_nodes,
@@ -130,29 +188,46 @@ def initial_weights(config: Config) -> ArrayRecord:
     return ArrayRecord(PluralLLM(model_config(config)).state_dict())
 
 
+@dataclass(frozen=True, eq=False)
+class Pretraining:
+    """What pretraining came to.
+
+    Attributes:
+        weights: of the chosen round.
+        rounds: loss and, where it was validated, error of every round.
+        chosen: that round: of the lowest validation error, the last where none was validated, 0 without rounds.
+    """
+
+    weights: ArrayRecord
+    rounds: tuple[Round, ...] = ()
+    chosen: int = 0
+
+
 def pretrain(
     grid: PromptGrid, config: Config, start: ArrayRecord, *, nodes: Sequence[int], progress: Progress
-) -> tuple[ArrayRecord, list[float]]:
+) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
+
+    Which round's weights are kept is decided on the training groups' validation questions, which nobody trained on.
 
     Args:
         grid: to the nodes, which hold the catalogue already.
-        config: strategy, rounds.
+        config: strategy, rounds, validation.
         start: the weights of the first round.
         nodes: those that host a group which trains; their order decides who takes part in a round.
         progress: called with (round, rounds, mean loss).
 
-    Returns:
-        The final weights and the mean loss of every round.
-
     Raises:
         UserError: a round in which no node trained.
     """
+    if not config.pluralllm_rounds:
+        return Pretraining(start)
     strategy = _strategy(config, len(nodes))
     strategy.watch(config, progress)
     members, grid.members = grid.members, tuple(nodes)
     try:
-        result = strategy.start(grid, start, num_rounds=config.pluralllm_rounds, timeout=config.reply_timeout)
+        strategy.start(grid, start, num_rounds=config.pluralllm_rounds, timeout=config.reply_timeout)
     finally:
         grid.members = members
-    return (result.arrays if config.pluralllm_rounds else start), strategy.losses
+    assert strategy.chosen is not None  # a round without weights has raised
+    return Pretraining(strategy.chosen, tuple(strategy.rounds), strategy.chosen_round)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from appa_flwr.report import findings, html, plots, predictor
-from appa_flwr.report.artifacts import Run, is_known, read_run, write_atomically
+from appa_flwr.report.artifacts import PluralLLM, Run, is_known, read_run, write_atomically
 
 __all__ = ["build"]
 
@@ -61,10 +61,21 @@ def _pictures(run: Run) -> dict[str, tuple[bytes, str]]:
         pictures |= _training_pictures(run)
     if run.phases:
         pictures["seconds_per_phase"] = plots.seconds_per_phase(run.phases), "seconds per phase"
-    if run.pluralllm is not None and run.pluralllm.rounds:
-        pictures["pluralllm"] = plots.loss_curve(run.pluralllm.rounds), "loss of the preference predictor"
-    if run.pluralllm is not None and run.pluralllm.groups:
-        picture = plots.predictor_by_group(predictor.by_group(run.pluralllm))
+    return pictures if run.pluralllm is None else pictures | _predictor_pictures(run.pluralllm)
+
+
+def _predictor_pictures(found: PluralLLM) -> dict[str, tuple[bytes, str]]:
+    """The pictures of the preference predictor."""
+    pictures = {}
+    if found.rounds:
+        picture = plots.loss_curve(found.rounds, chosen=found.chosen)
+        pictures["pluralllm"] = picture, "loss and validation error of the preference predictor over its rounds"
+    curves = predictor.context_curves(found)
+    if curves:
+        picture = plots.predictor_by_context(curves)
+        pictures["pluralllm_context"] = picture, "score of the preference predictor by number of context answers"
+    if found.groups:
+        picture = plots.predictor_by_group(predictor.by_group(found))
         pictures["pluralllm_groups"] = picture, "score of the preference predictor by group"
     return pictures
 

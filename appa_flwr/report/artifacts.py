@@ -116,21 +116,60 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Round:
+    """A federated round of the preference predictor's pretraining.
+
+    Attributes:
+        round: its number, from 1.
+        loss: the groups' mean.
+        validation: error on validation questions, a natural Jensen-Shannon distance in [0, 0.833]; None in a round
+            that was not validated.
+    """
+
+    round: int
+    loss: float
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class Population:
+    """Which questions' answers were summed over the groups.
+
+    Attributes:
+        prior: whether the predictor was given the sums.
+        min_groups: a sum is of the answers of so many groups at least.
+        training: training questions that have a sum.
+        held_out: held-out questions that have one.
+    """
+
+    prior: bool
+    min_groups: int
+    training: int
+    held_out: int
+
+
+@dataclass(frozen=True)
 class PluralLLM:
     """Pretraining of the preference predictor.
 
     Attributes:
-        rounds: (round number, loss) in order.
+        rounds: in order.
+        chosen: the round whose weights were kept, 0 without training.
+        population: the sums over the groups, None where none were made.
         scores: part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean agreement with the
             groups' own survey answers, in [0, 1], and "cells", the number of answers.
         groups: group -> the same for it alone.
         calibration: part -> "spread" over context draws and its "rank_correlation" with the error.
+        by_context: part -> number of context answers, ascending -> measure -> mean agreement, and "cells".
     """
 
-    rounds: tuple[tuple[int, float], ...]
+    rounds: tuple[Round, ...]
+    chosen: int
+    population: Population | None
     scores: PartScores
     groups: Mapping[str, PartScores]
     calibration: Mapping[str, Mapping[str, float]]
+    by_context: Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -332,9 +371,32 @@ def _phase(value: object, where: str) -> Phase:
     return Phase(name=record.get("phase", _text), seconds=record.get("seconds", _number))
 
 
-def _round(value: object, where: str) -> tuple[int, float]:
+def _round(value: object, where: str) -> Round:
     record = _Record(value, where)
-    return record.get("round", _integer), record.get("loss", _number)
+    return Round(
+        round=record.get("round", _integer),
+        loss=record.get("loss", _number),
+        validation=record.get("validation", _optional(_number)),
+    )
+
+
+def _population(value: object, where: str) -> Population:
+    record = _Record(value, where)
+    return Population(
+        prior=record.get("prior", _flag),
+        min_groups=record.get("min_groups", _integer),
+        training=record.get("training", _integer),
+        held_out=record.get("held_out", _integer),
+    )
+
+
+def _by_size(value: object, where: str) -> dict[int, Mapping[str, float]]:
+    """Size of the context -> measure -> mean, by size."""
+    sizes = _mapping(_mapping(_number))(value, where)
+    for size in sizes:
+        if not size.isdecimal() or int(size) < 1:
+            raise UserError(f"{where}: a number of context answers must be 1 or more, found {_shown(size)}")
+    return {int(size): sizes[size] for size in sorted(sizes, key=int)}
 
 
 def _pluralllm(value: object, where: str) -> PluralLLM:
@@ -342,9 +404,12 @@ def _pluralllm(value: object, where: str) -> PluralLLM:
     parts = _mapping(_mapping(_mapping(_number)))
     return PluralLLM(
         rounds=record.get("rounds", _list(_round)),
+        chosen=record.get("chosen", _integer),
+        population=record.get("population", _optional(_population)),
         scores=record.get("scores", parts),
         groups=record.get("groups", _mapping(parts)),
         calibration=record.get("calibration", _mapping(_mapping(_number))),
+        by_context=record.get("by_context", _mapping(_by_size)),
     )
 
 

@@ -396,7 +396,20 @@ def _pluralllm(found: PluralLLM) -> str:
         )
         for row in predictor.rows(found)
     ]
-    return _table(head, body, caption=predictor.NOTE) + _list(map(_escape, predictor.uncertainty(found)))
+    sentences = [*filter(None, [predictor.kept(found)]), *predictor.uncertainty(found)]
+    return _table(head, body, caption=predictor.note(found)) + _list(map(_escape, sentences))
+
+
+def _by_context(found: PluralLLM) -> str:
+    curves = predictor.context_curves(found)
+    if not curves:
+        return ""
+    head, body = predictor.context_rows(curves)
+    lines = [
+        _tag("tr", _tag("td", _escape(part), class_="text") + "".join(_tag("td", value) for value in values))
+        for part, *values in body
+    ]
+    return _table(_tag("tr", "".join(_tag("th", name) for name in head)), lines, caption=predictor.CONTEXT_TITLE)
 
 
 def _targets_error(found: PluralLLM) -> str:
@@ -484,6 +497,8 @@ def page(run: Run, pictures: Mapping[str, tuple[bytes, str]]) -> str:
             "Preference predictor",
             _pluralllm(run.pluralllm) if run.pluralllm else "",
             picture("pluralllm"),
+            _by_context(run.pluralllm) if run.pluralllm else "",
+            picture("pluralllm_context"),
             picture("pluralllm_groups"),
         ),
         _section("Sample answers", *(_example(example) for example in run.examples)),

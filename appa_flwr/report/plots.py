@@ -24,9 +24,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.report.artifacts import Iteration, Phase, is_known, write_atomically
+from appa_flwr.report import predictor
+from appa_flwr.report.artifacts import Iteration, Phase, Round, is_known, write_atomically
 from appa_flwr.report.findings import Way
-from appa_flwr.report.predictor import GroupScores
+from appa_flwr.report.predictor import ContextCurve, GroupScores
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -60,6 +61,7 @@ RULE_STYLE: Mapping[str, tuple[str, str]] = {
     "min": (PURPLE, "s"),
     "appa": (VERMILION, "*"),
 }
+LEVEL_DASHES: Mapping[str, str] = {"mean-of-others": "-.", "nearest-question": "--", "uniform": ":"}
 OTHER_RULE_STYLES = tuple(zip((GREEN, ORANGE, SKY, YELLOW, BLACK), "^PdX<", strict=True))
 
 DOTS_PER_INCH = 110
@@ -548,34 +550,98 @@ def seconds_per_phase(phases: Sequence[Phase]) -> bytes:
     return _png(draw)
 
 
-def loss_curve(rounds: Sequence[tuple[int, float]]) -> bytes:
-    """The predictor's loss over its federated rounds.
+def loss_curve(rounds: Sequence[Round], *, chosen: int) -> bytes:
+    """The predictor's loss over its federated rounds, and its validation error below where a round has one.
 
     Args:
-        rounds: (round, loss), one or more.
+        rounds: one or more.
+        chosen: number of the round whose weights were kept, 0 for none.
 
     Returns:
         A PNG.
     """
+    losses = [(entry.round, entry.loss) for entry in rounds]
+    errors = [(entry.round, entry.validation) for entry in rounds if entry.validation is not None]
+    panels = [("loss\n(mean over groups)", losses, BLUE, "o")]
+    if errors:
+        panels.append(("validation error\n(natural JS distance)", errors, VERMILION, "s"))
 
     def draw() -> Figure:
-        figure = _figure(WIDTH, 3.2)
-        axes = figure.add_subplot()
-        axes.plot(
-            [number for number, _ in rounds],
-            _as_array(loss for _, loss in rounds),
-            color=BLUE,
-            linewidth=1.6,
-            marker=_mark_points(len(rounds)),
-            markersize=4,
-        )
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-        axes.set_xlabel("federated round")
-        axes.set_ylabel("loss (mean over groups)")
-        axes.set_title("PluralLLM pretraining")
+        figure = _figure(WIDTH, 1.0 + 2.2 * len(panels))
+        stacked = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+        for axes, (label, points, colour, marker) in zip(stacked, panels, strict=True):
+            axes.plot(
+                [x for x, _ in points],
+                _as_array(y for _, y in points),
+                color=colour,
+                linewidth=1.6,
+                marker=marker if _mark_points(len(points)) else None,
+                markersize=4,
+            )
+            if chosen:
+                axes.axvline(chosen, color="#444444", linestyle=":", linewidth=1.4)
+            axes.set_ylabel(label)
+        stacked[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+        stacked[-1].set_xlabel("federated round")
+        kept = f"; dotted: round {chosen}, the one kept" if chosen else ""
+        stacked[0].set_title(f"PluralLLM pretraining; lower is better{kept}")
         return figure
 
     return _png(draw)
+
+
+def predictor_by_context(curves: Sequence[ContextCurve]) -> bytes:
+    """The predictor's score against the number of context answers, beside the baselines.
+
+    Args:
+        curves: one or more; each has a panel, all with the same score axis.
+
+    Returns:
+        A PNG.
+    """
+    styles = dict(zip(predictor.PREDICTORS, OTHER_RULE_STYLES, strict=True))
+    sizes = sorted({size for curve in curves for size in curve.js})
+
+    def draw() -> Figure:
+        figure = _figure(WIDTH, 4.6)
+        panels = figure.subplots(1, len(curves), sharex=True, sharey=True, squeeze=False)[0]
+        handles: dict[str, Line2D] = {}
+        for axes, curve in zip(panels, curves, strict=True):
+            colour, marker = styles["pluralllm"]
+            (handles["pluralllm"],) = axes.plot(
+                list(curve.js), _as_array(curve.js.values()), color=colour, marker=marker, linewidth=2.0, zorder=3
+            )
+            for name, value in curve.levels.items():
+                handles[name] = axes.axhline(
+                    value, color=styles[name][0], linestyle=LEVEL_DASHES[name], linewidth=1.8, zorder=2
+                )
+            axes.margins(y=0.08)
+            axes.set_xlabel("context answers of the group (logarithmic)")
+            axes.set_title(_context_title(curve), fontsize=10)
+        panels[0].set_xscale("log", base=2)
+        panels[0].set_xticks(sizes, [str(size) for size in sizes])
+        panels[0].minorticks_off()
+        panels[0].set_ylabel("JS against held-out answers (0 to 1)")
+        figure.suptitle("PluralLLM by context size; higher is better", fontsize=11)
+        order = [name for name in predictor.PREDICTORS if name in handles]
+        figure.legend(
+            [handles[name] for name in order],
+            [predictor.PREDICTORS[name] for name in order],
+            loc="outside lower center",
+            ncols=len(order),
+            fontsize=9,
+        )
+        return figure
+
+    return _png(draw)
+
+
+def _context_title(curve: ContextCurve) -> str:
+    groups, _, questions = curve.part.partition(" / ")
+    title = f"{groups} groups, {questions} questions, {curve.answers} answers"
+    if curve.fewer is not None:
+        title += f"\nmean of the others: {curve.fewer[0]:.0f} of {curve.fewer[1]:.0f} answers"
+    return title
 
 
 def predictor_by_group(groups: Sequence[GroupScores]) -> bytes:

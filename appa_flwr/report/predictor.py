@@ -5,7 +5,7 @@ No axis letters: everything here is one number of a named part, predictor and me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -18,13 +18,17 @@ PREDICTORS: Mapping[str, str] = {
     "pluralllm": "PluralLLM",
     "nearest-question": "Own nearest question",
     "uniform": "Uniform answer",
+    "mean-of-others": "Mean of the other groups",
+    "pluralllm-shared": "PluralLLM, same answers",
 }
+"""In the order of the table. The last is PluralLLM on the answers where the mean of the other groups is known."""
+BASELINES = ("mean-of-others", "nearest-question", "uniform")
 HELD_OUT = "held-out"
 NOTE = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it at "
-    "home and sent sums. Training questions are predicted from the group's other answers. Not shown is the mean of the "
-    "other groups: nobody has been asked for it, as it would take every group's answers."
+    "home and sent sums. Training questions are predicted from the group's other answers."
 )
+CONTEXT_TITLE = "PluralLLM's JS by number of context answers"
 DECIMALS = 3
 
 
@@ -56,11 +60,35 @@ class GroupScores:
     js: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class ContextCurve:
+    """PluralLLM's score when it is shown few or many answers of a group.
+
+    Attributes:
+        part: such as "seen / held-out".
+        js: number of context answers, ascending -> JS.
+        cells: the fewest and the most answers scored at a size.
+        levels: what does not depend on the size: predictor, one of `BASELINES` -> JS on the same part.
+        fewer: answers to which the mean of the other groups is known, and all answers; None where these are the same.
+    """
+
+    part: str
+    js: Mapping[int, float]
+    cells: tuple[float, float]
+    levels: Mapping[str, float]
+    fewer: tuple[float, float] | None
+
+    @property
+    def answers(self) -> str:
+        """Number of answers scored, as a range where it depends on the size."""
+        return " to ".join(f"{count:.0f}" for count in dict.fromkeys(self.cells))
+
+
 def rows(found: PluralLLM) -> list[Row]:
     """The score table, a block of rows a part."""
     return [
         Row(
-            part.replace("/", " / "),
+            _part(part),
             PREDICTORS.get(name, name),
             tuple(score[measure] for measure in MEASURES),
             score["cells"],
@@ -82,6 +110,87 @@ def table(found: PluralLLM) -> Table:
     return shown
 
 
+def note(found: PluralLLM) -> str:
+    """What the table holds, and how the mean of the other groups came about or why it is not there."""
+    sums = found.population
+    if not any("mean-of-others" in predictors for predictors in found.scores.values()):
+        others = (
+            "The mean of the other groups is not shown: it was not asked for (key mean-of-others), or too few groups "
+            "answered the same questions (key population-min-groups)."
+        )
+    else:
+        others = (
+            "The mean of the other groups knows the very answers these gave to the question, so it is a hard baseline."
+        )
+    if sums is not None:
+        others += (
+            f" Sums over groups, each of at least {sums.min_groups}, were made for {sums.training} training and "
+            f"{sums.held_out} held-out questions"
+        )
+        others += ", and PluralLLM was given them (population-prior)." if sums.prior else "."
+    return f"{NOTE} {others}"
+
+
+def kept(found: PluralLLM) -> str | None:
+    """A sentence on the round whose weights were kept; None where nothing was trained."""
+    chosen = next((entry for entry in found.rounds if entry.round == found.chosen), None)
+    if chosen is None:
+        return None
+    why = (
+        "none was validated"
+        if chosen.validation is None
+        else f"its validation error is the lowest, a JS distance (natural) of {chosen.validation:.{DECIMALS}f}"
+    )
+    return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
+
+
+def context_curves(found: PluralLLM) -> list[ContextCurve]:
+    """PluralLLM's score by context size, a curve a part that has any."""
+    curves = []
+    for part, sizes in found.by_context.items():
+        if not sizes:
+            continue
+        cells = [score["cells"] for score in sizes.values()]
+        beside = found.scores.get(part, {})
+        curves.append(
+            ContextCurve(
+                part=_part(part),
+                js={size: score["js"] for size, score in sizes.items()},
+                cells=(min(cells), max(cells)),
+                levels={name: beside[name]["js"] for name in BASELINES if name in beside},
+                fewer=_fewer(beside),
+            )
+        )
+    return curves
+
+
+def context_rows(curves: Sequence[ContextCurve]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and body of the table by context size: a row a curve, a column a size, a dash where it was not measured."""
+    sizes = sorted({size for curve in curves for size in curve.js})
+    head = (HEAD[0], *map(str, sizes), HEAD[-1])
+    body = [
+        (
+            curve.part,
+            *(f"{curve.js[size]:.{DECIMALS}f}" if size in curve.js else "–" for size in sizes),
+            curve.answers,
+        )
+        for curve in curves
+    ]
+    return head, body
+
+
+def by_context(found: PluralLLM) -> Table | None:
+    """PluralLLM's JS by number of context answers for a terminal; None where it was not measured."""
+    curves = context_curves(found)
+    if not curves:
+        return None
+    head, body = context_rows(curves)
+    shown = Table(*head, title=CONTEXT_TITLE, title_justify="left")
+    for cells in body:
+        shown.add_row(*cells)
+    return shown
+
+
 def uncertainty(found: PluralLLM) -> list[str]:
     """A sentence a part on the predictor's own uncertainty; empty where it was not computed."""
     sentences = []
@@ -90,7 +199,7 @@ def uncertainty(found: PluralLLM) -> list[str]:
             ranked = measured.get("rank_correlation")
             known = "unknown" if ranked is None else f"{ranked:.2f}"
             sentences.append(
-                f"{part.replace('/', ' / ')}: spread over context draws {measured['spread']:.{DECIMALS}f}, its rank "
+                f"{_part(part)}: spread over context draws {measured['spread']:.{DECIMALS}f}, its rank "
                 f"correlation with the error {known} (mean over groups)"
             )
     return sentences
@@ -104,8 +213,9 @@ def trust(found: PluralLLM) -> list[str]:
         if questions == HELD_OUT and "pluralllm" in predictors:
             others = ", ".join(
                 f"{PREDICTORS.get(name, name).lower()} {score['js']:.{DECIMALS}f}"
+                + (_on_fewer(predictors) if name == "mean-of-others" else "")
                 for name, score in _ordered(predictors).items()
-                if name != "pluralllm"
+                if name not in ("pluralllm", "pluralllm-shared")
             )
             sentences.append(
                 f"The PluralLLM targets themselves agree with the survey answers of {groups} groups by JS "
@@ -129,6 +239,31 @@ def by_group(found: PluralLLM) -> list[GroupScores]:
     return sorted(groups, key=lambda group: (group.unseen, group.js.get(PREDICTORS["pluralllm"], 0.0)))
 
 
+def _part(part: str) -> str:
+    return part.replace("/", " / ")
+
+
+def _fewer(predictors: Mapping[str, Mapping[str, float]]) -> tuple[float, float] | None:
+    """Answers to which the mean of the other groups is known, and all answers; None where these are the same."""
+    if not {"pluralllm", "pluralllm-shared"} <= predictors.keys():
+        return None
+    shared, everything = predictors["pluralllm-shared"]["cells"], predictors["pluralllm"]["cells"]
+    return None if shared == everything else (shared, everything)
+
+
+def _on_fewer(predictors: Mapping[str, Mapping[str, float]]) -> str:
+    """Says of the mean of the other groups what it may be compared with, where it is known for fewer answers."""
+    fewer = _fewer(predictors)
+    if fewer is None:
+        return ""
+    return (
+        f" on {fewer[0]:.0f} of {fewer[1]:.0f} answers, where PluralLLM has "
+        f"{predictors['pluralllm-shared']['js']:.{DECIMALS}f}"
+    )
+
+
 def _ordered(predictors: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-    known = [name for name in PREDICTORS if name in predictors]
-    return {name: predictors[name] for name in [*known, *(name for name in predictors if name not in known)]}
+    """The predictors as they are shown: known ones first, and PluralLLM on the same answers only where these differ."""
+    names = [*(name for name in PREDICTORS if name in predictors), *(name for name in predictors)]
+    twice = "pluralllm-shared" if _fewer(predictors) is None else None
+    return {name: predictors[name] for name in names if name != twice}

@@ -24,26 +24,31 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from appa_flwr.config import Config
 from appa_flwr.rewards import js_distance
 from appa_flwr.seeds import child_seed
+from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Survey
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
+from pluralllm.encoders import Encoder, Kind, encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.population import MIN_COHORT, NUM_DIRECTIONS, fit_population
+from pluralllm.population import MIN_GROUPS, NUM_DIRECTIONS, fit_population
 from pluralllm.prediction import predict_targets
-from pluralllm.scores import Calibration, PredictionScore, calibration, evaluate
+from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
 from pluralllm.training import BETAS, local_update, step_size_factor, train_centrally
+from server_app.base import cache_folder
 from server_app.pretraining import TAU
 
-Dataset = Literal["globalqa", "gss", "opinionqa"]
+Dataset = Literal["globalqa", "gss", "opinionqa", "generated"]
 Prior = Literal["none", "training", "all"]
 Strategy = Literal["central", "fedavg", "fedadam"]
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-FILES: dict[Dataset, str] = {
+REAL: dict[Dataset, str] = {
     "globalqa": "globalqa.jsonl",
     "gss": "gss_demographics.jsonl",
     "opinionqa": "opinionqa.jsonl",
@@ -59,11 +64,13 @@ SEEN_COUNTRIES = (
     "Australia",
 )
 UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
-GSS_SEEN = 13
+NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
-# more than a run's default: real questions resemble each other less than generated ones
-EMBEDDING_NOISE = 1.0
+EMBEDDING_DIM = 128
 CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
+SEEN, UNSEEN = "seen", "unseen"
+HELD_OUT, TRAINING = "held-out", "training"
+PARTS = (f"{UNSEEN}/{HELD_OUT}", f"{UNSEEN}/{TRAINING}", f"{SEEN}/{HELD_OUT}", f"{SEEN}/{TRAINING}")
 
 
 @dataclass(frozen=True)
@@ -96,21 +103,21 @@ class Recipe:
         learning_rate: Adam's of the central run and of fedadam's server.
         local_learning_rate: plain gradient descent's of a group.
         prior: source of the population prior.
-        min_cohort: other groups that must have answered a question for it to have a prior.
+        min_groups: groups that must have answered a question for it to have a prior.
         num_directions: of difference between groups that the prior holds; 0 for the mean alone.
         episodes: shape of a step's batch.
         num_context: context questions at prediction.
     """
 
-    strategy: Strategy = "central"
+    strategy: Strategy = "fedadam"
     rounds: int = 100
     local_steps: int = 1
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     local_learning_rate: float = 0.1
     prior: Prior = "none"
-    min_cohort: int = MIN_COHORT
+    min_groups: int = MIN_GROUPS
     num_directions: int = NUM_DIRECTIONS
-    episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(embedding_noise=EMBEDDING_NOISE))
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     num_context: int = 16
 
 
@@ -131,37 +138,47 @@ class Trained:
     cpu_seconds: float
 
 
-def load_problem(name: Dataset, *, seed: int, folder: Path = DATA, dim: int = 128) -> Problem:
-    """Read a survey and part its questions by the split of this seed; refusals are left out.
+def load_problem(
+    name: Dataset, *, seed: int, folder: Path = DATA, texts_to_vectors: Encoder = hashed_ngrams
+) -> Problem:
+    """Read a survey, or generate one, and part its groups and questions by this seed; refusals are left out.
 
-    GlobalQA's seen groups are the paper's eight countries, GSS's 13 groups are drawn with the seed, OpinionQA leaves
-    out one of three thirds, by seed modulo 3.
+    GlobalQA's seen groups are the paper's eight countries, those of GSS (13 of 22) and of the generated survey (6 of 8)
+    are drawn with the seed, OpinionQA leaves out one of three thirds, by seed modulo 3.
     """
-    wanted = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" else None
-    survey = read_survey(folder / FILES[name], groups=wanted, refusals="drop")
+    if name == "generated":
+        survey = generate(seed=seed)
+    else:
+        wanted = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" else None
+        survey = read_survey(folder / REAL[name], groups=wanted, refusals="drop")
     names = sorted(survey.groups)
     if name == "globalqa":
         seen: Sequence[str] = SEEN_COUNTRIES
-    elif name == "gss":
-        order = np.random.default_rng(seed).permutation(len(names))
-        seen = [names[place] for place in order[:GSS_SEEN]]
-    else:
+    elif name == "opinionqa":
         seen = [group for place, group in enumerate(names) if place % OPINIONQA_FOLDS != seed % OPINIONQA_FOLDS]
-    unseen = [group for group in names if group not in seen]
-    embedding = embed_questions(survey.questions, dim=dim)
+    else:
+        order = np.random.default_rng(seed).permutation(len(names))
+        seen = [names[place] for place in order[: NUM_SEEN[name]]]
+    embedding = embed_questions(survey.questions, dim=EMBEDDING_DIM, encoder=texts_to_vectors)
+    return split_problem(survey, embedding, seen=seen, seed=seed)
+
+
+def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[str], seed: int) -> Problem:
+    """A survey's groups, those of `seen` and the others, and its questions by the split of this seed."""
     split = split_questions(survey.questions, seed=seed)
 
-    def part(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:
+    def answers(groups: Sequence[str], question_ids: Sequence[str]) -> tuple[GroupData, ...]:
         return tuple(
             group_data(group, survey.answers[group], embedding=embedding, question_ids=question_ids) for group in groups
         )
 
+    unseen = [group for group in sorted(survey.groups) if group not in seen]
     return Problem(
         embedding,
-        seen_train=part(seen, split.train),
-        seen_test=part(seen, split.test),
-        unseen_train=part(unseen, split.train),
-        unseen_test=part(unseen, split.test),
+        seen_train=answers(seen, split.train),
+        seen_test=answers(seen, split.test),
+        unseen_train=answers(unseen, split.train),
+        unseen_test=answers(unseen, split.test),
     )
 
 
@@ -184,7 +201,7 @@ def train(problem: Problem, recipe: Recipe, *, seed: int) -> Trained:
             summed,
             problem.embedding,
             seed=seed,
-            min_cohort=recipe.min_cohort,
+            min_groups=recipe.min_groups,
             num_directions=recipe.num_directions,
         )
         priors, unseen_prior = population.own, population.outside
@@ -263,14 +280,14 @@ class Report:
     Attributes:
         scores: "unseen/held-out", "unseen/training", "seen/held-out" and "seen/training" -> predictor -> score.
         calibration: of the spread over draws, on unseen groups x held-out questions; None for one draw.
-        by_context: context size -> 1 - natural JS distance, unseen groups x held-out questions; empty if not asked.
+        by_context: "unseen/held-out" and "unseen/training" -> 1 - natural JS distance for each size asked for.
         train_cpu_seconds: processor time of the training.
         table_cpu_seconds: processor time of the target tables of the seen groups, all questions.
     """
 
     scores: dict[str, dict[str, PredictionScore]]
     calibration: Calibration | None
-    by_context: dict[int, float]
+    by_context: dict[str, list[float]]
     train_cpu_seconds: float
     table_cpu_seconds: float
 
@@ -301,20 +318,24 @@ def measure(
     table_seconds = time.process_time() - start
     unseen_GQK, spread_GQ = tables(problem.unseen_train, seen=False, size=recipe.num_context)
     everyone = [merged(*parts) for parts in zip(problem.seen_train, problem.seen_test, strict=True)]
+    truth = dict(
+        zip(PARTS, (problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train), strict=True)
+    )
     scores = {
-        name: evaluate(prediction, truth, embedding, others=everyone, known=known)
-        for name, prediction, truth, known in (
-            ("unseen/held-out", unseen_GQK, problem.unseen_test, problem.unseen_train),
-            ("unseen/training", unseen_GQK, problem.unseen_train, problem.unseen_train),
-            ("seen/held-out", seen_GQK, problem.seen_test, problem.seen_train),
-            ("seen/training", seen_GQK, problem.seen_train, problem.seen_train),
+        name: evaluate(
+            unseen_GQK if name.startswith(UNSEEN) else seen_GQK,
+            answers,
+            embedding,
+            others=everyone,
+            known=problem.unseen_train if name.startswith(UNSEEN) else problem.seen_train,
         )
+        for name, answers in truth.items()
     }
+    by_size = [tables(problem.unseen_train, seen=False, size=size)[0] for size in sizes]
     by_context = {
-        size: evaluate(tables(problem.unseen_train, seen=False, size=size)[0], problem.unseen_test, embedding)[
-            "pluralllm"
-        ].js_distance_natural
-        for size in sizes
+        name: [evaluate(table_GQK, truth[name], embedding)[PREDICTOR].js_distance_natural for table_GQK in by_size]
+        for name in PARTS
+        if name.startswith(UNSEEN)
     }
     spread, error = [], []
     for place, data in enumerate(problem.unseen_test):
@@ -325,36 +346,51 @@ def measure(
     return Report(scores, calibrated, by_context, trained.cpu_seconds, table_seconds)
 
 
-def main() -> None:
-    """Train and score once a seed; one JSON line a seed, then the mean and spread of the four parts."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("dataset", choices=get_args(Dataset))
-    parser.add_argument("--strategy", choices=get_args(Strategy), default=Recipe.strategy)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every command of this experiment takes; `problems` and `recipe` read it."""
     parser.add_argument("--prior", choices=get_args(Prior), default=Recipe.prior)
-    parser.add_argument("--min-cohort", type=int, default=Recipe.min_cohort)
+    parser.add_argument("--min-groups", type=int, default=Recipe.min_groups)
     parser.add_argument("--directions", type=int, default=Recipe.num_directions)
     parser.add_argument("--rounds", type=int, default=Recipe.rounds)
     parser.add_argument("--local-steps", type=int, default=Recipe.local_steps)
     parser.add_argument("--learning-rate", type=float, default=Recipe.learning_rate)
-    parser.add_argument("--draws", type=int, default=1)
-    parser.add_argument("--context-sizes", action="store_true", help="also score every context size")
+    parser.add_argument("--embedding", choices=get_args(Kind), default="ngrams")
+    parser.add_argument("--embedding-model", default="", help="folder or hub id, for embeddings but n-grams")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data", type=Path, default=DATA)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    recipe = replace(
-        Recipe(),
-        strategy=chosen.strategy,
+
+
+def chosen_recipe(chosen: argparse.Namespace) -> Recipe:
+    """The recipe of a command line."""
+    return Recipe(
         prior=chosen.prior,
-        min_cohort=chosen.min_cohort,
+        min_groups=chosen.min_groups,
         num_directions=chosen.directions,
         rounds=chosen.rounds,
         local_steps=chosen.local_steps,
         learning_rate=chosen.learning_rate,
     )
+
+
+def chosen_encoder(chosen: argparse.Namespace) -> Encoder:
+    """The encoder of a command line."""
+    return encoder(chosen.embedding, chosen.embedding_model, cache=cache_folder(Config.load({})))
+
+
+def main() -> None:
+    """Train and score once a seed; one JSON line a seed, then the mean and spread of the four parts."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("dataset", choices=get_args(Dataset))
+    parser.add_argument("--strategy", choices=get_args(Strategy), default=Recipe.strategy)
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--context-sizes", action="store_true", help="also score every context size")
+    add_options(parser)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe = replace(chosen_recipe(chosen), strategy=chosen.strategy)
     reports = []
     for seed in chosen.seeds:
-        problem = load_problem(chosen.dataset, seed=seed, folder=chosen.data)
+        problem = load_problem(chosen.dataset, seed=seed, folder=chosen.data, texts_to_vectors=chosen_encoder(chosen))
         sizes = CONTEXT_SIZES if chosen.context_sizes else ()
         trained = train(problem, recipe, seed=seed)
         reports.append(measure(problem, trained, recipe, seed=seed, num_draws=chosen.draws, sizes=sizes))

@@ -1,74 +1,151 @@
-"""The results page's tables: real surveys x training strategies x seeds at equal steps, beside what costs nothing."""
+"""The tables of the results page: one thing varied at a time, real surveys x seeds, beside what costs nothing.
+
+python -m experiments.pluralllm.report strategies        # central, FedAvg, FedAdam, and not trained
+python -m experiments.pluralllm.report embeddings --embedding sentence-transformers --embedding-model FOLDER
+python -m experiments.pluralllm.report min-groups --prior training
+python -m experiments.pluralllm.report noise             # of training, on the features of a question
+python -m experiments.pluralllm.report context-sizes
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import torch
 
-from experiments.pluralllm.protocol import DATA, Dataset, Recipe, Report, Strategy, load_problem, measure, train
+from appa_flwr.errors import UserError
+from experiments.pluralllm.protocol import (
+    CONTEXT_SIZES,
+    PARTS,
+    REAL,
+    Dataset,
+    Problem,
+    Recipe,
+    Report,
+    Strategy,
+    add_options,
+    chosen_encoder,
+    chosen_recipe,
+    load_problem,
+    measure,
+    train,
+)
+from pluralllm.encoders import Encoder, hashed_ngrams
+from pluralllm.episodes import EpisodeConfig
+from pluralllm.scores import PREDICTOR
 
-# GlobalQA's countries share so few questions that a larger cohort leaves half of them without a prior
-RECIPE = Recipe(rounds=100, learning_rate=3e-3, prior="all", min_cohort=1)
-PARTS = ("unseen/held-out", "unseen/training", "seen/held-out", "seen/training")
+STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = "strategies", "embeddings", "min-groups", "noise", "context-sizes"
+TABLES = (STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT)
 BASELINES = ("mean-of-others", "nearest-question", "uniform")
+NOISES = (0.3, 1.0)
+GROUP_NUMBERS = (1, 2, 3)
 
 
-def cell(reports: Sequence[Report], part: str, predictor: str) -> str:
-    """Mean and range over seeds of 1 - natural Jensen-Shannon distance."""
-    distance = np.array([report.scores[part][predictor].js_distance_natural for report in reports])
-    return f"{distance.mean():.4f} ({distance.min():.4f} to {distance.max():.4f})"
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: its name, and all that decides its scores but the survey and the seed."""
+
+    name: str
+    recipe: Recipe
+    texts_to_vectors: Encoder
 
 
-def row(first: str, reports: Sequence[Report], *, predictor: str, time: str = "") -> str:
+def rows(table: str, recipe: Recipe, texts_to_vectors: Encoder, *, embedding: str) -> list[Row]:
+    """The lines of a table; each differs from `recipe` and `texts_to_vectors` in what the table is about.
+
+    Raises:
+        UserError: n-grams are to be compared with themselves.
+    """
+    if table == EMBEDDINGS:
+        if texts_to_vectors is hashed_ngrams:
+            raise UserError("embeddings: name the one to compare n-grams with, --embedding and --embedding-model")
+        return [Row("ngrams", recipe, hashed_ngrams), Row(embedding, recipe, texts_to_vectors)]
+    if table == STRATEGIES:
+        recipes = {strategy: replace(recipe, strategy=strategy) for strategy in get_args(Strategy)}
+        recipes["not trained"] = replace(recipe, rounds=1, learning_rate=0.0)
+    elif table == MIN_GROUPS:
+        recipes = {f"min-groups {number}": replace(recipe, min_groups=number) for number in GROUP_NUMBERS}
+    elif table == NOISE:
+        recipes = {f"noise {noise}": replace(recipe, episodes=EpisodeConfig(embedding_noise=noise)) for noise in NOISES}
+    else:
+        recipes = {recipe.strategy: recipe}
+    return [Row(name, ours, texts_to_vectors) for name, ours in recipes.items()]
+
+
+def cell(scores: Sequence[float]) -> str:
+    """Mean and range over seeds."""
+    return f"{np.mean(scores):.4f} ({min(scores):.4f} to {max(scores):.4f})"
+
+
+def line(*cells: str) -> str:
     """One line of a Markdown table."""
-    return " | ".join(["| " + first, *(cell(reports, part, predictor) for part in PARTS), time + " |"])
+    return "| " + " | ".join(cells) + " |"
 
 
-def main() -> None:
-    """Train with every strategy and seed, and print a Markdown table a survey as soon as it is done."""
+def head(*names: str) -> str:
+    """The first two lines of a Markdown table."""
+    return line(*names) + "\n" + "|---" * len(names) + "|"
+
+
+def scores_line(name: str, reports: Sequence[Report], *, predictor: str = PREDICTOR, seconds: str = "") -> str:
+    """1 - natural Jensen-Shannon distance of a predictor on all four parts."""
+    found = [[report.scores[part][predictor].js_distance_natural for report in reports] for part in PARTS]
+    return line(name, *map(cell, found), seconds)
+
+
+def context_table(reports: Sequence[Report], sizes: Sequence[int]) -> str:
+    """1 - natural Jensen-Shannon distance of unseen groups, a line a size."""
+    parts = list(reports[0].by_context)
+    lines = [head("context questions", *parts)]
+    for place, size in enumerate(sizes):
+        lines.append(line(str(size), *(cell([report.by_context[part][place] for report in reports]) for part in parts)))
+    return "\n".join(lines)
+
+
+@functools.cache
+def problem(dataset: Dataset, seed: int, data: Path, texts_to_vectors: Encoder) -> Problem:
+    """A survey, read once."""
+    return load_problem(dataset, seed=seed, folder=data, texts_to_vectors=texts_to_vectors)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train every row of a table with every seed, and print it as Markdown, a line as soon as it is done."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--datasets", choices=get_args(Dataset), nargs="+", default=get_args(Dataset))
-    parser.add_argument("--strategies", choices=get_args(Strategy), nargs="+", default=get_args(Strategy))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=RECIPE.rounds)
-    parser.add_argument("--min-cohort", type=int, default=RECIPE.min_cohort)
-    parser.add_argument("--directions", type=int, default=RECIPE.num_directions)
-    parser.add_argument("--data", type=Path, default=DATA)
-    chosen = parser.parse_args()
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--datasets", choices=get_args(Dataset), nargs="+", default=tuple(REAL))
+    add_options(parser)
+    chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    recipe = replace(RECIPE, rounds=chosen.rounds, min_cohort=chosen.min_cohort, num_directions=chosen.directions)
+    lines = rows(chosen.table, chosen_recipe(chosen), chosen_encoder(chosen), embedding=chosen.embedding)
+    sizes = CONTEXT_SIZES if chosen.table == CONTEXT else ()
     for dataset in chosen.datasets:
-        print(
-            f"\n### {dataset}\n\n| | "
-            + " | ".join(PARTS)
-            + " | CPU s a round |\n|---"
-            + "|---" * (len(PARTS) + 1)
-            + "|"
-        )
-        problems = {seed: load_problem(dataset, seed=seed, folder=chosen.data) for seed in chosen.seeds}
-        reports: list[Report] = []
-        for strategy in chosen.strategies:
-            ours = replace(recipe, strategy=strategy)
-            reports = [
-                measure(problem, train(problem, ours, seed=seed), ours, seed=seed) for seed, problem in problems.items()
-            ]
-            seconds = np.mean([report.train_cpu_seconds for report in reports]) / recipe.rounds
-            print(row(strategy, reports, predictor="pluralllm", time=f"{seconds:.2f}"), flush=True)
-        untrained = replace(recipe, rounds=1, learning_rate=0.0)
-        reports = [
-            measure(problem, train(problem, untrained, seed=seed), untrained, seed=seed)
-            for seed, problem in problems.items()
-        ]
-        print(row("not trained", reports, predictor="pluralllm"))
-        for name in BASELINES:
-            print(row(name, reports, predictor=name), flush=True)
+        print(f"\n### {dataset}, prior {chosen.prior}\n")
+        if not sizes:
+            print(head("", *PARTS, "CPU s a round"), flush=True)
+        for row in lines:
+            reports = []
+            for seed in chosen.seeds:
+                survey = problem(dataset, seed, chosen.data, row.texts_to_vectors)
+                trained = train(survey, row.recipe, seed=seed)
+                reports.append(measure(survey, trained, row.recipe, seed=seed, sizes=sizes))
+            if sizes:
+                print(context_table(reports, sizes), flush=True)
+                continue
+            seconds = np.mean([report.train_cpu_seconds for report in reports]) / row.recipe.rounds
+            print(scores_line(row.name, reports, seconds=f"{seconds:.2f}"), flush=True)
+        if not sizes:
+            print("\n".join(scores_line(name, reports, predictor=name) for name in BASELINES), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"experiments.pluralllm.report: {error}")

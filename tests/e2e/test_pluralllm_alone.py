@@ -54,20 +54,32 @@ def alone(tmp_path_factory) -> tuple[Config, InProcessGrid]:
 
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     config, grid = alone
-    assert {reply.kind for reply in grid.replies} == {wire.ROLL_CALL, wire.CATALOGUE, "train", wire.TARGETS}
+    kinds = {wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS}
+    assert {reply.kind for reply in grid.replies} == kinds
     lines = [json.loads(line) for line in (config.run_folder / "progress.jsonl").read_text().splitlines()]
-    assert list(dict.fromkeys(line["phase"] for line in lines)) == ["join", "pluralllm", "targets", "report"]
+    assert list(dict.fromkeys(line["phase"] for line in lines)) == [
+        "join",
+        "population",
+        "pluralllm",
+        "targets",
+        "report",
+    ]
     assert (config.run_folder / "report.html").exists()
     assert not (config.run_folder / "policy").exists()
+    found_card = card(config)
     found = read_run(config.run_folder)
     assert found.missing == ()
     assert found.pluralllm is not None
     assert len(found.pluralllm.rounds) == 3
     parts = {f"{groups}/{questions}" for groups in ("seen", "unseen") for questions in ("training", "held-out")}
     assert found.pluralllm.scores.keys() == parts
-    assert all(
-        scores.keys() == {"pluralllm", "uniform", "nearest-question"} for scores in found.pluralllm.scores.values()
-    )
+    for part, scores in found.pluralllm.scores.items():
+        others = {"mean-of-others", "pluralllm-shared"} if part.endswith("held-out") else set()
+        assert scores.keys() == {"pluralllm", "uniform", "nearest-question"} | others
+    assert all(list(sizes) == ["1", "2", "4", "8", "16", "32", "64"] for sizes in found_card["by_context"].values())
+    assert found_card["by_context"].keys() == parts
+    assert found_card["chosen"] == 3
+    assert found_card["population"]["held_out"] > 0
     assert all(measured["spread"] > 0 for measured in found.pluralllm.calibration.values())
     assert card(config)["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
     assert card(config)["survey"]["unseen_groups"].keys() == {"Castria"}
@@ -131,6 +143,26 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone
         run(tmp_path, "refused", pluralllm_checkpoint=str(path), **changes)
     assert "pluralllm-checkpoint" in (tmp_path / "refused" / "error.txt").read_text()
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()
+
+
+def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
+    """The other groups' answers are known on training questions; held-out ones are predicted without them."""
+    # groups that answered the same questions, so that the others' mean says something
+    with_it, grid = run(tmp_path, "with", num_groups=8, num_nodes=8, population_prior=True)
+    without, _ = run(tmp_path, "without", num_groups=8, num_nodes=8)
+    assert not any(reply.message.has_error() for reply in grid.replies)
+    better, worse = (card(each)["scores"] for each in (with_it, without))
+    assert better["seen/training"]["pluralllm"]["js"] > worse["seen/training"]["pluralllm"]["js"] + 0.05
+    assert better["seen/training"]["mean-of-others"]["js"] > 0.8
+    assert card(with_it)["network"]["population"] is True
+    assert card(with_it)["population"]["prior"] is True
+    path = with_it.run_folder / "pluralllm.safetensors"
+    again, grid = run(
+        tmp_path, "again", num_groups=8, num_nodes=8, population_prior=True, pluralllm_checkpoint=str(path)
+    )
+    assert card(again) == card(with_it)
+    with pytest.raises(UserError, match="population-prior = True, and this run has False"):
+        run(tmp_path, "refused", num_groups=8, num_nodes=8, pluralllm_checkpoint=str(path))
 
 
 def test_a_misspelt_unseen_group_does_not_train_unnoticed(tmp_path):

@@ -24,7 +24,7 @@ from flwr.common.serde import message_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, deployed, flower_task
 
-from appa_flwr import wire
+from appa_flwr import secure_sum, wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey.export import export_split
@@ -34,6 +34,7 @@ from client_app import outgoing, predictor, scoring, state
 from server_app import main as server
 from server_app.federation import Federation
 from server_app.grid import PromptGrid
+from server_app.population import exchange_sums
 from server_app.pretraining import initial_weights, pretrain
 from server_app.questions import build_catalogue
 
@@ -56,7 +57,7 @@ TINY = {
     "num-mini-batches": 2,
     "response-length": 40,
 }
-KINDS = (wire.ROLL_CALL, wire.CATALOGUE, "train", wire.TARGETS, wire.VOTE, wire.SCORE)
+KINDS = (wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
 DIARY = "CANARYdiary"
 HIDDEN_QUESTION = "CANARYquestion"
 SMALL = 0.001  # shares under this are few, and their digits as text are mostly zeros
@@ -144,6 +145,18 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
         if {key: type(value) for key, value in metrics.items()} != {"num-examples": int, "loss": float}:
             yield f"metrics {dict(metrics)}"
         return
+    if reply.kind == "evaluate":
+        yield from allowed(content, {"metrics": MetricRecord})
+        metrics = dict(content.metric_records.get("metrics", {}))
+        cells, error = metrics.get("num-examples"), metrics.get("error")
+        if {key: type(value) for key, value in metrics.items()} != {"num-examples": int, "error": float}:
+            yield f"metrics {metrics}"
+        elif 0 < cells < predictor.MIN_TRAINING_CELLS or (not cells and error):
+            yield f"an error over {cells} training answers"
+        return
+    if reply.kind == wire.POPULATION:
+        yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public, world.config)
+        return
     second: dict[str, tuple[str, type]] = {
         wire.CATALOGUE: ("counts", MetricRecord),
         wire.TARGETS: ("sums", MetricRecord),
@@ -171,6 +184,28 @@ def allowed(content: RecordDict, records: dict[str, type]) -> Iterator[str]:
             yield f"a record {name} of type {type(record).__name__}"
 
 
+def masked_sums(
+    request: wire.SumsRequest, content: RecordDict, public: wire.Catalogue, config: Config
+) -> Iterator[str]:
+    """A key where one was asked for, and else numbers that are as good as random."""
+    yield from allowed(content, {"keys": ConfigRecord, "masked": ArrayRecord})
+    keys = content.config_records.get("keys", {})
+    if {key: len(value) for key, value in keys.items()} != {"public": int(request.step == wire.KEYS)}:
+        yield f"keys {dict(keys)}"
+    positions = {"product_QKF", "total_QF", "square_QFF", "count_Q"} if config.population_prior else set()
+    names = {wire.COUNTS: {"count"}, wire.ANSWERS: {"answers"} | positions, wire.DIRECTIONS: positions}
+    record = content.array_records.get("masked", {})
+    if set(record) != names.get(request.step, set()):
+        yield f"sums {set(record)} in the step {request.label}"
+    for name, array in record.items():
+        value = array.numpy()
+        if value.dtype != np.uint64 or len(value) != len(public.questions):
+            yield f"{name}: {value.dtype} {value.shape}"
+        # of random numbers one in eight is as near to 0 as this; unmasked ones all are
+        elif (np.abs(value.view(np.int64)) < 2**60).mean() > 0.4 or len(np.unique(value)) != value.size:
+            yield f"{name}: numbers without a mask"
+
+
 def rewards(asked: Crossed, record: ArrayRecord, public: wire.Catalogue) -> Iterator[str]:
     request = wire.unpack_score_request(asked.message.content)
     size, keys = len(request.question_J), {f"0|{m}|{side}" for m in request.metrics for side in request.sides}
@@ -191,10 +226,22 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
     """One sum a part, predictor and measure, over many answers where they are training answers."""
     measures = {"cells", "js", "js_distance", "wasserstein"}
     names = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
+    names |= {f"context-{2**n}": measures for n in range(7)}
+    others = {
+        f"0|{part}|{name}|{measure}"
+        for part in ("training", "held-out")
+        for name in ("mean-of-others", "pluralllm-shared")
+        for measure in measures
+    }
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}
     told = {part for part in sizes if f"0|{part}|pluralllm|cells" in found}
     expected = {f"0|{part}|{name}|{measure}" for part in told for name, those in names.items() for measure in those}
-    if set(found) - expected - {f"0|{part}|calibration|{m}" for part in told for m in ("cells", "rank_correlation")}:
+    if (
+        set(found)
+        - expected
+        - others
+        - {f"0|{part}|calibration|{m}" for part in told for m in ("cells", "rank_correlation")}
+    ):
         yield f"sums that nobody asked for: {sorted(set(found) - expected)}"
     if expected - set(found):
         yield f"sums that are missing: {sorted(expected - set(found))}"
@@ -207,6 +254,8 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
             yield f"{key} = {value} of {sizes[part]}"
         elif part == "training" and cells < predictor.MIN_TRAINING_CELLS:
             yield f"{key}: a sum over {cells} training answers"
+        elif part == "training" and 0 < found["0|training|pluralllm|cells"] - cells < predictor.MIN_TRAINING_CELLS:
+            yield f"{key}: all but a few training answers"
         elif abs(value) > cells:
             yield f"{key} = {value} over {cells} answers"
 
@@ -297,13 +346,14 @@ def _talk(grid: InProcessGrid, world: World) -> None:
         federation = Federation(prompt, min_groups=world.config.min_groups, timeout=5.0)
         federation.gather((), patience=0.0)
         federation.send_catalogue(catalogue)
-        weights, _ = pretrain(
+        exchange_sums(federation, world.config, catalogue, progress=lambda step, of, text: None)
+        weights = pretrain(
             prompt,
             world.config,
             initial_weights(world.config),
             nodes=federation.homes(federation.groups),
             progress=lambda step, of, loss: None,
-        )
+        ).weights
         federation.send_targets(weights)
         federation.votes()
         federation.score(
@@ -325,9 +375,10 @@ def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     world, grid = whole_run
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert not any(reply.message.has_error() for reply in grid.replies)
-    # roll call, catalogue, 2 rounds, targets, votes, 2 iterations, base, SFT, PPO, uniform, majority, the probe for
-    # the ceilings and 2 ceilings in 4 metrics: 22 messages to each of 3 groups
-    assert len(grid.replies) == 3 * 22
+    # roll call, catalogue, sums (keys, counts, answers, totals), 2 rounds, validation of the last, targets, votes,
+    # 2 iterations, base, SFT, PPO, uniform, majority, the probe for the ceilings and 2 ceilings in 4 metrics:
+    # 27 messages to each of 3 groups
+    assert len(grid.replies) == 3 * 27
     assert audit(grid, world) == []
 
 
@@ -359,7 +410,14 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"task": "opa"}, {"sft_target": "majority"}, {"context_resampling": "every-iteration"}]
+    "changes",
+    [
+        {"task": "opa"},
+        {"sft_target": "majority"},
+        {"context_resampling": "every-iteration"},
+        {"population_prior": True},
+        {"population_prior": True, "mean_of_others": False, "pluralllm_validation_fraction": 0.5},
+    ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     world = make_world(tmp_path, **changes)
@@ -405,7 +463,9 @@ def test_errors_of_every_action_hold_nothing_private(whole_run, monkeypatch):
 
     # One request of every kind, as recorded in the whole run, to clients in which everything fails.
     monkeypatch.setattr(wire, "pack_replies", fail)
+    monkeypatch.setattr(wire, "pack_sums_reply", fail)
     monkeypatch.setattr(predictor, "train_round", fail)
+    monkeypatch.setattr(predictor, "validate", fail)
     grid = InProcessGrid(recorded.contexts)
     grid.push_messages({asked.kind: asked.message for asked in recorded.requests}.values())
     assert {reply.kind for reply in grid.replies} == set(KINDS)
@@ -420,8 +480,8 @@ def leaking(change: Callable[[RecordDict, np.ndarray], None], kind: str) -> Call
     """A client whose exit changes its replies of one kind by what it knows."""
 
     def install(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        names = ("send_weights",) if kind == "train" else ("send",)
-        for name in names:
+        names = {"train": "send_weights", "evaluate": "send_error", wire.POPULATION: "send_sums"}
+        for name in (names.get(kind, "send"),):
             honest = getattr(outgoing, name)
 
             def dishonest(message: Message, *args: object, honest=honest, **kwargs: object) -> Message:
@@ -526,6 +586,31 @@ LEAKS = {
         lambda c, row: c["sums"].update({f"0|training|uniform|{key}": 1.0 for key in ("cells", "js")}),
         "0|training|uniform|js: a sum over 1.0 training answers",
     ),
+    "a validation error": (
+        "evaluate",
+        lambda c, row: c["metrics"].update({"num-examples": 1, "error": 0.5}),
+        "an error over 1 training answers",
+    ),
+    "a share as validation error": (
+        "evaluate",
+        lambda c, row: c["metrics"].__setitem__("error", float(row[0])),
+        "a private share in metrics",
+    ),
+    "a sum of its own beside the masked ones": (
+        wire.POPULATION,
+        lambda c, row: c["masked"].__setitem__("diary", Array(np.arange(32, dtype=np.uint64) << 59)),
+        "sums {",
+    ),
+    "an answer among the masked sums": (
+        wire.POPULATION,
+        lambda c, row: c["masked"].__setitem__("answers", Array(row)),
+        "a private answer in masked answers",
+    ),
+    "a private key": (
+        wire.POPULATION,
+        lambda c, row: c["keys"].__setitem__("private", b"0" * 32),
+        "keys {",
+    ),
     "a loss": ("train", lambda c, row: c["metrics"].__setitem__("loss", float(row[0])), "a private share in metrics"),
     "extra weights": (
         "train",
@@ -546,6 +631,19 @@ def test_a_client_that_leaks_is_caught(kind, change, finding, tmp_path, monkeypa
     leaking(change, kind)(world, monkeypatch)
     found = audit(talk(world), world)
     assert any(f"{kind}: {finding}" in line for line in found), found
+
+
+def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
+    world = make_world(tmp_path, pluralllm_rounds=1)
+
+    def bare(arrays, *, private, public_keys, step):
+        return {
+            name: np.rint(array * secure_sum.SCALE).astype(np.int64).view(np.uint64) for name, array in arrays.items()
+        }
+
+    monkeypatch.setattr(secure_sum, "mask", bare)
+    found = audit(talk(world), world)
+    assert any("answers: numbers without a mask" in line for line in found), found
 
 
 def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):

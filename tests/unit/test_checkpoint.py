@@ -18,9 +18,11 @@ from appa_flwr import files
 from appa_flwr.aggregation import State
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from pluralllm.card import Round
 from server_app.checkpoint import FORMAT, Checkpoint, load, load_weights, save, save_weights
 from server_app.policy import FullModels
 from server_app.ppo_engine import PPOEngine, PPOSettings
+from server_app.pretraining import Pretraining
 
 GROUPS = ("A", "B", "C")
 RULE = State(history_G=np.array([0.1, 1 / 3, 0.0]), answered_G=np.array([True, True, False]))
@@ -112,13 +114,14 @@ def record(**arrays: np.ndarray) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def test_weights_and_losses_read_back_in_their_order(tmp_path):
+def test_weights_and_rounds_read_back_in_their_order(tmp_path):
     rng = np.random.default_rng(0)
     weights = record(z=rng.normal(size=(2, 3)).astype(np.float32), a=rng.normal(size=4).astype(np.float32).T)
-    losses = [1 / 3, 0.1 + 0.2]
-    save_weights(tmp_path / "w.safetensors", weights, losses)
-    read, told = load_weights(tmp_path / "w.safetensors", record(z=np.zeros((2, 3)), a=np.zeros(4)))
-    assert told == losses
+    rounds = (Round(round=1, loss=1 / 3), Round(round=2, loss=0.1 + 0.2, validation=0.25))
+    save_weights(tmp_path / "w.safetensors", Pretraining(weights, rounds, 2))
+    found = load_weights(tmp_path / "w.safetensors", record(z=np.zeros((2, 3)), a=np.zeros(4)))
+    assert (found.rounds, found.chosen) == (rounds, 2)
+    read = found.weights
     assert list(read) == ["z", "a"]
     for name in weights:
         assert read[name].numpy().dtype == np.float32
@@ -127,14 +130,14 @@ def test_weights_and_losses_read_back_in_their_order(tmp_path):
 
 @pytest.mark.parametrize("other", [{"a": (3,)}, {"b": (2,)}, {"a": (2,), "b": (1,)}, {}])
 def test_weights_of_other_names_or_shapes_are_refused(tmp_path, other):
-    save_weights(tmp_path / "w.safetensors", record(a=np.zeros(2)), [])
+    save_weights(tmp_path / "w.safetensors", Pretraining(record(a=np.zeros(2))))
     expected = record(**{name: np.zeros(shape) for name, shape in other.items()})
     with pytest.raises(UserError, match=r"w\.safetensors: holds other weights than"):
         load_weights(tmp_path / "w.safetensors", expected)
 
 
 def test_spoilt_weights_are_the_user_s_to_know(tmp_path):
-    save_weights(tmp_path / "w.safetensors", record(a=np.zeros(2)), [])
+    save_weights(tmp_path / "w.safetensors", Pretraining(record(a=np.zeros(2))))
     whole = (tmp_path / "w.safetensors").read_bytes()
     for spoilt in (whole[:-3], b""):
         (tmp_path / "w.safetensors").write_bytes(spoilt)

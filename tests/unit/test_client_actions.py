@@ -129,7 +129,8 @@ def test_in_simulation_a_survey_file_names_the_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("named", "expected"), [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"])]
+    ("named", "expected"),
+    [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"]), ("A, B", ["A, B"])],
 )
 def test_deployed_the_node_config_names_the_groups(named, expected):
     context = Context(1, 2, {"group": named, "data": "x.jsonl"}, RecordDict(), dict(config_of().flat()))

@@ -5,15 +5,19 @@ Axis letters: G groups, N answered questions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from client_app import data, predictor
+from client_app.predictor import Member, Predicted
 from pluralllm.data import GroupData, OptionEmbedding, group_data
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import PluralLLM
@@ -36,6 +40,10 @@ CONFIG = Config.load(
 )
 
 
+def member(group: GroupData, validation: Sequence[int] = ()) -> Member:
+    return Member(group, np.array(validation, dtype=np.int64), None)
+
+
 @pytest.fixture(scope="module")
 def start() -> ArrayRecord:
     torch.manual_seed(1)
@@ -50,12 +58,12 @@ def embedding() -> OptionEmbedding:
 
 
 @pytest.fixture(scope="module")
-def groups(embedding) -> list[GroupData]:
+def groups(embedding) -> list[Member]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
     found = []
     for g, name in enumerate(data.all_groups(CONFIG)):
         answers = dict(list(data.answers(CONFIG, {}, name).items())[: 5 if g == 0 else None])
-        found.append(group_data(name, answers, embedding=embedding))
+        found.append(member(group_data(name, answers, embedding=embedding)))
     return found
 
 
@@ -66,7 +74,7 @@ def flat(weights: ArrayRecord) -> np.ndarray:
 def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start, embedding, groups):
     together = predictor.train_round(CONFIG, start, groups, embedding, round_number=2)
     alone = [predictor.train_round(CONFIG, start, [group], embedding, round_number=2) for group in groups]
-    sizes = np.array([len(group) for group in groups])
+    sizes = np.array([len(group.data) for group in groups])
     assert [trained.num_examples for trained in alone] == sizes.tolist()
     assert sizes[0] == 5
     assert sizes[1:].min() > 10
@@ -85,10 +93,10 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
     model = PluralLLM(model_config(CONFIG))
     model.load_state_dict(start.to_torch_state_dict())
-    seed = child_seed(CONFIG.seed, "pluralllm", groups[0].group, 3)
+    seed = child_seed(CONFIG.seed, "pluralllm", groups[0].data.group, 3)
     result = local_update(
         model,
-        groups[0],
+        groups[0].data,
         embedding,
         steps=CONFIG.pluralllm_local_steps,
         learning_rate=0.01,
@@ -115,7 +123,7 @@ def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(st
 
 
 def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
-    nobody = group_data("Nobody", {}, embedding=embedding)
+    nobody = member(group_data("Nobody", {}, embedding=embedding))
     with_nobody = predictor.train_round(CONFIG, start, [nobody, groups[1]], embedding, round_number=1)
     without = predictor.train_round(CONFIG, start, [groups[1]], embedding, round_number=1)
     np.testing.assert_array_equal(flat(with_nobody.weights), flat(without.weights))
@@ -154,20 +162,89 @@ def test_one_draw_says_nothing_of_uncertainty_and_several_do(start, embedding, g
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
 
 
-def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
+def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=None):
+    """Scores of a group whose first answers are training answers; all other questions are held out."""
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
-    train_Q[groups[1].question_N] = True
+    train_Q[answers.question_N] = True
+    mine = member(GroupData("A", answers.question_N[:count], answers.answer_NK[:count]))
+    truth_QK = np.full(embedding.option_QK.shape, np.nan)
+    truth_QK[answers.question_N] = answers.answer_NK
+    truth_QK[~train_Q] = answers.answer_NK[0]
+    found = predictor.table(CONFIG, start, mine, embedding, draw=0)
+    predicted = Predicted(CONFIG, start, mine, embedding, found)
+    return predictor.scores(predicted, truth_QK, train_Q, mean_of_others=mean_of_others), (~train_Q).sum()
 
-    def parts(count):
-        data = GroupData("A", groups[1].question_N[:count], groups[1].answer_NK[:count])
-        found = predictor.table(CONFIG, start, data, embedding, draw=0)
-        truth_QK = np.full(embedding.option_QK.shape, np.nan)
-        truth_QK[groups[1].question_N] = groups[1].answer_NK
-        truth_QK[~train_Q] = groups[1].answer_NK[0]
-        return predictor.scores(found, data, truth_QK, embedding, train_Q)
 
-    assert parts(9).keys() == {"held-out"}
-    enough = parts(10)
+def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
+    few, _ = scored(start, embedding, groups[1].data, count=9)
+    assert few.keys() == {"held-out"}
+    enough, held_out = scored(start, embedding, groups[1].data, count=10)
     assert enough.keys() == {"held-out", "training"}
     assert enough["training"]["pluralllm"]["cells"] == 10
-    assert enough["held-out"]["pluralllm"]["cells"] == (~train_Q).sum()
+    assert enough["held-out"]["pluralllm"]["cells"] == held_out
+
+
+def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
+    """The sum over 16 answers less that over 15 of them would be one answer's score."""
+    answers = groups[1].data
+    mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
+    for unknown, told in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
+        known_QK = mean_QK.copy()
+        known_QK[answers.question_N[:unknown]] = 0.0
+        found, _ = scored(start, embedding, answers, count=len(answers), mean_of_others=known_QK)
+        assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (told, told), unknown
+        assert "mean-of-others" in found["held-out"]
+
+
+def test_every_context_size_is_scored(start, embedding, groups):
+    found, held_out = scored(start, embedding, groups[1].data, count=12)
+    for part, cells in (("held-out", held_out), ("training", 12)):
+        by_size = {name: sums for name, sums in found[part].items() if name.startswith("context-")}
+        assert list(by_size) == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
+        assert all(sums["cells"] == cells for sums in by_size.values())
+
+
+def test_a_larger_context_is_what_the_score_by_size_is_about(embedding, groups, start):
+    """A network that answers as its context does: the configured size gives the configured score."""
+    torch.manual_seed(3)
+    model = PluralLLM(model_config(CONFIG))
+    noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
+    found, _ = scored(noisy, embedding, groups[1].data, count=12)
+    for sums in found.values():
+        assert sums["context-4"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)  # num-context-questions = 4
+        assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
+        assert sums["context-32"] == sums["context-64"]  # more than the group has
+
+
+def test_validation_answers_are_not_trained_on_and_give_no_context(start, embedding, groups):
+    whole = groups[1].data
+    kept, dropped = np.arange(len(whole) - 10), np.arange(len(whole) - 10, len(whole))
+    smaller = GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept])
+    apart = predictor.train_round(CONFIG, start, [member(whole, dropped)], embedding, round_number=1)
+    without = predictor.train_round(CONFIG, start, [member(smaller)], embedding, round_number=1)
+    np.testing.assert_array_equal(flat(apart.weights), flat(without.weights))
+    assert apart.num_examples == len(whole) - 10
+
+    found = predictor.validate(CONFIG, start, [member(whole, dropped)], embedding)
+    # by hand: a fresh network answers uniformly
+    distances = []
+    for row, answer_K in zip(whole.question_N[dropped], whole.answer_NK[dropped], strict=True):
+        option_K = embedding.option_QK[row]
+        distances.append(jensenshannon(np.full(option_K.sum(), 1 / option_K.sum()), answer_K[option_K]))
+    assert found.cells == 10
+    assert found.error == pytest.approx(np.mean(distances), abs=1e-6)
+    few = member(whole, dropped[:9])
+    assert predictor.validate(CONFIG, start, [few], embedding) == predictor.Validated(0, 0.0)
+    assert predictor.validate(CONFIG, start, [few, few], embedding).cells == 18
+
+
+def test_validation_questions_are_the_same_at_every_group_and_never_few(embedding, groups):
+    questions = build_catalogue(CONFIG).questions
+    half = Config.load({**CONFIG.flat(), "pluralllm-validation-fraction": 0.6})
+    chosen = [set(g.data.question_N[predictor.validation_rows(half, g.data, questions)]) for g in groups]
+    assert not chosen[0]  # it has 5 answers
+    both = set(groups[1].data.question_N) & set(groups[2].data.question_N)
+    assert len(chosen[1]) >= 10
+    assert chosen[1] & both == chosen[2] & both
+    none = Config.load({**CONFIG.flat(), "pluralllm-validation-fraction": 0.0})
+    assert not len(predictor.validation_rows(none, groups[1].data, questions))

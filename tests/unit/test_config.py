@@ -147,6 +147,10 @@ def test_presets_hold_declared_keys_only_so_that_flwr_run_takes_them(name):
         ({"unseen-groups": "A;B;A"}, ["unseen-groups", "A", "twice"]),
         ({"groups": "A;B;C", "unseen-groups": "D"}, ["unseen-groups", "D", "groups"]),
         ({"groups": "A;B", "unseen-groups": "A;B"}, ["unseen-groups", "all groups"]),
+        (
+            {"groups": "A;B;C", "unseen-groups": "C", "population-prior": True},
+            ["population-prior", "population-min-groups = 3", "there are 2"],
+        ),
         ({"quantization": "nf4"}, ["quantization", "tuning", "lora"]),
         ({"run-name": "../escape"}, ["run-name"]),
         ({"survey": ""}, ["survey", "not empty"]),
@@ -256,6 +260,17 @@ def test_bad_config_file_is_named(tmp_path, text, part):
 def test_unknown_preset_lists_the_known_ones(tmp_path):
     with pytest.raises(UserError, match="paper, paper-oqa"):
         assemble(None, ["preset=papr"], folder=tmp_path)
+
+
+@pytest.mark.parametrize("key", ["survey", "model", "output-dir"])
+def test_a_path_that_leads_nowhere_is_one_line(tmp_path, key):
+    with pytest.raises(UserError, match=rf'^{key} = "~nosuchuser/x" is not a path that can be followed') as caught:
+        assemble(None, [f"{key}=~nosuchuser/x"], folder=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_no_folder_can_be_called_may_still_be_a_name(tmp_path):
+    assert assemble(None, ["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000
 
 
 def test_split_names():

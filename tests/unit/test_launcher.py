@@ -262,7 +262,10 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
         config.run_folder.mkdir(parents=True)
         scores = {"js": 0.9123, "js_distance": 0.7654, "wasserstein": 0.8, "cells": 17.0}
         card = {
-            "rounds": [{"round": 1, "loss": 0.5}],
+            "rounds": [{"round": 1, "loss": 0.5, "validation": 0.25}],
+            "chosen": 1,
+            "population": None,
+            "by_context": {"unseen/held-out": {"4": {**scores, "js": 0.7171}}},
             "scores": {"unseen/held-out": {"uniform": scores, "pluralllm": {**scores, "js": 0.9876}}},
             "groups": {},
             "calibration": {"unseen/held-out": {"spread": 0.012, "rank_correlation": 0.34}},
@@ -281,6 +284,9 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
         ["unseen", "/", "held-out", "PluralLLM", "0.988", "0.765", "0.800", "17"],
         ["Uniform", "answer", "0.912", "0.765", "0.800", "17"],
     ]
+    assert "0.717" in said
+    assert "Weights of round 1 of 1 were kept" in said
+    assert "The mean of the other groups is not shown" in said
     assert "spread over context draws 0.012, its rank correlation with the error 0.34" in said
     assert f"pluralllm-checkpoint={tmp_path}/p/pluralllm.safetensors" in said
 

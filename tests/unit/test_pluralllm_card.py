@@ -14,7 +14,7 @@ import pytest
 from appa_flwr.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import card as cards
-from pluralllm.card import Card, EmbeddingSummary, Round, SurveySummary
+from pluralllm.card import Card, EmbeddingSummary, PopulationSummary, Round, SurveySummary
 from pluralllm.data import OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
@@ -38,8 +38,11 @@ CARD = Card(
         unseen_groups={"Castria": 2},
     ),
     training={"pluralllm-rounds": 2},
-    rounds=(Round(round=1, loss=0.5), Round(round=2, loss=0.25)),
+    rounds=(Round(round=1, loss=0.5), Round(round=2, loss=0.25, validation=0.31)),
+    chosen=2,
+    population=PopulationSummary(prior=True, min_groups=3, training=4, held_out=1),
     scores={"seen/held-out": {"pluralllm": {"js": 0.9, "cells": 2.0}}},
+    by_context={"seen/held-out": {"16": {"js": 0.9, "cells": 2.0}}},
 )
 
 
@@ -95,6 +98,24 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ch
     assert "\n" not in str(refused.value)
 
 
+def test_the_file_holds_the_keys_that_reports_read(weights):
+    content = json.loads(cards.card_path(weights).read_text())
+    assert content["format"] == 2
+    assert content["rounds"] == [
+        {"round": 1, "loss": 0.5, "validation": None},
+        {"round": 2, "loss": 0.25, "validation": 0.31},
+    ]
+    assert content["chosen"] == 2
+    assert content["population"] == {"prior": True, "min_groups": 3, "training": 4, "held_out": 1}
+    assert content["by_context"] == {"seen/held-out": {"16": {"js": 0.9, "cells": 2.0}}}
+
+
+def test_a_card_without_training_has_chosen_no_round_and_made_no_sums(weights):
+    bare = CARD.model_dump(exclude={"rounds", "chosen", "population", "by_context"})
+    found = Card.model_validate(bare)
+    assert (found.rounds, found.chosen, found.population, found.by_context) == ((), 0, None, {})
+
+
 def test_a_held_out_question_under_another_id_is_a_leak_all_the_same(weights):
     renamed = replace(QUESTIONS[0], question_id="another")
     with pytest.raises(UserError, match="such as 'another'"):
@@ -113,13 +134,24 @@ def edit(weights, **changes):
         (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
         (lambda w: cards.card_path(w).unlink(), "there is no file .*best.json; give"),
         (lambda w: cards.card_path(w).write_text("{"), "best.json: cannot be read as the card"),
-        (lambda w: cards.card_path(w).write_text("[1]"), "format None, and this version reads format 1"),
-        (lambda w: edit(w, format=2), "format 2, and this version reads format 1"),
+        (lambda w: cards.card_path(w).write_text("[1]"), "format None, and this version reads format 2"),
+        (lambda w: edit(w, format=1), "format 1, and this version reads format 2"),
         (lambda w: edit(w, survey=None), r"best.json: cannot be read as the card .*survey"),
         (lambda w: edit(w, network={**vars(NETWORK), "hidden_dim": 7}), "best.json|multiple of its 2 heads"),
+        (lambda w: edit(w, chosen=-1), r"best.json: cannot be read as the card .*chosen"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
     ],
-    ids=["no weights", "no card", "half a card", "no object", "version", "no survey", "sizes", "other weights"],
+    ids=[
+        "no weights",
+        "no card",
+        "half a card",
+        "no object",
+        "version",
+        "no survey",
+        "sizes",
+        "no round",
+        "other weights",
+    ],
 )
 def test_a_damaged_checkpoint_is_refused_in_one_line(weights, damage, says):
     damage(weights)

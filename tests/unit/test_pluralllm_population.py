@@ -48,13 +48,27 @@ def test_sums_of_nodes_add_up() -> None:
     assert (first[1] + second[1]).tolist() == whole[1].tolist()
 
 
-def test_the_own_share_is_removed_and_small_cohorts_have_no_prior() -> None:
+def test_the_own_share_is_removed_and_answers_of_few_groups_are_no_prior() -> None:
     sums = population_sums([HERE, THERE, AWAY], TABLE)
-    np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_cohort=1), [[0.25, 0.75], [0.75, 0.25], [0, 0]])
-    # question b was answered by one other group only
-    np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_cohort=2), [[0.25, 0.75], [0, 0], [0, 0]])
-    np.testing.assert_allclose(prior_from_sums(*sums, min_cohort=2), [[0.5, 0.5], [0.5, 0.5], [0, 0]])
-    np.testing.assert_allclose(prior_from_sums(*sums, min_cohort=3), [[0.5, 0.5], [0, 0], [0, 0]])
+    for few in (1, 2):
+        expected = [[0.25, 0.75], [0.75, 0.25], [0, 0]]
+        np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_groups=few), expected)
+        np.testing.assert_allclose(prior_from_sums(*sums, min_groups=few), [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+    # question b was answered by two groups only, whoever asks
+    np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_groups=3), [[0.25, 0.75], [0, 0], [0, 0]])
+    np.testing.assert_allclose(prior_from_sums(*sums, own=AWAY, min_groups=3), [[0.75, 0.25], [0, 0], [0, 0]])
+    np.testing.assert_allclose(prior_from_sums(*sums, min_groups=3), [[0.5, 0.5], [0, 0], [0, 0]])
+
+
+def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
+    third = group("Here", a=1 / 3)
+    total, count = population_sums([third], TABLE)
+    assert not prior_from_sums(total + 1e-9, count, own=third, min_groups=1).any()
+
+
+def test_what_is_removed_leaves_the_sums_alone() -> None:
+    sums = population_sums([HERE, THERE, AWAY], TABLE)
+    prior_from_sums(*sums, own=HERE)
     np.testing.assert_allclose(sums[0][0], [1.5, 1.5])  # the sums themselves are left alone
 
 
@@ -62,8 +76,8 @@ def test_what_cannot_be_is_named() -> None:
     sums = population_sums([THERE], TABLE)
     with pytest.raises(UserError, match="group 'Here'"):
         prior_from_sums(*population_sums([AWAY], TABLE), own=HERE)
-    with pytest.raises(UserError, match="minimum cohort is 0"):
-        prior_from_sums(*sums, min_cohort=0)
+    with pytest.raises(UserError, match="minimum number of groups is 0"):
+        prior_from_sums(*sums, min_groups=0)
 
 
 NUM_QUESTIONS, NUM_OPTIONS = 60, 3
@@ -169,7 +183,7 @@ def test_questions_of_few_groups_have_no_direction() -> None:
     groups = groups[:2] + [
         GroupData(data.group, data.question_N[10:], data.answer_NK[10:]) for data in groups[2:]
     ]  # ten questions that two groups answered, as many as there are directions
-    outside = fit_population(groups, WIDE, seed=0, num_directions=2).outside
+    outside = fit_population(groups, WIDE, seed=0, min_groups=2, num_directions=2).outside
     assert outside.shape == (NUM_QUESTIONS, NUM_OPTIONS, 3)
     assert (outside[:10, :, 0] > 0).all()
     assert (outside[:10, :, 1:] == 0).all()

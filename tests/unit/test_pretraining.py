@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from fakes import FakeGrid
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from in_process import flower_task
 
 from appa_flwr.config import Config
@@ -16,6 +16,7 @@ from server_app.grid import PromptGrid
 from server_app.pretraining import pretrain
 
 NODES = 3
+UNVALIDATED = {"pluralllm-validation-fraction": 0.0}
 
 
 @pytest.mark.parametrize("strategy", get_args(Config.model_fields["pluralllm_strategy"].annotation))
@@ -33,15 +34,15 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
 
         return answer
 
-    config = Config.load({"pluralllm-strategy": strategy, "pluralllm-rounds": 1})
+    config = Config.load({"pluralllm-strategy": strategy, "pluralllm-rounds": 1, **UNVALIDATED})
     found = set()
     for places in itertools.permutations(range(NODES)):
         late = {node_id: 2 * place for node_id, place in enumerate(places)}
         grid = PromptGrid(FakeGrid({n: node(n) for n in range(NODES)}, polls_to_wait=late))
         start = ArrayRecord({"w": Array(np.zeros(1000, dtype=np.float32))})
         with flower_task():
-            weights, losses = pretrain(grid, config, start, nodes=range(NODES), progress=lambda step, of, loss: None)
-        found.add((weights["w"].numpy().tobytes(), *losses))
+            done = pretrain(grid, config, start, nodes=range(NODES), progress=lambda step, of, loss: None)
+        found.add((done.weights["w"].numpy().tobytes(), done.rounds))
     assert len(found) == 1
 
 
@@ -52,12 +53,12 @@ EXAMPLES = np.array([30, 10])
 def rounds(**changes):
     """Weights after each of 2 rounds, and the messages sent: two nodes that always move by `STEPS`."""
     grid = FakeGrid({n: moving(n) for n in range(2)})
-    config = Config.load({"pluralllm-rounds": 2, **{k.replace("_", "-"): v for k, v in changes.items()}})
+    config = Config.load({"pluralllm-rounds": 2, **UNVALIDATED, **{k.replace("_", "-"): v for k, v in changes.items()}})
     start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     with flower_task():
-        weights, _ = pretrain(PromptGrid(grid), config, start, nodes=range(2), progress=lambda step, of, loss: None)
+        done = pretrain(PromptGrid(grid), config, start, nodes=range(2), progress=lambda step, of, loss: None)
     sent = [message.content["arrays"]["w"].numpy() for message in grid.pushed]
-    return sent[2], weights["w"].numpy(), [message.content for message in grid.pushed]
+    return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
 
 
 def moving(n):
@@ -119,7 +120,7 @@ def test_adaptive_strategies_step_as_their_papers_say(strategy, steps):
 def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
     def asked(seed, nodes):
         grid = FakeGrid({n: moving(0) for n in nodes})
-        config = Config.load({"pluralllm-rounds": 8, "pluralllm-fraction": 0.5, "seed": seed})
+        config = Config.load({"pluralllm-rounds": 8, "pluralllm-fraction": 0.5, "seed": seed, **UNVALIDATED})
         start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
         prompt = PromptGrid(grid)
         prompt.members = (99,)
@@ -133,3 +134,78 @@ def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
     assert set(chosen) == {0, 1, 2, 3}
     assert chosen == asked(1, (17, 3, 12, 9))  # ids are chance
     assert chosen != asked(2, (4, 5, 6, 7))
+
+
+def validated(errors_RN, *, cells=(20, 10), **changes):
+    """What is kept of rounds in which every weight is the round's number and the two nodes report these errors."""
+    asked = []
+
+    def node(n):
+        def answer(message: Message) -> Message:
+            here = message.content["arrays"]["w"].numpy()
+            if message.metadata.message_type == "evaluate":
+                error = errors_RN[round(float(here[0])) - 1][n]
+                asked.append(round(float(here[0])))
+                if error is None:
+                    return Message(Error(5, "node is gone"), reply_to=message)
+                metrics = MetricRecord({"num-examples": cells[n], "error": error})
+                return Message(RecordDict({"metrics": metrics}), reply_to=message)
+            content = {
+                "arrays": ArrayRecord({"w": Array(here + np.float32(1))}),
+                "metrics": MetricRecord({"num-examples": 5, "loss": 0.5}),
+            }
+            return Message(RecordDict(content), reply_to=message)
+
+        return answer
+
+    config = Config.load(
+        {
+            "pluralllm-strategy": "fedavg",
+            "pluralllm-rounds": len(errors_RN),
+            "pluralllm-validate-every": 1,
+            **{k.replace("_", "-"): v for k, v in changes.items()},
+        }
+    )
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    grid = PromptGrid(FakeGrid({n: node(n) for n in range(2)}))
+    with flower_task():
+        done = pretrain(grid, config, start, nodes=range(2), progress=lambda step, of, loss: None)
+    assert done.weights["w"].numpy()[0] == done.chosen
+    return done, asked
+
+
+def test_the_round_of_the_lowest_validation_error_is_kept():
+    # (20 x .3 + 10 x .3) / 30, (20 x .1 + 10 x .4) / 30, (20 x .4 + 10 x .1) / 30
+    done, _ = validated([(0.3, 0.3), (0.1, 0.4), (0.4, 0.1)])
+    assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2, 0.3])
+    assert done.chosen == 2
+
+
+def test_only_some_rounds_are_validated_and_the_last_always():
+    done, asked = validated([(0.5, 0.5)] * 5, pluralllm_validate_every=2)
+    assert asked == [2, 2, 4, 4, 5, 5]
+    assert [entry.validation for entry in done.rounds] == [None, 0.5, None, 0.5, 0.5]
+    assert done.chosen == 2  # the first of equals
+
+
+def test_without_validation_the_last_round_is_kept():
+    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], **UNVALIDATED)
+    assert (done.chosen, asked) == (2, [])
+    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], cells=(0, 0))  # nobody has enough answers to say
+    assert (done.chosen, asked) == (2, [1, 1, 2, 2])
+    assert [entry.validation for entry in done.rounds] == [None, None]
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), -0.1, 1.5])
+def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
+    done, _ = validated([(0.3, bad), (0.2, 0.4)])
+    assert done.rounds[0].validation == pytest.approx(0.3)
+    assert done.chosen == 2
+    assert "gone" in caplog.text or "cannot be used" in caplog.text
+
+
+def test_no_rounds_leave_the_start():
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    config = Config.load({"pluralllm-rounds": 0})
+    done = pretrain(PromptGrid(FakeGrid({})), config, start, nodes=(), progress=lambda step, of, loss: None)
+    assert (done.weights, done.rounds, done.chosen) == (start, (), 0)

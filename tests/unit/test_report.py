@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from appa_flwr import report
 from appa_flwr.errors import UserError
 from appa_flwr.report import build, findings, plots, predictor
 from appa_flwr.report import html as report_html
-from appa_flwr.report.artifacts import read_run
+from appa_flwr.report.artifacts import PluralLLM, read_run
 
 POLICIES = ("base", "sft", "ppo", "uniform", "majority", "ceiling-average", "ceiling-min")
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
+SIZES = ["1", "2", "4", "8", "16", "32", "64"]
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
@@ -39,8 +41,50 @@ def row(policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey
     }
 
 
-def predictor_scores(js: float) -> dict[str, float]:
-    return {"js": js, "js_distance": js - 0.15, "wasserstein": js - 0.05, "cells": 240.0}
+def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
+    return {"js": js, "js_distance": js - 0.15, "wasserstein": js - 0.05, "cells": cells}
+
+
+def predictor_card(groups: tuple[str, ...] = COUNTRIES, **changed: object) -> dict[str, Any]:
+    """What a report reads of pluralllm.json: the mean of the others is known for all 240 answers of the seen groups,
+    and for 180 of the unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
+    card = {
+        "rounds": [
+            {
+                "round": r,
+                "loss": 0.6 * float(np.exp(-r / 8)) + 0.05,
+                "validation": 0.25 + 0.0004 * (r - 20) ** 2 if r % 5 == 0 else None,
+            }
+            for r in range(1, 31)
+        ],
+        "chosen": 20,
+        "population": {"prior": False, "min_groups": 3, "training": 0, "held_out": 36},
+        "scores": {
+            "seen/held-out": {
+                "uniform": predictor_scores(0.79),
+                "pluralllm": predictor_scores(0.93),
+                "nearest-question": predictor_scores(0.88),
+                "mean-of-others": predictor_scores(0.94),
+                "pluralllm-shared": predictor_scores(0.93),
+            },
+            "unseen/held-out": {
+                "pluralllm": predictor_scores(0.71),
+                "uniform": predictor_scores(0.69),
+                "mean-of-others": predictor_scores(0.76, 180),
+                "pluralllm-shared": predictor_scores(0.72, 180),
+            },
+        },
+        "groups": {
+            group: {f"{'unseen' if g == 0 else 'seen'}/held-out": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
+            for g, group in enumerate(groups)
+        },
+        "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31}},
+        "by_context": {
+            "seen/held-out": {str(2**i): predictor_scores(0.80 + 0.02 * i) for i in range(7)},
+            "unseen/held-out": {str(2**i): predictor_scores(0.70 + 0.01 * i, 240 - i) for i in (4, 0, 1, 3)},
+        },
+    }
+    return card | changed
 
 
 def write_run(folder: Path, **files: object) -> Path:
@@ -172,22 +216,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
             {"phase": "ppo", "seconds": 170.5},
             {"phase": "evaluation", "seconds": 6.4},
         ],
-        pluralllm={
-            "rounds": [{"round": r, "loss": 0.6 * float(np.exp(-r / 8)) + 0.05} for r in range(1, 31)],
-            "scores": {
-                "seen/held-out": {
-                    "uniform": predictor_scores(0.79),
-                    "pluralllm": predictor_scores(0.93),
-                    "nearest-question": predictor_scores(0.88),
-                },
-                "unseen/held-out": {"pluralllm": predictor_scores(0.71), "uniform": predictor_scores(0.69)},
-            },
-            "groups": {
-                group: {f"{'unseen' if g == 0 else 'seen'}/held-out": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
-                for g, group in enumerate(groups)
-            },
-            "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31}},
-        },
+        pluralllm=predictor_card(groups),
         examples=[
             {
                 "question": "How much do you trust the courts?",
@@ -396,7 +425,10 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
         pluralllm={
-            "rounds": [{"round": 1, "loss": 0.5}],
+            "rounds": [{"round": 1, "loss": 0.5, "validation": None}],
+            "chosen": 1,
+            "population": None,
+            "by_context": {f"{evil}/held-out": {"1": predictor_scores(0.5)}},
             "scores": {f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
             "groups": {evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
             "calibration": {evil: {"spread": 0.5, "rank_correlation": 0.1}},
@@ -412,10 +444,15 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
 def test_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     page = built_page(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
-    assert len(sources) == len(list((tmp_path / "plots").glob("*.png"))) == 11
+    assert len(sources) == len(list((tmp_path / "plots").glob("*.png"))) == 12
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
     assert all(path.read_bytes().startswith(PNG_START) for path in (tmp_path / "plots").glob("*.png"))
+    assert (
+        page.count('alt="score of the preference predictor by number of context answers" title="pluralllm_context"')
+        == 1
+    )
+    assert page.count('alt="loss and validation error of the preference predictor over its rounds"') == 1
     assert "incomplete" not in page
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]
 
@@ -448,9 +485,13 @@ def test_the_targets_own_error_stands_beside_the_alignment_scores(tmp_path: Path
     results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)
     assert (
         "The PluralLLM targets themselves agree with the survey answers of seen groups by JS 0.930 on held-out "
-        "questions (own nearest question 0.880, uniform answer 0.790)." in results
+        "questions (own nearest question 0.880, uniform answer 0.790, mean of the other groups 0.940)." in results
     )
-    assert "of unseen groups by JS 0.710 on held-out questions (uniform answer 0.690)" in results
+    # what is known for fewer answers is compared on these, and PluralLLM is no baseline of itself
+    assert (
+        "of unseen groups by JS 0.710 on held-out questions (uniform answer 0.690, mean of the other groups 0.760 on "
+        "180 of 240 answers, where PluralLLM has 0.720)." in results
+    )
     # the table: PluralLLM first in each part, its natural JS distance and its Wasserstein score beside it
     assert cells(rest, "seen / held-out") == ["seen / held-out", "PluralLLM", "0.930", "0.780", "0.880", "240"]
     assert "spread over context draws 0.042, its rank correlation with the error 0.31" in rest
@@ -490,6 +531,150 @@ def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path)
         ("b", False, {"PluralLLM": 0.89}),
         ("a", True, {"PluralLLM": 0.9}),
     ]
+
+
+def found_predictor(folder: Path, **changed: object) -> PluralLLM:
+    found = read_run(write_run(folder, config=CONFIG, pluralllm=predictor_card(**changed))).pluralllm
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures come as matplotlib's figures, so that what is drawn can be asked for."""
+    monkeypatch.setattr(plots, "_png", lambda draw: draw())
+
+
+def curve_of(axes: Any) -> dict[float, float]:
+    """x -> y of the points of the only line of a panel that has a marker."""
+    (line,) = [line for line in axes.lines if line.get_marker() not in ("None", None)]
+    return {float(x): float(y) for x, y in line.get_xydata()}
+
+
+def levels_of(axes: Any) -> list[float]:
+    return [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() in ("None", None)]
+
+
+def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, config=CONFIG, pluralllm=predictor_card()))
+    shown = [(row.part, row.predictor, row.scores[0], row.cells) for row in predictor.rows(found_predictor(tmp_path))]
+    assert shown == [
+        ("seen / held-out", "PluralLLM", 0.93, 240),
+        ("seen / held-out", "Own nearest question", 0.88, 240),
+        ("seen / held-out", "Uniform answer", 0.79, 240),
+        ("seen / held-out", "Mean of the other groups", 0.94, 240),
+        ("unseen / held-out", "PluralLLM", 0.71, 240),
+        ("unseen / held-out", "Uniform answer", 0.69, 240),
+        ("unseen / held-out", "Mean of the other groups", 0.76, 180),
+        ("unseen / held-out", "PluralLLM, same answers", 0.72, 180),
+    ]
+    assert page.count('<td class="text">Mean of the other groups</td><td>0.760</td>') == 1
+    assert page.count('<td class="text">PluralLLM, same answers</td><td>0.720</td>') == 1
+    assert "so it is a hard baseline. Sums over groups, each of at least 3, were made for 0 training and 36" in page
+
+
+def test_the_note_says_when_the_predictor_was_given_the_sums(tmp_path: Path) -> None:
+    sums = {"prior": True, "min_groups": 4, "training": 90, "held_out": 36}
+    note = predictor.note(found_predictor(tmp_path, population=sums))
+    assert "each of at least 4, were made for 90 training and 36 held-out questions, and PluralLLM was given" in note
+    assert "was given" not in predictor.note(found_predictor(tmp_path))
+
+
+def test_without_sums_the_note_says_why_the_mean_of_the_others_is_absent(tmp_path: Path) -> None:
+    scores = {"seen/held-out": {"pluralllm": predictor_scores(0.9), "uniform": predictor_scores(0.8)}}
+    found = found_predictor(tmp_path, scores=scores, population=None)
+    assert predictor.note(found).endswith(
+        "The mean of the other groups is not shown: it was not asked for (key mean-of-others), or too few groups "
+        "answered the same questions (key population-min-groups)."
+    )
+    assert "hard baseline" not in page_of(tmp_path)
+    assert "mean of the other" not in predictor.trust(found)[0]
+
+
+def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Path) -> None:
+    found = found_predictor(tmp_path)
+    page = page_of(tmp_path)
+    table = page[page.index(predictor.CONTEXT_TITLE) :].split("</table>")[0]
+    assert cells(table, "Groups / questions") == ["Groups / questions", *SIZES, "Answers"]
+    # 0.80 and 0.02 more a doubling
+    seen = ["0.800", "0.820", "0.840", "0.860", "0.880", "0.900", "0.920", "240"]
+    assert cells(table, "seen / held-out")[1:] == seen
+    # not measured at 4, 32 and 64; 240 answers scored at size 1 and 236 at 16
+    unseen = ["0.700", "0.710", "–", "0.730", "0.740", "–", "–", "236 to 240"]
+    assert cells(table, "unseen / held-out")[1:] == unseen
+    shown = predictor.by_context(found)
+    assert shown is not None
+    assert [list(column.cells) for column in shown.columns[1:]] == [
+        list(pair) for pair in zip(seen, unseen, strict=True)
+    ]
+    assert [column.header for column in shown.columns[1:]] == [*SIZES, "Answers"]
+
+
+@pytest.mark.parametrize("nothing", [{}, {"seen/held-out": {}}])
+def test_without_scores_by_context_size_there_is_neither_table_nor_picture(tmp_path: Path, nothing: object) -> None:
+    assert predictor.by_context(found_predictor(tmp_path, by_context=nothing)) is None
+    assert predictor.CONTEXT_TITLE not in built_page(tmp_path)
+    assert not (tmp_path / "plots" / "pluralllm_context.png").exists()
+    assert (tmp_path / "plots" / "pluralllm.png").exists()
+
+
+@pytest.mark.usefixtures("figures")
+def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path: Path) -> None:
+    figure: Any = plots.predictor_by_context(predictor.context_curves(found_predictor(tmp_path)))
+    seen, unseen = figure.axes
+    assert curve_of(seen) == pytest.approx({2**i: 0.80 + 0.02 * i for i in range(7)})
+    assert list(curve_of(unseen)) == [1, 2, 8, 16]  # whatever the order in the file
+    assert curve_of(unseen) == pytest.approx({1: 0.70, 2: 0.71, 8: 0.73, 16: 0.74})
+    assert sorted(levels_of(seen)) == [0.79, 0.88, 0.94]  # uniform, nearest question, mean of the others
+    assert sorted(levels_of(unseen)) == [0.69, 0.76]
+    assert [label.get_text() for label in seen.get_xticklabels()] == SIZES
+    assert seen.get_xscale() == "log"
+    assert seen.get_ylim() == unseen.get_ylim()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(predictor.PREDICTORS.values())[:4]
+    assert seen.get_title() == "seen groups, held-out questions, 240 answers"
+    assert unseen.get_title().endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
+
+
+@pytest.mark.usefixtures("figures")
+def test_seen_groups_alone_have_one_panel(tmp_path: Path) -> None:
+    only = {"seen/held-out": {"8": predictor_scores(0.9)}}
+    figure: Any = plots.predictor_by_context(predictor.context_curves(found_predictor(tmp_path, by_context=only)))
+    (axes,) = figure.axes
+    assert curve_of(axes) == {8: 0.9}
+
+
+@pytest.mark.usefixtures("figures")
+def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -> None:
+    found = found_predictor(tmp_path)
+    figure: Any = report._predictor_pictures(found)["pluralllm"][0]
+    loss, validation = figure.axes
+    assert len(curve_of(loss)) == 30
+    assert curve_of(validation) == pytest.approx({r: 0.25 + 0.0004 * (r - 20) ** 2 for r in range(5, 31, 5)})
+    for axes in (loss, validation):
+        (mark,) = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert set(mark.get_xdata()) == {20}
+    assert loss.get_title() == "PluralLLM pretraining; lower is better; dotted: round 20, the one kept"
+    assert (
+        "Weights of round 20 of 30 were kept: its validation error is the lowest, a JS distance (natural) of 0.250."
+        in page_of(tmp_path)
+    )
+
+
+@pytest.mark.usefixtures("figures")
+def test_without_validation_there_is_one_panel_and_the_last_round_is_kept(tmp_path: Path) -> None:
+    rounds = [{"round": r, "loss": 1 / r, "validation": None} for r in (1, 2, 3)]
+    found = found_predictor(tmp_path, rounds=rounds, chosen=3)
+    figure: Any = plots.loss_curve(found.rounds, chosen=found.chosen)
+    (axes,) = figure.axes
+    assert curve_of(axes) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
+    assert "Weights of round 3 of 3 were kept: none was validated." in page_of(tmp_path)
+
+
+def test_a_predictor_that_did_not_train_has_no_curve_and_no_kept_round(tmp_path: Path) -> None:
+    assert predictor.kept(found_predictor(tmp_path, rounds=[], chosen=0)) is None
+    assert "were kept" not in built_page(tmp_path)
+    assert not (tmp_path / "plots" / "pluralllm.png").exists()
+    assert (tmp_path / "plots" / "pluralllm_context.png").exists()
 
 
 def test_a_run_that_stopped_midway_says_where(tmp_path: Path) -> None:
@@ -579,6 +764,23 @@ def test_broken_json_file_is_named_with_its_line(tmp_path: Path) -> None:
             "pluralllm",
             {"rounds": [{"round": 1.5, "loss": 1.0}], "scores": {}},
             r"key 'round': must be a whole number",
+        ),
+        # the layout of format 1
+        (
+            "pluralllm",
+            {"format": 1, "rounds": [{"round": 1, "loss": 1.0}], "scores": {}, "groups": {}, "calibration": {}},
+            r"pluralllm\.json, key 'rounds', item 1: key 'validation' is missing",
+        ),
+        ("pluralllm", {"format": 1, "rounds": []}, r"pluralllm\.json: key 'chosen' is missing"),
+        (
+            "pluralllm",
+            predictor_card(population={"prior": False, "min_groups": 3, "training": 1}),
+            r"pluralllm\.json, key 'population': key 'held_out' is missing",
+        ),
+        (
+            "pluralllm",
+            predictor_card(by_context={"seen/held-out": {"0": predictor_scores(0.5)}}),
+            r"key 'by_context', 'seen/held-out': a number of context answers must be 1 or more, found \"0\"",
         ),
     ],
 )

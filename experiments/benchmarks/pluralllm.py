@@ -1,0 +1,118 @@
+"""What PluralLLM costs on the real GlobalQA file with the paper's eight countries: CPU time of one thread.
+
+    python -m experiments.benchmarks.pluralllm
+
+Where the file is not at hand, the generated survey stands in for it, and a line says so.
+
+Axis letters: Q questions, J rollouts, K options.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+from appa_flwr import wire
+from client_app.scoring import score
+from experiments.pluralllm.protocol import DATA, REAL, Dataset, Problem, Recipe, Trained, load_problem, train
+from pluralllm.prediction import Targets, predict_targets
+
+# what `measure` found: work -> CPU time as it reads, and what it should be
+Lines = dict[str, tuple[str, str]]
+
+ROLLOUTS = 96
+METRICS = (("js",), ("js", "wasserstein"))
+PRETRAINING_GOAL, TABLES_GOAL, SCORING_GOAL = "at most 60 s", "at most 5 s for 8 x 1,000", "at most 1 ms"
+MILLISECONDS = 1e3
+
+
+class Clock:
+    """Processor time of the process."""
+
+    def __init__(self) -> None:
+        self._last = time.process_time()
+
+    def lap(self) -> float:
+        """Seconds since the last lap, or the start."""
+        last, self._last = self._last, time.process_time()
+        return self._last - last
+
+
+def target_tables(problem: Problem, trained: Trained, *, num_context: int, seed: int) -> list[Targets]:
+    """The target table of every seen group, all questions."""
+    priors = trained.seen_prior or (None,) * len(problem.seen_train)
+    return [
+        predict_targets(trained.model, data, problem.embedding, num_context=num_context, seed=seed, population=prior)
+        for data, prior in zip(problem.seen_train, priors, strict=True)
+    ]
+
+
+def answers(problem: Problem, metrics: tuple[str, ...], *, seed: int) -> wire.ScoreRequest:
+    """Random answers to random questions, as many as an iteration of PPO has."""
+    rng = np.random.default_rng(seed)
+    num_questions, num_options = problem.embedding.option_QK.shape
+    question_J = rng.integers(num_questions, size=ROLLOUTS)
+    return wire.ScoreRequest(question_J, rng.random((ROLLOUTS, num_options)), metrics)
+
+
+def measure(problem: Problem, recipe: Recipe, *, seed: int, repeats: int) -> Lines:
+    """Pretrain without the population prior and with it, make the seen groups' tables, score against the first.
+
+    Args:
+        problem: survey and groups.
+        recipe: of the training without the prior.
+        seed: of training, contexts and answers.
+        repeats: scorings; their median is told.
+    """
+    size = f"{len(problem.seen_train)} groups x {len(problem.embedding.option_QK):,} questions"
+    lines: Lines = {}
+    for ours, which in ((recipe, ""), (replace(recipe, prior="training"), ", population prior")):
+        clock = Clock()
+        trained = train(problem, ours, seed=seed)
+        lines[f"pretraining, {ours.rounds} rounds{which}"] = f"{clock.lap():.1f} s", PRETRAINING_GOAL
+        tables = target_tables(problem, trained, num_context=ours.num_context, seed=seed)
+        lines[f"target tables, {size}{which}"] = f"{clock.lap():.2f} s", TABLES_GOAL
+    side_QK = tables[0].probability_QK
+    for metrics in METRICS:
+        request = answers(problem, metrics, seed=seed)
+        laps = []
+        for _ in range(repeats):
+            clock.lap()
+            score(request, side_QK, problem.embedding.option_QK)
+            laps.append(clock.lap())
+        name = f"scoring {ROLLOUTS} answers of one group, {' + '.join(metrics)}"
+        lines[name] = f"{MILLISECONDS * median(laps):.2f} ms", SCORING_GOAL
+    return lines
+
+
+def table(lines: Lines) -> str:
+    """Markdown."""
+    rows = [("", "CPU time", "goal"), ("---", "---", "---"), *((name, *found) for name, found in lines.items())]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Of federated pretraining.")] = Recipe.rounds,
+    repeats: Annotated[int, typer.Option(min=1, help="Scorings; their median is told.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of training, contexts and answers.")] = 0,
+    data: Annotated[Path, typer.Option(help="Folder of the real files.")] = DATA,
+) -> None:
+    """Measure PluralLLM's cost."""
+    torch.set_num_threads(1)
+    dataset: Dataset = "globalqa"
+    if not (data / REAL[dataset]).is_file():
+        print(f"{data / REAL[dataset]} is not there; the generated survey stands in for it")
+        dataset = "generated"
+    problem = load_problem(dataset, seed=seed, folder=data)
+    print(table(measure(problem, Recipe(rounds=rounds), seed=seed, repeats=repeats)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

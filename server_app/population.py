@@ -1,0 +1,128 @@
+"""The sums over groups, from the server's side: which are made, in which order, and what the totals are.
+
+keys -> counts -> answers -> (with the population prior: directions, several times) -> fit
+
+The server learns totals over all groups that train, of questions that `population-min-groups` of them or more answered.
+
+Axis letters: Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr import secure_sum, wire
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from pluralllm.card import PopulationSummary
+from pluralllm.population import DIRECTION_ROUNDS, DirectionSums, directions_from_sums, prior_from_sums
+from server_app.federation import Federation
+
+FloatArray = npt.NDArray[np.float64]
+Progress = Callable[[int, int, str], None]
+
+log = logging.getLogger("appa.server")
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """The nodes that take part, and their keys."""
+
+    federation: Federation
+    public_keys: Mapping[int, bytes]
+
+    def total(
+        self, step: str, tables: Mapping[str, npt.NDArray[np.generic]], *, number: int = 0
+    ) -> dict[str, FloatArray]:
+        """Add up the nodes' parts of one step.
+
+        Raises:
+            UserError: a node did not answer, or its part has other names or shapes.
+        """
+        keys = tuple(sorted(self.public_keys.values()))
+        request = wire.SumsRequest(step, number, keys, tables)
+        replies = self.federation.sums(request, nodes=tuple(self.public_keys))
+        missing = [node for node in self.public_keys if node not in replies]
+        if missing:
+            raise UserError(
+                f"sums over groups: {self.federation.hosted(missing)} stopped answering at the step {request.label}, "
+                "and without them the sum cannot be read; start the run again, or set population-prior = false"
+            )
+        parts = [replies[node].masked for node in self.public_keys]
+        shapes = {tuple((name, array.shape) for name, array in sorted(part.items())) for part in parts}
+        if len(shapes) != 1:
+            raise UserError(f"sums over groups: the nodes' parts of the step {request.label} differ in shape")
+        return secure_sum.total(parts)
+
+
+def exchange_sums(
+    federation: Federation, config: Config, catalogue: wire.Catalogue, *, progress: Progress
+) -> PopulationSummary | None:
+    """Let the groups learn what the others answered on average, and with the prior, how groups differ.
+
+    Args:
+        federation: that has the catalogue.
+        config: which sums, from how many groups.
+        catalogue: the questions.
+        progress: called with (step, steps, text).
+
+    Returns:
+        How many questions have sums; None where none were asked for, or none can be made and no prior depends on them.
+
+    Raises:
+        UserError: a prior was asked for and fewer than `population-min-groups` groups train, or a node stops answering.
+    """
+    if not (config.population_prior or config.mean_of_others):
+        return None
+    try:
+        return _exchange_sums(federation, config, catalogue, progress=progress)
+    except UserError as error:
+        if config.population_prior:
+            raise
+        log.warning("the mean of the other groups will not be among the scores: %s", error)
+        return None
+
+
+def _exchange_sums(
+    federation: Federation, config: Config, catalogue: wire.Catalogue, *, progress: Progress
+) -> PopulationSummary:
+    steps = 4 + (DIRECTION_ROUNDS - 1 if config.population_prior else 0)
+    seen = [name for name in federation.groups if name not in config.unseen_group_names]
+    replies = federation.sums(wire.SumsRequest(wire.KEYS), nodes=federation.homes(seen))
+    keys = {node: reply.public_key for node, reply in replies.items() if reply.public_key}
+    there = [name for name in seen if set(federation.homes([name])) <= keys.keys()]
+    if len(there) < config.population_min_groups:
+        raise UserError(
+            f"sums over groups need population-min-groups = {config.population_min_groups} groups that train, and "
+            f"there are {len(there)} ({', '.join(there) or 'none'})"
+        )
+    progress(1, steps, f"{len(keys)} nodes with {len(there)} groups take part")
+    exchange = _Exchange(federation, keys)
+    count_Q = np.rint(exchange.total(wire.COUNTS, {})["count"]).astype(np.int64)
+    allowed_Q = count_Q >= config.population_min_groups
+    progress(2, steps, f"{allowed_Q.sum()} of {len(count_Q)} questions have {config.population_min_groups} groups")
+    totals = exchange.total(wire.ANSWERS, {"allowed": allowed_Q})
+    answer_QK = totals["answers"]
+    count_Q = np.where(allowed_Q, count_Q, 0)
+    progress(3, steps, "answers are summed up")
+    if config.population_prior:
+        mean_QK = prior_from_sums(answer_QK, count_Q, min_groups=config.population_min_groups)
+        mean_QK[~catalogue.train_Q] = 0.0
+        for number in range(1, DIRECTION_ROUNDS):
+            tables = {"mean": mean_QK, "direction": directions_from_sums(DirectionSums.of(totals), mean_QK)}
+            totals = exchange.total(wire.DIRECTIONS, tables, number=number)
+            progress(3 + number, steps, "directions in which groups differ")
+    tables = {**totals, "answers": answer_QK, "count": count_Q.astype(np.float64)}
+    federation.sums(wire.SumsRequest(wire.FIT, tables=tables), nodes=federation.homes(federation.groups))
+    progress(steps, steps, "every group has its own share taken out")
+    return PopulationSummary(
+        prior=config.population_prior,
+        min_groups=config.population_min_groups,
+        training=int((allowed_Q & catalogue.train_Q).sum()),
+        held_out=int((allowed_Q & ~catalogue.train_Q).sum()),
+    )

@@ -123,13 +123,11 @@ class Config(BaseModel):
     pluralllm_blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
     pluralllm_heads: int = Field(4, ge=1, description="attention heads of the predictor")
     pluralllm_fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
-    pluralllm_validation_fraction: float = Field(
-        0.1,
+    pluralllm_validate_every: int = Field(
+        10,
         ge=0,
-        lt=1,
-        description="share of training questions not trained on; the best round on them is kept; 0 = last",
+        description="rounds between scores on the training groups' held-out questions; the best is kept; 0 = last",
     )
-    pluralllm_validate_every: int = Field(10, ge=1, description="rounds from one such validation to the next")
     population_prior: bool = Field(
         False, description="the predictor knows the other groups' mean and directions; nodes send sums of their answers"
     )

@@ -108,14 +108,19 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 @outgoing.guarded
 def evaluate(message: Message, context: Context) -> Message:
-    """Score a round's weights on the training groups' validation questions: the server keeps the best round's."""
+    """Score a round's weights on the training groups' held-out questions: the server keeps the best round's."""
     from client_app import predictor
 
+    public = state.catalogue(context.state)
     validated = predictor.validate(
         data.context_config(context),
         message.content.array_records["arrays"],
-        _training_groups(context),
-        state.embedding(state.catalogue(context.state)),
+        [
+            (member, predictor.held_out_answers(name, state.truth(context.state, name), public.train_Q))
+            for member in _training_groups(context)
+            if (name := member.data.group)
+        ],
+        state.embedding(public),
     )
     return outgoing.send_error(message, num_examples=validated.cells, error=validated.error)
 
@@ -197,12 +202,10 @@ def _member(context: Context, group: str) -> predictor.Member:
     from client_app import predictor
 
     config = data.context_config(context)
-    public = state.catalogue(context.state)
-    mine = state.data(context.state, group)
     table = state.population(context.state, group, "table")
     if config.population_prior and table is None:
         raise UserError("population-prior = true, and the sums over groups have not arrived")
-    return predictor.Member(mine, predictor.validation_rows(config, mine, public.questions), table)
+    return predictor.Member(state.data(context.state, group), table)
 
 
 def _training_groups(context: Context) -> list[predictor.Member]:

@@ -48,7 +48,7 @@ def send_weights(message: Message, weights: ArrayRecord, *, num_examples: int, l
 
 
 def send_error(message: Message, *, num_examples: int, error: float) -> Message:
-    """Answer a validation message: the mean error over so many answers; none and 0 where they would be too few."""
+    """Answer a validation message: the mean error over so many answers."""
     metrics = MetricRecord({"num-examples": num_examples, "error": error})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

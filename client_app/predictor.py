@@ -20,10 +20,7 @@ from flwr.app import ArrayRecord
 from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from appa_flwr.rewards import js_distance
 from appa_flwr.seeds import child_seed
-from appa_flwr.survey.split import split_questions
-from appa_flwr.survey.types import Question
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.model import PluralLLM
 from pluralllm.prediction import Targets, predict_targets
@@ -42,41 +39,11 @@ class Member:
 
     Attributes:
         data: its training answers, the only source of context.
-        validation: rows of `data` that are not trained on but validate.
         population: (Q, K, W) what the other groups answered, or None without a population prior.
     """
 
     data: GroupData
-    validation: IntArray
     population: FloatArray | None
-
-    def fitting(self) -> GroupData:
-        """The answers to train on."""
-        return self._rows(np.setdiff1d(np.arange(len(self.data)), self.validation))
-
-    def validating(self) -> GroupData:
-        """The answers to validate on."""
-        return self._rows(self.validation)
-
-    def _rows(self, rows: IntArray) -> GroupData:
-        return GroupData(self.data.group, self.data.question_N[rows], self.data.answer_NK[rows])
-
-
-def validation_rows(config: Config, data: GroupData, questions: Sequence[Question]) -> IntArray:
-    """Which of a group's training answers the network does not train on, the same questions at every group.
-
-    None where they would be fewer than `MIN_TRAINING_CELLS`: the group then trains on all it has and does not validate.
-    """
-    if not config.pluralllm_validation_fraction:
-        return np.zeros(0, dtype=np.int64)
-    chosen = split_questions(
-        questions,
-        test_fraction=config.pluralllm_validation_fraction,
-        seed=child_seed(config.seed, "validation"),
-    )
-    ids = set(chosen.test)
-    rows = np.flatnonzero([questions[row].question_id in ids for row in data.question_N])
-    return rows if len(rows) >= MIN_TRAINING_CELLS else rows[:0]
 
 
 @dataclass(frozen=True)
@@ -104,7 +71,7 @@ def train_round(
     Args:
         config: steps, step size and sizes.
         start: the server's weights.
-        groups: those this node hosts that train; their validation answers are left out.
+        groups: those this node hosts that train.
         embedding: the public table.
         round_number: seeds the episodes, with the run's seed and the group's name.
         proximal: mu of FedProx.
@@ -116,7 +83,7 @@ def train_round(
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
     for member in groups:
-        data = member.fitting()
+        data = member.data
         if not len(data):
             continue
         model = _model(config, start)
@@ -151,27 +118,29 @@ class Validated:
     error: float
 
 
-def validate(config: Config, weights: ArrayRecord, groups: Sequence[Member], embedding: OptionEmbedding) -> Validated:
-    """How far predictions are from the answers that were kept from training, (0, 0.0) where nobody kept any.
+def validate(
+    config: Config,
+    weights: ArrayRecord,
+    groups: Sequence[tuple[Member, GroupData]],
+    embedding: OptionEmbedding,
+) -> Validated:
+    """How far predictions are from answers to held-out questions; (0, 0.0) where nobody has one.
 
     Args:
         config: context size and seed.
         weights: of a round.
-        groups: those this node hosts that train.
+        groups: those this node hosts that train, each with its answers to held-out questions.
         embedding: the public table.
     """
     torch.set_num_threads(1)
-    distances = [np.zeros(0)]
-    for member in groups:
-        truth = member.validating()
+    cells, error = 0.0, 0.0
+    for member, truth in groups:
         if len(truth):
-            kept = Member(member.fitting(), member.validation[:0], member.population)
-            found = table(config, weights, kept, embedding, draw=0, rows=truth.question_N)
-            option_NK = embedding.option_QK[truth.question_N]
-            distances.append(1.0 - js_distance(found.probability_QK, truth.answer_NK, option_NK, base=np.e))
-    every = np.concatenate(distances)
-    every = every[~np.isnan(every)]  # a question of one option has no distance
-    return Validated(len(every), float(every.mean())) if len(every) >= MIN_TRAINING_CELLS else Validated(0, 0.0)
+            found = table(config, weights, member, embedding, draw=0, rows=truth.question_N)
+            sums = measure_sums(found.probability_QK, truth.answer_NK, embedding.option_QK[truth.question_N])
+            cells += sums["cells"]
+            error += sums["cells"] - sums["js_distance"]
+    return Validated(int(cells), error / cells if cells else 0.0)
 
 
 def table(
@@ -242,8 +211,7 @@ def scores(
         like are PluralLLM with so many context questions.
     """
     data, embedding, targets = predicted.member.data, predicted.embedding, predicted.targets
-    rows = np.flatnonzero(~train_Q & ~np.isnan(truth_QK).any(axis=1))
-    parts = {wire.HELD_OUT_PART: GroupData(data.group, rows, truth_QK[rows].astype(np.float32))}
+    parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, train_Q)}
     if len(data) >= MIN_TRAINING_CELLS:
         parts[wire.TRAINING_PART] = data
     found = {
@@ -267,6 +235,12 @@ def scores(
                 smaller.probability_QK[rows], truth.answer_NK, embedding.option_QK[rows]
             )
     return found
+
+
+def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: BoolArray) -> GroupData:
+    """A group's answers to held-out questions, to score against and never as context; arguments as of `scores`."""
+    rows = np.flatnonzero(~train_Q & ~np.isnan(truth_QK).any(axis=1))
+    return GroupData(group, rows, truth_QK[rows].astype(np.float32))
 
 
 def _without_small_differences(sums: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -82,8 +82,8 @@ class Round(BaseModel):
     Attributes:
         round: its number, from 1.
         loss: the groups' mean.
-        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions on training
-            questions that the network did not train on; None in a round that was not validated.
+        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
+            answers to held-out questions; None in a round that was not validated.
     """
 
     model_config = _STRICT

@@ -231,8 +231,10 @@ class Run:
                     progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
                 )
                 checkpoints.save_weights(path, kept)
-                if config.pluralllm_validation_fraction and kept.chosen != config.pluralllm_rounds:
-                    log.info("PluralLLM: the weights are those of round %d, the best on validation", kept.chosen)
+                if kept.chosen != config.pluralllm_rounds:
+                    log.info(
+                        "PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen
+                    )
         self._card = (
             pluralllm_phase.new_card(config, self._catalogue, self._answered, kept)
             if self._given is None

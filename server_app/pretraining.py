@@ -42,7 +42,7 @@ class _Watched:
 
     def watch(self, config: Config, progress: Progress) -> None:
         self._num_rounds, self._seed, self._progress = config.pluralllm_rounds, config.seed, progress
-        self._validate_every = config.pluralllm_validate_every if config.pluralllm_validation_fraction else 0
+        self._validate_every = config.pluralllm_validate_every
         self.rounds: list[Round] = []
         self.chosen: ArrayRecord | None = None
         self.chosen_round = 0
@@ -88,9 +88,9 @@ class _Watched:
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Keep these weights where the groups' mean error on their validation questions is the lowest so far.
+        """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
 
-        Nodes whose answers are too few to be told apart safely say 0 answers, by which Flower would divide.
+        Nodes without such answers say 0 of them, by which Flower would divide.
         """
         told = [found for reply in sorted(replies, key=_told) if (found := _error_of(reply)) is not None]
         num_answers = sum(cells for cells, _ in told)
@@ -208,7 +208,7 @@ def pretrain(
 ) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    Which round's weights are kept is decided on the training groups' validation questions, which nobody trained on.
+    Which round's weights are kept is decided on the training groups' held-out questions.
 
     Args:
         grid: to the nodes, which hold the catalogue already.

@@ -122,8 +122,8 @@ class Round:
     Attributes:
         round: its number, from 1.
         loss: the groups' mean.
-        validation: error on validation questions, a natural Jensen-Shannon distance in [0, 0.833]; None in a round
-            that was not validated.
+        validation: error on the training groups' held-out questions, a natural Jensen-Shannon distance in
+            [0, 0.833]; None in a round that was not validated.
     """
 
     round: int

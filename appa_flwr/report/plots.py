@@ -564,7 +564,7 @@ def loss_curve(rounds: Sequence[Round], *, chosen: int) -> bytes:
     errors = [(entry.round, entry.validation) for entry in rounds if entry.validation is not None]
     panels = [("loss\n(mean over groups)", losses, BLUE, "o")]
     if errors:
-        panels.append(("validation error\n(natural JS distance)", errors, VERMILION, "s"))
+        panels.append(("error, held-out\n(natural JS distance)", errors, VERMILION, "s"))
 
     def draw() -> Figure:
         figure = _figure(WIDTH, 1.0 + 2.2 * len(panels))

@@ -139,7 +139,8 @@ def kept(found: PluralLLM) -> str | None:
     why = (
         "none was validated"
         if chosen.validation is None
-        else f"its validation error is the lowest, a JS distance (natural) of {chosen.validation:.{DECIMALS}f}"
+        else "its error on the training groups' held-out questions is the lowest, a JS distance (natural) of "
+        f"{chosen.validation:.{DECIMALS}f}; unseen groups had no say"
     )
     return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
 

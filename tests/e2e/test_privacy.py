@@ -151,8 +151,8 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
         cells, error = metrics.get("num-examples"), metrics.get("error")
         if {key: type(value) for key, value in metrics.items()} != {"num-examples": int, "error": float}:
             yield f"metrics {metrics}"
-        elif 0 < cells < predictor.MIN_TRAINING_CELLS or (not cells and error):
-            yield f"an error over {cells} training answers"
+        elif not 0 <= cells <= (~public.train_Q).sum():
+            yield f"an error over {cells} held-out answers"
         return
     if reply.kind == wire.POPULATION:
         yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public, world.config)
@@ -416,7 +416,7 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
         {"sft_target": "majority"},
         {"context_resampling": "every-iteration"},
         {"population_prior": True},
-        {"population_prior": True, "mean_of_others": False, "pluralllm_validation_fraction": 0.5},
+        {"population_prior": True, "mean_of_others": False},
     ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
@@ -588,8 +588,8 @@ LEAKS = {
     ),
     "a validation error": (
         "evaluate",
-        lambda c, row: c["metrics"].update({"num-examples": 1, "error": 0.5}),
-        "an error over 1 training answers",
+        lambda c, row: c["metrics"].update({"num-examples": 30, "error": 0.5}),
+        "an error over 30 held-out answers",
     ),
     "a share as validation error": (
         "evaluate",

@@ -5,8 +5,6 @@ Axis letters: G groups, N answered questions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -40,8 +38,8 @@ CONFIG = Config.load(
 )
 
 
-def member(group: GroupData, validation: Sequence[int] = ()) -> Member:
-    return Member(group, np.array(validation, dtype=np.int64), None)
+def member(group: GroupData) -> Member:
+    return Member(group, None)
 
 
 @pytest.fixture(scope="module")
@@ -216,35 +214,22 @@ def test_a_larger_context_is_what_the_score_by_size_is_about(embedding, groups, 
         assert sums["context-32"] == sums["context-64"]  # more than the group has
 
 
-def test_validation_answers_are_not_trained_on_and_give_no_context(start, embedding, groups):
+def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embedding, groups):
     whole = groups[1].data
-    kept, dropped = np.arange(len(whole) - 10), np.arange(len(whole) - 10, len(whole))
-    smaller = GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept])
-    apart = predictor.train_round(CONFIG, start, [member(whole, dropped)], embedding, round_number=1)
-    without = predictor.train_round(CONFIG, start, [member(smaller)], embedding, round_number=1)
-    np.testing.assert_array_equal(flat(apart.weights), flat(without.weights))
-    assert apart.num_examples == len(whole) - 10
-
-    found = predictor.validate(CONFIG, start, [member(whole, dropped)], embedding)
+    kept, held_out = np.arange(8), np.arange(8, len(whole))
+    mine = member(GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept]))
+    truth = GroupData(whole.group, whole.question_N[held_out], whole.answer_NK[held_out])
     # by hand: a fresh network answers uniformly
     distances = []
-    for row, answer_K in zip(whole.question_N[dropped], whole.answer_NK[dropped], strict=True):
+    for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
         option_K = embedding.option_QK[row]
         distances.append(jensenshannon(np.full(option_K.sum(), 1 / option_K.sum()), answer_K[option_K]))
-    assert found.cells == 10
+    found = predictor.validate(CONFIG, start, [(mine, truth)], embedding)
+    assert found.cells == len(held_out)
     assert found.error == pytest.approx(np.mean(distances), abs=1e-6)
-    few = member(whole, dropped[:9])
-    assert predictor.validate(CONFIG, start, [few], embedding) == predictor.Validated(0, 0.0)
-    assert predictor.validate(CONFIG, start, [few, few], embedding).cells == 18
-
-
-def test_validation_questions_are_the_same_at_every_group_and_never_few(embedding, groups):
-    questions = build_catalogue(CONFIG).questions
-    half = Config.load({**CONFIG.flat(), "pluralllm-validation-fraction": 0.6})
-    chosen = [set(g.data.question_N[predictor.validation_rows(half, g.data, questions)]) for g in groups]
-    assert not chosen[0]  # it has 5 answers
-    both = set(groups[1].data.question_N) & set(groups[2].data.question_N)
-    assert len(chosen[1]) >= 10
-    assert chosen[1] & both == chosen[2] & both
-    none = Config.load({**CONFIG.flat(), "pluralllm-validation-fraction": 0.0})
-    assert not len(predictor.validation_rows(none, groups[1].data, questions))
+    nobody = GroupData("Nobody", whole.question_N[:0], whole.answer_NK[:0])
+    one = GroupData("One", truth.question_N[:1], truth.answer_NK[:1])
+    several = predictor.validate(CONFIG, start, [(mine, nobody), (mine, truth), (mine, one)], embedding)
+    assert several.cells == len(held_out) + 1
+    assert several.error == pytest.approx((sum(distances) + distances[0]) / (len(held_out) + 1), abs=1e-6)
+    assert predictor.validate(CONFIG, start, [(mine, nobody)], embedding) == predictor.Validated(0, 0.0)

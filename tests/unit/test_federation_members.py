@@ -98,9 +98,7 @@ def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stra
     grid = ChangingGrid({1: group("A"), 2: gone, 9: group("X")}, [[1, 2, 9], [1, 9]])
     federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
     federation.gather(("A", "B"), patience=0.0)
-    config = Config.load(
-        {"pluralllm-rounds": 2, "embedding-dim": 8, "min-groups": 1, "pluralllm-validation-fraction": 0.0}
-    )
+    config = Config.load({"pluralllm-rounds": 2, "embedding-dim": 8, "min-groups": 1, "pluralllm-validate-every": 0})
     with flower_task():
         found = pretrain(
             federation.grid,

@@ -84,8 +84,7 @@ def test_a_held_out_question_has_a_prior_only_where_the_protocol_says_so(problem
         assert trained.unseen_prior[problem.seen_train[0].question_N].any(axis=(1, 2)).all()
 
 
-@pytest.mark.parametrize("prior", ["none", "training"])
-@pytest.mark.parametrize("strategy", ["central", "fedadam"])
+@pytest.mark.parametrize(("prior", "strategy"), [("none", "central"), ("training", "fedadam")])
 def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, prior, strategy):
     recipe = replace(RECIPE, prior=prior, strategy=strategy)
     found = train(problem, recipe, seed=0)
@@ -160,7 +159,7 @@ def test_a_federation_of_flower_comes_to_the_same_weights(problem, strategy):
             "pluralllm-strategy": strategy,
             "pluralllm-rounds": recipe.rounds,
             "pluralllm-server-learning-rate": recipe.learning_rate,
-            "pluralllm-validation-fraction": 0.0,
+            "pluralllm-validate-every": 0,
         }
     )
     torch.manual_seed(child_seed(0, "pluralllm"))

@@ -16,7 +16,7 @@ from server_app.grid import PromptGrid
 from server_app.pretraining import pretrain
 
 NODES = 3
-UNVALIDATED = {"pluralllm-validation-fraction": 0.0}
+UNVALIDATED = {"pluralllm-validate-every": 0}
 
 
 @pytest.mark.parametrize("strategy", get_args(Config.model_fields["pluralllm_strategy"].annotation))

@@ -6,7 +6,7 @@ Axis letters: Q public questions, N questions a group answered, K options.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from flwr.app import Context
@@ -57,31 +57,31 @@ def all_groups(config: Config) -> tuple[str, ...]:
     )
 
 
-def answers(config: Config, node_config: Mapping[str, object], group: str) -> Answers:
-    """One group's answers, and no other's, from the node's own file or the run's survey.
+def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[str]) -> dict[str, Answers | UserError]:
+    """These groups' answers, and no others', from the node's own file or the run's survey, read once.
 
     Args:
         config: the run's.
-        node_config: the node's; `data` is the path of the group's own file, where it has one.
-        group: whose.
+        node_config: the node's; `data` is the path of the groups' own file, where they have one.
+        groups: whose.
+
+    Returns:
+        Each group's answers, or why it has none that can be used.
 
     Raises:
-        UserError: no such file or group, or not one usable row.
+        UserError: the file cannot be read at all.
     """
     path = str(node_config.get("data", "")) or config.survey
     if path == GENERATED_SURVEY:
         everyone = _generated(config).answers
-        if group not in everyone:
-            raise UserError(f"group '{group}' is not in the generated survey, which has {', '.join(everyone)}")
-        return everyone[group]
-    return read.read_group(
-        path,
-        group,
-        refusals=config.refusals,
-        strict=config.strict,
-        min_respondents=config.min_respondents,
-        min_questions=config.min_questions,
-    )
+        known = ", ".join(everyone)
+        return {
+            group: everyone.get(group)
+            or UserError(f"group '{group}' is not in the generated survey, which has {known}")
+            for group in groups
+        }
+    policy = read.Policy(config.refusals, config.min_respondents, config.min_questions)
+    return read.read_groups(path, groups, policy=policy, strict=config.strict)
 
 
 def _generated(config: Config) -> Survey:

@@ -12,7 +12,8 @@ import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message
+import numpy.typing as npt
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from appa_flwr import wire
@@ -21,7 +22,6 @@ from client_app import data, outgoing, scoring, state
 
 if TYPE_CHECKING:
     from client_app import predictor
-    from pluralllm.prediction import Targets
 
 app = ClientApp()
 log = logging.getLogger("appa.client")
@@ -47,12 +47,11 @@ def catalogue(message: Message, context: Context) -> Message:
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
     replies = []
-    for name in data.my_groups(config, context.node_config):
-        try:
-            mine = data.answers(config, context.node_config, name)
-        except UserError:
+    names = data.my_groups(config, context.node_config)
+    for name, mine in data.answers(config, context.node_config, names).items():
+        if isinstance(mine, UserError):
             # Only this group is missing then: which groups share a node is chance and must not change a run.
-            log.exception("group %s takes no part: its answers cannot be used", name)
+            log.error("group %s takes no part: its answers cannot be used: %s", name, mine)
             continue
         answers = data.known_answers(config, context.node_config, mine, public.questions)
         d_g = group_data(name, answers, embedding=embedding, question_ids=training)
@@ -112,9 +111,10 @@ def evaluate(message: Message, context: Context) -> Message:
     from client_app import predictor
 
     public = state.catalogue(context.state)
+    config = data.context_config(context)
     validated = predictor.validate(
-        data.context_config(context),
-        message.content.array_records["arrays"],
+        config,
+        predictor.load(config, message.content.array_records["arrays"]),
         [
             (member, predictor.held_out_answers(name, state.truth(context.state, name), public.train_Q))
             for member in _training_groups(context)
@@ -139,11 +139,13 @@ def targets(message: Message, context: Context) -> Message:
     weights = wire.unpack_weights(message.content)
     if config.context_resampling == "every-iteration":
         state.remember_weights(context.state, weights)
+    model, embedding = predictor.load(config, weights), state.embedding(public)
     replies = []
     for name in state.groups(context.state):
-        found = _table(context, weights, name, draw=0)
+        member = _member(context, name)
+        found = predictor.table(config, model, member, embedding, draw=0)
         parts = predictor.scores(
-            predictor.Predicted(config, weights, _member(context, name), state.embedding(public), found),
+            predictor.Predicted(config, model, member, embedding, found),
             state.truth(context.state, name),
             public.train_Q,
             mean_of_others=state.population(context.state, name, "mean"),
@@ -189,7 +191,7 @@ def score(message: Message, context: Context) -> Message:
                 # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
                 side_QK = np.where(public.train_Q[:, None], np.nan, state.truth(context.state, name))
             elif request.draw:
-                side_QK = _table(context, state.weights(context.state), name, draw=request.draw).probability_QK
+                side_QK = _fresh_targets(context, name, draw=request.draw)
             else:
                 side_QK = state.targets(context.state, name)
             for metric, reward_J in scoring.score(request, side_QK, option_QK).items():
@@ -202,7 +204,7 @@ def _member(context: Context, group: str) -> predictor.Member:
     from client_app import predictor
 
     config = data.context_config(context)
-    table = state.population(context.state, group, "table")
+    table = state.population(context.state, group, "table") if config.population_prior else None
     if config.population_prior and table is None:
         raise UserError("population-prior = true, and the sums over groups have not arrived")
     return predictor.Member(state.data(context.state, group), table)
@@ -213,8 +215,10 @@ def _training_groups(context: Context) -> list[predictor.Member]:
     return [_member(context, name) for name in state.groups(context.state) if name not in unseen]
 
 
-def _table(context: Context, weights: ArrayRecord, group: str, *, draw: int) -> Targets:
+def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
     from client_app import predictor
 
+    config = data.context_config(context)
     embedding = state.embedding(state.catalogue(context.state))
-    return predictor.table(data.context_config(context), weights, _member(context, group), embedding, draw=draw)
+    model = predictor.load(config, state.weights(context.state))
+    return predictor.table(config, model, _member(context, group), embedding, draw=draw).probability_QK

@@ -46,6 +46,13 @@ class Member:
     population: FloatArray | None
 
 
+def load(config: Config, weights: ArrayRecord) -> PluralLLM:
+    """PluralLLM of the config's sizes with these weights."""
+    model = PluralLLM(model_config(config))
+    model.load_state_dict(weights.to_torch_state_dict())
+    return model
+
+
 @dataclass(frozen=True)
 class Trained:
     """A node's result of a round: the mean of its groups' weights by number of answers, that number, the loss."""
@@ -82,11 +89,12 @@ def train_round(
     torch.set_num_threads(1)
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
+    model, sent = PluralLLM(model_config(config)), start.to_torch_state_dict()
     for member in groups:
         data = member.data
         if not len(data):
             continue
-        model = _model(config, start)
+        model.load_state_dict(sent)
         seed = child_seed(config.seed, "pluralllm", data.group, round_number)
         result = local_update(
             model,
@@ -120,7 +128,7 @@ class Validated:
 
 def validate(
     config: Config,
-    weights: ArrayRecord,
+    model: PluralLLM,
     groups: Sequence[tuple[Member, GroupData]],
     embedding: OptionEmbedding,
 ) -> Validated:
@@ -128,7 +136,7 @@ def validate(
 
     Args:
         config: context size and seed.
-        weights: of a round.
+        model: with the weights of a round.
         groups: those this node hosts that train, each with its answers to held-out questions.
         embedding: the public table.
     """
@@ -136,7 +144,7 @@ def validate(
     cells, error = 0.0, 0.0
     for member, truth in groups:
         if len(truth):
-            found = table(config, weights, member, embedding, draw=0, rows=truth.question_N)
+            found = table(config, model, member, embedding, draw=0, rows=truth.question_N)
             sums = measure_sums(found.probability_QK, truth.answer_NK, embedding.option_QK[truth.question_N])
             cells += sums["cells"]
             error += sums["cells"] - sums["js_distance"]
@@ -145,7 +153,7 @@ def validate(
 
 def table(
     config: Config,
-    weights: ArrayRecord,
+    model: PluralLLM,
     member: Member,
     embedding: OptionEmbedding,
     *,
@@ -157,16 +165,16 @@ def table(
 
     Args:
         config: context size, number of contexts and seed.
-        weights: the frozen PluralLLM.
+        model: the frozen PluralLLM.
         member: the group, with its training answers: the only source of context.
         embedding: the public table.
         draw: 0 for the contexts of a run's fixed table; another number for fresh ones.
-        rows: questions to predict instead of all, none of which is in `member.data`.
+        rows: questions to predict instead of all, ascending.
         num_context: another context size than the config's.
     """
     torch.set_num_threads(1)
     found = predict_targets(
-        _model(config, weights),
+        model,
         member.data,
         embedding,
         num_context=config.num_context_questions if num_context is None else num_context,
@@ -185,7 +193,7 @@ class Predicted:
     """A group's target table with all that made it."""
 
     config: Config
-    weights: ArrayRecord
+    model: PluralLLM
     member: Member
     embedding: OptionEmbedding
     targets: Targets
@@ -227,12 +235,15 @@ def scores(
     }
     if wire.TRAINING_PART in found:
         found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
+    answered = np.sort(np.concatenate([truth.question_N for truth in parts.values()]))
     for size in CONTEXT_SIZES:
-        smaller = table(predicted.config, predicted.weights, predicted.member, embedding, draw=0, num_context=size)
+        smaller = table(
+            predicted.config, predicted.model, predicted.member, embedding, draw=0, rows=answered, num_context=size
+        )
         for part, truth in parts.items():
-            rows = truth.question_N
+            places = np.searchsorted(answered, truth.question_N)
             found[part][f"{wire.CONTEXT}{size}"] = measure_sums(
-                smaller.probability_QK[rows], truth.answer_NK, embedding.option_QK[rows]
+                smaller.probability_QK[places], truth.answer_NK, embedding.option_QK[truth.question_N]
             )
     return found
 
@@ -251,9 +262,3 @@ def _without_small_differences(sums: dict[str, dict[str, float]]) -> dict[str, d
         for name, measures in sums.items()
         if measures["cells"] == every or MIN_TRAINING_CELLS <= measures["cells"] <= every - MIN_TRAINING_CELLS
     }
-
-
-def _model(config: Config, weights: ArrayRecord) -> PluralLLM:
-    model = PluralLLM(model_config(config))
-    model.load_state_dict(weights.to_torch_state_dict())
-    return model

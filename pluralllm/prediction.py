@@ -140,7 +140,7 @@ def predict_targets(
         seed: run seed; with the group's name it fixes the context.
         num_draws: contexts to average over, >= 1.
         population: (Q, K, W) from `population.with_directions`, for a model that was trained with them.
-        rows: questions to predict, ascending and none of them among the answers; all questions if None.
+        rows: questions to predict, ascending; all questions if None.
 
     Returns:
         The predictions and how far they depend on the draw, of the questions in `rows`.
@@ -167,10 +167,11 @@ def predict_targets(
         order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
         shared = order[:num_context]
         table_QK[:] = public.predict(data, shared[None], wanted[None])[0]
-        if rows is None and len(shared):
+        shared = shared[np.isin(data.question_N[shared], wanted)]
+        if len(shared):
             without_own_CC = np.stack([order[order != row] for row in shared])
             own_C = data.question_N[shared]
-            table_QK[own_C] = public.predict(data, without_own_CC, own_C[:, None])[:, 0]
+            table_QK[np.searchsorted(wanted, own_C)] = public.predict(data, without_own_CC, own_C[:, None])[:, 0]
     mean_QK = draw_RQK.mean(axis=0)
     mean_QK /= mean_QK.sum(axis=1, keepdims=True)
     spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, option_QK, base=np.e)).mean(axis=0)

@@ -3,7 +3,8 @@
 `evaluate` needs the answers of all groups, so it is for experiments and tests, never for a federation's server.
 `local_sums` is what a group computes of its own answers and may tell.
 
-Axis letters: G groups, Q questions, K options, N answered questions, L cells (group, question), B bins.
+Axis letters: G groups, Q questions, R chosen questions, K options, N answered questions, L cells (group, question),
+B bins, F features.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from appa_flwr.rewards import js, js_distance, wasserstein
-from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
+from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.population import population_sums, prior_from_sums
 
 NUM_BINS = 4
@@ -149,7 +150,7 @@ def local_sums(
     sums = {
         PREDICTOR: measured(prediction_QK) | {"spread": float(spread_Q[rows].sum())},
         "uniform": measured(uniform_QK),
-        "nearest-question": measured(nearest_question(known, embedding)),
+        "nearest-question": measure_sums(nearest_question(known, embedding, rows), answer_NK, option_QK[rows]),
     }
     if mean_of_others is not None:
         kept_N = mean_of_others[rows].any(axis=1)
@@ -178,29 +179,33 @@ def measure_sums(
     }
 
 
-def nearest_question(data: GroupData, embedding: OptionEmbedding) -> FloatArray:
+def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None) -> FloatArray:
     """Answer each question as the group answered the most similar other one with as many options.
 
     Args:
         data: the group's answers to choose from.
         embedding: the public table; similar means near in the features of the options, in their order.
+        rows: the questions to answer, R of them; all Q if None.
 
     Returns:
-        (Q, K) distributions, uniform where the group has answered no other question with as many options.
+        (R, K) distributions, uniform where the group has answered no other question with as many options.
     """
-    option_QK = embedding.option_QK
-    table_QK: FloatArray = option_QK / option_QK.sum(axis=1, keepdims=True)
-    flat_QF = embedding.value_QKE.reshape(len(option_QK), -1).astype(np.float64)
-    size_Q = option_QK.sum(axis=1)
-    square_Q = (flat_QF**2).sum(axis=1)
-    distance_QN = square_Q[:, None] + square_Q[data.question_N] - 2.0 * flat_QF @ flat_QF[data.question_N].T
-    distance_QN[size_Q[:, None] != size_Q[data.question_N]] = np.inf
-    distance_QN[data.question_N, np.arange(len(data))] = np.inf  # never the question itself
-    if len(data):
-        nearest_Q = distance_QN.argmin(axis=1)
-        found_Q = np.isfinite(distance_QN.min(axis=1))
-        table_QK[found_Q] = data.answer_NK[nearest_Q[found_Q]]
-    return table_QK
+    rows = np.arange(len(embedding.option_QK)) if rows is None else rows
+    option_RK = embedding.option_QK[rows]
+    table_RK: FloatArray = option_RK / option_RK.sum(axis=1, keepdims=True)
+    if not len(data):
+        return table_RK
+    size_R, size_N = option_RK.sum(axis=1), embedding.option_QK[data.question_N].sum(axis=1)
+    flat_RF, flat_NF = (
+        embedding.value_QKE[chosen].reshape(len(chosen), -1).astype(np.float64) for chosen in (rows, data.question_N)
+    )
+    distance_RN = (flat_RF**2).sum(axis=1)[:, None] + (flat_NF**2).sum(axis=1) - 2.0 * flat_RF @ flat_NF.T
+    distance_RN[size_R[:, None] != size_N] = np.inf
+    distance_RN[rows[:, None] == data.question_N] = np.inf  # never the question itself
+    nearest_R = distance_RN.argmin(axis=1)
+    found_R = np.isfinite(distance_RN.min(axis=1))
+    table_RK[found_R] = data.answer_NK[nearest_R[found_R]]
+    return table_RK
 
 
 def calibration(spread_L: FloatArray, error_L: FloatArray) -> Calibration:

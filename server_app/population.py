@@ -105,7 +105,14 @@ def _exchange_sums(
     exchange = _Exchange(federation, keys)
     count_Q = np.rint(exchange.total(wire.COUNTS, {})["count"]).astype(np.int64)
     allowed_Q = count_Q >= config.population_min_groups
-    progress(2, steps, f"{allowed_Q.sum()} of {len(count_Q)} questions have {config.population_min_groups} groups")
+    asked = (catalogue.train_Q.sum() if config.population_prior else 0) + (
+        (~catalogue.train_Q).sum() if config.mean_of_others else 0
+    )
+    progress(
+        2,
+        steps,
+        f"{allowed_Q.sum()} of {asked} questions were answered by {config.population_min_groups} groups or more",
+    )
     totals = exchange.total(wire.ANSWERS, {"allowed": allowed_Q})
     answer_QK = totals["answers"]
     count_Q = np.where(allowed_Q, count_Q, 0)

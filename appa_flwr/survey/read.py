@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from appa_flwr.errors import UserError
@@ -84,7 +84,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _Policy:
+class Policy:
     """Which answers count; as in `read_survey`."""
 
     refusals: Refusals
@@ -100,6 +100,36 @@ class _Answer:
     shares: FloatArray
     respondents: float | None
     refusal_rate: float | None
+
+
+@dataclass
+class _Reading:
+    """One group's answers as they are read, under its full name, and what ends it early."""
+
+    name: str
+    answers: dict[str, _Answer] = field(default_factory=dict)
+    rejections: list[Rejection] = field(default_factory=list)
+    error: UserError | None = None
+
+    def take(self, table: Table, judged: _Judged, fault: Reason | None, policy: Policy, *, strict: bool) -> None:
+        """Add a row's answer, or why it is none: `fault` where it cannot be told whose it is."""
+        if self.error is not None:
+            return
+        reason = fault or _answer(judged, self.answers, policy)
+        if reason is not None:
+            try:
+                self.rejections.append(_reject(table, judged, reason, strict=strict))
+            except UserError as error:
+                self.error = error
+
+    def result(self, table: Table, min_questions: int) -> Mapping[str, FloatArray] | UserError:
+        if self.error is not None:
+            return self.error
+        if not self.answers:
+            return _unusable(table, f"group {self.name!r} has no usable answer", self.rejections)
+        if len(self.answers) < min_questions:
+            return _too_few(table, self.name, len(self.answers), min_questions)
+        return _shares(self.answers)
 
 
 @dataclass(frozen=True)
@@ -158,14 +188,14 @@ def read_survey(
     return _survey(
         _open(path, refusals),
         groups=groups,
-        policy=_Policy(refusals, min_respondents, min_questions),
+        policy=Policy(refusals, min_respondents, min_questions),
         strict=strict,
         aliases=ALIASES if aliases is None else aliases,
     )
 
 
 def _survey(
-    table: Table, *, groups: Sequence[str] | None, policy: _Policy, strict: bool, aliases: Mapping[str, str]
+    table: Table, *, groups: Sequence[str] | None, policy: Policy, strict: bool, aliases: Mapping[str, str]
 ) -> Survey:
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
     wanted: tuple[str, ...] | None = None
@@ -290,32 +320,52 @@ def read_group(
     Raises:
         UserError: as in `read_survey`.
     """
-    table = _open(path, refusals)
+    policy = Policy(refusals, min_respondents, min_questions)
+    found = read_groups(path, (group,), policy=policy, strict=strict, aliases=aliases)[group]
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def read_groups(
+    path: PathLike,
+    groups: Sequence[str],
+    *,
+    policy: Policy,
+    strict: bool = False,
+    aliases: Mapping[str, str] | None = None,
+) -> dict[str, Mapping[str, FloatArray] | UserError]:
+    """Several groups' answers, each as `read_group` gives them or with the error it would raise, in one pass.
+
+    Raises:
+        UserError: the file is missing, unreadable, of another format or without a needed column.
+    """
+    table = _open(path, policy.refusals)
     table.require(*PUBLIC_REQUIRED, PRIVATE)
     aliases = ALIASES if aliases is None else aliases
     has_groups = "group" in table.columns
-    name = group
-    if has_groups:
-        (name,) = resolve((group,), _groups(table, aliases), aliases=aliases, source=table.source)
-    mine: dict[str, _Answer] = {}
-    rejections: list[Rejection] = []
-    policy = _Policy(refusals, min_respondents)
-    for judged in _judge(table, {}, refusals=refusals, aliases=aliases):
-        if not has_groups:
-            reason = _answer(judged, mine, policy)
-        elif isinstance(judged.group, Reason):
-            reason = judged.reason or judged.group
-        elif judged.group.full == name:
-            reason = _answer(judged, mine, policy)
-        else:
-            continue
-        if reason is not None:
-            rejections.append(_reject(table, judged, reason, strict=strict))
-    if not mine:
-        raise _unusable(table, f"group {name!r} has no usable answer", rejections)
-    if len(mine) < min_questions:
-        raise _too_few(table, name, len(mine), min_questions)
-    return _shares(mine)
+    names = _groups(table, aliases) if has_groups else ()
+    readings: dict[str, _Reading] = {}
+    for group in groups:
+        readings[group] = _Reading(group)
+        if has_groups:
+            try:
+                (readings[group].name,) = resolve((group,), names, aliases=aliases, source=table.source)
+            except UserError as error:
+                readings[group].error = error
+    everyone = list(readings.values())
+    by_name: dict[str, list[_Reading]] = {}
+    for reading in everyone:
+        by_name.setdefault(reading.name, []).append(reading)
+    for judged in _judge(table, {}, refusals=policy.refusals, aliases=aliases):
+        concerned, fault = everyone, None
+        if has_groups and isinstance(judged.group, Reason):
+            fault = judged.reason or judged.group
+        elif has_groups and isinstance(judged.group, GroupName):
+            concerned = by_name.get(judged.group.full, [])
+        for reading in concerned:
+            reading.take(table, judged, fault, policy, strict=strict)
+    return {group: reading.result(table, policy.min_questions) for group, reading in readings.items()}
 
 
 def group_names(
@@ -337,7 +387,7 @@ def group_names(
     table = _open(path, refusals)
     aliases = ALIASES if aliases is None else aliases
     if min_questions > 1 and PRIVATE in table.columns:
-        policy = _Policy(refusals, min_respondents, min_questions)
+        policy = Policy(refusals, min_respondents, min_questions)
         return _survey(table, groups=None, policy=policy, strict=False, aliases=aliases).groups
     names = _groups(table, aliases)
     return tuple(dict.fromkeys(name.full for name in names))
@@ -455,7 +505,7 @@ def _ordinal(scale: Sequence[float | None] | None, kept: Sequence[int]) -> tuple
     return placed if len(placed) == len(kept) and len(set(placed)) > 1 else None
 
 
-def _answer(judged: _Judged, mine: dict[str, _Answer], policy: _Policy) -> Reason | None:
+def _answer(judged: _Judged, mine: dict[str, _Answer], policy: Policy) -> Reason | None:
     """Adds the row's distribution to the group's answers, or says why not."""
     if judged.entry is None:
         return judged.reason

@@ -59,10 +59,14 @@ def embedding() -> OptionEmbedding:
 def groups(embedding) -> list[Member]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
     found = []
-    for g, name in enumerate(data.all_groups(CONFIG)):
-        answers = dict(list(data.answers(CONFIG, {}, name).items())[: 5 if g == 0 else None])
+    for g, (name, mine) in enumerate(data.answers(CONFIG, {}, data.all_groups(CONFIG)).items()):
+        answers = dict(list(mine.items())[: 5 if g == 0 else None])
         found.append(member(group_data(name, answers, embedding=embedding)))
     return found
+
+
+def loaded(weights: ArrayRecord) -> PluralLLM:
+    return predictor.load(CONFIG, weights)
 
 
 def flat(weights: ArrayRecord) -> np.ndarray:
@@ -131,7 +135,7 @@ def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
 
 
 def test_a_table_holds_distributions_over_real_options(start, embedding, groups):
-    table_QK = predictor.table(CONFIG, start, groups[0], embedding, draw=0).probability_QK
+    table_QK = predictor.table(CONFIG, loaded(start), groups[0], embedding, draw=0).probability_QK
     assert table_QK.shape == embedding.option_QK.shape
     assert (table_QK[embedding.option_QK] > 0).all()
     assert not table_QK[~embedding.option_QK].any()
@@ -153,8 +157,9 @@ def test_one_draw_says_nothing_of_uncertainty_and_several_do(start, embedding, g
     model = PluralLLM(model_config(CONFIG))
     torch.manual_seed(3)  # a fresh network answers the same whatever its context
     noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
-    one = predictor.table(CONFIG, noisy, groups[1], embedding, draw=0)
-    several = predictor.table(Config.load({**CONFIG.flat(), "pluralllm-draws": 3}), noisy, groups[1], embedding, draw=0)
+    one = predictor.table(CONFIG, loaded(noisy), groups[1], embedding, draw=0)
+    config = Config.load({**CONFIG.flat(), "pluralllm-draws": 3})
+    several = predictor.table(config, loaded(noisy), groups[1], embedding, draw=0)
     assert not one.spread_Q.any()
     assert (several.spread_Q > 0).all()
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
@@ -168,8 +173,8 @@ def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=N
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[answers.question_N] = answers.answer_NK
     truth_QK[~train_Q] = answers.answer_NK[0]
-    found = predictor.table(CONFIG, start, mine, embedding, draw=0)
-    predicted = Predicted(CONFIG, start, mine, embedding, found)
+    found = predictor.table(CONFIG, loaded(start), mine, embedding, draw=0)
+    predicted = Predicted(CONFIG, loaded(start), mine, embedding, found)
     return predictor.scores(predicted, truth_QK, train_Q, mean_of_others=mean_of_others), (~train_Q).sum()
 
 
@@ -224,12 +229,12 @@ def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embeddi
     for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
         option_K = embedding.option_QK[row]
         distances.append(jensenshannon(np.full(option_K.sum(), 1 / option_K.sum()), answer_K[option_K]))
-    found = predictor.validate(CONFIG, start, [(mine, truth)], embedding)
+    found = predictor.validate(CONFIG, loaded(start), [(mine, truth)], embedding)
     assert found.cells == len(held_out)
     assert found.error == pytest.approx(np.mean(distances), abs=1e-6)
     nobody = GroupData("Nobody", whole.question_N[:0], whole.answer_NK[:0])
     one = GroupData("One", truth.question_N[:1], truth.answer_NK[:1])
-    several = predictor.validate(CONFIG, start, [(mine, nobody), (mine, truth), (mine, one)], embedding)
+    several = predictor.validate(CONFIG, loaded(start), [(mine, nobody), (mine, truth), (mine, one)], embedding)
     assert several.cells == len(held_out) + 1
     assert several.error == pytest.approx((sum(distances) + distances[0]) / (len(held_out) + 1), abs=1e-6)
-    assert predictor.validate(CONFIG, start, [(mine, nobody)], embedding) == predictor.Validated(0, 0.0)
+    assert predictor.validate(CONFIG, loaded(start), [(mine, nobody)], embedding) == predictor.Validated(0, 0.0)

@@ -611,3 +611,35 @@ def test_options_off_the_scale_leave_it_only_if_they_are_dropped(jsonl):
     assert [question.ordinal for question in read.read_questions(path)] == [None, (5.0, 5.0, 6.0), None]
     # Without the refusal q2 has two options in one place, which is no order.
     assert [question.ordinal for question in read.read_questions(path, refusals="drop")] == [(1.0, 2.0), None, None]
+
+
+def test_several_groups_in_one_pass_are_as_each_alone(jsonl):
+    path = jsonl(
+        row("q1", "A"),
+        row("q1", "B", (0.1, 0.1, 0.8)),
+        row("q2", "B", (9.0, 9.0, 9.0)),
+        row("q2", "A", (0.2, 0.2, 0.6)),
+        row("q3", "C", (0.0, 0.0, 0.0)),
+        row("q1", "Britain"),
+        row("q3", ""),
+    )
+    names = ("B", "A", "C", "Nobody", "Great Britain", "Britain")
+    found = read.read_groups(path, names, policy=read.Policy("drop", 0, 1))
+    assert tuple(found) == names
+    for name, mine in found.items():
+        if isinstance(mine, UserError):
+            with pytest.raises(UserError) as alone:
+                read.read_group(path, name, refusals="drop")
+            assert str(alone.value) == str(mine)
+        else:
+            alone_mine = read.read_group(path, name, refusals="drop")
+            assert list(mine) == list(alone_mine)
+            assert all((mine[key] == alone_mine[key]).all() for key in mine)
+    assert [name for name, mine in found.items() if isinstance(mine, UserError)] == ["C", "Nobody"]
+
+
+def test_strict_ends_the_group_with_the_bad_row_and_no_other(jsonl):
+    path = jsonl(row("q1", "A"), row("q2", "A", (9.0, 9.0, 9.0)), row("q3", "A"), row("q1", "B"))
+    found = read.read_groups(path, ("A", "B"), policy=read.Policy("keep", 0, 1), strict=True)
+    assert "row 2" in str(found["A"])
+    assert set(found["B"]) == {"q1"}

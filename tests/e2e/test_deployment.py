@@ -33,6 +33,7 @@ TINY_LOOP = {
     "sft-steps": 2,
     "num-iterations": 3,
     "pluralllm-rounds": 1,
+    "pluralllm-validate-every": 0,
     "embedding-dim": 16,
     "rollout-batch-size": 16,
     "num-mini-batches": 2,

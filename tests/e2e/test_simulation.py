@@ -49,6 +49,7 @@ THRESHOLD, DECAY, TEMPERATURE = 1.1, 0.7, 0.02
 AVERAGE_SLACK, WORST_SLACK = 1e-4, 0.02
 PHASES = (
     "join",
+    "population",
     "pluralllm",
     "targets",
     "votes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import families
@@ -46,11 +47,27 @@ SMALL = {
 }
 
 
+class InLine(Executor):
+    """Does at once what would run beside.
+
+    A model loaded in bfloat16 changes the default dtype of the whole process, and here groups train in the same one.
+    """
+
+    def __init__(self, **_) -> None:
+        pass
+
+    def submit(self, task, *args):
+        done = Future()
+        done.set_result(task(*args))
+        return done
+
+
 def run_of(name, folder, **keys):
     questions = build_catalogue(Config.load(SMALL)).questions
     places = {"model": str(families.save(name, folder / "model", questions)), "output-dir": str(folder / "runs")}
     config = Config.load({**SMALL, **places, "run-name": "r", **keys})
     with flower_task(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server, "ThreadPoolExecutor", InLine)
         patched.setattr(server.report, "build", lambda path: path / "report.html")  # seconds of plots
         server.app(InProcessGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return config

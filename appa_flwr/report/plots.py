@@ -590,6 +590,9 @@ def loss_curve(rounds: Sequence[Round], *, chosen: int) -> bytes:
     return _png(draw)
 
 
+CONTEXT_COLUMNS = 2
+
+
 def predictor_by_context(curves: Sequence[ContextCurve]) -> bytes:
     """The predictor's score against the number of context answers, beside the baselines.
 
@@ -603,8 +606,13 @@ def predictor_by_context(curves: Sequence[ContextCurve]) -> bytes:
     sizes = sorted({size for curve in curves for size in curve.js})
 
     def draw() -> Figure:
-        figure = _figure(WIDTH, 4.6)
-        panels = figure.subplots(1, len(curves), sharex=True, sharey=True, squeeze=False)[0]
+        columns = min(CONTEXT_COLUMNS, len(curves))
+        rows = -(-len(curves) // columns)
+        figure = _figure(WIDTH, 1.0 + 3.6 * rows)
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        panels, spare = grid.flat[: len(curves)], grid.flat[len(curves) :]
+        for axes in spare:
+            axes.remove()
         handles: dict[str, Line2D] = {}
         for axes, curve in zip(panels, curves, strict=True):
             colour, marker = styles["pluralllm"]
@@ -616,12 +624,14 @@ def predictor_by_context(curves: Sequence[ContextCurve]) -> bytes:
                     value, color=styles[name][0], linestyle=LEVEL_DASHES[name], linewidth=1.8, zorder=2
                 )
             axes.margins(y=0.08)
-            axes.set_xlabel("context answers of the group (logarithmic)")
             axes.set_title(_context_title(curve), fontsize=10)
         panels[0].set_xscale("log", base=2)
         panels[0].set_xticks(sizes, [str(size) for size in sizes])
         panels[0].minorticks_off()
-        panels[0].set_ylabel("JS against held-out answers (0 to 1)")
+        for axes in panels[-columns:]:  # each is the lowest of its column
+            axes.set_xlabel("context answers of the group (logarithmic)")
+            axes.tick_params(labelbottom=True)
+        figure.supylabel("JS against the groups' own answers (0 to 1)", fontsize=10)
         figure.suptitle("PluralLLM by context size; higher is better", fontsize=11)
         order = [name for name in predictor.PREDICTORS if name in handles]
         figure.legend(

@@ -644,6 +644,17 @@ def test_seen_groups_alone_have_one_panel(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("figures")
+def test_panels_of_several_parts_stand_below_each_other(tmp_path: Path) -> None:
+    parts = ("seen/held-out", "seen/training", "unseen/held-out")
+    several = {part: {"8": predictor_scores(0.9)} for part in parts}
+    figure: Any = plots.predictor_by_context(predictor.context_curves(found_predictor(tmp_path, by_context=several)))
+    boxes = [axes.get_position() for axes in figure.axes]
+    assert len(boxes) == 3
+    assert boxes[0].y0 == boxes[1].y0 > boxes[2].y1
+    assert boxes[0].x1 < boxes[1].x0
+
+
+@pytest.mark.usefixtures("figures")
 def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -> None:
     found = found_predictor(tmp_path)
     figure: Any = report._predictor_pictures(found)["pluralllm"][0]

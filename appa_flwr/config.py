@@ -555,6 +555,10 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
     for key in PATH_KEYS:
         if flat[key] not in ("", GENERATED_SURVEY, HUB_SURVEY) or key == "output-dir":
             flat[key] = str(_absolute(key, str(flat[key]), folder))
+    if (weights := str(flat["pluralllm-checkpoint"])) and not os.path.isfile(weights):
+        raise UserError(
+            f'pluralllm-checkpoint = "{weights}": there is no such file; give the pluralllm.safetensors of a run'
+        )
     for key in ("model", "embedding-model"):  # a folder, or a name
         if flat[key] not in ("", TINY_MODEL) and os.path.isdir(path := _absolute(key, str(flat[key]), folder)):
             flat[key] = str(path)

@@ -269,6 +269,14 @@ def test_a_path_that_leads_nowhere_is_one_line(tmp_path, key):
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_that_is_not_there_is_told_before_anything_starts(tmp_path):
+    (tmp_path / "there.safetensors").touch()
+    found = assemble(None, ["pluralllm-checkpoint=there.safetensors"], folder=tmp_path)
+    assert found.pluralllm_checkpoint == str(tmp_path / "there.safetensors")
+    with pytest.raises(UserError, match=r'^pluralllm-checkpoint = ".*/none\.safetensors": there is no such file'):
+        assemble(None, ["pluralllm-checkpoint=none.safetensors"], folder=tmp_path)
+
+
 def test_what_no_folder_can_be_called_may_still_be_a_name(tmp_path):
     assert assemble(None, ["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000
 

@@ -129,7 +129,14 @@ class Config(BaseModel):
         description="rounds between scores on the training groups' held-out questions; the best is kept; 0 = last",
     )
     population_prior: bool = Field(
-        False, description="the predictor knows the other groups' mean and directions; nodes send sums of their answers"
+        False,
+        description="the predictor knows the other groups' mean answer; nodes send sums of their training answers",
+    )
+    population_directions: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="ways in which groups differ that it knows too; in simulations only, see docs/pluralllm.md",
     )
     mean_of_others: bool = Field(
         True, description="score the mean of the other groups too; nodes send sums of their held-out answers"
@@ -271,6 +278,8 @@ class Config(BaseModel):
                 raise ValueError(f'unseen-groups names "{name}", which is not one of groups')
         if known is not None and len(unseen) >= known:
             raise ValueError("unseen-groups names all groups; at least one must train the predictor")
+        if self.population_directions and not self.population_prior:
+            raise ValueError("population-directions are part of the prior and need population-prior = true")
         if self.population_prior and known is not None and known - len(unseen) < self.population_min_groups:
             raise ValueError(
                 f"population-prior needs population-min-groups = {self.population_min_groups} groups that train, and "

@@ -45,6 +45,15 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
+def usable(public: bytes) -> bool:
+    """Whether a public key can be agreed with; some points of low order cannot, and would stop every other node."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def mask(
     arrays: Mapping[str, FloatArray], *, private: bytes, public_keys: Sequence[bytes], step: str
 ) -> dict[str, Masked]:

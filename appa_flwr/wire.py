@@ -38,9 +38,6 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 """Which of a group's own answers PluralLLM is measured on."""
 
-CONTEXT = "context-"
-"""Before a number, the name of PluralLLM's score with so many context questions."""
-
 _GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _SUMS, _WEIGHTS, _SETTINGS, _KEYS, _TABLES, _MASKED = (
     "groups", "rewards", "votes", "counts", "sums", "weights", "settings", "keys", "tables", "masked",
 )  # fmt: skip

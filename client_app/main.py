@@ -148,7 +148,7 @@ def targets(message: Message, context: Context) -> Message:
             predictor.Predicted(config, model, member, embedding, found),
             state.truth(context.state, name),
             public.train_Q,
-            mean_of_others=state.population(context.state, name, "mean"),
+            mean_of_others=state.population(context.state, name, "mean") if config.mean_of_others else None,
         )
         if state.has_targets(context.state, name):
             # Weights made for the purpose, sent again and again, would tell the training answers bit by bit.

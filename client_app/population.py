@@ -26,15 +26,9 @@ from pluralllm.data import BoolArray, FloatArray, GroupData
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
-_ORDER = tuple(
-    wire.SumsRequest(step, number).label
-    for step, number in (
-        (wire.KEYS, 0),
-        (wire.COUNTS, 0),
-        (wire.ANSWERS, 0),
-        *((wire.DIRECTIONS, number) for number in range(1, population.DIRECTION_ROUNDS)),
-    )
-)
+# at home: whoever takes one part out of the sum of three still sees that of two
+MIN_NODES = 3
+_TOTALS = (wire.KEYS, wire.COUNTS, wire.ANSWERS)
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,8 @@ class Node:
         config: the run's.
         train_Q: which questions are for training.
         option_QK: True where a question has that option.
-        at_home: whether it runs at the groups' own place; in a simulation all nodes are one party.
+        at_home: whether it runs at the groups' own place, as a party of its own; in a simulation every group counts as
+            one, whatever node it is on.
     """
 
     memory: RecordDict
@@ -54,6 +49,13 @@ class Node:
     train_Q: BoolArray
     option_QK: BoolArray
     at_home: bool
+
+    @property
+    def order(self) -> list[str]:
+        """The steps of the exchange, each asked for once."""
+        rounds = range(1, population.DIRECTION_ROUNDS) if self.config.population_directions else ()
+        requests = [wire.SumsRequest(step) for step in _TOTALS] + [wire.SumsRequest(wire.DIRECTIONS, n) for n in rounds]
+        return [request.label for request in requests]
 
     @property
     def seen(self) -> list[str]:
@@ -83,11 +85,14 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
     """
     if not (node.config.population_prior or node.config.mean_of_others):
         raise UserError("sums were asked for, and population-prior and mean-of-others are both false")
+    if node.at_home and node.config.population_directions:
+        # With public starting positions these sums are as many equations as there are answers.
+        raise UserError("sums: population-directions would give every group's answers away; at home it must be 0")
     if request.step == wire.FIT:
         _fit(request.tables, node)
         return wire.SumsReply()
     memory = state.exchange(node.memory)
-    expected = dict(enumerate(_ORDER)).get(memory.steps_done)
+    expected = dict(enumerate(node.order)).get(memory.steps_done)
     if request.label != expected:
         # Asked twice, with other nodes or questions, the difference of two sums would be one node's answers.
         raise UserError(f"sums: the step {request.label} was asked for, and the next one is {expected or 'none'}")
@@ -98,12 +103,9 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
         return wire.SumsReply(public_key=secure_sum.public_key(private))
     if memory.public_keys not in ((), request.public_keys):
         raise UserError("sums: the nodes that take part have changed since the first step")
-    if node.at_home and len(request.public_keys) < node.config.population_min_groups:
-        # Whoever hosts several groups can take all of them out of a sum, so parties count here.
-        raise UserError(
-            f"sums: {len(request.public_keys)} nodes take part, and population-min-groups = "
-            f"{node.config.population_min_groups} asks for as many"
-        )
+    least = max(MIN_NODES, node.config.population_min_groups)
+    if node.at_home and len(request.public_keys) < least:
+        raise UserError(f"sums: {len(request.public_keys)} nodes take part, and at home they must be {least}")
     part = {wire.COUNTS: _counts, wire.ANSWERS: _answers, wire.DIRECTIONS: _directions}[request.step](
         request.tables, node
     )
@@ -114,23 +116,31 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
 
 
 def _counts(tables: Arrays, node: Node) -> dict[str, FloatArray]:
-    """How many groups answered each question: which sums may be made."""
+    """How many groups, and how many parties, answered each question: which sums may be made.
+
+    Whoever hosts several groups can take all of them out of a sum, so at home they are one party.
+    """
     count_Q = np.zeros(len(node.train_Q))
     for name in node.seen:
         count_Q[node.shared(name, np.ones_like(node.train_Q)).question_N] += 1
-    return {"count": count_Q}
+    return {"count": count_Q, "parties": np.minimum(count_Q, 1.0) if node.at_home else count_Q}
 
 
 def _answers(tables: Arrays, node: Node) -> dict[str, FloatArray]:
-    """The sum of the answers; and with the prior, sums over the positions that the groups start from."""
+    """The sum of the answers; and for directions, sums over the positions that the groups start from."""
     allowed_Q = tables["allowed"].astype(bool)
     answer_QK = np.zeros(node.option_QK.shape)
     for name in node.seen:
         data = node.shared(name, allowed_Q)
         answer_QK[data.question_N] += data.answer_NK
-        state.remember_position(node.memory, name, population.starting_position(name, seed=node.config.seed))
     sums: dict[str, FloatArray] = {"answers": answer_QK}
-    return sums | _direction_sums(allowed_Q, node) if node.config.population_prior else sums
+    directions = node.config.population_directions
+    if not directions:
+        return sums
+    for name in node.seen:
+        start_F = population.starting_position(name, seed=node.config.seed, num_directions=directions)
+        state.remember_position(node.memory, name, start_F)
+    return sums | _direction_sums(allowed_Q, node)
 
 
 def _directions(tables: Arrays, node: Node) -> dict[str, FloatArray]:
@@ -160,17 +170,19 @@ def _fit(tables: Arrays, node: Node) -> None:
     A group that is within the sums takes its own share out first.
     """
     answer_QK, count_Q = tables["answers"], np.rint(tables["count"]).astype(np.int64)
-    allowed_Q = count_Q >= node.config.population_min_groups
-    sums = population.DirectionSums.of(tables) if node.config.population_prior else None
+    allowed_Q = count_Q > 0
+    sums = population.DirectionSums.of(tables) if node.config.population_directions else None
+    within = node.seen if state.exchange(node.memory).steps_done == len(node.order) else []
     for name in state.groups(node.memory):
-        own = node.shared(name, allowed_Q) if name in node.seen else None
-        mean_QK = population.prior_from_sums(answer_QK, count_Q, own=own, min_groups=node.config.population_min_groups)
-        table_QKW = None
+        own = node.shared(name, allowed_Q) if name in within else None
+        mean_QK = population.prior_from_sums(answer_QK, count_Q, own=own, min_groups=1)
+        known_QK = np.where(node.train_Q[:, None], mean_QK, 0.0)
+        direction_QKF = None
         if sums is not None:
             others = sums
             if own is not None:
                 trained = node.shared(name, allowed_Q, training_only=True)
                 others = sums.without(trained, state.position(node.memory, name))
-            known_QK = np.where(node.train_Q[:, None], mean_QK, 0.0)
-            table_QKW = population.with_directions(known_QK, population.directions_from_sums(others, known_QK))
+            direction_QKF = population.directions_from_sums(others, known_QK)
+        table_QKW = population.with_directions(known_QK, direction_QKF) if node.config.population_prior else None
         state.remember_population(node.memory, name, mean_QK, table_QKW)

@@ -24,13 +24,12 @@ from appa_flwr.seeds import child_seed
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.model import PluralLLM
 from pluralllm.prediction import Targets, predict_targets
-from pluralllm.scores import PREDICTOR, local_sums, measure_sums
+from pluralllm.scores import CONTEXT_SIZES, MEASURES, PREDICTOR, by_size, local_sums, measure_sums
 from pluralllm.settings import episode_config, model_config
 from pluralllm.training import local_update
 
 # sums over a few training answers would tell what these answers are
 MIN_TRAINING_CELLS = 10
-CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def scores(
 
     Returns:
         The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and the
-        like are PluralLLM with so many context questions.
+        like are PluralLLM with so many context questions, left out for both parts where the answers are so few.
     """
     data, embedding, targets = predicted.member.data, predicted.embedding, predicted.targets
     parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, train_Q)}
@@ -235,17 +234,39 @@ def scores(
     }
     if wire.TRAINING_PART in found:
         found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
+    if len(data) >= MIN_TRAINING_CELLS:
+        for size in CONTEXT_SIZES:
+            for part, sums in _sums_by_size(predicted, parts, size=size).items():
+                found[part][by_size(size)] = sums
+    return found
+
+
+def _sums_by_size(predicted: Predicted, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
+    """Part -> sums of PluralLLM's scores with `size` context questions.
+
+    Small contexts are drawn so often that at least `MIN_TRAINING_CELLS` answers have been in one: the server knows the
+    weights, and the scores that follow from a single answer would tell it.
+    """
     answered = np.sort(np.concatenate([truth.question_N for truth in parts.values()]))
-    for size in CONTEXT_SIZES:
-        smaller = table(
-            predicted.config, predicted.model, predicted.member, embedding, draw=0, rows=answered, num_context=size
+    num_draws = -(-MIN_TRAINING_CELLS // size)
+    total = {part: dict.fromkeys((*MEASURES, "cells"), 0.0) for part in parts}
+    for draw in range(num_draws):
+        found = table(
+            predicted.config,
+            predicted.model,
+            predicted.member,
+            predicted.embedding,
+            draw=draw,
+            rows=answered,
+            num_context=size,
         )
         for part, truth in parts.items():
             places = np.searchsorted(answered, truth.question_N)
-            found[part][f"{wire.CONTEXT}{size}"] = measure_sums(
-                smaller.probability_QK[places], truth.answer_NK, embedding.option_QK[truth.question_N]
-            )
-    return found
+            option_NK = predicted.embedding.option_QK[truth.question_N]
+            for name, value in measure_sums(found.probability_QK[places], truth.answer_NK, option_NK).items():
+                total[part][name] += value / num_draws
+    # a number of answers divided and added up again may miss itself by a bit
+    return {part: sums | {"cells": float(round(sums["cells"]))} for part, sums in total.items()}
 
 
 def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: BoolArray) -> GroupData:

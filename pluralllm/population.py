@@ -3,12 +3,13 @@
 The mean says what any group is likely to answer. How groups differ is told by a few directions: on every question, how
 the answer changes as one moves from one kind of group to another. A group's few context answers say where it lies
 on them, and so what it answers elsewhere. Directions are found by alternating least squares (matrix factorisation):
-each group finds its own position on the directions it is sent, and only sums over groups leave the nodes. The
-positions themselves are never sent alone. All of it is in square roots of shares: equal steps there are about
-equally far in Jensen-Shannon distance, and rare answers neither vanish nor dominate as in shares and in logs.
+each group finds its own position on the directions it is sent, and sums over groups give the next. All of it is in
+square roots of shares: equal steps there are about equally far in Jensen-Shannon distance, and rare answers neither
+vanish nor dominate as in shares and in logs.
 
-It tells more about the groups than weights do, so it is off unless asked for. A question that fewer than
-`min_groups` groups answered has no prior: with three, whoever takes the own share out still sees the sum of two.
+It tells more about the groups than weights do, so it is off unless asked for. A question that fewer than `min_groups`
+groups answered has no prior. The sums behind the directions can be solved for every group's answers: they are for
+simulations, and `client_app.population` refuses them elsewhere.
 
 Axis letters: Q questions, K options, N questions the group answered, F directions, W = 1 + F: the mean, the directions.
 """
@@ -149,7 +150,7 @@ def position(data: GroupData, prior_QK: FloatArray, direction_QKF: FloatArray) -
     rows = data.question_N[prior_QK[data.question_N].any(axis=1)]
     answer_NK = data.answer_NK[np.isin(data.question_N, rows)]
     residual_L = (np.sqrt(answer_NK) - np.sqrt(prior_QK[rows])).ravel()
-    direction_LF = direction_QKF[rows].reshape(-1, direction_QKF.shape[-1])
+    direction_LF = direction_QKF[rows].reshape(len(residual_L), direction_QKF.shape[-1])
     square_FF = direction_LF.T @ direction_LF + POSITION_SHRINKAGE * np.eye(direction_LF.shape[1])
     found_F: FloatArray = np.linalg.solve(square_FF, direction_LF.T @ residual_L)
     return found_F

@@ -163,6 +163,8 @@ def predict_targets(
     wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
     option_QK = embedding.option_QK[wanted]
     draw_RQK = np.zeros((num_draws, *option_QK.shape))
+    if not len(wanted):
+        return Targets(draw_RQK[0], np.zeros(0))
     for draw, table_QK in enumerate(draw_RQK):
         order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
         shared = order[:num_context]

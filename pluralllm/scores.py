@@ -24,6 +24,13 @@ NUM_BINS = 4
 MEASURES = ("js", "js_distance", "wasserstein")
 PREDICTOR, SHARED, CALIBRATION = "pluralllm", "pluralllm-shared", "calibration"
 MEAN_OF_OTHERS = "mean-of-others"
+UNIFORM, NEAREST = "uniform", "nearest-question"
+CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def by_size(num_context: int) -> str:
+    """Name of PluralLLM's score with so many context questions."""
+    return f"context-{num_context}"
 
 
 @dataclass(frozen=True)
@@ -103,11 +110,11 @@ def evaluate(
     mean_GQK = np.stack([_mean_of_others(data.group, everyone, embedding) for data in truth])
     predictors = {
         "pluralllm": prediction_GQK,
-        "uniform": np.broadcast_to(uniform_QK, answer_GQK.shape),
+        UNIFORM: np.broadcast_to(uniform_QK, answer_GQK.shape),
         MEAN_OF_OTHERS: np.where(mean_GQK.any(axis=2, keepdims=True), mean_GQK, uniform_QK),
     }
     if known is not None:
-        predictors["nearest-question"] = np.stack([nearest_question(data, embedding) for data in known])
+        predictors[NEAREST] = np.stack([nearest_question(data, embedding) for data in known])
     return {name: _score(table, answer_GQK, option_QK) for name, table in predictors.items()}
 
 
@@ -149,8 +156,8 @@ def local_sums(
     uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
     sums = {
         PREDICTOR: measured(prediction_QK) | {"spread": float(spread_Q[rows].sum())},
-        "uniform": measured(uniform_QK),
-        "nearest-question": measure_sums(nearest_question(known, embedding, rows), answer_NK, option_QK[rows]),
+        UNIFORM: measured(uniform_QK),
+        NEAREST: measure_sums(nearest_question(known, embedding, rows), answer_NK, option_QK[rows]),
     }
     if mean_of_others is not None:
         kept_N = mean_of_others[rows].any(axis=1)
@@ -193,7 +200,7 @@ def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray
     rows = np.arange(len(embedding.option_QK)) if rows is None else rows
     option_RK = embedding.option_QK[rows]
     table_RK: FloatArray = option_RK / option_RK.sum(axis=1, keepdims=True)
-    if not len(data):
+    if not len(data) or not len(rows):
         return table_RK
     size_R, size_N = option_RK.sum(axis=1), embedding.option_QK[data.question_N].sum(axis=1)
     flat_RF, flat_NF = (

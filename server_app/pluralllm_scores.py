@@ -9,13 +9,25 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from appa_flwr import wire
-from pluralllm.scores import CALIBRATION, MEAN_OF_OTHERS, MEASURES, PREDICTOR, SHARED
+from pluralllm.scores import (
+    CALIBRATION,
+    CONTEXT_SIZES,
+    MEAN_OF_OTHERS,
+    MEASURES,
+    NEAREST,
+    PREDICTOR,
+    SHARED,
+    UNIFORM,
+    by_size,
+)
 
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
 CELLS, SPREAD, RANK_CORRELATION = "cells", "spread", "rank_correlation"
-ALWAYS = (PREDICTOR, "uniform", "nearest-question")
+ALWAYS = (PREDICTOR, UNIFORM, NEAREST)
 SOMETIMES = (MEAN_OF_OTHERS, SHARED)
+BY_SIZE = {by_size(size): str(size) for size in CONTEXT_SIZES}
+NAME_LENGTH = 40  # of a stranger's name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
 ROUNDING = 1e-6
@@ -32,15 +44,18 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
         if (wire.HELD_OUT_PART, name) not in sums:
             return f"no score of {name} on held-out questions"
     for (part, name), measures in sums.items():
-        known = name in (*ALWAYS, *SOMETIMES, CALIBRATION) or _context_size(name) is not None
-        if part not in sizes or not known:
-            return f"a score of '{name}' on '{part}', which nobody asked for"
+        if part not in sizes or name not in (*ALWAYS, *SOMETIMES, *BY_SIZE, CALIBRATION):
+            return f"a score of '{name[:NAME_LENGTH]}' on '{part[:NAME_LENGTH]}', which nobody asked for"
         expected = {CELLS, RANK_CORRELATION} if name == CALIBRATION else {CELLS, *MEASURES}
         if set(measures) != (expected | {SPREAD} if name == PREDICTOR else expected):
-            return f"measures {', '.join(sorted(measures))} of {name}"
+            return f"other measures of {name} than {', '.join(sorted(expected))}"
         cells = measures[CELLS]
         if not 0 <= cells <= sizes[part] or cells != int(cells):
             return f"{cells} answers scored of {sizes[part]}"
+        like = SHARED if name == MEAN_OF_OTHERS else PREDICTOR
+        # Scores are compared with each other, so they must be of the same answers.
+        if name != SHARED and cells != sums.get((part, like), {}).get(CELLS):
+            return f"{cells} answers scored of {name}, others of {like}"
         low = -1.0 if name == CALIBRATION else 0.0
         if not all(low * cells - ROUNDING <= value <= cells + ROUNDING for value in measures.values()):
             return f"scores of {name} out of range"
@@ -70,7 +85,7 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
             total = pooled.setdefault((part_name, name), {})
             for measure, value in measures.items():
                 total[measure] = total.get(measure, 0.0) + value
-            if name != CALIBRATION and _context_size(name) is None:
+            if name != CALIBRATION and name not in BY_SIZE:
                 groups[group].setdefault(part_name, {})[name] = _means(measures)
     found: dict[str, dict[str, dict[str, float]]] = {}
     calibration: dict[str, dict[str, float]] = {}
@@ -80,19 +95,13 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
         if name == CALIBRATION:
             calibration.setdefault(part_name, {})[RANK_CORRELATION] = means[RANK_CORRELATION]
             continue
-        if (size := _context_size(name)) is not None:
-            by_context.setdefault(part_name, {})[size] = means
+        if name in BY_SIZE:
+            by_context.setdefault(part_name, {})[BY_SIZE[name]] = means
             continue
         if name == PREDICTOR:
             calibration.setdefault(part_name, {})[SPREAD] = means[SPREAD]
         found.setdefault(part_name, {})[name] = {key: value for key, value in means.items() if key != SPREAD}
     return {"scores": found, "groups": groups, "by_context": by_context, "calibration": calibration}
-
-
-def _context_size(name: str) -> str | None:
-    """The number of context questions a score is for, as text; None for any other score."""
-    size = name.removeprefix(wire.CONTEXT)
-    return size if name != size and size.isdecimal() else None
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:

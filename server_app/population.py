@@ -1,6 +1,6 @@
 """The sums over groups, from the server's side: which are made, in which order, and what the totals are.
 
-keys -> counts -> answers -> (with the population prior: directions, several times) -> fit
+keys -> counts -> answers -> (with directions: directions, several times) -> fit
 
 The server learns totals over all groups that train, of questions that `population-min-groups` of them or more answered.
 
@@ -27,6 +27,10 @@ FloatArray = npt.NDArray[np.float64]
 Progress = Callable[[int, int, str], None]
 
 log = logging.getLogger("appa.server")
+
+
+# float32 shares of a few hundred groups, added up
+TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,10 @@ def exchange_sums(
 def _exchange_sums(
     federation: Federation, config: Config, catalogue: wire.Catalogue, *, progress: Progress
 ) -> PopulationSummary:
-    steps = 4 + (DIRECTION_ROUNDS - 1 if config.population_prior else 0)
+    steps = 4 + (DIRECTION_ROUNDS - 1 if config.population_directions else 0)
     seen = [name for name in federation.groups if name not in config.unseen_group_names]
     replies = federation.sums(wire.SumsRequest(wire.KEYS), nodes=federation.homes(seen))
-    keys = {node: reply.public_key for node, reply in replies.items() if reply.public_key}
+    keys = {node: reply.public_key for node, reply in replies.items() if secure_sum.usable(reply.public_key)}
     there = [name for name in seen if set(federation.homes([name])) <= keys.keys()]
     if len(there) < config.population_min_groups:
         raise UserError(
@@ -103,29 +107,34 @@ def _exchange_sums(
         )
     progress(1, steps, f"{len(keys)} nodes with {len(there)} groups take part")
     exchange = _Exchange(federation, keys)
-    count_Q = np.rint(exchange.total(wire.COUNTS, {})["count"]).astype(np.int64)
-    allowed_Q = count_Q >= config.population_min_groups
+    counts = exchange.total(wire.COUNTS, {})
+    _check(all(((total >= 0) & (total <= len(there)) & (total == np.rint(total))).all() for total in counts.values()))
+    allowed_Q = counts["parties"] >= config.population_min_groups
+    count_Q = np.where(allowed_Q, np.rint(counts["count"]), 0).astype(np.int64)
     asked = (catalogue.train_Q.sum() if config.population_prior else 0) + (
         (~catalogue.train_Q).sum() if config.mean_of_others else 0
     )
     progress(
         2,
         steps,
-        f"{allowed_Q.sum()} of {asked} questions were answered by {config.population_min_groups} groups or more",
+        f"{allowed_Q.sum()} of {asked} questions were answered by {config.population_min_groups} parties or more",
     )
     totals = exchange.total(wire.ANSWERS, {"allowed": allowed_Q})
     answer_QK = totals["answers"]
-    count_Q = np.where(allowed_Q, count_Q, 0)
+    _check(bool((answer_QK > -TOLERANCE).all() and (np.abs(answer_QK.sum(axis=1) - count_Q) < TOLERANCE).all()))
     progress(3, steps, "answers are summed up")
-    if config.population_prior:
-        mean_QK = prior_from_sums(answer_QK, count_Q, min_groups=config.population_min_groups)
+    if config.population_directions:
+        mean_QK = prior_from_sums(answer_QK, count_Q, min_groups=1)
         mean_QK[~catalogue.train_Q] = 0.0
         for number in range(1, DIRECTION_ROUNDS):
             tables = {"mean": mean_QK, "direction": directions_from_sums(DirectionSums.of(totals), mean_QK)}
             totals = exchange.total(wire.DIRECTIONS, tables, number=number)
             progress(3 + number, steps, "directions in which groups differ")
     tables = {**totals, "answers": answer_QK, "count": count_Q.astype(np.float64)}
-    federation.sums(wire.SumsRequest(wire.FIT, tables=tables), nodes=federation.homes(federation.groups))
+    nodes = federation.homes(federation.groups)
+    fitted = federation.sums(wire.SumsRequest(wire.FIT, tables=tables), nodes=nodes)
+    if lost := [node for node in nodes if node not in fitted]:
+        log.warning("%s could not use the sums over groups", federation.hosted(lost))
     progress(steps, steps, "every group has its own share taken out")
     return PopulationSummary(
         prior=config.population_prior,
@@ -133,3 +142,9 @@ def _exchange_sums(
         training=int((allowed_Q & catalogue.train_Q).sum()),
         held_out=int((allowed_Q & ~catalogue.train_Q).sum()),
     )
+
+
+def _check(plausible: bool) -> None:
+    """Nobody can be named: a part that is wrong looks as random as all the others."""
+    if not plausible:
+        raise UserError("sums over groups: the totals are no sums of answers; at least one node sent something else")

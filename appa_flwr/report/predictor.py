@@ -140,7 +140,7 @@ def kept(found: PluralLLM) -> str | None:
         "none was validated"
         if chosen.validation is None
         else "its error on the training groups' held-out questions is the lowest, a JS distance (natural) of "
-        f"{chosen.validation:.{DECIMALS}f}; unseen groups had no say"
+        f"{chosen.validation:.{DECIMALS}f}; this flatters them a little, and unseen groups had no say"
     )
     return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
 

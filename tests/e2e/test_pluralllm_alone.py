@@ -110,6 +110,22 @@ def test_a_node_of_unseen_and_seen_groups_trains_for_the_seen_ones(alone, tmp_pa
     assert all(np.allclose(one[key], other[key], atol=2e-3) for key in one)
 
 
+def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, tmp_path):
+    _, apart = alone
+    _, together = run(tmp_path, "together", num_nodes=2, unseen_groups="Castria", pluralllm_draws=3)
+
+    def validated(grid: InProcessGrid) -> int:
+        replies = [reply.message.content for reply in grid.replies if reply.kind == "evaluate"]
+        return sum(int(content.metric_records["metrics"]["num-examples"]) for content in replies)
+
+    held_out = {
+        group: sum(sums["cells"] for part, sums in ((p, s["uniform"]) for p, s in parts.items()) if "held-out" in part)
+        for group, parts in card(alone[0])["groups"].items()
+    }
+    assert validated(apart) == validated(together) == sum(n for group, n in held_out.items() if group != "Castria")
+    assert held_out["Castria"] > 0
+
+
 def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     first, before = alone
     path = first.run_folder / "pluralllm.safetensors"
@@ -148,7 +164,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone
 def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
     """The other groups' answers are known on training questions; held-out ones are predicted without them."""
     # groups that answered the same questions, so that the others' mean says something
-    with_it, grid = run(tmp_path, "with", num_groups=8, num_nodes=8, population_prior=True)
+    with_it, grid = run(tmp_path, "with", num_groups=8, num_nodes=8, population_prior=True, population_directions=3)
     without, _ = run(tmp_path, "without", num_groups=8, num_nodes=8)
     assert not any(reply.message.has_error() for reply in grid.replies)
     better, worse = (card(each)["scores"] for each in (with_it, without))
@@ -158,7 +174,13 @@ def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
     assert card(with_it)["population"]["prior"] is True
     path = with_it.run_folder / "pluralllm.safetensors"
     again, grid = run(
-        tmp_path, "again", num_groups=8, num_nodes=8, population_prior=True, pluralllm_checkpoint=str(path)
+        tmp_path,
+        "again",
+        num_groups=8,
+        num_nodes=8,
+        population_prior=True,
+        population_directions=3,
+        pluralllm_checkpoint=str(path),
     )
     assert card(again) == card(with_it)
     with pytest.raises(UserError, match="population-prior = True, and this run has False"):

@@ -155,7 +155,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
             yield f"an error over {cells} held-out answers"
         return
     if reply.kind == wire.POPULATION:
-        yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public, world.config)
+        yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public)
         return
     second: dict[str, tuple[str, type]] = {
         wire.CATALOGUE: ("counts", MetricRecord),
@@ -184,16 +184,13 @@ def allowed(content: RecordDict, records: dict[str, type]) -> Iterator[str]:
             yield f"a record {name} of type {type(record).__name__}"
 
 
-def masked_sums(
-    request: wire.SumsRequest, content: RecordDict, public: wire.Catalogue, config: Config
-) -> Iterator[str]:
+def masked_sums(request: wire.SumsRequest, content: RecordDict, public: wire.Catalogue) -> Iterator[str]:
     """A key where one was asked for, and else numbers that are as good as random."""
     yield from allowed(content, {"keys": ConfigRecord, "masked": ArrayRecord})
     keys = content.config_records.get("keys", {})
     if {key: len(value) for key, value in keys.items()} != {"public": int(request.step == wire.KEYS)}:
         yield f"keys {dict(keys)}"
-    positions = {"product_QKF", "total_QF", "square_QFF", "count_Q"} if config.population_prior else set()
-    names = {wire.COUNTS: {"count"}, wire.ANSWERS: {"answers"} | positions, wire.DIRECTIONS: positions}
+    names = {wire.COUNTS: {"count", "parties"}, wire.ANSWERS: {"answers"}}
     record = content.array_records.get("masked", {})
     if set(record) != names.get(request.step, set()):
         yield f"sums {set(record)} in the step {request.label}"
@@ -226,11 +223,10 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
     """One sum a part, predictor and measure, over many answers where they are training answers."""
     measures = {"cells", "js", "js_distance", "wasserstein"}
     names = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
-    names |= {f"context-{2**n}": measures for n in range(7)}
     others = {
         f"0|{part}|{name}|{measure}"
         for part in ("training", "held-out")
-        for name in ("mean-of-others", "pluralllm-shared")
+        for name in ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(7)))
         for measure in measures
     }
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}

@@ -19,6 +19,7 @@ from client_app.predictor import Member, Predicted
 from pluralllm.data import GroupData, OptionEmbedding, group_data
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import PluralLLM
+from pluralllm.prediction import context_order
 from pluralllm.settings import model_config
 from pluralllm.training import local_update
 from server_app.questions import build_catalogue
@@ -165,7 +166,7 @@ def test_one_draw_says_nothing_of_uncertainty_and_several_do(start, embedding, g
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
 
 
-def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=None):
+def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=None, **changes):
     """Scores of a group whose first answers are training answers; all other questions are held out."""
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[answers.question_N] = True
@@ -173,8 +174,9 @@ def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=N
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[answers.question_N] = answers.answer_NK
     truth_QK[~train_Q] = answers.answer_NK[0]
-    found = predictor.table(CONFIG, loaded(start), mine, embedding, draw=0)
-    predicted = Predicted(CONFIG, loaded(start), mine, embedding, found)
+    config = Config.load({**CONFIG.flat(), **{key.replace("_", "-"): value for key, value in changes.items()}})
+    found = predictor.table(config, loaded(start), mine, embedding, draw=0)
+    predicted = Predicted(config, loaded(start), mine, embedding, found)
     return predictor.scores(predicted, truth_QK, train_Q, mean_of_others=mean_of_others), (~train_Q).sum()
 
 
@@ -207,16 +209,51 @@ def test_every_context_size_is_scored(start, embedding, groups):
         assert all(sums["cells"] == cells for sums in by_size.values())
 
 
-def test_a_larger_context_is_what_the_score_by_size_is_about(embedding, groups, start):
+def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups, start):
     """A network that answers as its context does: the configured size gives the configured score."""
     torch.manual_seed(3)
     model = PluralLLM(model_config(CONFIG))
     noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
-    found, _ = scored(noisy, embedding, groups[1].data, count=12)
+    found, _ = scored(noisy, embedding, groups[1].data, count=12, num_context_questions=16)
     for sums in found.values():
-        assert sums["context-4"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)  # num-context-questions = 4
+        assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
         assert sums["context-32"] == sums["context-64"]  # more than the group has
+
+
+def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monkeypatch):
+    """The server knows the weights and the held-out answers: from the score by one answer it could tell that answer."""
+    drawn: dict[int, set[int]] = {}
+    table = predictor.table
+
+    def recorded(config, model, mine, embedding, *, draw, rows=None, num_context=None):
+        if num_context is not None:
+            seed = child_seed(config.seed, "context", draw)
+            order = context_order(mine.data, embedding.question_ids, num_context=num_context, seed=seed)
+            drawn.setdefault(num_context, set()).update(order[:num_context].tolist())
+            times[num_context] = times.get(num_context, 0) + 1
+        return table(config, model, mine, embedding, draw=draw, rows=rows, num_context=num_context)
+
+    times: dict[int, int] = {}
+    monkeypatch.setattr(predictor, "table", recorded)
+    few, _ = scored(start, embedding, groups[1].data, count=9)
+    assert not any(name.startswith("context-") for name in few["held-out"])
+    scored(start, embedding, groups[1].data, count=len(groups[1].data))
+    assert all(size * times[size] >= 10 for size in times)
+    assert len(drawn[1]) > 4  # several answers, not one again and again
+
+
+def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embedding, groups):
+    mine = member(groups[1].data)
+    every_Q = np.ones(len(embedding.option_QK), dtype=bool)
+    truth_QK = np.full(embedding.option_QK.shape, np.nan)
+    truth_QK[mine.data.question_N] = mine.data.answer_NK
+    for known in (mine, member(GroupData("B", mine.data.question_N[:0], mine.data.answer_NK[:0]))):
+        found = predictor.table(CONFIG, loaded(start), known, embedding, draw=0)
+        sums = predictor.scores(
+            Predicted(CONFIG, loaded(start), known, embedding, found), truth_QK, every_Q, mean_of_others=None
+        )
+        assert sums["held-out"]["pluralllm"]["cells"] == 0.0
 
 
 def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embedding, groups):

@@ -13,9 +13,9 @@ from in_process import InProcessGrid, flower_task, request, simulated
 from appa_flwr import secure_sum, wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from client_app import state
+from client_app import population, state
 from client_app.data import all_groups
-from client_app.main import app
+from client_app.main import _member, app
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.population import fit_population, population_sums, prior_from_sums
 from server_app.federation import Federation
@@ -59,7 +59,7 @@ def answers(homes: dict[str, Context], group: str, rows_Q: np.ndarray) -> GroupD
 
 @pytest.mark.parametrize("num_nodes", [6, 2, 1])
 def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes):
-    chosen = config(population_prior=True, unseen_groups=all_groups(config())[-1])
+    chosen = config(population_prior=True, population_directions=3, unseen_groups=all_groups(config())[-1])
     (unseen,) = chosen.unseen_group_names
     homes, summary, catalogue, _ = exchanged(chosen, num_nodes=num_nodes)
     seen = [name for name in homes if name != unseen]
@@ -76,6 +76,20 @@ def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes
     assert not tables[unseen][~catalogue.train_Q].any()
     assert (summary.prior, summary.min_groups) == (True, 3)
     assert summary.training == expected.outside[..., 0].any(1).sum()
+
+
+def test_without_directions_the_prior_is_the_mean_alone():
+    homes, _, catalogue, grid = exchanged(config(population_prior=True))
+    embedding = OptionEmbedding(
+        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
+    )
+    training = [answers(homes, name, catalogue.train_Q) for name in homes]
+    expected = fit_population(training, embedding, seed=0, num_directions=0)
+    for name, table_QKW in zip(homes, expected.own, strict=True):
+        np.testing.assert_allclose(state.population(homes[name].state, name, "table"), table_QKW, atol=1e-6)
+        assert table_QKW.shape[-1] == 1
+    steps = [wire.unpack_sums_request(r.message.content).step for r in grid.requests if r.kind == wire.POPULATION]
+    assert list(dict.fromkeys(steps)) == [wire.KEYS, wire.COUNTS, wire.ANSWERS, wire.FIT]
 
 
 def test_the_mean_of_the_others_is_of_held_out_questions_and_without_the_own_share():
@@ -98,7 +112,7 @@ def test_the_mean_of_the_others_is_of_held_out_questions_and_without_the_own_sha
 
 
 def test_keys_are_chance_and_change_no_bit():
-    chosen = config(population_prior=True)
+    chosen = config(population_prior=True, population_directions=2)
     first, again = (exchanged(chosen)[0] for _ in range(2))
     for name in first:
         one, other = (state.population(homes[name].state, name, "table") for homes in (first, again))
@@ -146,7 +160,7 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
             raise RuntimeError("no more")
         return honest(asked, node)
 
-    chosen = config(population_prior=True)
+    chosen = config(population_prior=True, population_directions=2)
     last = all_groups(chosen)[-1]
     monkeypatch.setattr(sums, "respond", gone)
     with pytest.raises(UserError, match=f"{last} stopped answering at the step {step} .*population-prior = false"):
@@ -154,6 +168,57 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
     if step != wire.DIRECTIONS:  # the comparison alone is not worth a run
         assert exchanged(config())[1] is None
         assert f"{last} stopped answering" in caplog.text
+
+
+@pytest.mark.parametrize("spoil", ["noise", "count", "answer"])
+def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
+    import client_app.population as sums
+
+    honest = secure_sum.mask
+    chosen = config(population_prior=True)
+    liars = []
+
+    def lie(part, **keys):
+        hidden = honest(part, **keys)
+        name = {"noise": next(iter(part)), "count": "count", "answer": "answers"}[spoil]
+        if name in hidden and not liars:
+            liars.append(name)
+            change = np.uint64(2**63 // 3 if spoil == "noise" else int(2.5 * secure_sum.SCALE))
+            hidden[name] = hidden[name] + change
+        return hidden
+
+    monkeypatch.setattr(sums.secure_sum, "mask", lie)
+    with pytest.raises(UserError, match="the totals are no sums of answers"):
+        exchanged(chosen)
+    assert liars
+    liars.clear()
+    assert exchanged(config())[1] is None
+    assert "no sums of answers" in caplog.text
+
+
+def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
+    import client_app.population as sums
+
+    chosen = config()
+    spoilt = all_groups(chosen)[-1]
+    honest = sums.respond
+
+    def weak(asked, node):
+        reply = honest(asked, node)
+        return (
+            wire.SumsReply(bytes(32)) if asked.step == wire.KEYS and state.groups(node.memory) == (spoilt,) else reply
+        )
+
+    monkeypatch.setattr(sums, "respond", weak)
+    homes, summary, catalogue, _ = exchanged(chosen)
+    assert summary.held_out > 0
+    # it is no part of the sums, so it takes nothing out of them
+    held_out = [answers(homes, name, ~catalogue.train_Q) for name in homes if name != spoilt]
+    embedding = OptionEmbedding(
+        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
+    )
+    expected = prior_from_sums(*population_sums(held_out, embedding))
+    np.testing.assert_allclose(state.population(homes[spoilt].state, spoilt, "mean"), expected, atol=1e-6)
 
 
 def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), number: int = 0, **tables: np.ndarray):
@@ -169,7 +234,7 @@ def node() -> tuple[Context, tuple[bytes, ...], np.ndarray]:
     with flower_task():
         grid, _, catalogue = joined(chosen, num_nodes=3)
     own, *others = grid.contexts.values()
-    own.node_config["group"] = state.groups(own.state)[0]  # as at home, where every node is another party
+    own.node_config["group"] = state.groups(own.state)[0]  # as at home
     keys = (ask(own, wire.KEYS).public_key, *(secure_sum.public_key(secure_sum.private_key()) for _ in others))
     return own, keys, np.ones(len(catalogue.train_Q), dtype=bool)
 
@@ -178,7 +243,7 @@ def test_a_step_is_answered_once(node):
     context, keys, every = node
     assert ask(context, wire.KEYS) is None
     assert ask(context, wire.KEYS, number=1) is None
-    assert ask(context, wire.COUNTS, keys=keys).masked.keys() == {"count"}
+    assert ask(context, wire.COUNTS, keys=keys).masked.keys() == {"count", "parties"}
     assert ask(context, wire.COUNTS, keys=keys) is None
     assert ask(context, wire.ANSWERS, keys=keys, allowed=every).masked.keys() == {"answers"}
     for number in (0, 1):
@@ -199,7 +264,7 @@ def test_too_few_other_nodes_are_refused(node):
     assert ask(context, wire.COUNTS, keys=keys[:2]) is None
     assert ask(context, wire.COUNTS, keys=keys[:1]) is None
     del context.node_config["group"]
-    assert ask(context, wire.COUNTS, keys=keys[:1]).masked.keys() == {"count"}  # a simulation is one party
+    assert ask(context, wire.COUNTS, keys=keys[:1]).masked.keys() == {"count", "parties"}  # a simulation is one party
 
 
 def test_steps_out_of_order_or_unknown_are_refused(node):
@@ -208,3 +273,44 @@ def test_steps_out_of_order_or_unknown_are_refused(node):
     assert ask(context, wire.ANSWERS, keys=keys, allowed=every) is None
     assert ask(context, wire.DIRECTIONS, keys=keys, mean=np.zeros((len(every), 2)), direction=np.zeros(1)) is None
     assert ask(context, wire.COUNTS, keys=keys).masked
+
+
+def test_at_home_three_nodes_are_the_least_whatever_the_server_s_config_says():
+    chosen = config(num_groups=3, population_min_groups=1)
+    with flower_task():
+        grid, *_ = joined(chosen, num_nodes=3)
+    own = next(iter(grid.contexts.values()))
+    own.node_config["group"] = state.groups(own.state)[0]
+    keys = (ask(own, wire.KEYS).public_key, secure_sum.public_key(secure_sum.private_key()))
+    assert ask(own, wire.COUNTS, keys=keys) is None
+    assert ask(own, wire.COUNTS, keys=(*keys, secure_sum.public_key(secure_sum.private_key()))).masked
+
+
+def test_at_home_nobody_sums_over_positions():
+    chosen = config(num_groups=3, population_prior=True, population_directions=1)
+    with flower_task():
+        grid, *_ = joined(chosen, num_nodes=3)
+    own = next(iter(grid.contexts.values()))
+    own.node_config["group"] = state.groups(own.state)[0]
+    assert ask(own, wire.KEYS) is None
+
+
+@pytest.mark.parametrize(("at_home", "parties"), [(True, 1.0), (False, 2.0)])
+def test_the_groups_of_one_place_are_one_party(at_home, parties):
+    with flower_task():
+        grid, _, catalogue = joined(config(num_groups=2), num_nodes=1)
+    (own,) = grid.contexts.values()
+    node = population.Node(own.state, config(num_groups=2), catalogue.train_Q, catalogue.option_QK, at_home=at_home)
+    counts = population._counts({}, node)
+    assert counts["count"].max() == 2.0
+    assert counts["parties"].max() == parties
+    assert (counts["parties"] <= counts["count"]).all()
+
+
+def test_a_group_that_lacks_the_sums_does_not_train_without_them():
+    with flower_task():
+        grid, *_ = joined(config(population_prior=True))
+    context = next(iter(grid.contexts.values()))
+    (name,) = state.groups(context.state)
+    with pytest.raises(UserError, match="the sums over groups have not arrived"):
+        _member(context, name)

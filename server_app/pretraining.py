@@ -38,7 +38,11 @@ log = logging.getLogger("appa.server")
 
 
 class _Watched:
-    """Reports every round and refuses one without a single result, which Flower itself would pass over."""
+    """Reports every round and refuses one without a single result, which Flower itself would pass over.
+
+    A node whose reply does not follow the protocol is left out of that round: Flower would end the run over it, or
+    average it in.
+    """
 
     def watch(self, config: Config, progress: Progress) -> None:
         self._num_rounds, self._seed, self._progress = config.pluralllm_rounds, config.seed, progress
@@ -47,12 +51,14 @@ class _Watched:
         self.chosen: ArrayRecord | None = None
         self.chosen_round = 0
         self._lowest_error = math.inf
+        self._most_answers = 0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         # Who takes part in a round is drawn by Flower from Python's one generator.
         random.seed(child_seed(self._seed, "participants", server_round))
+        self._sent = arrays
         configured: Any = super()
         messages: Iterable[Message] = configured.configure_train(server_round, arrays, config, grid)
         return messages
@@ -61,9 +67,15 @@ class _Watched:
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         aggregated: Any = super()
+        usable = []
         # Sums of floats depend on their order, and who answers first, and under which id, is chance.
-        replies = sorted(replies, key=_told)
-        arrays, metrics = aggregated.aggregate_train(server_round, replies)
+        for reply in sorted(replies, key=_told):
+            fault = None if reply.has_error() else _fault(reply, self._sent)
+            if fault is None:
+                usable.append(reply)
+            else:
+                log.warning("node %s: its training reply cannot be used: %s", reply.metadata.src_node_id, fault)
+        arrays, metrics = aggregated.aggregate_train(server_round, usable)
         if arrays is None or metrics is None:
             raise UserError(
                 f"PluralLLM round {server_round}: no node sent weights that could be used; the groups' own logs say why"
@@ -90,7 +102,9 @@ class _Watched:
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
 
-        Nodes without such answers say 0 of them, by which Flower would divide.
+        Groups differ in how well they can be predicted, so only rounds over the same number of answers compare. A round
+        in which a node is lost, and its answers with it, records its error but is not kept; one with more answers than
+        any before starts the comparison anew. Nodes without such answers say 0 of them, by which Flower would divide.
         """
         told = [found for reply in sorted(replies, key=_told) if (found := _error_of(reply)) is not None]
         num_answers = sum(cells for cells, _ in told)
@@ -98,9 +112,40 @@ class _Watched:
             return None
         error = sum(cells * mean for cells, mean in told) / num_answers
         self.rounds[-1] = self.rounds[-1].model_copy(update={"validation": error})
-        if error < self._lowest_error:
+        if num_answers > self._most_answers:
+            self._most_answers, self._lowest_error = num_answers, math.inf
+        if num_answers == self._most_answers and error < self._lowest_error:
             self._lowest_error, self.chosen, self.chosen_round = error, self._validated, server_round
         return MetricRecord({"error": error})
+
+
+def _fault(reply: Message, expected: ArrayRecord) -> str | None:
+    """What is wrong with a node's trained weights, which must have the names, shapes and dtypes of those it was sent.
+
+    It quotes nothing from the reply: the text goes into a log line.
+    """
+    arrays, metrics = reply.content.get("arrays"), reply.content.get("metrics")
+    if len(reply.content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
+        return "it must hold the records `arrays` and `metrics` alone"
+    if set(metrics) != {"num-examples", "loss"}:
+        return "its metrics must be `num-examples` and `loss` alone"
+    num_examples, loss = metrics["num-examples"], metrics["loss"]
+    if type(num_examples) is not int or num_examples <= 0:  # a bool is an int too
+        return "`num-examples` must be a positive integer"
+    if not isinstance(loss, float) or not math.isfinite(loss):
+        return "`loss` must be a finite number"
+    if set(arrays) != set(expected):
+        return "its arrays have other names than those it was sent"
+    for name, sent in expected.items():
+        try:  # What the record says of an array's shape and dtype need not be true of its bytes.
+            array = np.asarray(arrays[name].numpy())
+        except Exception:  # NumPy's reader has half a dozen ways to fail on another party's bytes
+            return f"array {name} cannot be read"
+        if (array.shape, str(array.dtype)) != (sent.shape, sent.dtype):
+            return f"array {name} must be {sent.dtype} of shape {sent.shape}"
+        if not np.isfinite(array).all():
+            return f"array {name} holds NaN or infinity"
+    return None
 
 
 def _error_of(reply: Message) -> tuple[int, float] | None:

@@ -10,8 +10,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
 
+# Files in their order: the few long tests of whole runs come first, not last on one core.
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -196,6 +196,21 @@ def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
     assert "no sums of answers" in caplog.text
 
 
+def test_parts_of_different_shape_are_refused(monkeypatch):
+    import client_app.population as sums
+
+    honest, asked = secure_sum.mask, []
+
+    def shorter(part, **keys):
+        hidden = honest(part, **keys)
+        asked.append(keys["step"])
+        return {name: array[:-1] for name, array in hidden.items()} if len(asked) == 1 else hidden
+
+    monkeypatch.setattr(sums.secure_sum, "mask", shorter)
+    with pytest.raises(UserError, match="parts of the step counts 0 differ in shape"):
+        exchanged(config(population_prior=True))
+
+
 def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
     import client_app.population as sums
 

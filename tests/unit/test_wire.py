@@ -266,3 +266,24 @@ def test_sums_of_nobody_are_refused(key):
     content["sums"] = MetricRecord({key: 1.0})
     with pytest.raises(ValueError, match="a reply does not follow the protocol"):
         wire.unpack_replies(content)
+
+
+@pytest.mark.parametrize("keys", [[b"short"], [b"k" * 33], ["k" * 32], [b"k" * 32, b""]])
+def test_what_is_no_key_is_no_part_of_the_protocol(keys):
+    sound = wire.pack_sums_request(wire.SumsRequest(wire.COUNTS, 0, (b"k" * 32,)))
+    assert wire.unpack_sums_request(sound).public_keys == (b"k" * 32,)
+    for packed, unpack in (
+        (sound, wire.unpack_sums_request),
+        (wire.pack_sums_reply(wire.SumsReply(b"k" * 32)), wire.unpack_sums_reply),
+    ):
+        packed["keys"] = ConfigRecord({"public": keys})
+        with pytest.raises(ValueError, match="does not follow the protocol"):
+            unpack(packed)
+
+
+def test_masked_numbers_are_whole():
+    packed = wire.pack_sums_reply(wire.SumsReply(masked={"count": np.zeros(3, dtype=np.uint64)}))
+    assert wire.unpack_sums_reply(packed).masked["count"].dtype == np.uint64
+    plain = wire.pack_sums_reply(wire.SumsReply(masked={"count": np.zeros(3)}))
+    with pytest.raises(ValueError, match="does not follow the protocol"):
+        wire.unpack_sums_reply(plain)

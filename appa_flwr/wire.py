@@ -212,12 +212,9 @@ def unpack_score_request(content: RecordDict) -> ScoreRequest:
         )
 
 
-def pack_weights(weights: ArrayRecord | None = None, **settings: int | float | str) -> RecordDict:
-    """A request with PluralLLM's weights, if any, and flat settings."""
-    content = RecordDict({_SETTINGS: ConfigRecord(dict(settings))})
-    if weights is not None:
-        content[_WEIGHTS] = weights
-    return content
+def pack_weights(weights: ArrayRecord) -> RecordDict:
+    """A request with PluralLLM's weights."""
+    return RecordDict({_WEIGHTS: weights})
 
 
 def unpack_weights(content: RecordDict) -> ArrayRecord:
@@ -228,12 +225,6 @@ def unpack_weights(content: RecordDict) -> ArrayRecord:
     """
     with _following_the_protocol("a message with weights"):
         return content.array_records[_WEIGHTS]
-
-
-def setting(content: RecordDict, name: str) -> str:
-    """A setting of `pack_weights`, as text; "" where it is absent."""
-    record = content.config_records.get(_SETTINGS)
-    return "" if record is None else str(record.get(name, ""))
 
 
 def pack_sums_request(request: SumsRequest) -> RecordDict:

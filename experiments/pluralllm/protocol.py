@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, preset, split_names
 from appa_flwr.rewards import js_distance
 from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import generate
@@ -53,16 +53,7 @@ REAL: dict[Dataset, str] = {
     "gss": "gss_demographics.jsonl",
     "opinionqa": "opinionqa.jsonl",
 }
-SEEN_COUNTRIES = (
-    "Nigeria",
-    "Egypt",
-    "India (Current national sample)",
-    "Germany",
-    "United States",
-    "Canada",
-    "Argentina",
-    "Australia",
-)
+SEEN_COUNTRIES = split_names(str(preset("paper")["groups"]))
 UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
 NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3

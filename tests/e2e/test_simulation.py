@@ -19,7 +19,7 @@ from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr import formats
-from appa_flwr.config import Config
+from appa_flwr.config import Config, preset, split_names
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
@@ -28,16 +28,7 @@ from server_app.questions import build_catalogue
 pytestmark = pytest.mark.slow
 
 GLOBALQA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "globalqa.jsonl"
-COUNTRIES = (
-    "Nigeria",
-    "Egypt",
-    "India (Current national sample)",
-    "Germany",
-    "United States",
-    "Canada",
-    "Argentina",
-    "Australia",
-)
+COUNTRIES = split_names(str(preset("paper")["groups"]))
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
 BASELINES = ("uniform", "majority")
 CEILINGS = ("ceiling-average", "ceiling-min")

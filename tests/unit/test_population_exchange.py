@@ -5,6 +5,8 @@ Axis letters: Q questions, K options, W = 1 + F as in `pluralllm.population`.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from flwr.app import Context
@@ -17,7 +19,7 @@ from client_app import population, state
 from client_app.data import all_groups
 from client_app.main import _member, app
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import fit_population, population_sums, prior_from_sums
+from pluralllm.population import fit_population, population_sums, prior_from_sums, starting_position
 from server_app.federation import Federation
 from server_app.grid import PromptGrid
 from server_app.population import exchange_sums
@@ -299,6 +301,35 @@ def test_at_home_three_nodes_are_the_least_whatever_the_server_s_config_says():
     keys = (ask(own, wire.KEYS).public_key, secure_sum.public_key(secure_sum.private_key()))
     assert ask(own, wire.COUNTS, keys=keys) is None
     assert ask(own, wire.COUNTS, keys=(*keys, secure_sum.public_key(secure_sum.private_key()))).masked
+
+
+def test_the_totals_behind_directions_tell_every_answer(monkeypatch):
+    """Why they are for simulations: what the server reads, and nothing else, gives the training answers."""
+    import server_app.population as served
+
+    honest, read = secure_sum.total, []
+    monkeypatch.setattr(served.secure_sum, "total", lambda parts: read.append(honest(parts)) or read[-1])
+    chosen = config(num_groups=4, population_prior=True, population_directions=3)
+    homes, *_ = exchanged(chosen, num_nodes=4)
+    names = sorted(homes)
+    rounds = [totals for totals in read if "total_QF" in totals]
+    start_GF = np.stack([starting_position(name, seed=chosen.seed) for name in names])
+    answered = {}  # question -> the groups whose starting positions add up to the total
+    for question in np.flatnonzero(rounds[0]["count_Q"]):
+        among = itertools.combinations(range(4), int(rounds[0]["count_Q"][question]))
+        total_F = rounds[0]["total_QF"][question]
+        answered[question] = min(among, key=lambda those: np.abs(start_GF[list(those)].sum(0) - total_F).max())
+    member_QG = np.array([[group in those for group in range(4)] for those in answered.values()], dtype=float)
+    asked = list(answered)
+    positions = [start_GF] + [np.linalg.lstsq(member_QG, t["total_QF"][asked], rcond=None)[0] for t in rounds[1:]]
+    for question, those in answered.items():
+        known = np.concatenate([position_GF[list(those)].T for position_GF in positions])
+        products = np.concatenate([totals["product_QKF"][question].T for totals in rounds])
+        root_GK = np.linalg.lstsq(known, products, rcond=None)[0]
+        for group, root_K in zip(those, root_GK, strict=True):
+            own_K = state.truth(homes[names[group]].state, names[group])[question]
+            np.testing.assert_allclose(root_K**2, own_K, atol=1e-3)
+    assert len(answered) > 10
 
 
 def test_at_home_nobody_sums_over_positions():

@@ -10,20 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from appa_flwr.config import preset, split_names
 from appa_flwr.survey import export, read
 from appa_flwr.survey.split import split_questions
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-COUNTRIES = (
-    "Nigeria",
-    "Egypt",
-    "India (Current national sample)",
-    "Germany",
-    "United States",
-    "Canada",
-    "Argentina",
-    "Australia",
-)
+COUNTRIES = split_names(str(preset("paper")["groups"]))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real survey files are not at ../shared/data")
 
 

@@ -87,15 +87,13 @@ def test_replies_arrive_as_they_were_sent_whatever_the_groups_are_called(sent):
         assert s.votes_QK is None or same(g.votes_QK, s.votes_QK)
 
 
-def test_weights_and_settings_arrive_as_they_were_sent():
+def test_weights_arrive_as_they_were_sent():
     weights = wire.arrays_record({"layer.weight": np.eye(2, dtype=np.float32), "bias": np.zeros((0, 3))})
-    got = cross_records(wire.pack_weights(weights, draw=3, rate=0.5, name="x"))
+    got = cross_records(wire.pack_weights(weights))
     arrays = wire.numpy_arrays(wire.unpack_weights(got))
     assert list(arrays) == ["layer.weight", "bias"]
     assert same(arrays["layer.weight"], np.eye(2, dtype=np.float32))
     assert same(arrays["bias"], np.zeros((0, 3)))
-    assert [wire.setting(got, name) for name in ("draw", "rate", "name", "absent")] == ["3", "0.5", "x", ""]
-    assert wire.setting(RecordDict(), "draw") == ""
 
 
 def test_what_does_not_belong_to_the_protocol_stays_outside():

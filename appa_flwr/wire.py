@@ -29,8 +29,8 @@ VOTE = "query.vote"
 SCORE = "query.score"
 POPULATION = "query.population"
 
-KEYS, COUNTS, ANSWERS, DIRECTIONS, FIT = "keys", "counts", "answers", "directions", "fit"
-"""Steps of the sums over groups, in their order; directions several times."""
+KEYS, COUNTS, ANSWERS, FIT = "keys", "counts", "answers", "fit"
+"""Steps of the sums over groups, in their order."""
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 """What an answer is scored against: PluralLLM's predictions, or the group's own survey answers where it has them."""
@@ -88,7 +88,7 @@ class GroupReply:
     Attributes:
         group: its name.
         rewards: (metric, side) -> rewards (J,) in [0, 1]; NaN only on `TRUTH_SIDE`, where the group has no answer.
-        votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft-target`
+        votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft.target`
             is "mean" only, the distribution.
         counts: whole numbers, such as how many questions the group answered.
         sums: (part, predictor) -> measure -> its sum over the group's answers of that part, with their number "cells":
@@ -107,21 +107,14 @@ class SumsRequest:
     """A step of the sums over groups.
 
     Attributes:
-        step: `KEYS`, `COUNTS`, `ANSWERS`, `DIRECTIONS` or `FIT`.
-        number: tells repeated steps apart.
+        step: `KEYS`, `COUNTS`, `ANSWERS` or `FIT`.
         public_keys: of the nodes whose parts are added up, the same for all of them.
         tables: what the node needs for this step, by name.
     """
 
     step: str
-    number: int = 0
     public_keys: tuple[bytes, ...] = ()
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """What this step is called among all steps of an exchange."""
-        return f"{self.step} {self.number}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +224,7 @@ def pack_sums_request(request: SumsRequest) -> RecordDict:
     """Step -> records."""
     return RecordDict(
         {
-            _SETTINGS: ConfigRecord({"step": request.step, "number": request.number}),
+            _SETTINGS: ConfigRecord({"step": request.step}),
             _KEYS: ConfigRecord({"public": list(request.public_keys)}),
             _TABLES: _arrays(request.tables),
         }
@@ -248,7 +241,6 @@ def unpack_sums_request(content: RecordDict) -> SumsRequest:
         settings = content.config_records[_SETTINGS]
         return SumsRequest(
             str(settings["step"]),
-            int(str(settings["number"])),
             _keys(content.config_records[_KEYS]["public"]),
             _numpy(content.array_records[_TABLES]),
         )

@@ -51,9 +51,9 @@ def all_groups(config: Config) -> tuple[str, ...]:
         return _generated(config).groups
     return read.group_names(
         config.survey,
-        refusals=config.refusals,
-        min_respondents=config.min_respondents,
-        min_questions=config.min_questions,
+        refusals=config.data.refusals,
+        min_respondents=config.data.min_respondents,
+        min_questions=config.data.min_questions,
     )
 
 
@@ -80,12 +80,12 @@ def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[
             or UserError(f"group '{group}' is not in the generated survey, which has {known}")
             for group in groups
         }
-    policy = read.Policy(config.refusals, config.min_respondents, config.min_questions)
-    return read.read_groups(path, groups, policy=policy, strict=config.strict)
+    policy = read.Policy(config.data.refusals, config.data.min_respondents, config.data.min_questions)
+    return read.read_groups(path, groups, policy=policy, strict=config.data.strict)
 
 
 def _generated(config: Config) -> Survey:
-    return _generate(config.num_questions, config.num_groups, config.seed)
+    return _generate(config.data.num_questions, config.data.num_groups, config.seed)
 
 
 @lru_cache(maxsize=2)
@@ -106,7 +106,7 @@ def known_answers(
     """
     path = str(node_config.get("data", ""))
     # Without a file of its own the node read the very survey that the server read.
-    own = {q.question_id: q.options for q in read.read_questions(path, refusals=config.refusals)} if path else {}
+    own = {q.question_id: q.options for q in read.read_questions(path, refusals=config.data.refusals)} if path else {}
     wanted = {question.question_id: question.options for question in public}
     kept = {key: value for key, value in private.items() if key in wanted and own.get(key, wanted[key]) == wanted[key]}
     reordered = sum(key in wanted for key in private) - len(kept)

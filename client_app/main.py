@@ -137,7 +137,7 @@ def targets(message: Message, context: Context) -> Message:
     config = data.context_config(context)
     public = state.catalogue(context.state)
     weights = wire.unpack_weights(message.content)
-    if config.context_resampling == "every-iteration":
+    if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(context.state, weights)
     model, embedding = predictor.load(config, weights), state.embedding(public)
     replies = []
@@ -148,7 +148,7 @@ def targets(message: Message, context: Context) -> Message:
             predictor.Predicted(config, model, member, embedding, found),
             state.truth(context.state, name),
             public.train_Q,
-            mean_of_others=state.population(context.state, name, "mean") if config.mean_of_others else None,
+            mean_of_others=state.population(context.state, name, "mean") if config.sums.mean_of_others else None,
         )
         if state.has_targets(context.state, name):
             # Weights made for the purpose, sent again and again, would tell the training answers bit by bit.
@@ -165,7 +165,7 @@ def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
     config = data.context_config(context)
     by_task = {"dpa": "mode", "opa": "ranking"}
-    kind = "distribution" if config.sft_target == "mean" else by_task[config.task]
+    kind = "distribution" if config.sft.target == "mean" else by_task[config.task]
     public = state.catalogue(context.state)
     replies = []
     for name in state.groups(context.state):
@@ -204,9 +204,9 @@ def _member(context: Context, group: str) -> predictor.Member:
     from client_app import predictor
 
     config = data.context_config(context)
-    table = state.population(context.state, group, "table") if config.population_prior else None
-    if config.population_prior and table is None:
-        raise UserError("population-prior = true, and the sums over groups have not arrived")
+    table = state.population(context.state, group, "table") if config.sums.population_prior else None
+    if config.sums.population_prior and table is None:
+        raise UserError("sums.population-prior = true, and the sums over groups have not arrived")
     return predictor.Member(state.data(context.state, group), table)
 
 

@@ -3,13 +3,11 @@
 Sums are made of the answers of groups that train: of training answers for the population prior, of held-out ones for
 the mean of the others as a score to compare with. They leave masked (`secure_sum`), each once a run.
 
-Axis letters: Q public questions, K options, N questions a group answered, F directions, W = 1 + F.
+Axis letters: Q public questions, K options, N questions a group answered.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,23 +49,15 @@ class Node:
     at_home: bool
 
     @property
-    def order(self) -> list[str]:
-        """The steps of the exchange, each asked for once."""
-        rounds = range(1, population.DIRECTION_ROUNDS) if self.config.population_directions else ()
-        requests = [wire.SumsRequest(step) for step in _TOTALS] + [wire.SumsRequest(wire.DIRECTIONS, n) for n in rounds]
-        return [request.label for request in requests]
-
-    @property
     def seen(self) -> list[str]:
         """Groups of this node that train, and so are within the sums."""
         return [name for name in state.groups(self.memory) if name not in self.config.unseen_group_names]
 
-    def shared(self, group: str, allowed_Q: BoolArray, *, training_only: bool = False) -> GroupData:
+    def shared(self, group: str, allowed_Q: BoolArray) -> GroupData:
         """The answers of a group that enter the sums."""
         truth_QK = state.truth(self.memory, group)
-        wanted_Q = self.train_Q & self.config.population_prior
-        if not training_only:
-            wanted_Q = wanted_Q | (~self.train_Q & self.config.mean_of_others)
+        sums = self.config.sums
+        wanted_Q = (self.train_Q & sums.population_prior) | (~self.train_Q & sums.mean_of_others)
         rows = np.flatnonzero(wanted_Q & allowed_Q & ~np.isnan(truth_QK).any(axis=1))
         return GroupData(group, rows, truth_QK[rows].astype(np.float32))
 
@@ -83,19 +73,16 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
         UserError: sums that this run has not switched on, a step out of order or for the second time, other nodes than
             before, or too few of them.
     """
-    if not (node.config.population_prior or node.config.mean_of_others):
-        raise UserError("sums were asked for, and population-prior and mean-of-others are both false")
-    if node.at_home and node.config.population_directions:
-        # With public starting positions these sums are as many equations as there are answers.
-        raise UserError("sums: population-directions would give every group's answers away; at home it must be 0")
+    if not (node.config.sums.population_prior or node.config.sums.mean_of_others):
+        raise UserError("sums were asked for, and sums.population-prior and sums.mean-of-others are both false")
     if request.step == wire.FIT:
         _fit(request.tables, node)
         return wire.SumsReply()
     memory = state.exchange(node.memory)
-    expected = dict(enumerate(node.order)).get(memory.steps_done)
-    if request.label != expected:
+    expected = dict(enumerate(_TOTALS)).get(memory.steps_done)
+    if request.step != expected:
         # Asked twice, with other nodes or questions, the difference of two sums would be one node's answers.
-        raise UserError(f"sums: the step {request.label} was asked for, and the next one is {expected or 'none'}")
+        raise UserError(f"sums: the step {request.step} was asked for, and the next one is {expected or 'none'}")
     done = memory.steps_done + 1
     if request.step == wire.KEYS:
         private = secure_sum.private_key()
@@ -103,15 +90,13 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
         return wire.SumsReply(public_key=secure_sum.public_key(private))
     if memory.public_keys not in ((), request.public_keys):
         raise UserError("sums: the nodes that take part have changed since the first step")
-    least = max(MIN_NODES, node.config.population_min_groups)
+    least = max(MIN_NODES, node.config.sums.min_groups)
     if node.at_home and len(request.public_keys) < least:
         raise UserError(f"sums: {len(request.public_keys)} nodes take part, and at home they must be {least}")
-    part = {wire.COUNTS: _counts, wire.ANSWERS: _answers, wire.DIRECTIONS: _directions}[request.step](
-        request.tables, node
-    )
+    part = {wire.COUNTS: _counts, wire.ANSWERS: _answers}[request.step](request.tables, node)
     state.remember_exchange(node.memory, state.Exchange(memory.private, request.public_keys, done))
     return wire.SumsReply(
-        masked=secure_sum.mask(part, private=memory.private, public_keys=request.public_keys, step=request.label)
+        masked=secure_sum.mask(part, private=memory.private, public_keys=request.public_keys, step=request.step)
     )
 
 
@@ -127,41 +112,13 @@ def _counts(tables: Arrays, node: Node) -> dict[str, FloatArray]:
 
 
 def _answers(tables: Arrays, node: Node) -> dict[str, FloatArray]:
-    """The sum of the answers; and for directions, sums over the positions that the groups start from."""
+    """The sum of the answers."""
     allowed_Q = tables["allowed"].astype(bool)
     answer_QK = np.zeros(node.option_QK.shape)
     for name in node.seen:
         data = node.shared(name, allowed_Q)
         answer_QK[data.question_N] += data.answer_NK
-    sums: dict[str, FloatArray] = {"answers": answer_QK}
-    directions = node.config.population_directions
-    if not directions:
-        return sums
-    for name in node.seen:
-        start_F = population.starting_position(name, seed=node.config.seed, num_directions=directions)
-        state.remember_position(node.memory, name, start_F)
-    return sums | _direction_sums(allowed_Q, node)
-
-
-def _directions(tables: Arrays, node: Node) -> dict[str, FloatArray]:
-    """Find the groups' positions on the directions that came, and sum over these."""
-    allowed_Q = np.asarray(tables["mean"].any(axis=1))
-    for name in node.seen:
-        data = node.shared(name, allowed_Q, training_only=True)
-        state.remember_position(node.memory, name, population.position(data, tables["mean"], tables["direction"]))
-    return _direction_sums(allowed_Q, node)
-
-
-def _direction_sums(allowed_Q: BoolArray, node: Node) -> dict[str, FloatArray]:
-    parts = [
-        population.direction_sums(
-            node.shared(name, allowed_Q, training_only=True),
-            state.position(node.memory, name),
-            num_questions=len(allowed_Q),
-        )
-        for name in node.seen
-    ]
-    return functools.reduce(operator.add, parts).named()
+    return {"answers": answer_QK}
 
 
 def _fit(tables: Arrays, node: Node) -> None:
@@ -171,18 +128,10 @@ def _fit(tables: Arrays, node: Node) -> None:
     """
     answer_QK, count_Q = tables["answers"], np.rint(tables["count"]).astype(np.int64)
     allowed_Q = count_Q > 0
-    sums = population.DirectionSums.of(tables) if node.config.population_directions else None
-    within = node.seen if state.exchange(node.memory).steps_done == len(node.order) else []
+    within = node.seen if state.exchange(node.memory).steps_done == len(_TOTALS) else []
     for name in state.groups(node.memory):
         own = node.shared(name, allowed_Q) if name in within else None
         mean_QK = population.prior_from_sums(answer_QK, count_Q, own=own, min_groups=1)
         known_QK = np.where(node.train_Q[:, None], mean_QK, 0.0)
-        direction_QKF = None
-        if sums is not None:
-            others = sums
-            if own is not None:
-                trained = node.shared(name, allowed_Q, training_only=True)
-                others = sums.without(trained, state.position(node.memory, name))
-            direction_QKF = population.directions_from_sums(others, known_QK)
-        table_QKW = population.with_directions(known_QK, direction_QKF) if node.config.population_prior else None
+        table_QKW = population.with_directions(known_QK) if node.config.sums.population_prior else None
         state.remember_population(node.memory, name, mean_QK, table_QKW)

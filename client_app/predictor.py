@@ -99,9 +99,9 @@ def train_round(
             model,
             data,
             embedding,
-            steps=config.pluralllm_local_steps,
-            learning_rate=config.pluralllm_learning_rate,
-            optimizer=config.pluralllm_optimizer,
+            steps=config.pluralllm.local_steps,
+            learning_rate=config.pluralllm.learning_rate,
+            optimizer=config.pluralllm.optimizer,
             episodes=episode_config(config),
             generator=torch.Generator().manual_seed(seed),
             proximal=proximal,
@@ -176,13 +176,13 @@ def table(
         model,
         member.data,
         embedding,
-        num_context=config.num_context_questions if num_context is None else num_context,
+        num_context=config.pluralllm.num_context_questions if num_context is None else num_context,
         seed=child_seed(config.seed, "context", draw),
-        num_draws=config.pluralllm_draws,
+        num_draws=config.pluralllm.draws,
         population=member.population,
         rows=rows,
     )
-    if config.pluralllm_draws == 1:  # rounding is no uncertainty
+    if config.pluralllm.draws == 1:  # rounding is no uncertainty
         return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
     return found
 

@@ -109,16 +109,6 @@ def exchange(state: RecordDict) -> Exchange:
     return Exchange(record["private"], tuple(record["public"]), record["done"])
 
 
-def remember_position(state: RecordDict, group: str, position_F: npt.NDArray[np.float64]) -> None:
-    """Keep where a group lies on the population's directions. It stays here."""
-    state[f"position {group}"] = wire.arrays_record({"position": position_F})
-
-
-def position(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
-    """Where a group lies on the directions (F,)."""
-    return _arrays(state, f"position {group}")["position"]
-
-
 def remember_population(
     state: RecordDict,
     group: str,

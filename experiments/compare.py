@@ -22,10 +22,10 @@ import typer
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
-from appa_flwr.launcher import RunFailed, find_app_folder, launch
+from appa_flwr.launch.launcher import RunFailed, find_app_folder, launch
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
-from appa_flwr.resume import check_resumable
+from appa_flwr.run.resume import check_resumable
 
 REFERENCES = ("uniform", "majority", "ceiling-average", "ceiling-min")
 STARTS = ("base", "sft")
@@ -131,7 +131,7 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
     metric = ""
     for seed in seeds:
         for rule in rules:
-            own = [f"rule={rule}", f"seed={seed}", f"run-name={rule}-seed{seed}", f"output-dir={output.absolute()}"]
+            own = [f"rule={rule}", f"seed={seed}", f"run-name={rule}-seed{seed}", f"run.output-dir={output.absolute()}"]
             config = assemble(None, [*overrides, *own], folder=here)
             metric = config.reward_metric
             _finish(config, here)
@@ -167,7 +167,7 @@ def _finish(config: Config, here: Path) -> None:
         print(f"{folder.name}: complete already")
         return
     if folder.exists():
-        config = Config.load({**config.flat(), "resume": True})
+        config = Config.load({**config.flat(), "run.resume": True})
         check_resumable(config)
     print(f"{folder.name}:", flush=True)
     launch(config, app_folder=find_app_folder(here))

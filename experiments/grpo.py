@@ -4,7 +4,7 @@
 
 The groups score against their true distributions, the policy starts from SFT on their votes, and all scores are on
 held-out questions, beside the uniform answer and the ceilings. It shows how a trainer that is not ours takes its reward
-from `server_app.group_rewards`; with real groups a Federation stands where `LocalGroups` stands here.
+from `server_app.trl_rewards`; with real groups a Federation stands where `LocalGroups` stands here.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -38,17 +38,18 @@ from appa_flwr.report.artifacts import write_atomically
 from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.generate import ground_truth
 from client_app import scoring
-from server_app import evaluation, sft, tiny
-from server_app.answers import Answers
-from server_app.base import Base, load_model, prepare
-from server_app.group_rewards import GroupRewards, LocalGroups
+from server_app import evaluation
+from server_app.federation.answers import Answers
+from server_app.federation.catalogue import build_catalogue
 from server_app.main import make_rule
-from server_app.questions import build_catalogue
+from server_app.models import sft, tiny
+from server_app.models.base import Base, load_model, prepare
+from server_app.trl_rewards import GroupRewards, LocalGroups
 
 FloatArray = npt.NDArray[np.float64]
 
 COMPLETIONS_PER_QUESTION = 8
-DEFAULTS = ("learning-rate=0.0005",)  # GRPO takes one step a batch where our PPO takes eight
+DEFAULTS = ("ppo.learning-rate=0.0005",)  # GRPO takes one step a batch where our PPO takes eight
 VOTES = {"dpa": "mode", "opa": "ranking"}
 LOGGED = "group_reward/"  # what the reward function logs, as the trainer calls it
 WORDS = {"reward": "aggregate", f"{LOGGED}fairness_index": "FI", f"{LOGGED}format_score": "format"}
@@ -117,7 +118,9 @@ def gather_material(config: Config, say: Say) -> Material:
     """
     catalogue = build_catalogue(config)
     option_QK = catalogue.option_QK
-    _, truth = ground_truth(num_questions=config.num_questions, num_groups=config.num_groups, seed=config.seed)
+    _, truth = ground_truth(
+        num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed
+    )
     target_GQK = np.zeros((len(truth), *option_QK.shape))
     for g, by_question in enumerate(truth.values()):
         for q, question in enumerate(catalogue.questions):
@@ -141,7 +144,7 @@ def fine_tuned(material: Material, folder: Path, say: Say) -> PreTrainedModel:
     """The policy that GRPO starts from: SFT on the groups' votes, as in a federated run."""
     config, option_QK, train_J = material.config, material.catalogue.option_QK, material.train_J
     votes_GQK = np.stack([scoring.votes(t_QK, option_QK, kind=VOTES[config.task]) for t_QK in material.target_GQK])
-    taught_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft_target)
+    taught_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     step = tiny.ANSWER_STEP if config.model == TINY_MODEL else sft.STEP
     texts = sft.answer_texts(config, taught_QK, option_QK, step=step)
     sft.fine_tune(
@@ -175,7 +178,7 @@ def train(model: PreTrainedModel, material: Material, *, steps: int, say: Say) -
         catalogue=catalogue,
         task=config.task,
         metric=config.reward_metric,
-        alignment_weight=config.alignment_weight,
+        alignment_weight=config.appa.alignment_weight,
     )
     questions = [catalogue.questions[q] for q in material.train_J]
     rows = [{"prompt": material.base.prompt_text(config, q), "question_id": q.question_id} for q in questions]
@@ -196,14 +199,14 @@ def train(model: PreTrainedModel, material: Material, *, steps: int, say: Say) -
         output_dir="unused",  # nothing is saved on the way
         save_strategy="no",
         max_steps=steps,
-        per_device_train_batch_size=config.rollout_batch_size,
+        per_device_train_batch_size=config.rollout.batch_size,
         num_generations=COMPLETIONS_PER_QUESTION,
-        max_completion_length=config.response_length,
-        temperature=config.temperature,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type=config.scheduler,
-        max_grad_norm=config.max_grad_norm,
-        bf16=config.compute_dtype == "bfloat16",
+        max_completion_length=config.rollout.response_length,
+        temperature=config.rollout.temperature,
+        learning_rate=config.ppo.learning_rate,
+        lr_scheduler_type=config.ppo.scheduler,
+        max_grad_norm=config.ppo.max_grad_norm,
+        bf16=config.policy.compute_dtype == "bfloat16",
         gradient_checkpointing=False,
         seed=config.seed,
         logging_steps=1,
@@ -233,7 +236,7 @@ def score(policy: str, answers: Answers, material: Material) -> Score:
     """Scores of answers to the held-out questions."""
     config, metric = material.config, material.config.reward_metric
     reward_GJ = material.groups.score(answers.request([metric]))[metric, wire.TARGET_SIDE]
-    scores = alignment_scores(reward_GJ, min_mean=config.min_mean, max_cov=config.max_cov)
+    scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
     written = None if np.isnan(answers.format_score_J).any() else float(answers.format_score_J.mean())
     return Score(policy, scores.avg_as, scores.min_as, scores.fairness_index, written)
 
@@ -292,9 +295,9 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     """
     if config.survey != GENERATED_SURVEY:
         raise UserError("survey: this example knows the generated population only; leave the key out")
-    if config.rollout_batch_size % COMPLETIONS_PER_QUESTION:
+    if config.rollout.batch_size % COMPLETIONS_PER_QUESTION:
         raise UserError(
-            f"rollout-batch-size = {config.rollout_batch_size}: must be a multiple of {COMPLETIONS_PER_QUESTION}, the "
+            f"rollout.batch-size = {config.rollout.batch_size}: must be a multiple of {COMPLETIONS_PER_QUESTION}, the "
             "completions of each question"
         )
     transformers.utils.logging.set_verbosity_error()

@@ -26,7 +26,7 @@ from pluralllm.model import ModelConfig
 
 FORMAT = 2
 """Version of the card, and of what its weights expect."""
-KEY = "pluralllm-checkpoint"
+KEY = "pluralllm.checkpoint"
 HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
@@ -124,7 +124,7 @@ class Card(BaseModel):
         chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
             validated, 0 without training.
         population: the sums over the groups, None where none were made.
-        scores: part -> predictor -> measure -> mean; see `server_app.pluralllm_scores`.
+        scores: part -> predictor -> measure -> mean; see `server_app.predictor.scores`.
         groups: group -> the same for it alone.
         calibration: part -> what is known of the uncertainty.
         by_context: part -> number of context answers, as text -> measure -> mean over answers, and "cells".
@@ -237,8 +237,8 @@ def check_fit(
     """
     where = f'{KEY} = "{weights}"'
     for key, mine, its in (
-        ("embedding", embedding.kind, card.embedding.kind),
-        ("embedding-dim", embedding.dim, card.embedding.dim),
+        ("embedding.encoder", embedding.kind, card.embedding.kind),
+        ("embedding.dim", embedding.dim, card.embedding.dim),
     ):
         if mine != its:
             raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
@@ -253,7 +253,7 @@ def check_fit(
         raise UserError(
             f"{where}: was trained on {len(leaked)} of this run's {len(held_out)} held-out questions, such as "
             f"'{leaked[0].question_id}'; use its seed = {card.survey.split_seed} and "
-            f"test-fraction = {card.survey.test_fraction}"
+            f"data.test-fraction = {card.survey.test_fraction}"
         )
     if not np.allclose(embedding.probe, card.embedding.probe, atol=PROBE_TOLERANCE):
         model = card.embedding.model or card.embedding.kind
@@ -261,13 +261,13 @@ def check_fit(
     for field, its in vars(card.network).items():
         mine = getattr(network, field)
         if mine != its:
-            key = {"embedding_dim": "embedding-dim", "population": "population-prior"}.get(
-                field, f"pluralllm-{field.removeprefix('num_').replace('_', '-')}"
+            key = {"embedding_dim": "embedding.dim", "population": "sums.population-prior"}.get(
+                field, f"pluralllm.{field.removeprefix('num_').replace('_', '-')}"
             )
             raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
     both = sorted(set(unseen_groups) & card.survey.groups.keys())
     if both:
-        raise UserError(f"{where}: group '{both[0]}' has trained it, so unseen-groups cannot name it")
+        raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")
 
 
 def _sha256(path: Path) -> str:

@@ -87,7 +87,7 @@ def embed_questions(
     if not questions:
         raise UserError("embedding: the survey has no question")
     if dim < MIN_DIM:
-        raise UserError(f"embedding-dim {dim} is too small; use at least {MIN_DIM}")
+        raise UserError(f"embedding.dim = {dim} is too small; use at least {MIN_DIM}")
     ids = tuple(question.question_id for question in questions)
     if len(set(ids)) != len(ids):
         repeated = next(question_id for question_id in ids if ids.count(question_id) > 1)

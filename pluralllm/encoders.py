@@ -142,7 +142,7 @@ class PretrainedEncoder:
             done += len(batch)
             self.progress(done, len(texts))
         if not np.isfinite(vector_UH).all():
-            raise UserError(f"embedding-model = {self.model}: its vectors are not finite; are its weights damaged?")
+            raise UserError(f"embedding.model = {self.model}: its vectors are not finite; are its weights damaged?")
         return vector_UH
 
 
@@ -181,7 +181,7 @@ def _locate(model: str) -> Path:
         else:
             reason = f"and it cannot be fetched from the hub ({_first_line(error)})"
         raise UserError(
-            f"embedding-model = {model}: no such folder, {reason}; "
+            f"embedding.model = {model}: no such folder, {reason}; "
             'give a model folder, the name of a model on the hub, or embedding = "ngrams"'
         ) from error
 
@@ -199,7 +199,7 @@ def _content(model: str, folder: Path) -> str:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             whole.update(f"{path.relative_to(folder)}\n{digest}\n".encode())
     except OSError as error:
-        raise UserError(f"embedding-model = {model}: cannot be read ({_first_line(error)})") from error
+        raise UserError(f"embedding.model = {model}: cannot be read ({_first_line(error)})") from error
     return whole.hexdigest()
 
 
@@ -215,16 +215,16 @@ def _load(model: str, folder: Path) -> tuple[Any, Any]:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise UserError(f"embedding-model = {model}: cannot be loaded ({_first_line(error)})") from error
+        raise UserError(f"embedding.model = {model}: cannot be loaded ({_first_line(error)})") from error
     # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise UserError(f"embedding-model = {model}: its tokenizer knows no words; are all its files there?")
+        raise UserError(f"embedding.model = {model}: its tokenizer knows no words; are all its files there?")
     # a pooler is a head for another purpose, often not saved and not used here
     missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
     if missing:  # Transformers would go on with random numbers in their place
-        raise UserError(f"embedding-model = {model}: {len(missing)} weights are missing, {missing[0]} first")
+        raise UserError(f"embedding.model = {model}: {len(missing)} weights are missing, {missing[0]} first")
     if network.config.is_encoder_decoder:
-        raise UserError(f"embedding-model = {model}: is an encoder with a decoder; give an encoder or a causal LM")
+        raise UserError(f"embedding.model = {model}: is an encoder with a decoder; give an encoder or a causal LM")
     network.config.use_cache = False
     return tokenizer, network.eval()
 
@@ -238,7 +238,7 @@ def _settings(kind: Pretrained, model: str, folder: Path) -> _Settings:
     if kind == "sentence-transformers":
         return _sentence_settings(model, folder)
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"embedding-model = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
+        raise UserError(f"embedding.model = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
     return _Settings("mean", normalised=False, max_tokens=None)
 
 
@@ -248,7 +248,7 @@ def _sentence_settings(model: str, folder: Path) -> _Settings:
     Raises:
         UserError: it is none, or has a step besides transformer, pooling and normalisation.
     """
-    wrong = f"embedding-model = {model}: "
+    wrong = f"embedding.model = {model}: "
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         steps = {str(module["type"]).rpartition(".")[2]: folder / module["path"] for module in modules}

@@ -10,14 +10,14 @@ from pluralllm.model import ModelConfig
 def model_config(config: Config) -> ModelConfig:
     """The network's sizes."""
     return ModelConfig(
-        config.embedding_dim,
-        config.pluralllm_hidden_dim,
-        config.pluralllm_blocks,
-        config.pluralllm_heads,
-        config.population_prior,
+        config.embedding.dim,
+        config.pluralllm.hidden_dim,
+        config.pluralllm.blocks,
+        config.pluralllm.heads,
+        config.sums.population_prior,
     )
 
 
 def episode_config(config: Config) -> EpisodeConfig:
     """The shape of a training step's episodes."""
-    return EpisodeConfig(num_context=config.num_context_questions)
+    return EpisodeConfig(num_context=config.pluralllm.num_context_questions)

@@ -23,7 +23,7 @@ from appa_flwr.aggregation import State
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from pluralllm.card import Round
-from server_app.pretraining import Pretraining
+from server_app.predictor.pretraining import Pretraining
 
 FORMAT = 1
 """Version of the checkpoint's content."""

@@ -18,10 +18,10 @@ from appa_flwr.ceilings import shared_answer
 from appa_flwr.config import Config
 from appa_flwr.rewards import metrics_of
 from appa_flwr.scores import Scores, alignment_scores
-from server_app.answers import Answers, parse_answers
-from server_app.base import Base
-from server_app.federation import Federation
-from server_app.rollouts import Decoding, sample
+from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.groups import Federation
+from server_app.models.base import Base
+from server_app.ppo.rollouts import Decoding, sample
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -54,13 +54,13 @@ def greedy_answers(
     texts: list[str] = []
     decoding = Decoding.fitting(
         model,
-        max_new_tokens=config.response_length,
+        max_new_tokens=config.rollout.response_length,
         temperature=0.0,
         stop_ids=base.stop_ids,
         pad_id=base.pad_id,
-        shared_prefix=config.shared_prefix,
+        shared_prefix=config.ppo.shared_prefix,
     )
-    for batch in np.array_split(question_J, -(-len(question_J) // config.eval_batch_size)):
+    for batch in np.array_split(question_J, -(-len(question_J) // config.eval.batch_size)):
         decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
         texts += base.texts(decoded.response_JT, decoded.mask_JT)
     return parse_answers(config.task, texts, question_J, catalogue)
@@ -114,7 +114,7 @@ def score(federation: Federation, policy: str, answers: Answers, *, metrics: Seq
 
 
 def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Row:
-    scores: Scores = alignment_scores(reward_GJ, min_mean=config.min_mean, max_cov=config.max_cov)
+    scores: Scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
     return {
         "fi": scores.fairness_index,
         "avg_as": scores.avg_as,
@@ -152,7 +152,7 @@ def baseline_rows(
     rows = score(federation, "uniform", uniform, metrics=metrics, config=config).rows
     majority = given_answers(question_J, majority_QK[question_J])
     rows += score(federation, "majority", majority, metrics=metrics, config=config).rows
-    if config.ceilings:
+    if config.eval.ceilings:
         target_GQK = probe_targets(federation, question_J, option_JK)
         for name, objective in CEILINGS.items():
             for metric in metrics:

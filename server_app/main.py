@@ -31,24 +31,28 @@ from appa_flwr import aggregation, report
 from appa_flwr.config import TINY_MODEL, Config, split_names
 from appa_flwr.errors import UserError
 from appa_flwr.files import writing
-from appa_flwr.resume import LAST_PHASE, WEIGHTS_FILE
 from appa_flwr.rewards import metrics_of
+from appa_flwr.run.resume import LAST_PHASE, WEIGHTS_FILE
 from appa_flwr.seeds import child_seed
 from pluralllm import card as cards
-from server_app import base as base_models
 from server_app import checkpoint as checkpoints
-from server_app import evaluation, pluralllm_phase, pluralllm_scores, population, sft, tiny, vllm_rollouts
-from server_app.base import Base
+from server_app import evaluation
 from server_app.checkpoint import Checkpoint
-from server_app.federation import Federation
-from server_app.grid import PromptGrid
-from server_app.model_card import model_card
-from server_app.policy import FullModels, LoraModels, PolicyModels
-from server_app.ppo_engine import PPOEngine, PPOSettings
-from server_app.pretraining import initial_weights, pretrain
-from server_app.questions import build_catalogue
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+from server_app.models import base as base_models
+from server_app.models import sft, tiny
+from server_app.models.base import Base
+from server_app.models.card import model_card
+from server_app.models.policy import FullModels, LoraModels, PolicyModels
+from server_app.ppo.engine import PPOEngine
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, RewardSettings
+from server_app.predictor import phase as pluralllm_phase
+from server_app.predictor import scores as pluralllm_scores
+from server_app.predictor import sums as population
+from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.run_folder import CHECKPOINT_FILE, POLICY, SFT_MODEL, RunFolder, replaced_folder
-from server_app.strategy import AppaStrategy, QuestionOrder, RewardSettings
 
 NUM_EXAMPLES = 12
 
@@ -104,7 +108,9 @@ class Run:
 
     def __init__(self, grid: PromptGrid, config: Config, folder: RunFolder) -> None:
         self._config, self._folder, self._grid = config, folder, grid
-        self._federation = Federation(grid, min_groups=config.min_groups, timeout=config.reply_timeout)
+        self._federation = Federation(
+            grid, min_groups=config.federation.min_groups, timeout=config.federation.reply_timeout
+        )
         self._catalogue = build_catalogue(config, progress=self._embedding_progress)
         self._test_J = np.flatnonzero(~self._catalogue.train_Q)
         self._train_J = np.flatnonzero(self._catalogue.train_Q)
@@ -113,13 +119,13 @@ class Run:
 
     def everything(self) -> None:
         """All phases of the config, from the roll call to the report."""
-        if self._config.phases == "all":
+        if self._config.run.phases == "all":
             base_models.check(self._config)
         start = initial_weights(self._config)  # before anything runs beside: it draws from torch's one generator
         self._given = pluralllm_phase.pretrained(self._config, self._catalogue, start)
         self._join()
         self._share_sums()
-        if self._config.phases == "all":
+        if self._config.run.phases == "all":
             self._align(start)
         else:
             self._write_targets(self._pretrain(start))
@@ -144,13 +150,13 @@ class Run:
             base,
             prompts,
             sft.sft_targets(votes_GQK, option_QK, target="majority"),
-            sft.sft_targets(votes_GQK, option_QK, target=self._config.sft_target),
+            sft.sft_targets(votes_GQK, option_QK, target=self._config.sft.target),
         )
         model = base_models.load_model(self._config, base.source, quantized=False)
         self._evaluate("base", model, material)
         self._fine_tune(model, material)
         started = base_models.load_model(
-            self._config, str(self._folder.path / SFT_MODEL), quantized=self._config.quantization != "none"
+            self._config, str(self._folder.path / SFT_MODEL), quantized=self._config.policy.quantization != "none"
         )
         before = self._evaluate("sft", started, material)
         models = self._ppo_models(started)
@@ -166,17 +172,17 @@ class Run:
                 majority_QK=material.majority_QK,
             )
             self._folder.write_json("summary.json", self._rows)
-            phase.step(1, 1, "uniform, majority" + (", ceilings" if self._config.ceilings else ""))
+            phase.step(1, 1, "uniform, majority" + (", ceilings" if self._config.eval.ceilings else ""))
         self._save_policy(models, base)
 
     def _join(self) -> None:
         config = self._config
         with self._folder.phase("join") as phase:
-            self._federation.gather(config.group_names, patience=config.join_timeout)
+            self._federation.gather(config.group_names, patience=config.federation.join_timeout)
             self._check_unseen()
             self._answered = answered = self._federation.send_catalogue(self._catalogue)
             lost = [name for name in self._federation.groups if name not in answered]
-            if config.strict and lost:
+            if config.data.strict and lost:
                 raise UserError(
                     f"strict = true, and the answers of {', '.join(lost)} cannot be used; their logs say why"
                 )
@@ -218,7 +224,7 @@ class Run:
             elif self._given is not None:
                 kept = self._given.pretraining
                 checkpoints.save_weights(path, kept)
-                phase.step(1, 1, f"the weights are those in {config.pluralllm_checkpoint}")
+                phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
             else:
                 seen = set(self._federation.groups) - set(config.unseen_group_names)
                 if not seen:
@@ -231,7 +237,7 @@ class Run:
                     progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
                 )
                 checkpoints.save_weights(path, kept)
-                if kept.chosen != config.pluralllm_rounds:
+                if kept.chosen != config.pluralllm.rounds:
                     log.info(
                         "PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen
                     )
@@ -286,16 +292,19 @@ class Run:
         return Evaluated(answers.texts, scored.reward_J.tolist())
 
     def _leave_out_long(self, prompts: list[list[int]]) -> None:
-        """Keep to the questions whose prompt and answer fit `max-sequence-length` (SFT table)."""
+        """Keep to the questions whose prompt and answer fit `policy.max-sequence-length` (SFT table)."""
         config = self._config
-        fits_Q = np.array([len(ids) + config.response_length <= config.max_sequence_length for ids in prompts])
+        fits_Q = np.array(
+            [len(ids) + config.rollout.response_length <= config.policy.max_sequence_length for ids in prompts]
+        )
         if not fits_Q[self._train_J].any() or not fits_Q[self._test_J].any():
             raise UserError(
-                f"max-sequence-length = {config.max_sequence_length} leaves no training or no held-out question: the "
-                f"shortest prompt has {min(map(len, prompts))} tokens and response-length is {config.response_length}"
+                f"policy.max-sequence-length = {config.policy.max_sequence_length} leaves no training or no held-out "
+                f"question: the shortest prompt has {min(map(len, prompts))} tokens and rollout.response-length is "
+                f"{config.rollout.response_length}"
             )
         if not fits_Q.all():
-            log.warning("%d questions are left out: longer than max-sequence-length", int((~fits_Q).sum()))
+            log.warning("%d questions are left out: longer than policy.max-sequence-length", int((~fits_Q).sum()))
         self._train_J, self._test_J = self._train_J[fits_Q[self._train_J]], self._test_J[fits_Q[self._test_J]]
 
     def _fine_tune(self, model: PreTrainedModel, material: Material) -> None:
@@ -319,16 +328,16 @@ class Run:
         config = self._config
         # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
         torch.manual_seed(child_seed(config.seed, "adapters"))
-        if config.gradient_checkpointing:
+        if config.ppo.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        if config.tuning == "full":
+        if config.policy.tuning == "full":
             return FullModels(model)
         return LoraModels(
             model,
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            policy_targets=list(split_names(config.policy_lora_targets)),
-            value_targets=list(split_names(config.value_lora_targets)),
+            rank=config.lora.rank,
+            alpha=config.lora.alpha,
+            policy_targets=list(split_names(config.lora.policy_targets)),
+            value_targets=list(split_names(config.lora.value_targets)),
         )
 
     def _ppo(self, models: PolicyModels, material: Material) -> None:
@@ -336,11 +345,12 @@ class Run:
         iterations = config.iterations(len(self._train_J))
         engine = PPOEngine(
             models,
-            PPOSettings.of(config, num_iterations=iterations),
+            config.ppo,
+            config.rollout,
+            num_iterations=iterations,
             stop_ids=material.base.stop_ids,
             pad_id=material.base.pad_id,
             seed=child_seed(config.seed, "ppo"),
-            sampler=vllm_rollouts.sampler(config, models, self._folder.path / SFT_MODEL),
         )
         path = self._folder.path / CHECKPOINT_FILE
         kept = checkpoints.load(path)
@@ -352,7 +362,7 @@ class Run:
                 engine.restore(kept.engine)
             except (ValueError, KeyError, RuntimeError) as error:
                 raise UserError(f"{path}: does not fit this run's models ({error})") from error
-            order.take(done * config.rollout_batch_size)
+            order.take(done * config.rollout.batch_size)
         self._folder.keep_iterations(done)
         groups = self._federation.groups
         with self._folder.phase("ppo", done=done) as phase:
@@ -372,7 +382,7 @@ class Run:
                 )
 
             def save(iteration: int, rule: aggregation.State) -> None:
-                every = config.checkpoint_every
+                every = config.run.checkpoint_every
                 if every and (iteration % every == 0 or iteration == iterations):
                     checkpoints.save(path, Checkpoint.of(iteration, groups, rule, engine.state()))
                     phase.save_seconds()
@@ -385,20 +395,22 @@ class Run:
                 catalogue=self._catalogue,
                 prompts=material.prompts,
                 order=order,
-                batch_size=config.rollout_batch_size,
+                batch_size=config.rollout.batch_size,
                 num_iterations=iterations,
                 settings=RewardSettings(
                     config.task,
                     config.reward_metric,
-                    config.alignment_weight,
-                    config.context_resampling == "every-iteration",
+                    config.appa.alignment_weight,
+                    config.pluralllm.context_resampling == "every-iteration",
                 ),
                 report=report_iteration,
                 checkpoint=save,
                 done=done,
                 state=None if kept is None else kept.rule_state(groups),
             )
-            strategy.start(self._grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.reply_timeout)
+            strategy.start(
+                self._grid, ArrayRecord(), num_rounds=iterations - done, timeout=config.federation.reply_timeout
+            )
 
     def _write_examples(self, before: Evaluated, after: Evaluated) -> None:
         examples = []
@@ -425,9 +437,13 @@ class Run:
 
 def make_rule(config: Config) -> aggregation.Rule:
     """The aggregation rule with the parameters the config has for it."""
-    params: dict[str, float] = {"min_mean": config.min_mean, "max_cov": config.max_cov, "ema_decay": config.ema_decay}
+    params: dict[str, float] = {
+        "min_mean": config.appa.min_mean,
+        "max_cov": config.appa.max_cov,
+        "ema_decay": config.appa.ema_decay,
+    }
     if config.rule == "appa":
-        params |= {"temperature": config.softmax_temperature, "fairness_threshold": config.fairness_threshold}
+        params |= {"temperature": config.appa.temperature, "fairness_threshold": config.appa.fairness_threshold}
     if config.rule == "alpha":
-        params |= {"alpha": config.alpha}
+        params |= {"alpha": config.appa.alpha}
     return aggregation.make(config.rule, **params)

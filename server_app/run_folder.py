@@ -31,7 +31,7 @@ from typing import Self
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.files import PARTIAL, hidden, keep_lines, lock, replace_file, sync, sync_folder, writing
-from appa_flwr.resume import CONFIG_FILE, LOG_FILE, PROGRESS_FILE, WEIGHTS_FILE, check_resumable
+from appa_flwr.run.resume import CONFIG_FILE, LOG_FILE, PROGRESS_FILE, WEIGHTS_FILE, check_resumable
 
 MINUTE = 60
 OLD = ".old"
@@ -113,7 +113,7 @@ class RunFolder:
 
     def __init__(self, config: Config) -> None:
         self.path = config.run_folder.absolute()
-        self.resumed = config.resume
+        self.resumed = config.run.resume
         self._started = time.monotonic()
         if self.resumed:
             check_resumable(config)

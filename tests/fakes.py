@@ -24,7 +24,7 @@ from transformers import (
 from appa_flwr import wire
 from appa_flwr.survey.types import Question
 from client_app import scoring
-from server_app.sequences import Sequences
+from server_app.engine.sequences import Sequences
 
 RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
 

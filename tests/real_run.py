@@ -18,21 +18,21 @@ import psutil
 
 LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.5
-APPA = [sys.executable, "-c", "from appa_flwr.cli import main; main()"]
+APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 
 # As small as a run can be that still writes answers which can be read, and whose groups differ.
 TINY_RUN: dict[str, object] = {
-    "num-questions": 60,
-    "num-groups": 4,
-    "min-groups": 4,
-    "embedding-dim": 16,
-    "pluralllm-rounds": 4,
-    "base-steps": 20,
-    "sft-steps": 60,
-    "num-iterations": 3,
-    "rollout-batch-size": 32,
-    "num-mini-batches": 4,
-    "response-length": 48,
+    "data.num-questions": 60,
+    "data.num-groups": 4,
+    "federation.min-groups": 4,
+    "embedding.dim": 16,
+    "pluralllm.rounds": 4,
+    "policy.base-steps": 20,
+    "sft.steps": 60,
+    "ppo.num-iterations": 3,
+    "rollout.batch-size": 32,
+    "ppo.num-mini-batches": 4,
+    "rollout.response-length": 48,
 }
 
 
@@ -97,8 +97,8 @@ def run_appa(name: str, changes: Mapping[str, object], *, folder: Path) -> Finis
         changes: config keys, with underscores.
         folder: runs of one folder share their tiny models.
     """
-    given = TINY_RUN | {key.replace("_", "-"): value for key, value in changes.items()}
-    given |= {"run-name": name, "output-dir": folder / "runs", "cache-dir": folder / "cache"}
+    given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    given |= {"run-name": name, "run.output-dir": folder / "runs", "run.cache-dir": folder / "cache"}
     flags = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
     here = folder / f"{name}-here"
     here.mkdir()

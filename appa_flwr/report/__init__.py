@@ -142,5 +142,5 @@ def _training_pictures(run: Run) -> dict[str, tuple[bytes, str]]:
 
 
 def _threshold(run: Run) -> float | None:
-    value = run.config.get("fairness-threshold")
+    value = run.config.get("appa.fairness-threshold")
     return float(value) if isinstance(value, int | float) and is_known(value) else None

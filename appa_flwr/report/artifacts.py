@@ -509,7 +509,7 @@ def read_run(run_folder: Path) -> Run:
     _check_unique(summary or (), run_folder / SUMMARY_FILE)
 
     missing: list[str] = []
-    whole = config.get("phases") != "pluralllm"
+    whole = config.get("run.phases") != "pluralllm"
     if whole and not iterations:
         missing.append(f"{METRICS_FILE}: no PPO iteration was logged, so there are no training curves.")
     if whole and not summary:

@@ -47,7 +47,7 @@ METRIC_NAMES: Mapping[str, str] = {
     "cosine": "Cos.",
     "borda": "Bor.",
 }
-FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "fairness-threshold", "seed")
+FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairness-threshold", "seed")
 """Config keys shown before all others: what a reader asks first."""
 
 MOST_LISTED_GROUPS = 16
@@ -273,7 +273,7 @@ def per_group_table(run: Run) -> str:
         _tag("th", name, class_="edge" if number in starts else None) for number, (name, _, _) in enumerate(shown)
     )
     body = []
-    unseen = split_names(str(run.config.get("unseen-groups", "")))
+    unseen = split_names(str(run.config.get("pluralllm.unseen-groups", "")))
     for group in sorted(run.groups, key=order):
         cells = _tag("th", _escape(group) + (" (unseen)" if group in unseen else ""))
         for number, (_, policy, survey) in enumerate(shown):

@@ -115,8 +115,8 @@ def note(found: PluralLLM) -> str:
     sums = found.population
     if not any("mean-of-others" in predictors for predictors in found.scores.values()):
         others = (
-            "The mean of the other groups is not shown: it was not asked for (key mean-of-others), or too few groups "
-            "answered the same questions (key population-min-groups)."
+            "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), or too few "
+            "groups answered the same questions (key sums.min-groups)."
         )
     else:
         others = (
@@ -127,7 +127,7 @@ def note(found: PluralLLM) -> str:
             f" Sums over groups, each of at least {sums.min_groups}, were made for {sums.training} training and "
             f"{sums.held_out} held-out questions"
         )
-        others += ", and PluralLLM was given them (population-prior)." if sums.prior else "."
+        others += ", and PluralLLM was given them (sums.population-prior)." if sums.prior else "."
     return f"{NOTE} {others}"
 
 

@@ -116,9 +116,9 @@ def ground_truth(
     """
     most = len(TOPICS) * len(FRAMES)
     if not 2 <= num_questions <= most:
-        raise UserError(f"num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
+        raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
     if num_groups < 2:
-        raise UserError(f"num-groups = {num_groups}: a federation needs at least 2 groups")
+        raise UserError(f"data.num-groups = {num_groups}: a federation needs at least 2 groups")
     rng = np.random.default_rng([seed, 0])
     pairs = rng.permutation(most)[:num_questions]
     names = [

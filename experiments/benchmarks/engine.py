@@ -66,7 +66,7 @@ class Cell:
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the weights."""
-        return torch.bfloat16 if self.config.get("compute-dtype") == "bfloat16" else torch.float32
+        return torch.bfloat16 if self.config.get("policy.compute-dtype") == "bfloat16" else torch.float32
 
 
 def grid() -> list[Cell]:
@@ -75,7 +75,7 @@ def grid() -> list[Cell]:
     cells = [
         Cell("prompt tokens", f"{prefix} + 15 to 70", model, Prompts(prefix, 15, 70)) for prefix in (0, 110, 220, 440)
     ]
-    cells += [Cell("prefix", PLAIN, model, config={"shared-prefix": False})]
+    cells += [Cell("prefix", PLAIN, model, config={"ppo.shared-prefix": False})]
     cells += [Cell("rollouts", str(rollouts), model, rollouts=rollouts) for rollouts in (12, 48, 96)]
     cells += [Cell("vocabulary", str(size), small_qwen3(vocabulary=size)) for size in (8_192, 32_768)]
     cells += [Cell("hidden size", str(size), small_qwen3(vocabulary=VOCABULARY, hidden=size)) for size in (64, 256)]
@@ -93,11 +93,11 @@ def paper_cells(*, small: bool) -> list[Cell]:
             config,
             prompts,
             config={
-                "quantization": "nf4",
-                "compute-dtype": "bfloat16",
+                "policy.quantization": "nf4",
+                "policy.compute-dtype": "bfloat16",
                 # Only the eager implementation caps attention logits as Gemma 2 wants.
-                "attention": "eager" if config.model_type == "gemma2" else "sdpa",
-                "shared-prefix": shared,
+                "policy.attention": "eager" if config.model_type == "gemma2" else "sdpa",
+                "ppo.shared-prefix": shared,
             },
             **size,
         )

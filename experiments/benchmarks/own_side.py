@@ -23,22 +23,22 @@ from appa_flwr.config import Config, Scalar, split_names
 from experiments.benchmarks import workload as plan
 from experiments.benchmarks.measure import Measured, PeakMemory, Stopwatch, Update
 from experiments.benchmarks.workload import EOS_ID, PAD_ID, Workload
-from server_app.base import load_model
-from server_app.policy import LoraModels
-from server_app.ppo_engine import PPOEngine, PPOSettings
+from server_app.models.base import load_model
+from server_app.models.policy import LoraModels
+from server_app.ppo.engine import PPOEngine
 
 KEYS: dict[str, Scalar] = {
-    "tuning": "lora",
-    "lora-rank": plan.LORA_RANK,
-    "lora-alpha": plan.LORA_ALPHA,
-    "policy-lora-targets": ",".join(plan.LORA_TARGETS),
-    "value-lora-targets": ",".join(plan.LORA_TARGETS),
-    "ppo-epochs": plan.PPO_EPOCHS,
-    "num-mini-batches": 1,  # as many optimizer steps as TRL really takes
-    "temperature": plan.TEMPERATURE,
-    "learning-rate": plan.LEARNING_RATE,
-    "value-learning-rate": plan.LEARNING_RATE,
-    "scheduler": "linear",
+    "policy.tuning": "lora",
+    "lora.rank": plan.LORA_RANK,
+    "lora.alpha": plan.LORA_ALPHA,
+    "lora.policy-targets": ",".join(plan.LORA_TARGETS),
+    "lora.value-targets": ",".join(plan.LORA_TARGETS),
+    "ppo.epochs": plan.PPO_EPOCHS,
+    "ppo.num-mini-batches": 1,  # as many optimizer steps as TRL really takes
+    "rollout.temperature": plan.TEMPERATURE,
+    "ppo.learning-rate": plan.LEARNING_RATE,
+    "ppo.value-learning-rate": plan.LEARNING_RATE,
+    "ppo.scheduler": "linear",
 }
 """What differs from our run config's defaults."""
 
@@ -76,16 +76,23 @@ def keeping_to_plan(model: PreTrainedModel, *, ends: bool) -> Iterator[None]:
 
 def make_engine(workload: Workload) -> PPOEngine:
     """The engine as a run with these keys would build it."""
-    config = Config.load({**KEYS, "response-length": workload.response_length, **workload.config})
+    config = Config.load({**KEYS, "rollout.response-length": workload.response_length, **workload.config})
     models = LoraModels(
-        load_model(config, workload.model, quantized=config.quantization == "nf4"),
-        rank=config.lora_rank,
-        alpha=config.lora_alpha,
-        policy_targets=list(split_names(config.policy_lora_targets)),
-        value_targets=list(split_names(config.value_lora_targets)),
+        load_model(config, workload.model, quantized=config.policy.quantization == "nf4"),
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        policy_targets=list(split_names(config.lora.policy_targets)),
+        value_targets=list(split_names(config.lora.value_targets)),
     )
-    settings = PPOSettings.of(config, num_iterations=len(workload.batches))
-    return PPOEngine(models, settings, stop_ids=[EOS_ID], pad_id=PAD_ID, seed=workload.seed)
+    return PPOEngine(
+        models,
+        config.ppo,
+        config.rollout,
+        num_iterations=len(workload.batches),
+        stop_ids=[EOS_ID],
+        pad_id=PAD_ID,
+        seed=workload.seed,
+    )
 
 
 def measure(workload: Workload) -> Measured:

@@ -40,8 +40,8 @@ from pluralllm.population import MIN_GROUPS, NUM_DIRECTIONS, fit_population
 from pluralllm.prediction import predict_targets
 from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
 from pluralllm.training import BETAS, local_update, step_size_factor, train_centrally
-from server_app.base import cache_folder
-from server_app.pretraining import TAU
+from server_app.models.base import cache_folder
+from server_app.predictor.pretraining import TAU
 
 Dataset = Literal["globalqa", "gss", "opinionqa", "generated"]
 Prior = Literal["none", "training", "all"]

@@ -41,7 +41,13 @@ from pluralllm.encoders import Encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.scores import PREDICTOR
 
-STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = "strategies", "embeddings", "min-groups", "noise", "context-sizes"
+STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = (
+    "strategies",
+    "embeddings",
+    "federation.min-groups",
+    "noise",
+    "context-sizes",
+)
 TABLES = (STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT)
 BASELINES = ("mean-of-others", "nearest-question", "uniform")
 NOISES = (0.3, 1.0)

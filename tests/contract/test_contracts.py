@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import flatten_dict
 
 from appa_flwr.config import Config
 
@@ -96,7 +97,7 @@ def test_the_contracts_stay_green_on_the_allowed_imports(house):
 
 
 def test_the_defaults_in_pyproject_are_the_defaults_of_the_config():
-    table = pyproject()["tool"]["flwr"]["app"]["config"]
+    table = flatten_dict(pyproject()["tool"]["flwr"]["app"]["config"])
     defaults = Config.load({}).flat()
     assert table == defaults
     # Equal is not enough: 1 == 1.0 == True, and Flower sends the type on.

@@ -19,9 +19,9 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey.read import read_survey
 from client_app import state
-from server_app.federation import Federation
-from server_app.grid import PromptGrid
-from server_app.questions import build_catalogue
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
 
 APPA = Path(sys.executable).with_name("appa")
 GROUPS = ("North", "South", "West")
@@ -55,15 +55,15 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
     ("overrides", "says"),
     [
         (["survey={survey}", "groups=North,Atlantis"], ['"Atlantis"', "North, South, West"]),
-        (["survey={survey}", "min-groups=4"], ["min-groups = 4", "3 groups"]),
+        (["survey={survey}", "federation.min-groups=4"], ["min-groups = 4", "3 groups"]),
         (["survey={folder}/nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
         (["survey={folder}/notes.txt"], ["notes.txt", ".jsonl"]),
         (["task=vote"], ["task", "dpa, opa"]),
         (["task=opa", "metric=js"], ["metric", "borda"]),
         (["rule=max"], ["rule", "appa, average, min, alpha"]),
         (["seed=soon"], ["seed", "an integer", "default 0"]),
-        (["num-groups=4.5"], ["num-groups", "an integer"]),
-        (["test-fraction=1"], ["test-fraction", "< 1"]),
+        (["data.num-groups=4.5"], ["data.num-groups", "an integer"]),
+        (["data.test-fraction=1"], ["data.test-fraction", "< 1"]),
         (["learning-rat=0.1"], ['"learning-rat"', '"learning-rate"']),
     ],
     ids=lambda value: value[-1] if "=" in value[-1] else "",
@@ -73,7 +73,7 @@ def test_the_command_ends_with_one_line_and_starts_nothing(overrides, says, tmp_
     (tmp_path / "notes.txt").write_text("no survey")
     here = tmp_path / "here"
     here.mkdir()
-    texts = [text.format(survey=survey, folder=tmp_path) for text in [*overrides, "output-dir={folder}/runs"]]
+    texts = [text.format(survey=survey, folder=tmp_path) for text in [*overrides, "run.output-dir={folder}/runs"]]
     flags = [part for text in texts for part in ("-c", text)]
     done = subprocess.run([str(APPA), "run", *flags], cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -100,11 +100,17 @@ BAD = {
 
 def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, InProcessGrid, dict[str, int]]:
     """The first phase of a run: roll call and catalogue, by two nodes for three groups."""
-    flat = {"survey": str(path), "min-groups": min_groups, "strict": strict, "embedding-dim": 8, "test-fraction": 0.3}
+    flat = {
+        "survey": str(path),
+        "federation.min-groups": min_groups,
+        "data.strict": strict,
+        "embedding.dim": 8,
+        "data.test-fraction": 0.3,
+    }
     config = Config.load(flat)
     grid = InProcessGrid(simulated(config, 2))
     with flower_task():
-        federation = Federation(PromptGrid(grid), min_groups=config.min_groups, timeout=5.0)
+        federation = Federation(PromptGrid(grid), min_groups=config.federation.min_groups, timeout=5.0)
         federation.gather(GROUPS, patience=0.0)
         answered = federation.send_catalogue(build_catalogue(config))
     return federation, grid, answered

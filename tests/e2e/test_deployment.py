@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from appa_flwr.launcher import COMPLETED, flower_environment, free_port
-from appa_flwr.processes import end_processes, processes_of
+from appa_flwr.launch.launcher import COMPLETED, flower_environment, free_port
+from appa_flwr.launch.processes import end_processes, processes_of
 from appa_flwr.survey.export import Exported, export_split, slugs
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
@@ -28,16 +28,16 @@ REPO = Path(__file__).parents[2]
 CONNECTION = "deployed"
 # As small as the loop can be; every message costs a second or more here, since each starts a process.
 TINY_LOOP = {
-    "ceilings": False,
-    "base-steps": 20,
-    "sft-steps": 2,
-    "num-iterations": 3,
-    "pluralllm-rounds": 1,
-    "pluralllm-validate-every": 0,
-    "embedding-dim": 16,
-    "rollout-batch-size": 16,
-    "num-mini-batches": 2,
-    "ppo-epochs": 1,
+    "eval.ceilings": False,
+    "policy.base-steps": 20,
+    "sft.steps": 2,
+    "ppo.num-iterations": 3,
+    "pluralllm.rounds": 1,
+    "pluralllm.validate-every": 0,
+    "embedding.dim": 16,
+    "rollout.batch-size": 16,
+    "ppo.num-mini-batches": 2,
+    "ppo.epochs": 1,
 }
 
 
@@ -167,8 +167,13 @@ def _start_group(deployment: Deployment, name: str, private: Path) -> None:
 
 
 def _run_config(**changed: object) -> list[str]:
-    values = TINY_LOOP | {"survey": "questions.jsonl", "run-name": "r", "output-dir": "runs", "cache-dir": "cache"}
-    values |= {key.replace("_", "-"): value for key, value in changed.items()}
+    values = TINY_LOOP | {
+        "survey": "questions.jsonl",
+        "run-name": "r",
+        "run.output-dir": "runs",
+        "run.cache-dir": "cache",
+    }
+    values |= {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
     return ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())]
 
 
@@ -185,7 +190,7 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
 def test_three_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends(deployment, survey):
     names = survey.groups
     gone = names[-1]
-    deployment.flwr("run", str(REPO), CONNECTION, *_run_config(groups=";".join(names), min_groups=2))
+    deployment.flwr("run", str(REPO), CONNECTION, *_run_config(groups=";".join(names), federation__min_groups=2))
     deployment.wait(lambda: bool(deployment.lines("metrics.jsonl")), seconds=240)
     os.killpg(deployment.parties[slugs(names)[gone]].pid, signal.SIGTERM)
     deployment.wait(lambda: "report" in {line["phase"] for line in deployment.lines("progress.jsonl")}, seconds=240)

@@ -18,13 +18,13 @@ from real_run import APPA, TINY_RUN, _belonging_to
 pytestmark = pytest.mark.slow
 
 CHANGES = {
-    "num-questions": 40,
-    "pluralllm-rounds": 2,
-    "sft-steps": 40,
-    "num-iterations": 6,
-    "checkpoint-every": 2,
-    "ceilings": "false",
-    "fairness-threshold": 1.1,
+    "data.num-questions": 40,
+    "pluralllm.rounds": 2,
+    "sft.steps": 40,
+    "ppo.num-iterations": 6,
+    "run.checkpoint-every": 2,
+    "eval.ceilings": "false",
+    "appa.fairness-threshold": 1.1,
 }
 KILL_AFTER = 3  # iterations
 LIMIT_SECONDS = 240.0
@@ -68,7 +68,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def keys(tmp_path: Path, name: str) -> list[str]:
-    given = TINY_RUN | CHANGES | {"run-name": name, "output-dir": tmp_path / "runs", "cache-dir": tmp_path / "cache"}
+    given = (
+        TINY_RUN
+        | CHANGES
+        | {"run-name": name, "run.output-dir": tmp_path / "runs", "run.cache-dir": tmp_path / "cache"}
+    )
     return [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
 
 
@@ -88,7 +92,7 @@ def test_a_run_killed_in_ppo_ends_with_the_numbers_of_an_unbroken_one(tmp_path, 
         time.sleep(0.2)
     assert left == {}
     assert not list(temporary.glob("appa-*"))
-    assert KILL_AFTER <= len(lines(broken)) < CHANGES["num-iterations"]
+    assert KILL_AFTER <= len(lines(broken)) < CHANGES["ppo.num-iterations"]
 
     said = whole(["--resume", str(broken)], here=tmp_path, temporary=temporary)
     assert "resumed at iteration" in said

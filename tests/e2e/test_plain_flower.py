@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from appa_flwr.launcher import COMPLETED, free_port
-from appa_flwr.processes import end_processes, processes_of
+from appa_flwr.launch.launcher import COMPLETED, free_port
+from appa_flwr.launch.processes import end_processes, processes_of
 
 pytestmark = pytest.mark.slow
 
 REPO = Path(__file__).parents[2]
 PARTS = ("appa_flwr", "pluralllm", "server_app", "client_app", "pyproject.toml")
 TINY_LOOP = (
-    "ceilings=false base-steps=20 sft-steps=2 num-iterations=1 pluralllm-rounds=1 num-questions=40 num-groups=3 "
-    "rollout-batch-size=16 num-mini-batches=2 ppo-epochs=1 embedding-dim=16 output-dir='runs'"
+    "eval.ceilings=false policy.base-steps=20 sft.steps=2 ppo.num-iterations=1 pluralllm.rounds=1 "
+    "data.num-questions=40 data.num-groups=3 "
+    "rollout.batch-size=16 ppo.num-mini-batches=2 ppo.epochs=1 embedding.dim=16 run.output-dir='runs'"
 )
 
 
@@ -70,13 +71,15 @@ def newest_status(folder: Path, environment: dict[str, str]) -> str:
 
 
 def test_flwr_run_needs_no_launcher(checkout, environment, tmp_path):
-    keys = f"{TINY_LOOP} run-name='r' cache-dir='{tmp_path / 'cache'}'"
+    keys = f"{TINY_LOOP} run-name='r' run.cache-dir='{tmp_path / 'cache'}'"
     log = flwr(checkout, environment, "run", ".", "--stream", "--run-config", keys)
     assert newest_status(checkout, environment) == COMPLETED, log
     run = checkout / "runs" / "r"
     assert {row["policy"] for row in json.loads((run / "summary.json").read_text())} > {"base", "sft", "ppo"}
     assert (run / "report.html").exists()
     # Keys that contradict each other are found by the server; `flwr run` itself ends with 0 all the same.
-    log = flwr(checkout, environment, "run", ".", "--stream", "--run-config", "num-groups=3 min-groups=4")
+    log = flwr(
+        checkout, environment, "run", ".", "--stream", "--run-config", "data.num-groups=3 federation.min-groups=4"
+    )
     assert newest_status(checkout, environment) == "finished:failed"
     assert "UserError: min-groups = 4 must be at most the number of groups, which is 3" in log

@@ -21,22 +21,24 @@ from appa_flwr.report.artifacts import read_run
 from server_app import main as server
 
 SMALL = {
-    "num-questions": 60,
-    "num-groups": 4,
-    "embedding-dim": 8,
-    "pluralllm-hidden-dim": 8,
-    "pluralllm-blocks": 1,
-    "pluralllm-heads": 2,
-    "pluralllm-rounds": 3,
-    "num-context-questions": 4,
-    "phases": "pluralllm",
+    "data.num-questions": 60,
+    "data.num-groups": 4,
+    "embedding.dim": 8,
+    "pluralllm.hidden-dim": 8,
+    "pluralllm.blocks": 1,
+    "pluralllm.heads": 2,
+    "pluralllm.rounds": 3,
+    "pluralllm.num-context-questions": 4,
+    "run.phases": "pluralllm",
 }
 GROUPS = ("Avaria", "Belmora", "Castria", "Dorvane")
 
 
 def run(folder: Path, name: str, *, num_nodes: int = 4, **changes: object) -> tuple[Config, InProcessGrid]:
-    flat = {**SMALL, "output-dir": str(folder), "run-name": name, "cache-dir": str(folder / "cache")}
-    config = Config.load({**flat, **{key.replace("_", "-"): value for key, value in changes.items()}})
+    flat = {**SMALL, "run.output-dir": str(folder), "run-name": name, "run.cache-dir": str(folder / "cache")}
+    config = Config.load(
+        {**flat, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
+    )
     grid = InProcessGrid(simulated(config, num_nodes))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
@@ -49,7 +51,7 @@ def card(config: Config) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Config, InProcessGrid]:
-    return run(tmp_path_factory.mktemp("alone"), "first", unseen_groups="Castria", pluralllm_draws=3)
+    return run(tmp_path_factory.mktemp("alone"), "first", pluralllm__unseen_groups="Castria", pluralllm__draws=3)
 
 
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
@@ -103,7 +105,7 @@ def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
 
 def test_a_node_of_unseen_and_seen_groups_trains_for_the_seen_ones(alone, tmp_path):
     config, _ = alone
-    together, grid = run(tmp_path, "together", num_nodes=2, unseen_groups="Castria", pluralllm_draws=3)
+    together, grid = run(tmp_path, "together", num_nodes=2, pluralllm__unseen_groups="Castria", pluralllm__draws=3)
     assert not any(reply.message.has_error() for reply in grid.replies)
     one, other = (safetensors.numpy.load_file(each.run_folder / "pluralllm.safetensors") for each in (config, together))
     # who shares a node may move the last bits, and Adam-like steps make these a little larger
@@ -112,7 +114,7 @@ def test_a_node_of_unseen_and_seen_groups_trains_for_the_seen_ones(alone, tmp_pa
 
 def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, tmp_path):
     _, apart = alone
-    _, together = run(tmp_path, "together", num_nodes=2, unseen_groups="Castria", pluralllm_draws=3)
+    _, together = run(tmp_path, "together", num_nodes=2, pluralllm__unseen_groups="Castria", pluralllm__draws=3)
 
     def validated(grid: InProcessGrid) -> int:
         replies = [reply.message.content for reply in grid.replies if reply.kind == "evaluate"]
@@ -129,7 +131,9 @@ def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, tmp_path):
 def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     first, before = alone
     path = first.run_folder / "pluralllm.safetensors"
-    second, grid = run(tmp_path, "second", pluralllm_checkpoint=str(path), unseen_groups="Castria", pluralllm_draws=3)
+    second, grid = run(
+        tmp_path, "second", pluralllm__checkpoint=str(path), pluralllm__unseen_groups="Castria", pluralllm__draws=3
+    )
     assert "train" not in {reply.kind for reply in grid.replies}
     told, retold = (
         [reply.message.content.metric_records["sums"] for reply in each.replies if reply.kind == wire.TARGETS]
@@ -156,7 +160,7 @@ def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
 def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone, changes, says, tmp_path):
     path = alone[0].run_folder / "pluralllm.safetensors"
     with pytest.raises(UserError, match=says):
-        run(tmp_path, "refused", pluralllm_checkpoint=str(path), **changes)
+        run(tmp_path, "refused", pluralllm__checkpoint=str(path), **changes)
     assert "pluralllm-checkpoint" in (tmp_path / "refused" / "error.txt").read_text()
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()
 
@@ -164,8 +168,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone
 def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
     """The other groups' answers are known on training questions; held-out ones are predicted without them."""
     # groups that answered the same questions, so that the others' mean says something
-    with_it, grid = run(tmp_path, "with", num_groups=8, num_nodes=8, population_prior=True, population_directions=3)
-    without, _ = run(tmp_path, "without", num_groups=8, num_nodes=8)
+    with_it, grid = run(tmp_path, "with", data__num_groups=8, num_nodes=8, sums__population_prior=True)
+    without, _ = run(tmp_path, "without", data__num_groups=8, num_nodes=8)
     assert not any(reply.message.has_error() for reply in grid.replies)
     better, worse = (card(each)["scores"] for each in (with_it, without))
     assert better["seen/training"]["pluralllm"]["js"] > worse["seen/training"]["pluralllm"]["js"] + 0.05
@@ -176,17 +180,16 @@ def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
     again, grid = run(
         tmp_path,
         "again",
-        num_groups=8,
+        data__num_groups=8,
         num_nodes=8,
-        population_prior=True,
-        population_directions=3,
-        pluralllm_checkpoint=str(path),
+        sums__population_prior=True,
+        pluralllm__checkpoint=str(path),
     )
     assert card(again) == card(with_it)
     with pytest.raises(UserError, match="population-prior = True, and this run has False"):
-        run(tmp_path, "refused", num_groups=8, num_nodes=8, pluralllm_checkpoint=str(path))
+        run(tmp_path, "refused", data__num_groups=8, num_nodes=8, pluralllm__checkpoint=str(path))
 
 
 def test_a_misspelt_unseen_group_does_not_train_unnoticed(tmp_path):
     with pytest.raises(UserError, match='unseen-groups names "Avria", which has not joined; there are Avaria, Bel'):
-        run(tmp_path, "misspelt", unseen_groups="Avria")
+        run(tmp_path, "misspelt", pluralllm__unseen_groups="Avria")

@@ -32,30 +32,30 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import outgoing, predictor, scoring, state
 from server_app import main as server
-from server_app.federation import Federation
-from server_app.grid import PromptGrid
-from server_app.population import exchange_sums
-from server_app.pretraining import initial_weights, pretrain
-from server_app.questions import build_catalogue
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.predictor.sums import exchange_sums
 
 TINY = {
-    "num-groups": 3,
-    "num-questions": 32,
-    "min-groups": 3,
-    "embedding-dim": 8,
-    "pluralllm-hidden-dim": 8,
-    "pluralllm-blocks": 1,
-    "pluralllm-heads": 2,
-    "pluralllm-rounds": 2,
-    "num-context-questions": 4,
-    "base-steps": 20,
-    "sft-steps": 40,
-    "sft-batch-size": 16,
-    "sft-gradient-accumulation-steps": 1,
-    "num-iterations": 2,
-    "rollout-batch-size": 8,
-    "num-mini-batches": 2,
-    "response-length": 40,
+    "data.num-groups": 3,
+    "data.num-questions": 32,
+    "federation.min-groups": 3,
+    "embedding.dim": 8,
+    "pluralllm.hidden-dim": 8,
+    "pluralllm.blocks": 1,
+    "pluralllm.heads": 2,
+    "pluralllm.rounds": 2,
+    "pluralllm.num-context-questions": 4,
+    "policy.base-steps": 20,
+    "sft.steps": 40,
+    "sft.batch-size": 16,
+    "sft.gradient-accumulation-steps": 1,
+    "ppo.num-iterations": 2,
+    "rollout.batch-size": 8,
+    "ppo.num-mini-batches": 2,
+    "rollout.response-length": 40,
 }
 KINDS = (wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
 DIARY = "CANARYdiary"
@@ -87,8 +87,10 @@ class World:
 
 
 def make_world(folder: Path, **changes: object) -> World:
-    config = Config.load({**TINY, **{key.replace("_", "-"): value for key, value in changes.items()}})
-    plain = generate(num_questions=config.num_questions, num_groups=config.num_groups, seed=config.seed)
+    config = Config.load(
+        {**TINY, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
+    )
+    plain = generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
     rng = np.random.default_rng(20)
     answers = {
         group: {key: rng.dirichlet(np.full(len(shares), 2.0)) for key, shares in mine.items()}
@@ -105,8 +107,8 @@ def make_world(folder: Path, **changes: object) -> World:
         own = {"question_id": texts[-1], "question": texts[-1], "options": [texts[-1], "x"], "group": group}
         rows.append({**own, "distribution": [0.1357913, 0.8642087]})
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flat = {**config.flat(), "survey": str(written.questions), "output-dir": str(folder / "runs"), "run-name": "r"}
-    flat["cache-dir"] = str(folder / "cache")
+    flat = {**config.flat(), "survey": str(written.questions), "run.output-dir": str(folder / "runs"), "run-name": "r"}
+    flat["run.cache-dir"] = str(folder / "cache")
     return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
 
 
@@ -263,7 +265,7 @@ def votes(record: ArrayRecord, public: wire.Catalogue, config: Config) -> Iterat
         vote_QK = array.numpy()
         if vote_QK.dtype != np.float64 or vote_QK.shape != public.option_QK.shape:
             yield f"votes of {vote_QK.dtype} {vote_QK.shape}"
-        elif config.sft_target != "mean":
+        elif config.sft.target != "mean":
             for vote_K, size in zip(vote_QK, public.option_QK.sum(1), strict=True):
                 # DPA: one 1 and zeros; OPA: each of K..1 once; padding 0
                 ballot = [1.0] if config.task == "dpa" else list(range(size, 0, -1))
@@ -279,7 +281,7 @@ def private_values(reply: Crossed, world: World) -> Iterator[str]:
     if reply.message.has_error():
         return
     content = reply.message.content
-    exempt = "votes" if world.config.sft_target == "mean" else None
+    exempt = "votes" if world.config.sft.target == "mean" else None
     shares = np.unique(np.concatenate(world.rows))
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
@@ -339,7 +341,7 @@ def _talk(grid: InProcessGrid, world: World) -> None:
     held_out = np.flatnonzero(~catalogue.train_Q)
     with flower_task():
         prompt = PromptGrid(grid)
-        federation = Federation(prompt, min_groups=world.config.min_groups, timeout=5.0)
+        federation = Federation(prompt, min_groups=world.config.federation.min_groups, timeout=5.0)
         federation.gather((), patience=0.0)
         federation.send_catalogue(catalogue)
         exchange_sums(federation, world.config, catalogue, progress=lambda step, of, text: None)
@@ -424,7 +426,7 @@ def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
 
 def test_the_mean_as_sft_target_is_the_one_documented_way_out(tmp_path):
     """With sft-target = mean a group gives away its training answers, as the config says; held-out ones stay."""
-    world = make_world(tmp_path, sft_target="mean")
+    world = make_world(tmp_path, sft__target="mean")
     grid = talk(world)
     assert audit(grid, world) == []  # in the votes, and nowhere else
     public = build_catalogue(world.config)
@@ -438,7 +440,7 @@ def test_the_mean_as_sft_target_is_the_one_documented_way_out(tmp_path):
 
 def test_training_answers_are_scored_once_whatever_the_server_asks(tmp_path):
     """Weights made for the purpose, sent again and again, would tell the training answers by their sums."""
-    world = make_world(tmp_path, pluralllm_rounds=1)
+    world = make_world(tmp_path, pluralllm__rounds=1)
     grid = talk(world)
     (first, *_) = [asked for asked in grid.requests if asked.kind == wire.TARGETS]
     again = InProcessGrid(grid.contexts)
@@ -623,14 +625,14 @@ LEAKS = {
 
 @pytest.mark.parametrize(("kind", "change", "finding"), LEAKS.values(), ids=LEAKS.keys())
 def test_a_client_that_leaks_is_caught(kind, change, finding, tmp_path, monkeypatch):
-    world = make_world(tmp_path, pluralllm_rounds=1)
+    world = make_world(tmp_path, pluralllm__rounds=1)
     leaking(change, kind)(world, monkeypatch)
     found = audit(talk(world), world)
     assert any(f"{kind}: {finding}" in line for line in found), found
 
 
 def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
-    world = make_world(tmp_path, pluralllm_rounds=1)
+    world = make_world(tmp_path, pluralllm__rounds=1)
 
     def bare(arrays, *, private, public_keys, step):
         return {
@@ -643,7 +645,7 @@ def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
 
 
 def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):
-    world = make_world(tmp_path, pluralllm_rounds=1)
+    world = make_world(tmp_path, pluralllm__rounds=1)
     monkeypatch.setattr(scoring, "votes", lambda opinion_QK, option_QK, *, kind: opinion_QK)
     assert any("a private answer in votes" in line for line in audit(talk(world), world))
 

@@ -23,7 +23,7 @@ from appa_flwr.config import Config, preset, split_names
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
-from server_app.questions import build_catalogue
+from server_app.federation.catalogue import build_catalogue
 
 pytestmark = pytest.mark.slow
 
@@ -56,13 +56,13 @@ PHASES = (
 
 @pytest.fixture(scope="module")
 def finished(appa_run: Runner) -> Finished:
-    return appa_run("dpa", fairness_threshold=THRESHOLD, ema_decay=DECAY, softmax_temperature=TEMPERATURE)
+    return appa_run("dpa", appa__fairness_threshold=THRESHOLD, appa__ema_decay=DECAY, appa__temperature=TEMPERATURE)
 
 
 @pytest.fixture(scope="module")
 def survey() -> Survey:
     """What the groups of the run know, read without the run."""
-    return generate(num_questions=TINY_RUN["num-questions"], num_groups=TINY_RUN["num-groups"], seed=0)
+    return generate(num_questions=TINY_RUN["data.num-questions"], num_groups=TINY_RUN["data.num-groups"], seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_every_iteration_has_a_complete_line(finished, survey):
         assert 0 <= line["fairness_index"] <= 1
         assert 0 < line["format_score"] <= 1
         assert 0 < line["reward"] <= 1
-        assert 1 < line["response_length"] <= TINY_RUN["response-length"]
+        assert 1 < line["response_length"] <= TINY_RUN["rollout.response-length"]
         for name in ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy"):
             assert math.isfinite(line[name])
         assert set(line["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
@@ -241,19 +241,19 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_
     model = AutoModelForCausalLM.from_pretrained(finished.folder / "policy").eval()
     for question, example in zip(held_out, finished.json("examples.json"), strict=True):
         prompt = tokenizer(formats.prompt("dpa", question.text, question.options, style="compact"), return_tensors="pt")
-        made = model.generate(**prompt, do_sample=False, max_new_tokens=TINY_RUN["response-length"])
+        made = model.generate(**prompt, do_sample=False, max_new_tokens=TINY_RUN["rollout.response-length"])
         text = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
         assert text == example["ppo"]
 
 
 def test_the_run_folder_tells_its_config(finished):
     config = Config.load(finished.json("config.json"))
-    assert config.fairness_threshold == THRESHOLD
+    assert config.appa.fairness_threshold == THRESHOLD
     assert config.run_folder == finished.folder
 
 
 def test_the_same_seed_gives_the_same_numbers(finished, appa_run):
-    again = appa_run("again", fairness_threshold=THRESHOLD, ema_decay=DECAY, softmax_temperature=TEMPERATURE)
+    again = appa_run("again", appa__fairness_threshold=THRESHOLD, appa__ema_decay=DECAY, appa__temperature=TEMPERATURE)
     completed(again)
 
     def timeless(run: Finished) -> list[dict[str, Any]]:
@@ -269,7 +269,9 @@ def test_the_same_seed_gives_the_same_numbers(finished, appa_run):
 
 
 def test_the_ranking_task_completes(appa_run):
-    run = appa_run("opa", task="opa", rule="min", num_iterations=2, sft_steps=150)  # rankings are learned more slowly
+    run = appa_run(
+        "opa", task="opa", rule="min", ppo__num_iterations=2, sft__steps=150
+    )  # rankings are learned more slowly
     completed(run)
     rows = rows_of(run)
     assert set(rows) == {(policy, "borda") for policy in (*TRAINED, *BASELINES, *CEILINGS)}
@@ -289,9 +291,11 @@ def test_the_ranking_task_completes(appa_run):
 def test_real_answers_of_the_papers_countries_with_adapters(appa_run):
     groups = ";".join(COUNTRIES)
     # real questions make long prompts
-    short = {"sft_steps": 25, "num_iterations": 1, "rollout_batch_size": 16}
-    lora = {"tuning": "lora", "learning_rate": 1e-2}
-    run = appa_run("real", survey=GLOBALQA, groups=groups, max_questions=60, min_groups=8, **short, **lora)
+    short = {"sft__steps": 25, "ppo__num_iterations": 1, "rollout__batch_size": 16}
+    lora = {"policy__tuning": "lora", "ppo__learning_rate": 1e-2}
+    run = appa_run(
+        "real", survey=GLOBALQA, groups=groups, data__max_questions=60, federation__min_groups=8, **short, **lora
+    )
     completed(run)
     policy = AutoPeftModelForCausalLM.from_pretrained(run.folder / "policy")
     learned = [p for name, p in policy.named_parameters() if "lora_B" in name]

@@ -19,31 +19,31 @@ from transformers import AutoTokenizer
 from appa_flwr import formats
 from appa_flwr.config import Config
 from server_app import main as server
-from server_app.questions import build_catalogue
+from server_app.federation.catalogue import build_catalogue
 
 SMALL = {
-    "num-groups": 3,
-    "num-questions": 12,
-    "test-fraction": 0.25,
-    "min-groups": 3,
-    "ceilings": False,
-    "embedding-dim": 8,
-    "pluralllm-hidden-dim": 8,
-    "pluralllm-blocks": 1,
-    "pluralllm-heads": 2,
-    "pluralllm-rounds": 1,
-    "num-context-questions": 4,
-    "prompt-style": "full",
-    "tuning": "lora",
-    "sft-steps": 3,
-    "sft-batch-size": 4,
-    "sft-gradient-accumulation-steps": 1,
-    "sft-learning-rate": 1e-2,
-    "num-iterations": 2,
-    "rollout-batch-size": 8,
-    "num-mini-batches": 2,
-    "learning-rate": 1e-2,
-    "response-length": 8,
+    "data.num-groups": 3,
+    "data.num-questions": 12,
+    "data.test-fraction": 0.25,
+    "federation.min-groups": 3,
+    "eval.ceilings": False,
+    "embedding.dim": 8,
+    "pluralllm.hidden-dim": 8,
+    "pluralllm.blocks": 1,
+    "pluralllm.heads": 2,
+    "pluralllm.rounds": 1,
+    "pluralllm.num-context-questions": 4,
+    "policy.prompt-style": "full",
+    "policy.tuning": "lora",
+    "sft.steps": 3,
+    "sft.batch-size": 4,
+    "sft.gradient-accumulation-steps": 1,
+    "sft.learning-rate": 1e-2,
+    "ppo.num-iterations": 2,
+    "rollout.batch-size": 8,
+    "ppo.num-mini-batches": 2,
+    "ppo.learning-rate": 1e-2,
+    "rollout.response-length": 8,
 }
 
 
@@ -64,7 +64,7 @@ class InLine(Executor):
 
 def run_of(name, folder, **keys):
     questions = build_catalogue(Config.load(SMALL)).questions
-    places = {"model": str(families.save(name, folder / "model", questions)), "output-dir": str(folder / "runs")}
+    places = {"model": str(families.save(name, folder / "model", questions)), "run.output-dir": str(folder / "runs")}
     config = Config.load({**SMALL, **places, "run-name": "r", **keys})
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
@@ -77,7 +77,7 @@ def run_of(name, folder, **keys):
     ("name", "keys"),
     [
         # as the preset `paper` has it; the others in full precision, so that their answers can be told exactly
-        ("gemma2", {"quantization": "nf4", "compute-dtype": "bfloat16", "attention": "eager"}),
+        ("gemma2", {"policy.quantization": "nf4", "policy.compute-dtype": "bfloat16", "policy.attention": "eager"}),
         ("llama", {}),
         ("qwen3", {}),
     ],
@@ -110,5 +110,5 @@ def test_the_whole_loop_from_a_folder(name, keys, tmp_path):
         question = questions[example["question"]]
         text = families.FAMILIES[name].opens + formats.prompt("dpa", question.text, question.options, style="full")
         ids = tokenizer(text + families.FAMILIES[name].closes, add_special_tokens=False, return_tensors="pt")
-        whole = loaded.generate(**ids, do_sample=False, max_new_tokens=config.response_length)
+        whole = loaded.generate(**ids, do_sample=False, max_new_tokens=config.rollout.response_length)
         assert tokenizer.decode(whole[0, ids["input_ids"].shape[1] :], skip_special_tokens=True) == example["ppo"]

@@ -1,0 +1,41 @@
+"""The config of a run: its keys, and where they come from."""
+
+from appa_flwr.config.keys import Key, Scalar, to_toml
+from appa_flwr.config.schema import (
+    GENERATED_SURVEY,
+    HUB_SURVEY,
+    KEYS,
+    TASK_METRICS,
+    TINY_MODEL,
+    Config,
+    split_names,
+)
+from appa_flwr.config.sources import (
+    PRESET_KEY,
+    assemble,
+    parse_override,
+    preset,
+    preset_names,
+    read_toml,
+    to_toml_table,
+)
+
+__all__ = [
+    "GENERATED_SURVEY",
+    "HUB_SURVEY",
+    "KEYS",
+    "PRESET_KEY",
+    "TASK_METRICS",
+    "TINY_MODEL",
+    "Config",
+    "Key",
+    "Scalar",
+    "assemble",
+    "parse_override",
+    "preset",
+    "preset_names",
+    "read_toml",
+    "split_names",
+    "to_toml",
+    "to_toml_table",
+]

@@ -1,0 +1,132 @@
+"""One config key as a user sees it, and what is said about a key or value that is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import annotated_types
+from pydantic import BaseModel, ValidationError
+
+from appa_flwr.config.moved import MOVED, REMOVED
+
+Scalar = bool | int | float | str
+
+_NEAREST_CUTOFF = 0.0  # always name some key: even a far one shows how keys look
+_TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a {}number", str: "text"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One config key.
+
+    Attributes:
+        name: kebab-case, with its section and a dot before it where it has one.
+        kind: bool, int, float or str; choices are str.
+        choices: allowed texts, empty where any is.
+        bounds: such as (">= 0", "< 1"); empty where none.
+        infinite: inf and -inf are allowed.
+        default: value of the embedded default run.
+        doc: one line.
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    choices: tuple[str, ...]
+    bounds: tuple[str, ...]
+    infinite: bool
+    default: Scalar
+    doc: str
+
+    @property
+    def section(self) -> str:
+        """Empty for the keys on top."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def valid(self) -> str:
+        """The valid values in words, such as "a number > 0 and <= 1"."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        finite = "finite " if self.kind is float and not self.infinite else ""
+        return " ".join((_TYPE_NAMES[self.kind].format(finite), " and ".join(self.bounds))).strip()
+
+
+def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
+    """The keys of a model and of the sections in it, by name."""
+    symbols = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    hints = get_type_hints(model)
+    found: dict[str, Key] = {}
+    for name, info in model.model_fields.items():
+        hint = hints[name]
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            found |= keys_of(hint, section=f"{info.alias}.")
+            continue
+        choices = tuple(str(c) for c in get_args(hint)) if get_origin(hint) is Literal else ()
+        bounds = []
+        for rule in info.metadata:
+            bounds += [f"{symbol} {getattr(rule, side)}" for side, symbol in symbols.items() if hasattr(rule, side)]
+            if isinstance(rule, annotated_types.MinLen):
+                bounds.append("that is not empty")
+        key = f"{section}{info.alias}"
+        found[key] = Key(
+            name=key,
+            kind=str if choices else hint,
+            choices=choices,
+            bounds=tuple(bounds),
+            infinite=any(getattr(rule, "allow_inf_nan", False) for rule in info.metadata),
+            default=info.default,
+            doc=info.description or "",
+        )
+    return found
+
+
+def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
+    """What to say of a key that does not exist: its new name, its right section, or the nearest one."""
+    if key in REMOVED:
+        return f'key "{key}" is gone: {REMOVED[key]}'
+    if key in MOVED:
+        return f'key "{key}" is now "{MOVED[key]}", {_describe(keys[MOVED[key]])}'
+    inside = [name for name in keys if keys[name].section == key]
+    if inside:
+        return f'"{key}" is a section, not a key; its keys are {", ".join(inside)}'
+    wanted = key.replace("_", "-")
+    section, _, leaf = wanted.rpartition(".")
+    namesakes = [name for name in keys if name.rpartition(".")[2] == leaf]
+    in_section = [name for name in keys if section and keys[name].section == section]
+    candidates = namesakes or in_section or [*keys, *MOVED]
+    nearest = difflib.get_close_matches(wanted, candidates, n=1, cutoff=_NEAREST_CUTOFF)[0]
+    nearest = MOVED.get(nearest, nearest)
+    return f'unknown key "{key}"; the nearest is "{nearest}", {_describe(keys[nearest])}'
+
+
+def first_problem(error: ValidationError, flat: Mapping[str, Scalar], keys: Mapping[str, Key]) -> str:
+    """The first of pydantic's complaints about these flat keys, in one line."""
+    problem = error.errors()[0]
+    if not problem["loc"]:
+        return str(problem["ctx"]["error"])
+    key = keys[".".join(map(str, problem["loc"]))]
+    value: object = flat[key.name]
+    shown = to_toml(value) if isinstance(value, Scalar) else type(value).__name__
+    return f"{key.name} = {shown} is not valid: it must be {key.valid} ({_default(key)})"
+
+
+def _describe(key: Key) -> str:
+    return f"{key.valid}, {_default(key)}"
+
+
+def _default(key: Key) -> str:
+    return f"default {to_toml(key.default)}"
+
+
+def to_toml(value: Scalar) -> str:
+    """A scalar as TOML text; a float keeps its point or exponent so that it reads back as a float."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

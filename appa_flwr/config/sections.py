@@ -1,0 +1,249 @@
+"""The config keys of every section, with its default (the embedded run), range and one line of doc.
+
+`ppo.learning-rate` is `Config.ppo.learning_rate`. What the paper's tables set says so: SFT is `tab:sft-hparams`, PPO
+`tab:ppo-hparams`, APPA `tab:appa-hparams`. pyproject.toml repeats the defaults for Flower; a contract test holds
+the two equal.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
+ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
+
+
+def kebab(name: str) -> str:
+    """The key of an attribute."""
+    return name.replace("_", "-")
+
+
+class Section(BaseModel):
+    """Keys that belong together; frozen, and strict about types."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_by_alias=True,
+        validate_by_name=True,
+        alias_generator=kebab,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+
+class RunSection(Section):
+    """[run]: where a run writes, and how far it goes."""
+
+    output_dir: str = Field("runs", min_length=1, description="folder that holds the runs")
+    cache_dir: str = Field(
+        "", description="where built models and embeddings are kept; empty = the user's cache folder"
+    )
+    checkpoint_every: int = Field(10, ge=0, description="PPO iterations from one checkpoint to the next; 0 = none")
+    phases: Literal["all", "pluralllm"] = Field("all", description="pluralllm = only its pretraining and scores")
+    resume: bool = Field(False, description="go on with the run that the run folder holds; appa run --resume sets it")
+
+
+class FederationSection(Section):
+    """[federation]: how the server waits for the groups."""
+
+    min_groups: int = Field(2, ge=1, description="groups that must answer, else the iteration fails")
+    reply_timeout: float = Field(600.0, gt=0, description="seconds the server waits for the groups' replies")
+    join_timeout: float = Field(120.0, ge=0, description="seconds the server waits for the groups to join")
+
+
+class DataSection(Section):
+    """[data]: which questions and answers of the survey count."""
+
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of questions held out (SFT table: 80/20)")
+    num_questions: int = Field(400, ge=2, description="questions of the generated survey")
+    num_groups: int = Field(8, ge=2, description="groups of the generated survey")
+    max_questions: int = Field(0, ge=0, description="use at most this many questions; 0 = all")
+    refusals: Literal["keep", "drop", "separate"] = Field(
+        "keep", description="refused answers: an option like others, removed, or removed with their rate told apart"
+    )
+    min_respondents: int = Field(0, ge=0, description="leave out answers of fewer people, where the survey tells")
+    min_questions: int = Field(1, ge=1, description="leave out groups with fewer usable questions")
+    strict: bool = Field(False, description="a rejected survey row is an error instead of being left out")
+
+
+class EmbeddingSection(Section):
+    """[embedding]: what makes vectors of the public texts."""
+
+    encoder: Literal["ngrams", "sentence-transformers", "causal-lm"] = Field(
+        "ngrams", description="what makes vectors of the public texts: hashed n-grams, or a pretrained model"
+    )
+    model: str = Field("", description="folder or hub id of that model; empty for ngrams")
+    dim: int = Field(128, ge=5, description="numbers in the embedding of a question-answer text")
+
+
+class PluralLLMSection(Section):
+    """[pluralllm]: the preference predictor and its pretraining."""
+
+    num_context_questions: int = Field(16, ge=1, description="answered questions the predictor is shown per target")
+    context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
+    draws: int = Field(1, ge=1, description="contexts a prediction is averaged over; their spread is kept")
+    checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
+    unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
+    strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad"] = Field(
+        "fedadam", description="server update in pretraining"
+    )
+    proximal_mu: float = Field(0.01, ge=0, description="pull of fedprox towards the server's weights")
+    rounds: int = Field(60, ge=0, description="federated pretraining rounds")
+    local_steps: int = Field(2, ge=1, description="optimizer steps of a group in one round")
+    learning_rate: float = Field(0.1, gt=0, description="step size of a group's optimizer")
+    server_learning_rate: float = Field(1e-2, gt=0, description="the server's step size, not of fedavg and fedprox")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="a group's optimizer")
+    hidden_dim: int = Field(64, ge=1, description="width of the predictor")
+    blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
+    heads: int = Field(4, ge=1, description="attention heads of the predictor")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
+    validate_every: int = Field(
+        10,
+        ge=0,
+        description="rounds between scores on the training groups' held-out questions; the best is kept; 0 = last",
+    )
+
+
+class SumsSection(Section):
+    """[sums]: what is added up over groups, each node's part masked."""
+
+    population_prior: bool = Field(
+        False,
+        description="the predictor knows the other groups' mean answer; nodes send sums of their training answers",
+    )
+    mean_of_others: bool = Field(
+        True, description="score the mean of the other groups too; nodes send sums of their held-out answers"
+    )
+    min_groups: int = Field(
+        3,
+        ge=1,
+        description="sums are made of answers to questions of so many groups; under 3 they can show one group's",
+    )
+
+
+class PolicySection(Section):
+    """[policy]: the language model, its prompts and number format."""
+
+    prompt_style: Literal["compact", "full"] = Field("compact", description="full = all instructions of the paper")
+    base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
+    max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
+    attention: Literal["auto", "eager", "sdpa"] = Field(
+        "auto", description="attention implementation (PPO table); auto = eager for Gemma-2, sdpa for others"
+    )
+    quantization: Literal["none", "nf4"] = Field(
+        "none", description="of the frozen base; nf4 is double-quantised (PPO)"
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format (SFT and PPO tables)")
+    tuning: Literal["lora", "full"] = Field("full", description="train adapters on a frozen base, or all weights")
+
+
+class LoRASection(Section):
+    """[lora]: the adapters of SFT and PPO."""
+
+    rank: int = Field(16, ge=1, description="rank r of the adapters (SFT and PPO tables)")
+    alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank (SFT and PPO tables)")
+    dropout: float = Field(0.05, ge=0, lt=1, description="dropout in the adapters during SFT (SFT table)")
+    sft_targets: str = Field(ALL_PROJECTIONS, min_length=1, description="layers adapted in SFT (SFT table)")
+    policy_targets: str = Field(ATTENTION_PROJECTIONS, min_length=1, description="layers adapted in PPO (PPO table)")
+    value_targets: str = Field(
+        ATTENTION_PROJECTIONS,
+        min_length=1,
+        description="as above for the value model; its head trains in full (PPO)",
+    )
+
+
+class SFTSection(Section):
+    """[sft]: supervised fine-tuning."""
+
+    target: Literal["majority", "votes", "smoothed-votes", "mean"] = Field(
+        "smoothed-votes",
+        description="what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, or mean",
+    )
+    steps: int = Field(200, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
+    epochs: int = Field(1, ge=1, description="passes over the training questions if sft.steps is 0 (SFT table)")
+    batch_size: int = Field(8, ge=1, description="answers per forward pass (SFT table)")
+    gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW step size (SFT table: 5e-6)")
+    scheduler: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay (SFT table)")
+    warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of steps with rising step size (SFT table)")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay (SFT table)")
+
+
+class RolloutSection(Section):
+    """[rollout]: how the policy answers while it learns."""
+
+    batch_size: int = Field(96, ge=1, description="answers sampled per iteration (PPO table: 4 x 24)")
+    response_length: int = Field(60, ge=1, description="most tokens of an answer (PPO table)")
+    temperature: float = Field(1.0, gt=0, description="of sampling in rollouts (PPO table)")
+    sampler: Literal["own", "generate"] = Field("own", description="sampling by our loop, or Transformers' generate")
+
+
+class PPOSection(Section):
+    """[ppo]: the update."""
+
+    num_iterations: int = Field(
+        100, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"
+    )
+    training_epochs: int = Field(
+        5, ge=1, description="passes over the questions if ppo.num-iterations is 0 (PPO table)"
+    )
+    num_mini_batches: int = Field(4, ge=1, description="optimizer steps per PPO epoch (PPO table)")
+    epochs: int = Field(2, ge=1, description="passes over a rollout batch (PPO table)")
+    micro_batch_tokens: int = Field(
+        2048, ge=1, description="most tokens in one pass of PPO, padding counted, shared prompt tokens not"
+    )
+    shared_prefix: bool = Field(True, description="compute the tokens that all prompts begin with once a batch")
+    gradient_checkpointing: bool = Field(
+        False, description="PPO recomputes each layer in its backward pass: less memory, slower, and no shared prefix"
+    )
+    learning_rate: float = Field(2e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
+    value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay (PPO table)")
+    scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
+    kl_coefficient: float = Field(0.05, ge=0, description="weight of the KL penalty to the SFT policy (PPO table)")
+    clip_range: float = Field(0.2, gt=0, le=1, description="of the probability ratio (PPO table)")
+    clip_range_value: float = Field(0.2, gt=0, description="of the change in value (PPO table)")
+    value_coefficient: float = Field(0.2, ge=0, description="weight of the value loss (PPO table)")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount factor (PPO table)")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantages (PPO table)")
+    whiten_rewards: bool = Field(True, description="rewards get mean 0 and std 1 per rollout batch (PPO table)")
+    reward_clamp: float = Field(5.0, gt=0, description="whitened rewards are cut at plus and minus this")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+
+
+class APPASection(Section):
+    """[appa]: parameters of the aggregation rules and of the reward they aggregate."""
+
+    ema_decay: float = Field(0.8, ge=0, lt=1, description="lambda of a group's reward history (APPA table)")
+    temperature: float = Field(0.1, gt=0, description="T of the group weights (APPA table)")
+    fairness_threshold: float = Field(
+        0.99,
+        ge=0,
+        description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table)",
+    )
+    alignment_weight: float = Field(
+        0.85,
+        ge=0,
+        le=1,
+        description="omega: share of alignment in the reward, the rest is format (APPA table)",
+    )
+    min_mean: float = Field(1e-6, ge=0, description="questions with a lower mean reward do not count (APPA table)")
+    max_cov: float = Field(10.0, gt=0, description="cap of the coefficient of variation (APPA table)")
+    alpha: float = Field(
+        0.0,
+        allow_inf_nan=True,
+        description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum",
+    )
+
+
+class EvaluationSection(Section):
+    """[eval]: scores on held-out questions."""
+
+    batch_size: int = Field(64, ge=1, description="answers per forward pass (PPO table)")
+    ceilings: bool = Field(
+        True, description="report the best shared answers; asks the groups for scores that reveal their targets"
+    )

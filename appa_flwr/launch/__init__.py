@@ -1,0 +1,1 @@
+"""Starting a run from the command line, following it, and ending what it started."""

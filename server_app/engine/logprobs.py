@@ -1,0 +1,78 @@
+"""Log-probabilities and values of response tokens, from one pass over packed rows.
+
+Axis letters: J rollouts, T response tokens, S scored tokens of all rows, B scored tokens of a block, V vocabulary,
+H hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from server_app.engine.head import logits
+from server_app.engine.prefix import Prefix
+from server_app.engine.sequences import Sequences
+
+LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
+"""Numbers in a block of logits, by device: more would only cost memory, fewer would starve the matrix product."""
+
+
+def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) -> Tensor:
+    """Log-probability of given tokens under softmax(logits / temperature), by gather and logsumexp.
+
+    Args:
+        logits_SV: raw logits of the positions before each token; any leading shape.
+        token_S: token ids, of that leading shape.
+        temperature: > 0.
+
+    Returns:
+        The shape of `token_S`, float32 or the logits' own if wider.
+    """
+    scaled_SV = (logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()) / temperature
+    return scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1) - scaled_SV.logsumexp(-1)
+
+
+def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Prefix) -> Tensor:
+    """Hidden states that predict the response tokens, row by row: (S, H)."""
+    packed = sequences.packed()
+    return prefix.hidden_states(trunk, packed.ids_JL, read_JL=packed.read_JL)[packed.read_JL]
+
+
+def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
+    return value_S.new_zeros(mask_JT.shape).masked_scatter(mask_JT, value_S)
+
+
+def response_logprobs(model: PreTrainedModel, sequences: Sequences, *, temperature: float, prefix: Prefix) -> Tensor:
+    """Log-probabilities of the response tokens; logits exist for these alone, and for a block of them at a time.
+
+    Args:
+        model: causal LM.
+        sequences: its rows follow `prefix`.
+        temperature: > 0.
+        prefix: computed by this model's trunk, as it is now.
+
+    Returns:
+        (J, T), 0 outside the mask.
+    """
+    hidden_SH = _response_states(model.base_model, sequences, prefix)
+    token_S = sequences.response_JT[sequences.mask_JT]
+
+    def block(hidden_BH: Tensor, token_B: Tensor) -> Tensor:
+        return token_logprobs(logits(model, hidden_BH), token_B, temperature=temperature)
+
+    size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
+    blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))
+    if len(blocks) > 1 and torch.is_grad_enabled():
+        # Logits are recomputed in the backward pass: kept, they would be the largest tensor of the update.
+        parts = [checkpoint(block, *given, use_reentrant=False) for given in blocks]
+    else:
+        parts = [block(*given) for given in blocks]
+    return _spread(torch.cat(parts), sequences.mask_JT)
+
+
+def response_values(trunk: nn.Module, head: nn.Linear, sequences: Sequences, *, prefix: Prefix) -> Tensor:
+    """V(s) before each response token: the head on the trunk's last hidden states; (J, T), 0 outside the mask."""
+    hidden_SH = _response_states(trunk, sequences, prefix)
+    return _spread(head(hidden_SH.to(head.weight.dtype)).squeeze(-1), sequences.mask_JT)

@@ -1,0 +1,1 @@
+"""The groups as the server meets them: who is there, what they are asked, what they answer."""

@@ -1,0 +1,61 @@
+"""The server's public side of the survey: questions and split, and the catalogue handed to the groups.
+
+Axis letters: Q questions, K options, E features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from appa_flwr import wire
+from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.seeds import child_seed
+from appa_flwr.survey import generate, read
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Question
+from pluralllm.embedding import embed_questions
+from pluralllm.encoders import Progress, encoder
+from server_app.models.base import cache_folder
+
+
+def public_questions(config: Config) -> tuple[Question, ...]:
+    """The questions of a run; never an answer.
+
+    Args:
+        config: `survey`, `groups`, `refusals`, `max-questions`.
+
+    Raises:
+        UserError: the survey cannot be read.
+    """
+    if config.survey == GENERATED_SURVEY:
+        questions, _ = generate.ground_truth(
+            num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed
+        )
+    else:
+        questions = read.read_questions(
+            config.survey, groups=config.group_names or None, refusals=config.data.refusals, strict=config.data.strict
+        )
+    if config.data.max_questions and len(questions) > config.data.max_questions:
+        # Not the first ones: a file's first questions often come from one battery.
+        order = np.random.default_rng(child_seed(config.seed, "data.max-questions")).permutation(len(questions))
+        questions = tuple(questions[i] for i in sorted(order[: config.data.max_questions]))
+    return questions
+
+
+def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> wire.Catalogue:
+    """Questions, split and features, as every group gets them.
+
+    Args:
+        config: the survey's keys, `embedding`, `run.cache-dir`.
+        progress: called with (texts done, texts) while a pretrained model embeds them.
+
+    Raises:
+        UserError: the survey or the embedding model cannot be read.
+    """
+    questions = public_questions(config)
+    train = set(split_questions(questions, test_fraction=config.data.test_fraction, seed=config.seed).train)
+    cache = cache_folder(config)
+    texts_to_vectors = encoder(config.embedding.encoder, config.embedding.model, cache=cache, progress=progress)
+    table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
+    train_Q = np.array([question.question_id in train for question in questions])
+    return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK)

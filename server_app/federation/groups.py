@@ -1,0 +1,262 @@
+"""The groups as the server sees them: who is there, and typed questions to all of them at once.
+
+Axis letters: G groups, Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, Message, RecordDict
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+from server_app.federation.grid import PromptGrid
+from server_app.predictor import scores as pluralllm_scores
+
+FloatArray = npt.NDArray[np.float64]
+
+JOIN_PAUSE = 0.5  # seconds between two roll calls while groups are still joining
+
+log = logging.getLogger("appa.server")
+
+
+class Federation:
+    """All groups behind a Grid; replies are matched to groups by the name they carry, from the group's own node."""
+
+    def __init__(self, grid: PromptGrid, *, min_groups: int, timeout: float) -> None:
+        self.grid = grid
+        self.groups: tuple[str, ...] = ()
+        self._nodes: tuple[int, ...] = ()
+        self._homes: dict[str, int] = {}
+        self._min_groups, self._timeout = min_groups, timeout
+        self._vote_shape: tuple[int, ...] = ()
+        self._part_sizes: dict[str, int] = {}
+
+    def homes(self, groups: Collection[str]) -> tuple[int, ...]:
+        """Nodes that host one of these groups, in the order of the groups of the run."""
+        return tuple(dict.fromkeys(self._homes[name] for name in self.groups if name in groups))
+
+    def gather(self, expected: Sequence[str], *, patience: float) -> None:
+        """Call the roll until every expected group is there, or enough of them when patience ends.
+
+        Args:
+            expected: group names that should join; empty: whoever is there.
+            patience: seconds to wait for them.
+
+        Raises:
+            UserError: two nodes speak for the same group, or fewer groups than `min_groups`.
+        """
+        deadline = time.monotonic() + patience
+        homes: dict[str, int] = {}
+        while True:
+            online = set(self.grid.get_node_ids())
+            homes = {name: node for name, node in homes.items() if node in online}
+            # Whoever has answered is not asked again: deployed, each question starts a process at the group's.
+            self._roll_call(online - set(homes.values()), homes)
+            complete = set(expected) <= set(homes) if expected else len(homes) >= self._min_groups
+            if complete or time.monotonic() > deadline:
+                break
+            time.sleep(JOIN_PAUSE)
+        kept = {name: node for name, node in homes.items() if not expected or name in expected}
+        missing = [name for name in expected if name not in kept]
+        # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
+        groups = tuple(name for name in expected if name in kept) if expected else tuple(sorted(kept))
+        if len(groups) < self._min_groups:
+            others = [name for name in homes if name not in kept]
+            raise UserError(
+                f"{len(groups)} groups joined ({', '.join(groups) or 'none'}); "
+                f"federation.min-groups = {self._min_groups}"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; there, but not in `groups`: {', '.join(others)}" if others else "")
+            )
+        if missing:
+            log.warning("groups that did not join: %s", ", ".join(missing))
+        self.groups, self._homes = groups, kept
+        self._nodes = tuple(sorted(set(kept.values())))
+        self.grid.members = self._nodes
+
+    def _roll_call(self, nodes: Iterable[int], homes: dict[str, int]) -> None:
+        """Ask these nodes who lives there and write it down in `homes`: group -> node."""
+        self._nodes = tuple(nodes)
+        for reply in self._ask(wire.ROLL_CALL, RecordDict()):
+            for group in self._read(reply):
+                if homes.setdefault(group.group, reply.metadata.src_node_id) != reply.metadata.src_node_id:
+                    raise UserError(f"two nodes speak for group '{group.group}'; each group needs exactly one")
+
+    def hosted(self, nodes: Collection[int]) -> str:
+        """The groups at these nodes, for messages."""
+        return ", ".join(name for name in self.groups if self._homes[name] in nodes)
+
+    def messages(
+        self, kind: str, content: RecordDict, *, round_number: int = 0, nodes: Sequence[int] | None = None
+    ) -> list[Message]:
+        """One message to every node that hosts a group, or to those given."""
+        asked = self._nodes if nodes is None else nodes
+        return [self.grid.create_message(content, kind, node, str(round_number)) for node in asked]
+
+    def _ask(self, kind: str, content: RecordDict, nodes: Sequence[int] | None = None) -> list[Message]:
+        return self.grid.send_and_receive(self.messages(kind, content, nodes=nodes), timeout=self._timeout)
+
+    def sums(self, request: wire.SumsRequest, *, nodes: Sequence[int]) -> dict[int, wire.SumsReply]:
+        """Ask nodes for a step of the sums over groups; node -> its reply, without those that did not give one."""
+        found = {}
+        for reply in self._ask(wire.POPULATION, wire.pack_sums_request(request), nodes):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log.warning("%s: %s", self.hosted([node]), reply.error.reason)
+                continue
+            try:
+                found[node] = wire.unpack_sums_reply(reply.content)
+            except ValueError as error:
+                log.warning("%s: %s", self.hosted([node]), error)
+        return found
+
+    def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
+        """Hand out the public questions; how many training questions each group has answered."""
+        self._vote_shape = catalogue.option_QK.shape
+        self._part_sizes = {
+            wire.TRAINING_PART: int(catalogue.train_Q.sum()),
+            wire.HELD_OUT_PART: int((~catalogue.train_Q).sum()),
+        }
+        replies = self.read(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
+        self._require(replies, "take the catalogue of questions")
+        return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
+
+    def send_targets(self, weights: ArrayRecord) -> Mapping[str, wire.GroupReply]:
+        """Hand out the frozen PluralLLM; the replies hold sums of its scores against each group's own answers."""
+        replies = self._without(
+            self.read(self._ask(wire.TARGETS, wire.pack_weights(weights))),
+            lambda reply: pluralllm_scores.fault(reply.sums, self._part_sizes),
+        )
+        self._require(replies, "write a target table")
+        return replies
+
+    def votes(self) -> FloatArray:
+        """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
+
+        Raises:
+            UserError: fewer votes than `federation.min-groups`.
+        """
+        given: dict[str, FloatArray] = {}
+        for name, reply in self.read(self._ask(wire.VOTE, RecordDict())).items():
+            votes_QK = reply.votes_QK
+            if votes_QK is None or votes_QK.shape != self._vote_shape:
+                log.warning("group %s counts as missing: no votes of shape %s", name, self._vote_shape)
+            # One group must not outvote the others: no option is worth more than the first of K ranks.
+            elif not ((votes_QK >= 0) & (votes_QK <= self._vote_shape[-1])).all():
+                log.warning("group %s counts as missing: votes outside [0, %s]", name, self._vote_shape[-1])
+            else:
+                given[name] = votes_QK
+        self._require(given, "vote")
+        return np.stack(list(given.values()))
+
+    def score(self, request: wire.ScoreRequest) -> dict[tuple[str, str], FloatArray]:
+        """Rewards of an evaluation: (metric, side) -> (G, J), a row of NaN for a group that did not answer.
+
+        Raises:
+            UserError: fewer groups answered than `federation.min-groups`.
+        """
+        return self.rewards(self._ask(wire.SCORE, wire.pack_score_request(request)), request)
+
+    def rewards(self, replies: Iterable[Message], request: wire.ScoreRequest) -> dict[tuple[str, str], FloatArray]:
+        """Check and stack the replies to a score request.
+
+        A group whose reply is an error, or holds rewards of wrong number, outside [0, 1] or NaN (against targets),
+        counts as missing, with a warning that names it.
+
+        Args:
+            replies: as they came.
+            request: what was asked.
+
+        Returns:
+            (metric, side) -> rewards (G, J), a row of NaN for a missing group.
+
+        Raises:
+            UserError: fewer groups answered than `federation.min-groups`.
+        """
+        size = len(request.question_J)
+        keys = [(metric, side) for side in request.sides for metric in request.metrics]
+        by_group = self._sound(replies, keys, size)
+        self._require(by_group, "score the answers")
+        missing = np.full(size, np.nan)
+        return {
+            key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])
+            for key in keys
+        }
+
+    def _sound(
+        self, replies: Iterable[Message], keys: Sequence[tuple[str, str]], size: int
+    ) -> dict[str, wire.GroupReply]:
+        return self._without(
+            self.read(replies),
+            lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), size, key))), None),
+        )
+
+    @staticmethod
+    def _without(
+        by_group: Mapping[str, wire.GroupReply], fault: Callable[[wire.GroupReply], str | None]
+    ) -> dict[str, wire.GroupReply]:
+        """The replies in which no fault is found; a warning names the others."""
+        sound = {}
+        for name, reply in by_group.items():
+            if (reason := fault(reply)) is None:
+                sound[name] = reply
+            else:
+                log.warning("group %s counts as missing: %s", name, reason)
+        return sound
+
+    def read(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
+        """Known groups' replies by name; what cannot be used is warned about and left out."""
+        found: dict[str, list[wire.GroupReply]] = {name: [] for name in self.groups}
+        for reply in replies:
+            for group in self._read(reply):
+                if group.group not in found:
+                    log.warning("a reply for group '%s', which is not in this run, is left out", group.group)
+                elif reply.metadata.src_node_id != self._homes[group.group]:
+                    # Or any node could speak for a group, or silence it by answering for it too.
+                    log.warning("a reply for group '%s' from a node that is not its home is left out", group.group)
+                else:
+                    found[group.group].append(group)
+        for name, answers in found.items():
+            if not answers:
+                log.warning("group %s did not answer", name)
+            elif len(answers) > 1:  # nobody can tell which of them is the group's own
+                log.warning("group %s counts as missing: it answered %s times", name, len(answers))
+        return {name: answers[0] for name, answers in found.items() if len(answers) == 1}
+
+    @staticmethod
+    def _read(reply: Message) -> tuple[wire.GroupReply, ...]:
+        if reply.has_error():
+            log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
+            return ()
+        try:
+            return wire.unpack_replies(reply.content)
+        except ValueError as error:
+            log.warning("node %s: %s", reply.metadata.src_node_id, error)
+            return ()
+
+    def _require(self, present: Mapping[str, object], what: str) -> None:
+        if len(present) < self._min_groups:
+            raise UserError(
+                f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
+                f"federation.min-groups = {self._min_groups}. The groups' own logs say why"
+            )
+
+
+def _fault(reward_J: FloatArray | None, size: int, key: tuple[str, str]) -> str | None:
+    metric, side = key
+    if reward_J is None:
+        return f"no {metric} rewards"
+    if reward_J.shape != (size,):
+        return f"{metric} rewards of shape {reward_J.shape} for {size} answers"
+    known_J = ~np.isnan(reward_J)
+    if side == wire.TARGET_SIDE and not known_J.all():
+        return f"{metric} rewards hold NaN"
+    if ((reward_J[known_J] < 0) | (reward_J[known_J] > 1)).any():
+        return f"{metric} rewards outside [0, 1]"
+    return None

@@ -1,0 +1,214 @@
+"""The policy's starting point: the tiny model, or a model from a folder or the hub, with its tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from appa_flwr import formats
+from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from server_app.models import tiny
+from server_app.models.folder import attention, describe, locate, read_config
+
+TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
+"""What chat templates take besides messages, those that know the key. Qwen3 thinks unless told not to, and a 60-token
+answer leaves no room for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
+"""
+
+GENERATION_FILE = "generation_config.json"
+MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model folder, and how its prompts are made.
+
+    Attributes:
+        source: what `from_pretrained` loads.
+        tokenizer: pads on the left, with a token that is not among `stop_ids`.
+        end_id: the token SFT teaches to end an answer with: a chat model's end of turn, else end of sequence.
+        stop_ids: all tokens that end an answer: `end_id`, the end of sequence, and what the model's generation
+            settings name.
+    """
+
+    source: str
+    tokenizer: Tokenizer
+    end_id: int
+    stop_ids: tuple[int, ...]
+
+    def prompt_text(self, config: Config, question: Question) -> str:
+        """The text the model continues; chat models get their own template around it."""
+        text = formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
+        if self.tokenizer.chat_template is None:
+            return text
+        chat = [{"role": "user", "content": text}]
+        return str(
+            self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **TEMPLATE_KEYS)
+        )
+
+    def prompt_ids(self, config: Config, question: Question) -> list[int]:
+        """Token ids of `prompt_text`; a chat template brings its own special tokens."""
+        special = self.tokenizer.chat_template is None
+        ids: list[int] = self.tokenizer(self.prompt_text(config, question), add_special_tokens=special)["input_ids"]
+        return ids
+
+    def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
+        """Texts of responses, without special tokens."""
+        rows = zip(response_JT.cpu(), mask_JT.cpu(), strict=True)
+        return [str(self.tokenizer.decode(ids[mask], skip_special_tokens=True)) for ids, mask in rows]
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token."""
+        return int(self.tokenizer.pad_token_id)
+
+
+def prepare(
+    config: Config, questions: Sequence[Question], *, progress: Callable[[int, int], None] = lambda step, of: None
+) -> Base:
+    """Find, fetch or build the base model.
+
+    Args:
+        config: `model`, and for the tiny one its recipe.
+        questions: the public training questions; the tiny model's tokenizer and corpus come from them.
+        progress: called with (step, steps) while the tiny model is built.
+
+    Raises:
+        UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
+    """
+    if config.model == TINY_MODEL:
+        recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
+        folder = tiny.load_or_build(recipe, questions, cache_folder(config), progress=progress)
+    else:
+        folder = locate(config.model)
+    model_config = read_config(config, folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
+        declared = _declared_ends(folder)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model = {config.model}: cannot be loaded ({describe(error)})") from error
+    _check_tokenizer(config, tokenizer)
+    end_id = _turn_end(tokenizer)
+    vocabulary = model_config.get_text_config().vocab_size
+    stop_ids = {end_id, tokenizer.eos_token_id, *(token for token in declared if token < vocabulary)}
+    pad_id = _padding(tokenizer, stop_ids, vocabulary)
+    if pad_id is None:
+        raise UserError(f"model = {config.model}: its tokenizer needs a padding token other than its end token")
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)))
+
+
+def check(config: Config) -> None:
+    """Tell what is wrong with `model` or `attention` before the federation starts; a hub id is fetched for it.
+
+    Raises:
+        UserError: as for `prepare`.
+    """
+    if config.model != TINY_MODEL:
+        prepare(config, ())
+
+
+def _declared_ends(folder: Path) -> list[int]:
+    """The ids that the model's own generation settings end an answer with."""
+    if not (folder / GENERATION_FILE).exists():
+        return []
+    ends = GenerationConfig.from_pretrained(folder).eos_token_id
+    return list(ends) if isinstance(ends, list) else [ends] * (ends is not None)
+
+
+def _check_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model = {config.model}: its tokenizer has no end-of-sequence token, so no answer would end")
+    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
+    sample = formats.answer(config.task, np.array([0.25, 0.75]))
+    if sample not in tokenizer.decode(tokenizer(sample)["input_ids"]):
+        raise UserError(f"model = {config.model}: its tokenizer cannot write {sample}; are all its files there?")
+
+
+def _turn_end(tokenizer: Tokenizer) -> int:
+    """What follows an answer: in a chat model's template the end of its turn, else the end of the sequence."""
+    if tokenizer.chat_template is not None:
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKER}]
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False, **TEMPLATE_KEYS))
+        special = set(tokenizer.added_tokens_decoder)
+        for token in tokenizer(text.rpartition(MARKER)[2], add_special_tokens=False)["input_ids"]:
+            if token in special:
+                return int(token)
+    return int(tokenizer.eos_token_id)
+
+
+def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -> int | None:
+    """The tokenizer's own padding token, or where that can end an answer or has no embedding, a spare one.
+
+    Qwen3 pads with a token its generation settings stop at. Masks are kept apart from ids here, but whatever is
+    made of the saved model later may well tell padding by its id.
+    """
+    added = sorted((i, str(token)) for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    made_for_it = [i for i, text in added if "pad" in text.lower()]
+    for token in (tokenizer.pad_token_id, *made_for_it, tokenizer.unk_token_id, *(i for i, _ in added)):
+        if token is not None and token not in stop_ids and token < vocabulary:
+            return int(token)
+    return None
+
+
+def cache_folder(config: Config) -> Path:
+    """Where built models and computed embeddings are kept: `cache-dir`, else the user's cache by the XDG convention."""
+    if config.run.cache_dir:
+        return Path(config.run.cache_dir)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
+
+
+def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
+    """A causal LM in the config's number format.
+
+    Args:
+        config: `attention`, `compute-dtype`.
+        source: a model folder.
+        quantized: whether its linear layers are packed to nf4 with double quantization, to compute in `compute-dtype`.
+
+    Raises:
+        UserError: it cannot be loaded, or not all of its weights are there.
+    """
+    dtype = torch.bfloat16 if config.policy.compute_dtype == "bfloat16" else torch.float32
+    quantization = None
+    if quantized:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=["lm_head"],
+        )
+    try:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            attn_implementation=attention(config),
+            quantization_config=quantization,
+            device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # told below, by name
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
+        raise UserError(f"model folder {source}: cannot be loaded ({describe(error)})") from error
+    unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
+    if unfit:  # Transformers would go on with random numbers in their place
+        raise UserError(f"model folder {source}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")
+    for layer in model.modules() if quantized else ():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # A first pass without gradient would repack the weights, rounded, for a kernel that computes in bfloat16:
+            # rollouts and the reference would come from another model than the training passes.
+            layer.support_avx512bf16_for_cpu = False
+    return model.eval()

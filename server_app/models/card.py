@@ -1,0 +1,84 @@
+"""The README.md of the aligned policy: what it was made from, how it scores beside the baselines, how it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from huggingface_hub import ModelCardData
+
+from appa_flwr.config import TINY_MODEL, Config
+
+_LOADING = {
+    "full": """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("policy")
+tokenizer = AutoTokenizer.from_pretrained("policy")""",
+    "lora": """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained("sft-model")  # beside this folder: the adapter belongs to it
+model = PeftModel.from_pretrained(base, "policy")
+tokenizer = AutoTokenizer.from_pretrained("policy")""",
+}
+
+
+def model_card(config: Config, rows: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> str:
+    """A model card in the hub's format.
+
+    Args:
+        config: the run's.
+        rows: of summary.json; those of the training metric are shown.
+        groups: who gave rewards.
+    """
+    front = ModelCardData(
+        library_name="peft" if config.policy.tuning == "lora" else "transformers",
+        pipeline_tag="text-generation",
+        base_model=None if config.model == TINY_MODEL else config.model,
+        tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
+    )
+    scores = pd.DataFrame(
+        [
+            {
+                "policy": row["policy"],
+                "Avg AS": f"{row['avg_as']:.3f}",
+                "Min AS": f"{row['min_as']:.3f}",
+                "FI": f"{row['fi']:.4f}",
+                "format": "-" if row["format_score"] is None else f"{row['format_score']:.3f}",
+            }
+            for row in rows
+            if row["metric"] == config.reward_metric
+        ]
+    )
+    lines = [
+        "| " + " | ".join(cells) + " |" for cells in [scores.columns, ["---"] * scores.shape[1], *scores.to_numpy()]
+    ]
+    return f"""---
+{front.to_yaml()}
+---
+
+# A policy for {len(groups)} groups at once
+
+Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey answers stayed with them, task
+`{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from `{config.model}`.
+
+Groups: {", ".join(groups)}.
+
+## Scores on held-out questions
+
+Metric `{config.reward_metric}` against each group's predicted answers; `uniform` and `majority` need no model, and the
+ceilings are the best that any single answer for all groups could reach.
+
+{chr(10).join(lines)}
+
+## Loading
+
+```python
+{_LOADING[config.policy.tuning]}
+```
+
+It answers prompts of the form it was trained on (`appa_flwr.formats.prompt`, style `{config.policy.prompt_style}`),
+and is not a general assistant. One answer for all groups cannot be right for each of them: the ceilings say how far it
+could get.
+"""

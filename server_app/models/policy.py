@@ -1,0 +1,270 @@
+"""The models of PPO: policy, reference and value, by LoRA on one frozen base or by full fine-tuning.
+
+Axis letters: C tokens that all rows begin with, J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from server_app.engine.logprobs import response_logprobs, response_values
+from server_app.engine.prefix import Prefix
+from server_app.engine.sequences import Sequences
+
+POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
+MERGED_BYTES = 4
+
+
+Scorer = Callable[[Sequences], Tensor]
+"""Gives a (J, T) tensor, 0 outside the mask, for rows that follow the pass's prefix."""
+
+
+@contextmanager
+def _prefix(trunk: nn.Module, prefix_C: Tensor, *, train: bool) -> Iterator[Prefix]:
+    """The prefix of one pass under the weights now in force, and its part of the gradient at the end."""
+    checkpointed = [m for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)]
+    with torch.set_grad_enabled(train):
+        for (
+            layer
+        ) in checkpointed:  # they recompute themselves only where they are told to be in training; no dropout is
+            layer.training = train
+        try:
+            prefix = Prefix(trunk, prefix_C, train=train)
+            yield prefix
+            prefix.backward()
+        finally:
+            for layer in checkpointed:
+                layer.training = False
+
+
+@contextmanager
+def _logprobs(model: PreTrainedModel, prefix_C: Tensor, *, temperature: float, train: bool) -> Iterator[Scorer]:
+    with _prefix(model.base_model, prefix_C, train=train) as prefix:
+        yield lambda sequences: response_logprobs(model, sequences, temperature=temperature, prefix=prefix)
+
+
+@contextmanager
+def _values(trunk: nn.Module, head: nn.Linear, prefix_C: Tensor, *, train: bool) -> Iterator[Scorer]:
+    with _prefix(trunk, prefix_C, train=train) as prefix:
+        yield lambda sequences: response_values(trunk, head, sequences, prefix=prefix)
+
+
+class PolicyModels(ABC):
+    """Policy, reference and value behind one interface, so that PPO does not know which weights they share."""
+
+    @abstractmethod
+    def policy(self) -> PreTrainedModel:
+        """The causal LM with the policy's weights in force."""
+
+    @abstractmethod
+    def sampling(self) -> AbstractContextManager[PreTrainedModel]:
+        """The policy in the form that samples fastest; no other pass may run within the block."""
+
+    @abstractmethod
+    def policy_pass(
+        self, prefix_C: Tensor, *, temperature: float, train: bool = False
+    ) -> AbstractContextManager[Scorer]:
+        """Log pi of the response tokens.
+
+        Args:
+            prefix_C: token ids that all rows of the pass begin with; computed once; may be empty.
+            temperature: > 0.
+            train: the caller calls `backward` on what it makes of each result before the next one, and leaves the
+                block before the optimizer's step: the prefix gets its gradient then.
+        """
+
+    @abstractmethod
+    def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> AbstractContextManager[Scorer]:
+        """Log pi_ref of the response tokens, without gradient."""
+
+    @abstractmethod
+    def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> AbstractContextManager[Scorer]:
+        """V before each response token; `train` as for `policy_pass`."""
+
+    @abstractmethod
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """What the policy loss trains."""
+
+    @abstractmethod
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What the value loss trains."""
+
+    @abstractmethod
+    def save_policy(self, folder: Path) -> None:
+        """Write the policy as a folder that Transformers (full) or PEFT (LoRA) loads."""
+
+
+def value_head(hidden_size: int, device: torch.device) -> nn.Linear:
+    """A linear head that starts at value 0: before it has learned, the advantage is the return."""
+    head = nn.Linear(hidden_size, 1, device=device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class FullModels(PolicyModels):
+    """Full fine-tuning: the policy itself, a frozen copy as reference, a copy of the trunk for the value."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._reference = copy.deepcopy(model).eval().requires_grad_(False)
+        self._trunk = copy.deepcopy(model.base_model).eval().requires_grad_(True)
+        self._policy = model.eval().requires_grad_(True)
+        self._head = value_head(model.config.hidden_size, model.device)
+
+    def policy(self) -> PreTrainedModel:
+        """See base class."""
+        return self._policy
+
+    @contextmanager
+    def sampling(self) -> Iterator[PreTrainedModel]:
+        """See base class."""
+        yield self._policy
+
+    @contextmanager
+    def policy_pass(self, prefix_C: Tensor, *, temperature: float, train: bool = False) -> Iterator[Scorer]:
+        """See base class."""
+        with _logprobs(self._policy, prefix_C, temperature=temperature, train=train) as scorer:
+            yield scorer
+
+    @contextmanager
+    def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> Iterator[Scorer]:
+        """See base class."""
+        with _logprobs(self._reference, prefix_C, temperature=temperature, train=False) as scorer:
+            yield scorer
+
+    @contextmanager
+    def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> Iterator[Scorer]:
+        """See base class."""
+        with _values(self._trunk, self._head, prefix_C, train=train) as scorer:
+            yield scorer
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """See base class."""
+        return list(self._policy.parameters())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """See base class."""
+        return [*self._trunk.parameters(), *self._head.parameters()]
+
+    def save_policy(self, folder: Path) -> None:
+        """See base class."""
+        self._policy.save_pretrained(folder)
+
+
+class LoraModels(PolicyModels):
+    """LoRA adapters "policy" and "value" on one frozen base; the reference is the base with adapters off.
+
+    PEFT resets `requires_grad` whenever an adapter is switched, so every switch goes through `_switch`, which gives
+    both adapters their gradient back.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        rank: int,
+        alpha: int,
+        policy_targets: list[str],
+        value_targets: list[str],
+    ) -> None:
+        # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
+        policy = LoraConfig(r=rank, lora_alpha=alpha, target_modules=policy_targets, task_type="CAUSAL_LM")
+        value = LoraConfig(r=rank, lora_alpha=alpha, target_modules=value_targets, task_type="CAUSAL_LM")
+        self._peft: PeftModel = get_peft_model(model.eval(), policy, adapter_name=POLICY)
+        self._peft.add_adapter(VALUE, value)
+        self._base: PreTrainedModel = self._peft.get_base_model()
+        self._head = value_head(model.config.hidden_size, model.device)
+        self._lora = {
+            name: [p for key, p in self._peft.named_parameters() if f".{name}." in key and "lora_" in key]
+            for name in (POLICY, VALUE)
+        }
+        for parameter in (*self._lora[POLICY], *self._lora[VALUE]):
+            parameter.data = parameter.data.float()  # in bfloat16 most steps at lr 1e-5 would round to nothing
+        self._switch(POLICY)
+
+    def _switch(self, adapter: str) -> None:
+        self._peft.set_adapter(adapter)
+        self._train_adapters()
+
+    def _train_adapters(self) -> None:
+        for parameter in (*self._lora[POLICY], *self._lora[VALUE]):
+            parameter.requires_grad_(True)
+
+    def policy(self) -> PreTrainedModel:
+        """See base class."""
+        return self._base
+
+    @contextmanager
+    def sampling(self) -> Iterator[PreTrainedModel]:
+        """The base with the policy's adapter added to its weights, if they are plain numbers of 32 bits or more.
+
+        In fewer bits the sum would be another policy than the one that learns. Afterwards the weights are put back from
+        a copy, since a subtraction would not restore the reference bit for bit.
+        """
+        adapted = [m for m in self._base.modules() if isinstance(m, LoraLayer) and POLICY in m.lora_A]
+        weights = [layer.get_base_layer().weight for layer in adapted]
+        if not all(w.is_floating_point() and w.element_size() >= MERGED_BYTES for w in weights):
+            yield self._base
+            return
+        kept = [weight.detach().clone() for weight in weights]
+        try:
+            with torch.no_grad():
+                for layer, weight in zip(adapted, weights, strict=True):
+                    weight += layer.get_delta_weight(POLICY)
+            with self._peft.disable_adapter():
+                yield self._base
+        finally:
+            for weight, original in zip(weights, kept, strict=True):
+                weight.data.copy_(original)
+            self._train_adapters()
+
+    @contextmanager
+    def policy_pass(self, prefix_C: Tensor, *, temperature: float, train: bool = False) -> Iterator[Scorer]:
+        """See base class."""
+        with _logprobs(self._base, prefix_C, temperature=temperature, train=train) as scorer:
+            yield scorer
+
+    @contextmanager
+    def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> Iterator[Scorer]:
+        """See base class."""
+        try:
+            with (
+                self._peft.disable_adapter(),
+                _logprobs(self._base, prefix_C, temperature=temperature, train=False) as scorer,
+            ):
+                yield scorer
+        finally:
+            self._train_adapters()
+
+    @contextmanager
+    def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> Iterator[Scorer]:
+        """See base class."""
+        self._switch(VALUE)
+        try:
+            with _values(self._base.base_model, self._head, prefix_C, train=train) as scorer:
+                yield scorer
+        finally:
+            self._switch(POLICY)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """See base class."""
+        return self._lora[POLICY]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """See base class."""
+        return [*self._lora[VALUE], *self._head.parameters()]
+
+    def save_policy(self, folder: Path) -> None:
+        """See base class."""
+        self._peft.save_pretrained(folder, selected_adapters=[POLICY])

@@ -1,0 +1,150 @@
+"""Supervised fine-tuning on the groups' votes (section "SFT Baseline and Majority Aggregation"), by TRL's SFTTrainer.
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PreTrainedModel, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from appa_flwr import formats
+from appa_flwr.config import Config, split_names
+from server_app.models.base import Base
+from server_app.run_folder import replaced_folder
+
+FloatArray = npt.NDArray[np.float64]
+
+STEP = 0.01  # of the probabilities that SFT teaches: the two decimals of the answer format
+
+
+def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
+    """Count the votes: what SFT should answer, as scores for `formats.answer`.
+
+    Args:
+        votes_GQK: each group's votes: one-hot (DPA), K..1 by rank (OPA) or distributions (`mean`).
+        option_QK: True for real options.
+        target: "majority": all of it on the option with most votes (DPA), or the most frequent full ranking (OPA);
+            "votes": the vote shares; "smoothed-votes": the shares as if every option had one vote more, Laplace's
+            estimate of the shares among like groups; for rankings both are the mean rank scores; "mean": the mean
+            distribution.
+
+    Returns:
+        (Q, K), 0 on padding. Ties go to the earlier option, or to the ranking that the earlier groups gave.
+    """
+    num_groups = votes_GQK.shape[0]
+    mean_QK: FloatArray = np.where(option_QK, votes_GQK.mean(0), 0.0)
+    if target == "smoothed-votes":
+        # Of rankings this changes every score alike, so their order stays.
+        return np.where(option_QK, (num_groups * mean_QK + 1) / (num_groups + option_QK.sum(1, keepdims=True)), 0.0)
+    if target != "majority":
+        return mean_QK
+    chosen_QK = np.zeros_like(mean_QK)
+    for q in range(votes_GQK.shape[1]):
+        ballots, first, counts = np.unique(votes_GQK[:, q], axis=0, return_index=True, return_counts=True)
+        chosen_QK[q] = ballots[np.lexsort((first, -counts))[0]]
+    return chosen_QK
+
+
+def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, step: float) -> list[str]:
+    """Each question's target as the text SFT teaches, probabilities in steps of `step`."""
+    return [
+        formats.answer(config.task, scores_K[option_K], step=step)
+        for scores_K, option_K in zip(scores_QK, option_QK, strict=True)
+    ]
+
+
+class _Report(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, progress: Callable[[int, int, float], None]) -> None:
+        self._progress = progress
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            self._progress(state.global_step, state.max_steps, float(logs["loss"]))
+
+
+def fine_tune(
+    model: PreTrainedModel,
+    base: Base,
+    config: Config,
+    *,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[str],
+    folder: Path,
+    progress: Callable[[int, int, float], None],
+) -> None:
+    """Fine-tune on prompt and answer pairs; only the answer's tokens count (SFT table, "Loss masking").
+
+    The result goes to a folder and not back to the caller: accelerate wraps the trained model's `forward` in a closure,
+    so that a copy of it, such as PPO's frozen reference, would go on computing with the original's weights.
+
+    Args:
+        model: causal LM, of no use afterwards.
+        base: its tokenizer.
+        config: the SFT keys; with `tuning = "lora"` an adapter is trained and merged into the weights.
+        prompts: token ids.
+        answers: what to answer, one text a prompt.
+        folder: where the fine-tuned model goes, without adapters, beside the tokenizer; replaced as a whole.
+        progress: called with (step, steps, loss).
+    """
+    completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
+    rows = {
+        "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
+        "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, completions, strict=True)],
+    }
+    adapter = None
+    if config.policy.tuning == "lora":
+        adapter = LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=config.lora.dropout,
+            target_modules=list(split_names(config.lora.sft_targets)),
+            task_type="CAUSAL_LM",
+        )
+    with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
+        arguments = SFTConfig(
+            output_dir=scratch,
+            per_device_train_batch_size=config.sft.batch_size,
+            gradient_accumulation_steps=config.sft.gradient_accumulation_steps,
+            learning_rate=config.sft.learning_rate,
+            lr_scheduler_type=config.sft.scheduler,
+            warmup_steps=config.sft.warmup_ratio,
+            weight_decay=config.sft.weight_decay,
+            num_train_epochs=config.sft.epochs,
+            max_steps=config.sft.steps or -1,
+            max_length=config.policy.max_sequence_length,
+            completion_only_loss=True,
+            bf16=config.policy.compute_dtype == "bfloat16",
+            use_cpu=model.device.type == "cpu",  # else bf16 is refused where there is no GPU
+            gradient_checkpointing=False,
+            seed=config.seed,
+            logging_steps=10,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = SFTTrainer(
+            model,
+            args=arguments,
+            train_dataset=Dataset.from_dict(rows),
+            processing_class=base.tokenizer,
+            peft_config=adapter,
+            callbacks=[_Report(progress)],
+        )
+        trainer.train()
+        tuned = trainer.model.merge_and_unload() if adapter else trainer.model
+    # Whoever loads the result generates by these settings, and would run past an end that only the run knows.
+    tuned.generation_config.eos_token_id = list(base.stop_ids)
+    with replaced_folder(folder) as beside:
+        tuned.save_pretrained(beside)
+        base.tokenizer.save_pretrained(beside)

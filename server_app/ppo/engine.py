@@ -1,0 +1,213 @@
+"""One PPO iteration on given rewards: rollout, reference and value passes, and the mini-batched update.
+
+Axis letters: J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from appa_flwr.config.sections import PPOSection, RolloutSection
+from server_app.engine.sequences import Sequences
+from server_app.models.policy import PolicyModels
+from server_app.ppo import losses as ppo
+from server_app.ppo.rollouts import Decoding, Sample, Sampler, sample
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the server can compute before the groups have answered; (J, T) each, 0 outside the mask."""
+
+    reference_logprob_JT: Tensor
+    value_JT: Tensor
+
+
+class PPOEngine:
+    """Owns the models, the optimizer and the generator; each method is one phase of an iteration.
+
+    Args:
+        models: policy, reference and value.
+        settings: the numbers of the update.
+        rollout: how answers are sampled.
+        num_iterations: over which the step size falls.
+        stop_ids: tokens that end an answer.
+        pad_id: what fills the rest of a row.
+        seed: of sampling and of the order within an update.
+        sampler: where rollouts come from.
+    """
+
+    def __init__(
+        self,
+        models: PolicyModels,
+        settings: PPOSection,
+        rollout: RolloutSection,
+        *,
+        num_iterations: int,
+        stop_ids: Sequence[int],
+        pad_id: int,
+        seed: int,
+        sampler: Sampler = sample,
+    ) -> None:
+        self.models = models
+        self.settings, self._temperature = settings, rollout.temperature
+        self._sampler = sampler
+        self._decoding = Decoding.fitting(
+            models.policy(),
+            max_new_tokens=rollout.response_length,
+            temperature=rollout.temperature,
+            stop_ids=stop_ids,
+            pad_id=pad_id,
+            shared_prefix=settings.shared_prefix,
+            method=rollout.sampler,
+        )
+        self._generator = torch.Generator(models.policy().device).manual_seed(seed)
+        self._shuffle = np.random.default_rng([seed, 1])
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": models.policy_parameters(), "lr": settings.learning_rate},
+                {"params": models.value_parameters(), "lr": settings.value_learning_rate},
+            ],
+            weight_decay=settings.weight_decay,
+            foreach=True,
+        )
+        decay = settings.scheduler == "linear"
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda i: max(0.0, 1.0 - i / num_iterations) if decay else 1.0
+        )
+
+    def rollout(self, prompts: Sequence[Sequence[int]]) -> Sample:
+        """Sample one answer per prompt at the training temperature."""
+        with self.models.sampling() as model:
+            return self._sampler(model, prompts, self._decoding, generator=self._generator)
+
+    def judge(self, sequences: Sequences) -> Judged:
+        """Reference log-probabilities and values of a rollout batch."""
+        reference_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
+        value_JT = torch.zeros_like(reference_JT)
+        every = torch.arange(len(reference_JT), device=reference_JT.device)
+        chunks = self._micro_batches(sequences, every)
+        passes = (
+            (reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature)),
+            (value_JT, self.models.value_pass(sequences.prefix_C)),
+        )
+        for into_JT, models_pass in passes:
+            with torch.inference_mode(), models_pass as scorer:
+                found = [scorer(sequences.rows(rows)) for rows in chunks]
+            for rows, part_JT in zip(chunks, found, strict=True):
+                into_JT[rows, : part_JT.shape[1]] = part_JT.to(into_JT.dtype)
+        return Judged(reference_JT, value_JT)
+
+    def update(self, rollout: Sample, judged: Judged, score_J: Tensor) -> dict[str, float]:
+        """All PPO epochs on one rollout batch (Eq. ppo-full).
+
+        Args:
+            rollout: the batch and its log-probabilities at sampling time.
+            judged: its reference log-probabilities and values.
+            score_J: the aggregated reward of each rollout.
+
+        Returns:
+            Means over the update: policy_loss, value_loss, clip_fraction, approximate_kl; and of the batch: kl (to the
+            reference), entropy (of the sampled tokens: mean -log pi), response_length, in tokens.
+        """
+        s = self.settings
+        batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
+        score_J = ppo.whiten_scores(score_J, clamp=s.reward_clamp) if s.whiten_rewards else score_J
+        reward_JT = ppo.shaped_rewards(
+            score_J, rollout.logprob_JT, judged.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
+        )
+        advantage_JT, return_JT = ppo.gae(reward_JT, judged.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda)
+        advantage_JT = ppo.whiten(advantage_JT, mask_JT)
+        sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
+        tokens = 0
+        for _ in range(s.epochs):
+            order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
+            for mini_batch in order.tensor_split(min(s.num_mini_batches, len(order))):
+                count = int(mask_JT[mini_batch].sum())
+                chunks = [(rows, batch.rows(rows)) for rows in self._micro_batches(batch, mini_batch)]
+                # Each loss goes backward inside its own pass: gradient checkpointing would recompute it with whatever
+                # adapter is in force by then, and only one graph has to be held at a time.
+                with self.models.policy_pass(batch.prefix_C, temperature=self._temperature, train=True) as logprobs:
+                    for rows, part in chunks:
+                        width = part.response_JT.shape[1]
+                        policy = ppo.policy_loss(
+                            logprobs(part),
+                            rollout.logprob_JT[rows, :width],
+                            advantage_JT[rows, :width],
+                            part.mask_JT,
+                            clip_range=s.clip_range,
+                        )
+                        (policy.loss / count).backward()
+                        sums["policy_loss"] += float(policy.loss.detach())
+                        sums["clip_fraction"] += float(policy.clipped)
+                        sums["approximate_kl"] += float(policy.approximate_kl)
+                with self.models.value_pass(batch.prefix_C, train=True) as values:
+                    for rows, part in chunks:
+                        width = part.response_JT.shape[1]
+                        value = ppo.value_loss(
+                            values(part),
+                            judged.value_JT[rows, :width],
+                            return_JT[rows, :width],
+                            part.mask_JT,
+                            clip_range=s.clip_range_value,
+                        )
+                        (s.value_coefficient * value / count).backward()
+                        sums["value_loss"] += float(value.detach())
+                tokens += count
+                for group in self._optimizer.param_groups:
+                    torch.nn.utils.clip_grad_norm_(group["params"], s.max_grad_norm)
+                self._optimizer.step()
+                self._optimizer.zero_grad(set_to_none=True)
+        self._schedule.step()
+        stats = {name: total / max(tokens, 1) for name, total in sums.items()}
+        stats["kl"] = float(((rollout.logprob_JT - judged.reference_logprob_JT) * mask_JT).sum(1).mean())
+        stats["entropy"] = float(-ppo.masked_mean(rollout.logprob_JT, mask_JT))
+        stats["response_length"] = float(mask_JT.sum(1).float().mean())
+        return stats
+
+    def state(self) -> dict[str, Any]:
+        """Everything a later engine on the same models needs to go on as this one would; see `restore`."""
+        return {
+            "policy": [p.detach() for p in self.models.policy_parameters()],
+            "value": [p.detach() for p in self.models.value_parameters()],
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "generator": self._generator.get_state(),
+            "shuffle": json.dumps(self._shuffle.bit_generator.state),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, from tensors on any device.
+
+        Raises:
+            ValueError: the parameters are not those of these models.
+        """
+        trained = {"policy": self.models.policy_parameters(), "value": self.models.value_parameters()}
+        for name, parameters in trained.items():
+            if [p.shape for p in parameters] != [saved.shape for saved in state[name]]:
+                raise ValueError(f"the {name} model's parameters have other shapes")
+            with torch.no_grad():
+                for parameter, saved in zip(parameters, state[name], strict=True):
+                    parameter.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._generator.set_state(state["generator"].cpu())
+        self._shuffle.bit_generator.state = json.loads(state["shuffle"])
+
+    def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:
+        """The given rows by length, in chunks of at most `micro_batch_tokens` tokens, padding counted."""
+        length = sequences.length_J[rows]
+        order = length.argsort(stable=True, descending=True)
+        chunks, widest = [0], 0
+        for place, tokens in enumerate(length[order].tolist()):
+            widest = widest or tokens
+            if place > chunks[-1] and (place + 1 - chunks[-1]) * widest > self.settings.micro_batch_tokens:
+                chunks.append(place)
+                widest = tokens
+        return list(rows[order].tensor_split(chunks[1:]))

@@ -1,0 +1,1 @@
+"""PluralLLM's phases on the server: pretraining, sums over groups, scores."""

@@ -1,0 +1,103 @@
+"""PluralLLM's checkpoints on the server: the card a run writes, and the weights a run may start with.
+
+Axis letters: Q questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from appa_flwr import wire
+from appa_flwr.config import Config
+from pluralllm import card as cards
+from pluralllm.card import Card, EmbeddingSummary, SurveySummary
+from pluralllm.data import OptionEmbedding
+from pluralllm.settings import episode_config, model_config
+from server_app import checkpoint
+from server_app.predictor.pretraining import Pretraining
+
+SETTINGS = "pluralllm-"
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """Weights to use instead of pretraining, with their card."""
+
+    card: Card
+    pretraining: Pretraining
+
+
+def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) -> Pretrained | None:
+    """The checkpoint that `pluralllm.checkpoint` names; None where it names none.
+
+    Args:
+        config: the run's.
+        catalogue: its questions, split and features.
+        start: weights of the names and shapes that are expected.
+
+    Raises:
+        UserError: it cannot be read or does not fit this run.
+    """
+    if not config.pluralllm.checkpoint:
+        return None
+    path = Path(config.pluralllm.checkpoint)
+    card = cards.read(path)
+    cards.check_fit(
+        card,
+        path,
+        network=model_config(config),
+        embedding=_embedding(config, catalogue),
+        questions=catalogue.questions,
+        held_out=[catalogue.questions[q] for q in np.flatnonzero(~catalogue.train_Q)],
+        unseen_groups=config.unseen_group_names,
+    )
+    found = checkpoint.load_weights(path, start)
+    assert found is not None  # its card was beside it
+    return Pretrained(card, found)
+
+
+def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, int], pretraining: Pretraining) -> Card:
+    """The card of weights that this run trained, without scores.
+
+    Args:
+        config: the run's.
+        catalogue: its questions, split and features.
+        answered: group -> training questions it answered.
+        pretraining: its rounds.
+    """
+    unseen = config.unseen_group_names
+    training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
+    return Card(
+        network=model_config(config),
+        episodes=episode_config(config),
+        embedding=_embedding(config, catalogue),
+        survey=SurveySummary(
+            table=cards.table_hash(catalogue.questions),
+            training=tuple(sorted(training)),
+            num_questions=len(catalogue.questions),
+            num_held_out=int((~catalogue.train_Q).sum()),
+            split_seed=config.seed,
+            test_fraction=config.data.test_fraction,
+            groups={name: count for name, count in answered.items() if name not in unseen},
+            unseen_groups={name: count for name, count in answered.items() if name in unseen},
+        ),
+        training={key: value for key, value in config.flat().items() if key.startswith(SETTINGS) and key != cards.KEY},
+        rounds=pretraining.rounds,
+        chosen=pretraining.chosen,
+    )
+
+
+def _embedding(config: Config, catalogue: wire.Catalogue) -> EmbeddingSummary:
+    ids = tuple(question.question_id for question in catalogue.questions)
+    table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
+    return EmbeddingSummary(
+        kind=config.embedding.encoder,
+        model=config.embedding.model,
+        dim=config.embedding.dim,
+        probe=cards.probe(table, catalogue.questions),
+    )

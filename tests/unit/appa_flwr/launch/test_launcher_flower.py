@@ -1,0 +1,192 @@
+"""The launcher around a real Flower simulation of a small stand-in app."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from appa_flwr.config import Config, to_toml_table
+from appa_flwr.launch.launcher import ERROR_FILE, FLOWER_LOG, SUPERLINK_LOG
+from appa_flwr.launch.processes import processes_of
+
+pytestmark = pytest.mark.slow
+
+SERVER = """
+import json, os, time
+from pathlib import Path
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    config = dict(context.run_config)
+    folder = Path(config["run.output-dir"]) / config["run-name"]
+    while not list(grid.get_node_ids()):
+        time.sleep(0.1)
+    seen = {"home": os.environ["FLWR_HOME"], "pid": os.getpid(), "cwd": os.getcwd(), "config": config}
+    (folder / "seen.json").write_text(json.dumps(seen))
+    with (folder / "progress.jsonl").open("a") as file:
+        for step in (1, 2):
+            record = {"phase": "ppo", "step": step, "of": 2, "message": "hello", "seconds_left": 2.0 - step}
+            file.write(json.dumps(record) + "\\n")
+    if config["sft.target"] == "mean":
+        raise RuntimeError("the stand-in broke")
+    if config["sft.target"] == "majority":
+        (folder / "error.txt").write_text("only 1 of 2 groups answered\\n")
+        raise RuntimeError("ended by a UserError")
+    if config["ppo.num-iterations"] == 0 and not config["run.resume"]:
+        time.sleep(600)
+    (folder / "report.html").write_text("<html></html>")
+"""
+CLIENT = "from flwr.clientapp import ClientApp\napp = ClientApp()\n"
+PROJECT = """
+[project]
+name = "appa-flwr"
+version = "0.0.1"
+[tool.flwr.app]
+publisher = "test"
+[tool.flwr.app.components]
+serverapp = "standin.server:app"
+clientapp = "standin.client:app"
+[tool.flwr.app.config]
+"""
+ENDED_SECONDS = 20.0  # asked to end, a process has five before it is killed
+APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
+
+
+@pytest.fixture
+def app(tmp_path):
+    folder = tmp_path / "clone"
+    (folder / "standin").mkdir(parents=True)
+    (folder / "standin" / "__init__.py").touch()
+    (folder / "standin" / "server.py").write_text(SERVER)
+    (folder / "standin" / "client.py").write_text(CLIENT)
+    (folder / "pyproject.toml").write_text(PROJECT + to_toml_table(Config.load({}).flat()))
+    return folder
+
+
+def command(tmp_path: Path, *overrides: str) -> list[str]:
+    flags = [part for text in (f"run.output-dir={tmp_path / 'out'}", "run-name=r", *overrides) for part in ("-c", text)]
+    return [*APPA, "run", *flags]
+
+
+def nothing_is_left(home: Path) -> bool:
+    return not home.exists() and processes_of(home) == []
+
+
+def test_a_completed_run_streams_progress_and_leaves_nothing_behind(app, tmp_path):
+    done = subprocess.run(
+        command(tmp_path, "appa.alpha=inf", 'groups="Avaria,Belmora"'),
+        cwd=app,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    folder = tmp_path / "out" / "r"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"run folder: {folder}",
+        "[ppo 1/2] hello (1 s left)",
+        "[ppo 2/2] hello (0 s left)",
+        f"report: {folder / 'report.html'}",
+    ]
+    seen = json.loads((folder / "seen.json").read_text())
+    expected = {
+        "appa.alpha": float("inf"),
+        "groups": "Avaria,Belmora",
+        "run.output-dir": str(tmp_path / "out"),
+        "run-name": "r",
+    }
+    assert seen["config"] == Config.load(expected).flat()
+    assert not os.path.exists(f"/proc/{seen['pid']}")
+    assert nothing_is_left(Path(seen["home"]))
+    assert "Starting Flower Simulation" in (folder / FLOWER_LOG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [("majority", "appa: only 1 of 2 groups answered\n"), ("mean", "RuntimeError: the stand-in broke")],
+)
+def test_a_failed_run_has_exit_code_1_and_says_why(app, tmp_path, target, says):
+    # `flwr run --stream` itself would exit with 0 here.
+    done = subprocess.run(
+        command(tmp_path, f"sft.target={target}"), cwd=app, capture_output=True, text=True, check=False
+    )
+    folder = tmp_path / "out" / "r"
+    assert done.returncode == 1
+    assert says in done.stderr
+    if (folder / ERROR_FILE).exists():  # a user's mistake: the line, and nothing else
+        assert done.stderr == says
+    assert (folder / SUPERLINK_LOG).exists()
+    assert "report:" not in done.stdout
+    assert nothing_is_left(Path(json.loads((folder / "seen.json").read_text())["home"]))
+
+
+def test_an_app_that_flower_refuses_is_a_failed_run(app, tmp_path):
+    (app / "standin" / "server.py").unlink()
+    done = subprocess.run(command(tmp_path), cwd=app, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "did not accept the run" in done.stderr
+    assert "Unable to load module standin.server" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_launcher_ends_everything_it_started(app, tmp_path, signum):
+    with subprocess.Popen(
+        command(tmp_path, "ppo.num-iterations=0"),
+        cwd=app,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as started:
+        assert started.stdout is not None
+        for line in started.stdout:
+            if line.startswith("[ppo 2/2]"):
+                break
+        seen = json.loads((tmp_path / "out" / "r" / "seen.json").read_text())
+        assert len(processes_of(Path(seen["home"]))) > 3  # SuperLink, its executor, the simulation, Ray
+        time.sleep(0.5)
+        started.send_signal(signum)
+        _, errors = started.communicate(timeout=60)
+    assert started.returncode == 128 + signum
+    assert "stopped by" in errors
+    assert nothing_is_left(Path(seen["home"]))
+
+
+def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed(app, tmp_path):
+    folder = tmp_path / "out" / "r"
+    with subprocess.Popen(
+        command(tmp_path, "ppo.num-iterations=0"), cwd=app, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as started:
+        assert started.stdout is not None
+        for line in started.stdout:
+            if line.startswith("[ppo 2/2]"):
+                break
+        home = Path(json.loads((folder / "seen.json").read_text())["home"])
+        assert len(processes_of(home)) > 3
+        started.kill()
+    deadline = time.monotonic() + ENDED_SECONDS
+    while not nothing_is_left(home) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert nothing_is_left(home)
+    log = (folder / FLOWER_LOG).read_text()
+
+    done = subprocess.run([*APPA, "run", "--resume", str(folder)], cwd=app, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [  # what was shown before is not shown again
+        f"run folder: {folder}",
+        "[ppo 1/2] hello (1 s left)",
+        "[ppo 2/2] hello (0 s left)",
+        f"report: {folder / 'report.html'}",
+    ]
+    config = json.loads((folder / "seen.json").read_text())["config"]
+    assert config == json.loads((folder / "config.json").read_text()) | {"run.resume": True}
+    assert (folder / FLOWER_LOG).read_text().startswith(log)

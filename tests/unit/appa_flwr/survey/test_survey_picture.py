@@ -1,0 +1,102 @@
+"""What `appa survey` shows: the figures behind the picture, the picture's limits, the tables and the files."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from appa_flwr.launch import cli
+from appa_flwr.survey import picture, read
+from appa_flwr.survey.types import Question, Rejection, Survey
+
+
+def survey(num_groups, num_questions=12, *, name="Group {} of $ everyone $ in a land with a very long name"):
+    rng = np.random.default_rng(3)
+    questions = tuple(
+        Question(f"q{q}", f"Does it cost ${q}, or {q}$?" * (1 + q % 3), ("a", "b")) for q in range(num_questions)
+    )
+    answers = {
+        name.format(g): {q.question_id: rng.dirichlet([1, 1]) for q in questions[: 1 + g % num_questions]}
+        for g in range(num_groups)
+    }
+    return Survey(questions, answers, (Rejection("file", 1, "q1", name.format(0), "too odd"),))
+
+
+def size(path):
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
+
+
+def test_disagreement_against_hand_worked_numbers():
+    questions = tuple(Question(key, f"{key}?", ("a", "b")) for key in ("opposed", "agreed", "alone", "leaning"))
+    one, two, half = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.5, 0.5])
+    given = Survey(
+        questions,
+        {"A": {"opposed": one, "agreed": half, "alone": one, "leaning": one}, "B": {"opposed": two, "agreed": half,
+         "leaning": half}},
+    )  # fmt: skip
+    found = picture.disagreement(given)
+    # Opposed: mean (1/2, 1/2); a point mass lies H(3/4) - H(1/2) / 2 = 0.8112781 - 0.5 bits from it.
+    # Leaning: mean (3/4, 1/4); A: H(7/8) - H(3/4) / 2 = 0.5435644 - 0.4056391, B: H(5/8) - (1 + H(3/4)) / 2.
+    assert found == pytest.approx(
+        {"opposed": 0.3112781, "agreed": 0.0, "leaning": (0.1379253 + 0.9544340 - 0.9056391) / 2}, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("num_groups", [1, 200])
+def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_groups):
+    width, height = size(picture.draw(survey(num_groups), tmp_path / "new" / "survey.png"))
+    assert 700 < width < 4000
+    assert 300 < height < 2600
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["survey.png"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
+    picture.draw(survey(2, name="日本 {}"), tmp_path / "survey.png")
+
+
+def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    common = {"question": "One?", "options": ["Yes", "No", "Refused"]}
+    rows = [
+        {"question_id": "q1", "group": "[red]Small[/red]", "distribution": [0.5, 0.25, 0.25], **common},
+        {"question_id": "q1", "group": "Large", "distribution": [0.5, 0.5, 0.0], "n": 50, **common},
+        {"question_id": "q2", "group": "Large", "distribution": [0.5, 0.5, 0.0], "n": 70, **common},
+        {"question_id": "q2", "group": "[red]Small[/red]", "distribution": [0.9, 0.9, 0.9], **common},
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = CliRunner().invoke(cli.app, ["survey", "mine.jsonl", "-c", "data.refusals=separate"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    (small,) = [line for line in lines if line.startswith("│ [red]Small")]
+    (large,) = [line for line in lines if line.startswith("│ Large")]
+    assert lines.index(large) < lines.index(small)
+    assert "25.0%" in small
+    assert "distribution is off one" in small
+    assert "60" in large  # the median of 50 and 70
+    assert large.count("█") == 30 == 2 * small.count("█")
+    assert "2 questions, 2 groups, 1 cells left out" in lines
+    split = tmp_path / "mine-split"
+    assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == [
+        "groups/large.jsonl",
+        "groups/red-small-red.jsonl",
+        "questions.jsonl",
+        "survey.png",
+    ]
+    assert lines[-1] == "picture of all groups: mine-split/survey.png"
+    assert read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate").refusal_rates == {
+        "[red]Small[/red]": {"q1": 0.25}
+    }
+    elsewhere = CliRunner().invoke(
+        cli.app, ["survey", "mine.jsonl", "--out", "o", "-c", "data.min-questions=2", "-c", "data.min-respondents=60"]
+    )
+    assert isinstance(elsewhere.exception, Exception)
+    assert "no usable answer" in str(elsewhere.exception)
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,287 @@
+"""Every message through Flower's own serialisation, and what a server may meet instead of a message.
+
+Axis letters: Q public questions, K options, J scored answers, E features.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import cross_records
+
+from appa_flwr import wire
+from appa_flwr.survey.types import Question
+
+QUESTIONS = (
+    Question("q|1", 'Wie "zufrieden" sind Sie?', ("sehr", "gar nicht", "weiß nicht"), (1.0, 2.5, -3.0)),
+    Question("q2", "", ("a\n", "b|c")),
+)
+KEY = f"0|js|{wire.TARGET_SIDE}"
+
+
+def catalogue() -> wire.Catalogue:
+    option_QK = np.array([[True, True, True], [True, True, False]])
+    embedding_QKE = np.arange(12, dtype=np.float32).reshape(2, 3, 2) / 7
+    return wire.Catalogue(QUESTIONS, np.array([True, False]), embedding_QKE, option_QK)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Same type, shape and bits, NaN included."""
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def test_a_catalogue_arrives_as_it_was_sent():
+    sent, got = catalogue(), wire.unpack_catalogue(cross_records(wire.pack_catalogue(catalogue())))
+    assert got.questions == sent.questions
+    assert same(got.train_Q, sent.train_Q)
+    assert same(got.embedding_QKE, sent.embedding_QKE)
+    assert same(got.option_QK, sent.option_QK)
+
+
+@pytest.mark.parametrize("num_answers", [0, 3])
+def test_a_score_request_arrives_as_it_was_sent(num_answers):
+    prediction_JK = np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3])[:num_answers]
+    sent = wire.ScoreRequest(
+        np.array([1, 0, 1])[:num_answers], prediction_JK, ("js", "borda"), (wire.TARGET_SIDE, wire.TRUTH_SIDE), 7
+    )
+    got = wire.unpack_score_request(cross_records(wire.pack_score_request(sent)))
+    assert same(got.question_J, sent.question_J)
+    assert same(got.prediction_JK, sent.prediction_JK)
+    assert (got.metrics, got.sides, got.draw) == (sent.metrics, sent.sides, sent.draw)
+
+
+finite = st.floats(allow_nan=True, allow_infinity=True)
+names = st.text(max_size=8)
+
+
+@st.composite
+def replies(draw):
+    rewards = st.dictionaries(
+        st.tuples(st.sampled_from(["js", "wasserstein"]), st.sampled_from([wire.TARGET_SIDE, wire.TRUTH_SIDE])),
+        st.lists(finite, max_size=4).map(lambda values: np.array(values, dtype=np.float64)),
+    )
+    votes = st.none() | st.lists(st.lists(finite, min_size=2, max_size=2), max_size=3).map(
+        lambda rows: np.array(rows, dtype=np.float64).reshape(-1, 2)
+    )
+    counts = st.dictionaries(st.sampled_from(["answered", "known"]), st.integers(0, 2**40))
+    return tuple(
+        wire.GroupReply(draw(names), draw(rewards), draw(votes), draw(counts)) for _ in range(draw(st.integers(0, 3)))
+    )
+
+
+@settings(deadline=None)  # no test here is about time
+@given(replies())
+def test_replies_arrive_as_they_were_sent_whatever_the_groups_are_called(sent):
+    got = wire.unpack_replies(cross_records(wire.pack_replies(sent)))
+    assert [reply.group for reply in got] == [reply.group for reply in sent]
+    for g, s in zip(got, sent, strict=True):
+        assert g.counts == s.counts
+        assert g.rewards.keys() == s.rewards.keys()
+        assert all(same(g.rewards[key], s.rewards[key]) for key in s.rewards)
+        assert (g.votes_QK is None) == (s.votes_QK is None)
+        assert s.votes_QK is None or same(g.votes_QK, s.votes_QK)
+
+
+def test_weights_arrive_as_they_were_sent():
+    weights = wire.arrays_record({"layer.weight": np.eye(2, dtype=np.float32), "bias": np.zeros((0, 3))})
+    got = cross_records(wire.pack_weights(weights))
+    arrays = wire.numpy_arrays(wire.unpack_weights(got))
+    assert list(arrays) == ["layer.weight", "bias"]
+    assert same(arrays["layer.weight"], np.eye(2, dtype=np.float32))
+    assert same(arrays["bias"], np.zeros((0, 3)))
+
+
+def test_what_does_not_belong_to_the_protocol_stays_outside():
+    content = wire.pack_replies([wire.GroupReply("A", {("js", wire.TARGET_SIDE): np.array([0.5])})])
+    content["diary"] = ConfigRecord({"dear": "diary"})
+    content["more"] = ArrayRecord({"0": Array(np.ones(3))})
+    (reply,) = wire.unpack_replies(cross_records(content))
+    assert reply.group == "A"
+    assert list(reply.rewards) == [("js", wire.TARGET_SIDE)]
+    assert reply.votes_QK is None
+    assert reply.counts == {}
+
+
+def raw(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array("float64", (3,), stype, data)
+
+
+def numpy_header(shape: tuple[int, ...], descr: str) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.ones(3))
+    return file.getvalue()
+
+
+BAD_ARRAYS = {
+    "nothing": raw(b""),
+    "no array": raw(b"junk"),
+    "a broken archive": raw(b"PK\x03\x04" + bytes(50)),
+    "an archive": raw(npz()),
+    "cut short": raw(Array(np.ones(3)).data[:-1]),
+    "more than any memory": raw(numpy_header((10**13,), "<f8")),
+    "pickled": raw(numpy_header((1,), "|O") + bytes(8)),
+    "another library's": raw(Array(np.ones(3)).data, stype="torch"),
+    "text": Array(np.array(["0.5", "x"])),
+    "complex": Array(np.ones(3, dtype=complex)),
+    "whole numbers": Array(np.ones(3, dtype=int)),
+    "a number": Array(np.array(0.5)),
+    "three axes": Array(np.ones((1, 1, 1))),
+}
+
+
+@pytest.mark.parametrize("record", ["rewards", "votes"])
+@pytest.mark.parametrize("bad", BAD_ARRAYS.values(), ids=BAD_ARRAYS.keys())
+def test_an_array_that_is_none_is_a_value_error_that_quotes_nothing(record, bad):
+    content = wire.pack_replies([wire.GroupReply("Secretland")])
+    content[record] = ArrayRecord({KEY if record == "rewards" else "0": bad})
+    with pytest.raises(ValueError, match=r"^a reply does not follow the protocol \(\w+\)$") as caught:
+        wire.unpack_replies(content)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": None},
+        {"groups": ConfigRecord({})},
+        {"groups": ConfigRecord({"names": "A"})},
+        {"groups": ConfigRecord({"names": [1]})},
+        {"groups": ConfigRecord({"names": b"A"})},
+        {"groups": MetricRecord({"names": 1})},
+        {"rewards": ArrayRecord({f"1|js|{wire.TARGET_SIDE}": Array(np.ones(2))})},
+        # Python would take place -1 for the last group
+        {"rewards": ArrayRecord({f"-1|js|{wire.TARGET_SIDE}": Array(np.ones(2))})},
+        {"rewards": ArrayRecord({f"A|js|{wire.TARGET_SIDE}": Array(np.ones(2))})},
+        {"rewards": ArrayRecord({"0|js": Array(np.ones(2))})},
+        {"rewards": ArrayRecord({"0|js|targets|more": Array(np.ones(2))})},
+        {"votes": ArrayRecord({"1": Array(np.ones((2, 2)))})},
+        {"votes": ArrayRecord({"-1": Array(np.ones((2, 2)))})},
+        {"votes": ArrayRecord({"": Array(np.ones((2, 2)))})},
+        {"counts": MetricRecord({"0|answered": 0.5})},
+        {"counts": MetricRecord({"0|answered": [1, 2]})},
+        {"counts": MetricRecord({"0|answered": float("nan")})},
+        {"counts": MetricRecord({"1|answered": 1})},
+        {"counts": MetricRecord({"-1|answered": 1})},
+        {"counts": MetricRecord({"answered": 1})},
+    ],
+    ids=repr,
+)
+def test_a_reply_that_breaks_the_protocol_is_a_value_error(change):
+    content = wire.pack_replies([wire.GroupReply("A", {("js", wire.TARGET_SIDE): np.ones(2)}, np.eye(2), {"known": 3})])
+    assert wire.unpack_replies(content)[0].counts == {"known": 3}
+    for name, record in change.items():
+        del content[name]
+        if record is not None:
+            content[name] = record
+    with pytest.raises(ValueError, match="a reply does not follow the protocol"):
+        wire.unpack_replies(content)
+
+
+def broken_catalogues():
+    yield RecordDict()
+    for name in ("train", "embedding", "option"):
+        content = wire.pack_catalogue(catalogue())
+        del content.array_records["catalogue"][name]
+        yield content
+    for name, array in [
+        ("train", np.ones(3, dtype=bool)),  # three questions, elsewhere two
+        ("train", np.ones(2)),
+        ("embedding", np.ones((2, 2, 2), dtype=np.float32)),  # two options, elsewhere three
+        ("option", np.ones((1, 3), dtype=bool)),
+        ("option", np.ones(2, dtype=bool)),
+    ]:
+        content = wire.pack_catalogue(catalogue())
+        content.array_records["catalogue"][name] = Array(array)
+        yield content
+    for text in ("", "[1, 2]", '[["a", "b", 3, null], ["a", "b", ["c"], null]]', '[["a", "b", ["c"], null]]', "{}"):
+        content = wire.pack_catalogue(catalogue())
+        content["questions"] = ConfigRecord({"json": text})
+        yield content
+
+
+def test_a_broken_catalogue_is_a_value_error():
+    for content in broken_catalogues():
+        with pytest.raises(ValueError, match="a catalogue does not follow the protocol"):
+            wire.unpack_catalogue(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("question", np.array([0.0, 1.0])),
+        ("question", np.array([0, 1, 1])),  # three questions for two answers
+        ("question", np.array([[0, 1]])),
+        ("prediction", np.ones(2)),
+        ("prediction", np.ones((2, 3), dtype=np.float32)),
+        ("metrics", "js"),
+        ("metrics", [1]),
+        ("sides", ["elsewhere"]),
+        ("draw", "x"),
+        ("draw", 0.5),
+    ],
+)
+def test_a_broken_score_request_is_a_value_error(name, value):
+    content = wire.pack_score_request(wire.ScoreRequest(np.array([0, 1]), np.ones((2, 3)), ("js",)))
+    if isinstance(value, np.ndarray):
+        content.array_records["answers"][name] = Array(value)
+    else:
+        content.config_records["settings"][name] = value
+    with pytest.raises(ValueError, match="a score request does not follow the protocol"):
+        wire.unpack_score_request(content)
+
+
+def test_empty_messages_are_value_errors():
+    for unpack in (wire.unpack_replies, wire.unpack_score_request, wire.unpack_catalogue, wire.unpack_weights):
+        with pytest.raises(ValueError, match="does not follow the protocol"):
+            unpack(RecordDict())
+
+
+def test_sums_come_back_by_group_part_and_predictor():
+    sums = {
+        ("held-out", "pluralllm"): {"cells": 7.0, "js": 6.25},
+        ("training", "uniform"): {"cells": 30.0, "js": 21.5},
+    }
+    sent = (wire.GroupReply("A"), wire.GroupReply("B", sums=sums))
+    first, second = wire.unpack_replies(cross_records(wire.pack_replies(sent)))
+    assert first.sums == {}
+    assert second.sums == sums
+
+
+@pytest.mark.parametrize("key", ["2|held-out|uniform|js", "-1|held-out|uniform|js", "0|held-out|js", "js"])
+def test_sums_of_nobody_are_refused(key):
+    content = wire.pack_replies((wire.GroupReply("A"), wire.GroupReply("B")))
+    content["sums"] = MetricRecord({key: 1.0})
+    with pytest.raises(ValueError, match="a reply does not follow the protocol"):
+        wire.unpack_replies(content)
+
+
+@pytest.mark.parametrize("keys", [[b"short"], [b"k" * 33], ["k" * 32], [b"k" * 32, b""]])
+def test_what_is_no_key_is_no_part_of_the_protocol(keys):
+    sound = wire.pack_sums_request(wire.SumsRequest(wire.COUNTS, (b"k" * 32,)))
+    assert wire.unpack_sums_request(sound).public_keys == (b"k" * 32,)
+    for packed, unpack in (
+        (sound, wire.unpack_sums_request),
+        (wire.pack_sums_reply(wire.SumsReply(b"k" * 32)), wire.unpack_sums_reply),
+    ):
+        packed["keys"] = ConfigRecord({"public": keys})
+        with pytest.raises(ValueError, match="does not follow the protocol"):
+            unpack(packed)
+
+
+def test_masked_numbers_are_whole():
+    packed = wire.pack_sums_reply(wire.SumsReply(masked={"count": np.zeros(3, dtype=np.uint64)}))
+    assert wire.unpack_sums_reply(packed).masked["count"].dtype == np.uint64
+    plain = wire.pack_sums_reply(wire.SumsReply(masked={"count": np.zeros(3)}))
+    with pytest.raises(ValueError, match="does not follow the protocol"):
+        wire.unpack_sums_reply(plain)

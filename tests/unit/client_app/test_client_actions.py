@@ -1,0 +1,457 @@
+"""The groups' actions, called with Flower's own messages and contexts.
+
+Axis letters: Q public questions, J scored answers, K options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from in_process import cross, deployed, request, simulated
+
+from appa_flwr import wire
+from appa_flwr.config import Config
+from appa_flwr.survey.export import export_split
+from appa_flwr.survey.generate import generate
+from appa_flwr.survey.types import Survey
+from client_app import data, outgoing, predictor, scoring, state
+from client_app.main import app
+from pluralllm.model import PluralLLM
+from pluralllm.settings import model_config
+from server_app.federation.catalogue import build_catalogue
+
+SMALL = {
+    "data.num-questions": 24,
+    "data.num-groups": 4,
+    "embedding.dim": 8,
+    "pluralllm.hidden-dim": 8,
+    "pluralllm.blocks": 1,
+    "pluralllm.heads": 2,
+    "pluralllm.local-steps": 1,
+    "pluralllm.num-context-questions": 4,
+}
+TRAIN = "train"
+ACTIONS = (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)
+SECRET = "secret 0.123456 question text"
+
+
+def config_of(**changes: object) -> Config:
+    return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
+
+
+class Node:
+    """One node: asks its ClientApp and keeps its context, replies crossed as bytes."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.config = data.context_config(context)
+
+    def ask(self, kind: str, content: RecordDict | None = None) -> Message:
+        return cross(app(request(kind, content, node=self.context.node_id), self.context)).message
+
+    def groups(self, kind: str, content: RecordDict | None = None) -> dict[str, wire.GroupReply]:
+        reply = self.ask(kind, content)
+        assert reply.has_content(), reply.error.reason
+        return {group.group: group for group in wire.unpack_replies(reply.content)}
+
+    def content(self, kind: str, catalogue: wire.Catalogue) -> RecordDict:
+        """What the server would send with this action."""
+        if kind == wire.CATALOGUE:
+            return wire.pack_catalogue(catalogue)
+        if kind == TRAIN:
+            config = ConfigRecord({"server-round": 1})
+            return RecordDict({"arrays": weights(self.config), "config": config})
+        if kind == wire.TARGETS:
+            return wire.pack_weights(weights(self.config))
+        if kind == wire.SCORE:
+            return wire.pack_score_request(uniform_request(catalogue))
+        return RecordDict()
+
+    def prepared(self, catalogue: wire.Catalogue) -> Node:
+        for kind in (wire.CATALOGUE, wire.TARGETS):
+            assert self.ask(kind, self.content(kind, catalogue)).has_content()
+        return self
+
+
+def weights(config: Config) -> ArrayRecord:
+    torch.manual_seed(5)
+    model = PluralLLM(model_config(config))
+    # a fresh network answers the same whatever its context; noise on every weight makes group and draw matter
+    return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
+
+
+def uniform_request(catalogue: wire.Catalogue, **changes: object) -> wire.ScoreRequest:
+    option_QK = catalogue.option_QK
+    wanted = wire.ScoreRequest(
+        np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",), (wire.TARGET_SIDE,)
+    )
+    return replace(wanted, **changes)
+
+
+def one_node(config: Config) -> Node:
+    (context,) = simulated(config, 1).values()
+    return Node(context)
+
+
+# --- who lives here -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 7])
+def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
+    config = config_of(data__num_groups=5)
+    homes = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, num_nodes).values()]
+    everyone = generate(num_questions=24, num_groups=5, seed=0).groups
+    assert sorted(name for home in homes for name in home) == sorted(everyone)
+    if num_nodes == 2:
+        assert homes == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
+
+
+def test_in_simulation_only_the_groups_of_the_run_are_there():
+    config = config_of(groups="Dorvane,Avaria,Castria")
+    homes = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, 2).values()]
+    assert homes == [["Dorvane", "Castria"], ["Avaria"]]
+
+
+def test_in_simulation_a_survey_file_names_the_groups(tmp_path):
+    rows = [
+        {"question_id": "q", "question": "?", "options": ["x", "y"], "group": group, "distribution": [0.5, 0.5]}
+        for group in ("South, East", "North")
+    ]
+    path = tmp_path / "survey.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(one_node(config_of(survey=str(path))).groups(wire.ROLL_CALL)) == ["South, East", "North"]
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"]), ("A, B", ["A, B"])],
+)
+def test_deployed_the_node_config_names_the_groups(named, expected):
+    context = Context(1, 2, {"group": named, "data": "x.jsonl"}, RecordDict(), dict(config_of().flat()))
+    assert list(Node(context).groups(wire.ROLL_CALL)) == expected
+
+
+def test_a_node_that_nobody_configured_says_so_in_an_error():
+    context = Context(1, 2, {}, RecordDict(), dict(config_of().flat()))
+    reply = Node(context).ask(wire.ROLL_CALL)
+    assert reply.error.code == outgoing.FAILED
+    assert reply.error.reason.startswith("roll_call failed: UserError")
+
+
+# --- what a node keeps ----------------------------------------------------------------------------
+
+
+def home_files(survey: Survey, folder, config: Config) -> tuple[Config, Mapping[str, object]]:
+    """The survey split into a public question file and one private file a group, and the run that uses them."""
+    written = export_split(survey, folder)
+    return Config.load({**config.flat(), "survey": str(written.questions)}), written.groups
+
+
+def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_path):
+    survey = generate(num_questions=24, num_groups=2, seed=3)
+    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2))
+    catalogue = build_catalogue(config)
+    index = {question.question_id: q for q, question in enumerate(catalogue.questions)}
+    for group, context in zip(files, deployed(config, files).values(), strict=True):
+        node = Node(context)
+        reply = node.groups(wire.CATALOGUE, wire.pack_catalogue(catalogue))[group]
+        own = survey.answers[group]
+        training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
+        assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
+        assert reply.counts == {"answered": len(training), "known": len(own)}
+        kept = state.data(node.context.state, group)
+        assert kept.question_N.tolist() == sorted(training)
+        for q, row in zip(kept.question_N, kept.answer_NK, strict=True):
+            np.testing.assert_allclose(row[: len(training[q])], training[q], atol=1e-7)
+            assert not row[len(training[q]) :].any()
+        truth_QK = state.truth(node.context.state, group)
+        assert np.flatnonzero(~np.isnan(truth_QK).any(1)).tolist() == sorted(index[key] for key in own)
+        assert np.isnan(truth_QK).all(1).sum() == 24 - len(own)
+        for key, value in own.items():
+            assert truth_QK[index[key]].tolist() == [*value, *[0.0] * (truth_QK.shape[1] - len(value))]
+
+
+def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
+    survey = generate(num_questions=24, num_groups=2, seed=3)
+    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2))
+    node = Node(next(iter(deployed(config, files).values())))
+    own = next(iter(survey.answers.values()))
+    catalogue = build_catalogue(config)
+    answered = [q for q, question in enumerate(catalogue.questions) if question.question_id in own]
+    questions = list(catalogue.questions)
+    renamed, shortened, reordered = answered[:3]
+    questions[reordered] = replace(questions[reordered], options=questions[reordered].options[::-1])
+    questions[renamed] = replace(questions[renamed], question_id="another question")
+    questions[shortened] = replace(questions[shortened], options=(*questions[shortened].options, "one more"))
+    option_QK = np.zeros((24, catalogue.option_QK.shape[1] + 1), dtype=bool)
+    option_QK[:, :-1] = catalogue.option_QK
+    option_QK[shortened, : len(questions[shortened].options)] = True
+    features = np.zeros((*option_QK.shape, 8), dtype=np.float32)
+    public = wire.Catalogue(tuple(questions), catalogue.train_Q, features, option_QK)
+    (reply,) = node.groups(wire.CATALOGUE, wire.pack_catalogue(public)).values()
+    assert reply.counts["known"] == len(own) - 3
+    assert np.isnan(state.truth(node.context.state, reply.group)[[renamed, shortened, reordered]]).all()
+
+
+def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
+    """The same survey, but every held-out answer is all on the option that had the least."""
+    return replace(
+        survey,
+        answers={
+            group: {key: np.eye(len(p))[np.argmin(p)] if key in held_out else p for key, p in mine.items()}
+            for group, mine in survey.answers.items()
+        },
+    )
+
+
+def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
+    """Two worlds that differ in held-out answers only: training, tables, votes and rewards must be the same bytes."""
+    survey = generate(num_questions=24, num_groups=2, seed=3)
+    base = config_of(data__num_groups=2, pluralllm__context_resampling="every-iteration")
+    config, _ = home_files(survey, tmp_path / "probe", base)
+    catalogue = build_catalogue(config)
+    held_out = {q.question_id for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train}
+    worlds = []
+    for name, world in (("real", survey), ("absurd", absurd_where_held_out(survey, held_out))):
+        config, files = home_files(world, tmp_path / name, base)
+        said = {}
+        for group, context in zip(files, deployed(config, files).values(), strict=True):
+            node = Node(context)
+            said[group] = {kind: node.ask(kind, node.content(kind, catalogue)).content for kind in ACTIONS}
+            for label, asked in {
+                "draw": uniform_request(catalogue, draw=4),
+                "truth": uniform_request(catalogue, sides=(wire.TRUTH_SIDE,)),
+            }.items():
+                said[group][label] = node.ask(wire.SCORE, wire.pack_score_request(asked)).content
+        worlds.append(said)
+    for group in survey.groups:
+        real, absurd = worlds[0][group], worlds[1][group]
+        for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.VOTE, wire.SCORE, "draw"):
+            assert real[kind] == absurd[kind], kind
+        for kind in (wire.TARGETS, "truth"):  # the absurd answers did arrive
+            assert real[kind] != absurd[kind], kind
+        truth = [wire.unpack_replies(world[group]["truth"])[0].rewards["js", wire.TRUTH_SIDE] for world in worlds]
+        for reward_J in truth:  # no answer of D_g is ever compared with: enough rewards would tell it
+            assert np.isnan(reward_J[catalogue.train_Q]).all()
+            assert np.isfinite(reward_J[~catalogue.train_Q]).any()
+
+
+def test_a_node_that_forgot_everything_answers_with_errors():
+    config = config_of()
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+    node.context.state = RecordDict()
+    for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
+        reply = node.ask(kind, node.content(kind, catalogue))
+        assert reply.error.code == outgoing.FAILED, kind
+        assert reply.error.reason.split(".")[-1].startswith(f"{kind.split('.')[-1]} failed: UserError")
+
+
+def test_before_the_target_table_is_written_nobody_votes_or_scores():
+    config = config_of()
+    catalogue = build_catalogue(config)
+    node = one_node(config)
+    assert node.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
+    for kind in (wire.VOTE, wire.SCORE):
+        assert node.ask(kind, node.content(kind, catalogue)).has_error()
+
+
+# --- votes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(task):
+    config = config_of(task=task)
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+    votes = {name: reply.votes_QK for name, reply in node.groups(wire.VOTE).items()}
+    survey = generate(num_questions=24, num_groups=4, seed=0)
+    assert set(votes) == set(survey.groups)
+    for group, vote_QK in votes.items():
+        table_QK = state.targets(node.context.state, group)
+        sources = set()
+        for q, question in enumerate(catalogue.questions):
+            size = len(question.options)
+            own = survey.answers[group].get(question.question_id) if catalogue.train_Q[q] else None
+            sources.add(own is None)
+            opinion = table_QK[q, :size] if own is None else own
+            favourites = sorted(range(size), key=lambda k, p=opinion: (-p[k], k))
+            expected = [0.0] * vote_QK.shape[1]
+            for place, option in enumerate(favourites):
+                expected[option] = float(size - place) if task == "opa" else float(place == 0)
+            assert vote_QK[q].tolist() == expected
+        assert sources == {True, False}
+
+
+def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one():
+    config = config_of(sft__target="mean")
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+    for group, reply in node.groups(wire.VOTE).items():
+        truth_QK = state.truth(node.context.state, group)
+        known_Q = ~np.isnan(truth_QK).any(1)
+        own_Q = known_Q & catalogue.train_Q
+        np.testing.assert_array_equal(reply.votes_QK[own_Q], truth_QK[own_Q])
+        held_out_Q = known_Q & ~catalogue.train_Q
+        assert held_out_Q.any()
+        assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def test_rewards_come_from_each_groups_own_table():
+    """Answering with one group's own table earns that group, and no other, all of the reward."""
+    config = config_of()
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+    for group in state.groups(node.context.state):
+        table_QK = state.targets(node.context.state, group)
+        asked = uniform_request(catalogue, prediction_JK=table_QK)
+        for name, reply in node.groups(wire.SCORE, wire.pack_score_request(asked)).items():
+            reward_J = reply.rewards["js", wire.TARGET_SIDE]
+            assert (reward_J > 1 - 1e-12).all() == (name == group)
+
+
+def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
+    config = config_of(pluralllm__context_resampling="every-iteration")
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+
+    def rewards(draw: int) -> np.ndarray:
+        asked = wire.pack_score_request(uniform_request(catalogue, draw=draw))
+        return np.stack([reply.rewards["js", wire.TARGET_SIDE] for reply in node.groups(wire.SCORE, asked).values()])
+
+    drawn = {draw: rewards(draw) for draw in (0, 1, 2)}
+    assert not np.allclose(drawn[0], drawn[1])
+    assert not np.allclose(drawn[1], drawn[2])
+    for draw in (2, 0, 1):
+        np.testing.assert_array_equal(rewards(draw), drawn[draw])
+
+
+def test_a_fresh_draw_where_the_run_has_one_fixed_table_is_an_error():
+    config = config_of()
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+    assert node.ask(wire.SCORE, wire.pack_score_request(uniform_request(catalogue, draw=1))).has_error()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": ("js", "kindness")},
+        {"sides": ("diary",)},
+        {"question_J": np.arange(1, 25)},
+        {"question_J": np.arange(-1, 23)},
+        {"prediction_JK": np.ones((24, 2))},  # the widest question has four
+        {"prediction_JK": np.ones((23, 4))},
+        {"prediction_JK": np.full((24, 4), -1.0)},
+        {"prediction_JK": np.full((24, 4), np.inf)},
+    ],
+    ids=["metric", "side", "past the end", "before the start", "narrow", "short", "negative", "infinite"],
+)
+def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
+    config = config_of()
+    catalogue = build_catalogue(config)
+    assert catalogue.option_QK.shape == (24, 4)
+    node = one_node(config).prepared(catalogue)
+    reply = node.ask(wire.SCORE, wire.pack_score_request(uniform_request(catalogue, **change)))
+    assert reply.error.code == outgoing.FAILED
+    assert reply.error.reason in {
+        f"score failed: {kind} (details are in the group's own log)" for kind in ("UserError", "ValueError")
+    }
+
+
+# --- the one exit ---------------------------------------------------------------------------------
+
+FAULTS = [
+    (wire.ROLL_CALL, data, "my_groups"),
+    (wire.CATALOGUE, data, "answers"),
+    (wire.CATALOGUE, state, "remember_data"),
+    (TRAIN, predictor, "train_round"),
+    (TRAIN, outgoing, "send_weights"),
+    (wire.TARGETS, predictor, "table"),
+    (wire.TARGETS, predictor, "scores"),
+    (wire.VOTE, scoring, "votes"),
+    (wire.SCORE, scoring, "score"),
+    *((kind, data, "context_config") for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE)),
+    *((kind, wire, "pack_replies") for kind in ACTIONS if kind != TRAIN),
+]
+
+
+@pytest.mark.parametrize(("kind", "module", "name"), FAULTS, ids=[f"{k}-{n}" for k, _, n in FAULTS])
+def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, monkeypatch, caplog):
+    config = config_of()
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as cause:
+            raise ValueError(SECRET) from cause
+
+    content = node.content(kind, catalogue)
+    monkeypatch.setattr(module, name, fail)
+    crossed = cross(app(request(kind, content), node.context))
+    reply = crossed.message
+    assert not reply.has_content()
+    assert reply.error.code == outgoing.FAILED
+    action = kind.split(".")[-1]
+    assert reply.error.reason == f"{action} failed: ValueError (details are in the group's own log)"
+    assert reply.metadata.reply_to_message_id == f"{kind} to 1"
+    for part in SECRET.split():
+        assert part.encode() not in crossed.data
+    assert SECRET in caplog.text  # the group itself can find out
+
+
+def test_a_bad_row_of_the_private_file_is_not_quoted_to_the_server(tmp_path, caplog):
+    survey = generate(num_questions=24, num_groups=2, seed=3)
+    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2, data__strict=True))
+    group, path = next(iter(files.items()))
+    bad = {"question_id": "diary", "question": "?", "options": ["x", "y"], "group": group, "distribution": [0.7, 0.7]}
+    path.write_text(path.read_text() + json.dumps(bad) + "\n")
+    (context, _) = deployed(config, files).values()
+    reply = Node(context).ask(wire.CATALOGUE, wire.pack_catalogue(build_catalogue(config)))
+    assert reply.error.reason == "catalogue failed: UserError (details are in the group's own log)"
+    assert "diary" in caplog.text
+
+
+def test_an_unknown_run_config_is_an_error_of_every_action():
+    config = config_of()
+    for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE):
+        node = one_node(config)
+        node.context.run_config = {**node.context.run_config, "surprise": 1}
+        assert app(request(kind), node.context).error.reason.startswith(kind.split(".")[-1])
+
+
+@pytest.mark.parametrize(
+    ("side", "reward", "leaves"),
+    [
+        (wire.TARGET_SIDE, [0.0, 1.0], True),
+        (wire.TARGET_SIDE, [0.5, 1.0 + 1e-9], False),
+        (wire.TARGET_SIDE, [-1e-9, 0.5], False),
+        (wire.TARGET_SIDE, [0.5, np.nan], False),
+        (wire.TARGET_SIDE, [0.5, np.inf], False),
+        (wire.TRUTH_SIDE, [0.5, np.nan], True),
+        (wire.TRUTH_SIDE, [np.nan, 1.5], False),
+        (wire.TRUTH_SIDE, [np.nan, -np.inf], False),
+    ],
+)
+def test_nothing_but_a_reward_leaves_as_a_reward(side, reward, leaves, monkeypatch):
+    config = config_of(data__num_questions=24)
+    catalogue = build_catalogue(config)
+    node = one_node(config).prepared(catalogue)
+    monkeypatch.setattr(scoring, "score", lambda *args: {"js": np.array(reward)})
+    asked = uniform_request(catalogue, sides=(side,))
+    reply = node.ask(wire.SCORE, wire.pack_score_request(asked))
+    assert reply.has_content() == leaves
+    if leaves:
+        got = wire.unpack_replies(reply.content)[0].rewards["js", side]
+        np.testing.assert_array_equal(got, reward)

@@ -1,0 +1,279 @@
+"""A node's round of PluralLLM: the mean over the groups it hosts, which FedAvg over nodes makes the mean over all.
+
+Axis letters: G groups, N answered questions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from scipy.spatial.distance import jensenshannon
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.seeds import child_seed
+from client_app import data, predictor
+from client_app.predictor import Member, Predicted
+from pluralllm.data import GroupData, OptionEmbedding, group_data
+from pluralllm.episodes import EpisodeConfig
+from pluralllm.model import PluralLLM
+from pluralllm.prediction import context_order
+from pluralllm.settings import model_config
+from pluralllm.training import local_update
+from server_app.federation.catalogue import build_catalogue
+
+CONFIG = Config.load(
+    {
+        "data.num-questions": 24,
+        "data.num-groups": 3,
+        "embedding.dim": 8,
+        "pluralllm.hidden-dim": 8,
+        "pluralllm.blocks": 1,
+        "pluralllm.heads": 2,
+        "pluralllm.optimizer": "adam",
+        "pluralllm.learning-rate": 0.01,
+        "pluralllm.num-context-questions": 4,
+    }
+)
+
+
+def member(group: GroupData) -> Member:
+    return Member(group, None)
+
+
+@pytest.fixture(scope="module")
+def start() -> ArrayRecord:
+    torch.manual_seed(1)
+    return ArrayRecord(PluralLLM(model_config(CONFIG)).state_dict())
+
+
+@pytest.fixture(scope="module")
+def embedding() -> OptionEmbedding:
+    public = build_catalogue(CONFIG)
+    ids = tuple(question.question_id for question in public.questions)
+    return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
+
+
+@pytest.fixture(scope="module")
+def groups(embedding) -> list[Member]:
+    """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
+    found = []
+    for g, (name, mine) in enumerate(data.answers(CONFIG, {}, data.all_groups(CONFIG)).items()):
+        answers = dict(list(mine.items())[: 5 if g == 0 else None])
+        found.append(member(group_data(name, answers, embedding=embedding)))
+    return found
+
+
+def loaded(weights: ArrayRecord) -> PluralLLM:
+    return predictor.load(CONFIG, weights)
+
+
+def flat(weights: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.numpy().astype(np.float64).ravel() for array in weights.values()])
+
+
+def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start, embedding, groups):
+    together = predictor.train_round(CONFIG, start, groups, embedding, round_number=2)
+    alone = [predictor.train_round(CONFIG, start, [group], embedding, round_number=2) for group in groups]
+    sizes = np.array([len(group.data) for group in groups])
+    assert [trained.num_examples for trained in alone] == sizes.tolist()
+    assert sizes[0] == 5
+    assert sizes[1:].min() > 10
+    assert together.num_examples == sizes.sum()
+    weight_G = np.stack([flat(trained.weights) for trained in alone])
+    fedavg = sum(size * weights for size, weights in zip(sizes, weight_G, strict=True)) / sizes.sum()
+    np.testing.assert_allclose(flat(together.weights), fedavg, atol=1e-6)
+    # the groups moved, in different directions, so that another weighting would show
+    assert np.abs(weight_G - flat(start)).max(1).min() > 1e-3
+    assert np.abs(weight_G.mean(0) - fedavg).max() > 1e-4
+    losses = np.array([trained.loss for trained in alone])
+    assert together.loss == pytest.approx(float(losses @ sizes / sizes.sum()))
+    assert together.weights.keys() == start.keys()
+
+
+def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
+    model = PluralLLM(model_config(CONFIG))
+    model.load_state_dict(start.to_torch_state_dict())
+    seed = child_seed(CONFIG.seed, "pluralllm", groups[0].data.group, 3)
+    result = local_update(
+        model,
+        groups[0].data,
+        embedding,
+        steps=CONFIG.pluralllm.local_steps,
+        learning_rate=0.01,
+        optimizer="adam",
+        episodes=EpisodeConfig(num_context=4),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    trained = predictor.train_round(CONFIG, start, groups[:1], embedding, round_number=3)
+    by_hand = ArrayRecord(model.state_dict())
+    # multiplied by 5 answers and divided by them again: the last bit may differ
+    np.testing.assert_allclose(flat(trained.weights), flat(by_hand), rtol=1e-6, atol=1e-9)
+    assert (trained.num_examples, trained.loss) == (5, pytest.approx(result.loss))
+
+
+def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(start, embedding, groups):
+    def train(chosen, round_number):
+        return flat(predictor.train_round(CONFIG, start, chosen, embedding, round_number=round_number).weights)
+
+    torch.manual_seed(99)  # the process's own generator must not matter
+    np.testing.assert_array_equal(train(groups[:1], 1), train(groups[:1], 1))
+    assert not np.array_equal(train(groups[:1], 1), train(groups[:1], 2))
+    # the order of groups on a node may move the last bit of the sum, not more
+    np.testing.assert_allclose(train(groups, 1), train(groups[::-1], 1), atol=1e-6)
+
+
+def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
+    nobody = member(group_data("Nobody", {}, embedding=embedding))
+    with_nobody = predictor.train_round(CONFIG, start, [nobody, groups[1]], embedding, round_number=1)
+    without = predictor.train_round(CONFIG, start, [groups[1]], embedding, round_number=1)
+    np.testing.assert_array_equal(flat(with_nobody.weights), flat(without.weights))
+    assert (with_nobody.num_examples, with_nobody.loss) == (without.num_examples, without.loss)
+    with pytest.raises(UserError, match="no group of this node"):
+        predictor.train_round(CONFIG, start, [nobody], embedding, round_number=1)
+
+
+def test_a_table_holds_distributions_over_real_options(start, embedding, groups):
+    table_QK = predictor.table(CONFIG, loaded(start), groups[0], embedding, draw=0).probability_QK
+    assert table_QK.shape == embedding.option_QK.shape
+    assert (table_QK[embedding.option_QK] > 0).all()
+    assert not table_QK[~embedding.option_QK].any()
+    np.testing.assert_allclose(table_QK.sum(1), 1.0, atol=1e-12)
+
+
+def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
+    def moved(proximal):
+        config = Config.load({**CONFIG.flat(), "pluralllm.optimizer": "sgd", "pluralllm.local-steps": 8})
+        found = predictor.train_round(config, start, groups[1:2], embedding, round_number=1, proximal=proximal)
+        return np.linalg.norm(flat(found.weights) - flat(start))
+
+    free = moved(0.0)
+    assert 0 < moved(20.0) < 0.8 * free
+    assert moved(1e-6) == pytest.approx(free, rel=1e-3)
+
+
+def test_one_draw_says_nothing_of_uncertainty_and_several_do(start, embedding, groups):
+    model = PluralLLM(model_config(CONFIG))
+    torch.manual_seed(3)  # a fresh network answers the same whatever its context
+    noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
+    one = predictor.table(CONFIG, loaded(noisy), groups[1], embedding, draw=0)
+    config = Config.load({**CONFIG.flat(), "pluralllm.draws": 3})
+    several = predictor.table(config, loaded(noisy), groups[1], embedding, draw=0)
+    assert not one.spread_Q.any()
+    assert (several.spread_Q > 0).all()
+    assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
+
+
+def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=None, **changes):
+    """Scores of a group whose first answers are training answers; all other questions are held out."""
+    train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
+    train_Q[answers.question_N] = True
+    mine = member(GroupData("A", answers.question_N[:count], answers.answer_NK[:count]))
+    truth_QK = np.full(embedding.option_QK.shape, np.nan)
+    truth_QK[answers.question_N] = answers.answer_NK
+    truth_QK[~train_Q] = answers.answer_NK[0]
+    config = Config.load(
+        {**CONFIG.flat(), **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
+    )
+    found = predictor.table(config, loaded(start), mine, embedding, draw=0)
+    predicted = Predicted(config, loaded(start), mine, embedding, found)
+    return predictor.scores(predicted, truth_QK, train_Q, mean_of_others=mean_of_others), (~train_Q).sum()
+
+
+def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
+    few, _ = scored(start, embedding, groups[1].data, count=9)
+    assert few.keys() == {"held-out"}
+    enough, held_out = scored(start, embedding, groups[1].data, count=10)
+    assert enough.keys() == {"held-out", "training"}
+    assert enough["training"]["pluralllm"]["cells"] == 10
+    assert enough["held-out"]["pluralllm"]["cells"] == held_out
+
+
+def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
+    """The sum over 16 answers less that over 15 of them would be one answer's score."""
+    answers = groups[1].data
+    mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
+    for unknown, told in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
+        known_QK = mean_QK.copy()
+        known_QK[answers.question_N[:unknown]] = 0.0
+        found, _ = scored(start, embedding, answers, count=len(answers), mean_of_others=known_QK)
+        assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (told, told), unknown
+        assert "mean-of-others" in found["held-out"]
+
+
+def test_every_context_size_is_scored(start, embedding, groups):
+    found, held_out = scored(start, embedding, groups[1].data, count=12)
+    for part, cells in (("held-out", held_out), ("training", 12)):
+        by_size = {name: sums for name, sums in found[part].items() if name.startswith("context-")}
+        assert list(by_size) == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
+        assert all(sums["cells"] == cells for sums in by_size.values())
+
+
+def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups, start):
+    """A network that answers as its context does: the configured size gives the configured score."""
+    torch.manual_seed(3)
+    model = PluralLLM(model_config(CONFIG))
+    noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
+    found, _ = scored(noisy, embedding, groups[1].data, count=12, pluralllm__num_context_questions=16)
+    for sums in found.values():
+        assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
+        assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
+        assert sums["context-32"] == sums["context-64"]  # more than the group has
+
+
+def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monkeypatch):
+    """The server knows the weights and the held-out answers: from the score by one answer it could tell that answer."""
+    drawn: dict[int, set[int]] = {}
+    table = predictor.table
+
+    def recorded(config, model, mine, embedding, *, draw, rows=None, num_context=None):
+        if num_context is not None:
+            seed = child_seed(config.seed, "context", draw)
+            order = context_order(mine.data, embedding.question_ids, num_context=num_context, seed=seed)
+            drawn.setdefault(num_context, set()).update(order[:num_context].tolist())
+            times[num_context] = times.get(num_context, 0) + 1
+        return table(config, model, mine, embedding, draw=draw, rows=rows, num_context=num_context)
+
+    times: dict[int, int] = {}
+    monkeypatch.setattr(predictor, "table", recorded)
+    few, _ = scored(start, embedding, groups[1].data, count=9)
+    assert not any(name.startswith("context-") for name in few["held-out"])
+    scored(start, embedding, groups[1].data, count=len(groups[1].data))
+    assert all(size * times[size] >= 10 for size in times)
+    assert len(drawn[1]) > 4  # several answers, not one again and again
+
+
+def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embedding, groups):
+    mine = member(groups[1].data)
+    every_Q = np.ones(len(embedding.option_QK), dtype=bool)
+    truth_QK = np.full(embedding.option_QK.shape, np.nan)
+    truth_QK[mine.data.question_N] = mine.data.answer_NK
+    for known in (mine, member(GroupData("B", mine.data.question_N[:0], mine.data.answer_NK[:0]))):
+        found = predictor.table(CONFIG, loaded(start), known, embedding, draw=0)
+        sums = predictor.scores(
+            Predicted(CONFIG, loaded(start), known, embedding, found), truth_QK, every_Q, mean_of_others=None
+        )
+        assert sums["held-out"]["pluralllm"]["cells"] == 0.0
+
+
+def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embedding, groups):
+    whole = groups[1].data
+    kept, held_out = np.arange(8), np.arange(8, len(whole))
+    mine = member(GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept]))
+    truth = GroupData(whole.group, whole.question_N[held_out], whole.answer_NK[held_out])
+    # by hand: a fresh network answers uniformly
+    distances = []
+    for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
+        option_K = embedding.option_QK[row]
+        distances.append(jensenshannon(np.full(option_K.sum(), 1 / option_K.sum()), answer_K[option_K]))
+    found = predictor.validate(CONFIG, loaded(start), [(mine, truth)], embedding)
+    assert found.cells == len(held_out)
+    assert found.error == pytest.approx(np.mean(distances), abs=1e-6)
+    nobody = GroupData("Nobody", whole.question_N[:0], whole.answer_NK[:0])
+    one = GroupData("One", truth.question_N[:1], truth.answer_NK[:1])
+    several = predictor.validate(CONFIG, loaded(start), [(mine, nobody), (mine, truth), (mine, one)], embedding)
+    assert several.cells == len(held_out) + 1
+    assert several.error == pytest.approx((sum(distances) + distances[0]) / (len(held_out) + 1), abs=1e-6)
+    assert predictor.validate(CONFIG, loaded(start), [(mine, nobody)], embedding) == predictor.Validated(0, 0.0)

@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from appa_flwr.errors import UserError
+from experiments import compare
+
+RUNS = {  # rule, seed -> Avg AS and Min AS of PPO
+    ("average", 0): (0.90, 0.80),
+    ("average", 1): (0.94, 0.82),
+    ("min", 0): (0.85, 0.84),
+    ("min", 1): (0.87, 0.84),
+}
+METRICS = ("js", "wasserstein")
+resumed: list[bool] = []
+
+
+def write_run(folder: Path, rule: str, seed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for metric in METRICS:
+        off = 0.0 if metric == "js" else -0.5  # the other metric must not leak into the table
+        for policy, avg, low, form in (
+            ("base", 0.5, 0.4, 1.0),
+            ("sft", 0.6, 0.5, 1.0),
+            ("ppo", *RUNS[rule, seed], 0.75),
+            ("uniform", 0.7 + seed / 10, 0.6, None),
+            ("ceiling-average", 0.99, 0.9, None),
+        ):
+            survey = {"avg_as": avg - 0.1, "min_as": low - 0.1, "fi": 1.0, "per_group": {}} if policy == "ppo" else None
+            row = {"policy": policy, "metric": metric, "avg_as": avg + off, "min_as": low + off, "fi": 0.99}
+            rows.append(row | {"format_score": form, "per_group": {}, "survey": survey})
+    (folder / "summary.json").write_text(json.dumps(rows))
+    lines = [{"fell_back": None if rule == "min" else i < 3} for i in range(4)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "report.html").write_text("")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    runs = []
+    resumed.clear()
+
+    def launch(config, *, app_folder):
+        runs.append((config.rule, config.seed, config.ppo.num_iterations))
+        resumed.append(config.run.resume)
+        write_run(config.run_folder, config.rule, config.seed)
+        (config.run_folder / "config.json").write_text(json.dumps(config.flat()))
+        return config.run_folder
+
+    monkeypatch.setattr(compare, "launch", launch)
+    return runs
+
+
+def run(output: Path, **changes):
+    given = {"rules": ["average", "min"], "seeds": [0, 1], "overrides": ["ppo.num-iterations=7"]} | changes
+    return compare.compare(**given, output=output, here=Path(__file__).parent).read_text()
+
+
+def cells(text: str, policy: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {policy} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_rule_runs_with_every_seed_and_the_spread_is_the_sample_s(launched, tmp_path):
+    text = run(tmp_path)
+    assert sorted(launched) == sorted((rule, seed, 7) for rule, seed in RUNS)
+    # mean of .90 and .94 is .92; each is .02 away, so the sample deviation is sqrt(2 * .0004 / 1) = .0283
+    assert cells(text, "ppo, average")[1:4] == ["2", "0.920 ± 0.028", "0.810 ± 0.014"]
+    assert cells(text, "ppo, min")[2:4] == ["0.860 ± 0.014", "0.840 ± 0.000"]
+    assert cells(text, "ppo, average")[6:8] == ["0.820 ± 0.028", "0.710 ± 0.014"]  # against the survey
+    assert cells(text, "ppo, average")[8] == "0.750 ± 0.000"  # three of four iterations fell back
+    assert cells(text, "ppo, min")[8] == "-"  # a rule without a threshold
+    assert (tmp_path / "trade_off.png").stat().st_size > 0
+
+
+def test_what_does_not_depend_on_the_rule_counts_once_a_seed(launched, tmp_path):
+    text = run(tmp_path)
+    assert cells(text, "uniform")[1:3] == ["2", "0.750 ± 0.071"]  # .7 and .8
+    assert cells(text, "base")[1:3] == ["2", "0.500 ± 0.000"]
+    assert cells(text, "uniform")[5] == "-"  # nobody wrote it, so it has no format
+
+
+def test_complete_runs_are_not_repeated(launched, tmp_path):
+    first = run(tmp_path)
+    launched.clear()
+    assert run(tmp_path) == first
+    assert launched == []
+
+
+def test_a_run_without_its_end_is_resumed(launched, tmp_path):
+    run(tmp_path)
+    assert resumed == [False] * len(RUNS)
+    launched.clear()
+    (tmp_path / "min-seed1" / "report.html").unlink()
+    run(tmp_path)
+    assert launched == [("min", 1, 7)]
+    assert resumed[len(RUNS) :] == [True]
+
+
+def test_a_run_with_other_keys_is_not_resumed(launched, tmp_path):
+    run(tmp_path)
+    launched.clear()
+    (tmp_path / "min-seed1" / "report.html").unlink()
+    with pytest.raises(UserError, match=r"num-iterations = 8"):
+        run(tmp_path, overrides=["ppo.num-iterations=8"])
+    assert launched == []
+
+
+def test_an_unknown_rule_is_refused_before_any_run(launched, tmp_path):
+    with pytest.raises(UserError, match="averge"):
+        run(tmp_path, rules=["averge"])
+    assert launched == []

@@ -1,0 +1,176 @@
+"""The GRPO example: what it teaches, what it scores, what it writes.
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from appa_flwr.config import Config, assemble
+from appa_flwr.errors import UserError
+from appa_flwr.survey.generate import ground_truth
+from experiments import grpo
+from server_app import evaluation
+from server_app import trl_rewards as group_rewards
+from server_app.federation.answers import Answers
+
+STEPS = 2
+GROUPS = ("Avaria", "Belmora", "Castria")
+KEYS = (
+    "data.num-questions=40",
+    "data.num-groups=3",
+    "policy.base-steps=20",
+    "sft.steps=2",
+    "rollout.batch-size=16",
+    "rollout.response-length=12",
+    "rule=min",
+)
+
+
+def random_answers(task, texts, question_J, catalogue):
+    """What so little trained a model would have said, had it learned to write answers."""
+    option_JK = catalogue.option_QK[question_J]
+    share_JK = np.random.default_rng(1).random(option_JK.shape) * option_JK
+    return Answers(question_J, tuple(texts), share_JK / share_JK.sum(1, keepdims=True), np.ones(len(texts)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run in small: its config, scores, lines of progress, folder, and the weights as GRPO left them."""
+    out = tmp_path_factory.mktemp("grpo")
+    config = assemble(None, [*grpo.DEFAULTS, *KEYS, f"run.cache-dir={out / 'cache'}"], folder=None)
+    lines, trained, train = [], {}, grpo.train
+
+    def watched(model, *arguments, **keys):
+        log = train(model, *arguments, **keys)
+        trained.update({name: p.detach().clone() for name, p in model.named_parameters()})
+        return log
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "train", watched)
+        patch.setattr(group_rewards, "parse_answers", random_answers)
+        scores = grpo.run(config, steps=STEPS, out=out / "results", say=lines.append)
+    return config, {row.policy: row for row in scores}, lines, out / "results", trained
+
+
+def test_the_table_holds_the_policies_and_the_frame_to_read_them_in(finished):
+    _, scores, *_ = finished
+    assert list(scores) == ["base", "sft", "grpo", "uniform", "ceiling-average", "ceiling-min"]
+    for row in scores.values():
+        assert row.avg_as <= scores["ceiling-average"].avg_as
+        assert row.min_as <= scores["ceiling-min"].min_as + 1e-4
+        assert 0 <= row.min_as <= row.avg_as
+    assert scores["uniform"].format_score is None
+    text = grpo.table(list(scores.values()))
+    assert text.splitlines()[5].startswith("| uniform | 0.")
+    assert text.splitlines()[5].endswith("| - |")
+
+
+def test_scores_are_of_held_out_questions_against_the_true_distributions(finished):
+    config, scores, *_ = finished
+    catalogue = grpo.build_catalogue(config)
+    _, truth = ground_truth(num_questions=40, num_groups=3, seed=0)
+    held_out = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train]
+    assert 0 < len(held_out) < 20
+    group_means = []
+    for by_question in truth.values():
+        rewards = []
+        for question in held_out:  # 1 - JSD in base 2, in the form with entropies
+            p_K = by_question[question.question_id]
+            u_K = np.full(len(p_K), 1 / len(p_K))
+            entropy = lambda x_K: -np.sum(x_K * np.log2(x_K))  # noqa: E731
+            rewards.append(1 - entropy((p_K + u_K) / 2) + entropy(p_K) / 2 + entropy(u_K) / 2)
+        group_means.append(np.mean(rewards))
+    assert scores["uniform"].avg_as == pytest.approx(np.mean(group_means))
+    assert scores["uniform"].min_as == pytest.approx(np.min(group_means))
+
+
+def test_only_training_questions_are_trained_on(finished, monkeypatch):
+    config, *_ = finished
+    material = grpo.gather_material(config, lambda line: None)
+    seen = []
+    score = grpo.LocalGroups.score
+    monkeypatch.setattr(
+        grpo.LocalGroups, "score", lambda self, request: seen.append(request.question_J) or score(self, request)
+    )
+    monkeypatch.setattr(group_rewards, "parse_answers", random_answers)
+    model = grpo.load_model(config, material.base.source, quantized=False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    log = grpo.train(model, material, steps=STEPS, say=lambda line: None)
+    assert [len(question_J) for question_J in seen] == [16, 16]
+    for question_J in seen:
+        assert set(question_J) <= set(material.train_J.tolist())
+        assert set(np.unique(question_J, return_counts=True)[1]) == {grpo.COMPLETIONS_PER_QUESTION}
+    assert [line["step"] for line in log] == [1, 2]
+    assert any((p != before[name]).any() for name, p in model.named_parameters())
+
+
+def test_progress_is_shown(finished):
+    _, _, lines, out, _ = finished
+    steps = [line for line in lines if line.startswith("GRPO step")]
+    assert [line.split(":")[0] for line in steps] == ["GRPO step 1/2", "GRPO step 2/2"]
+    written = json.loads((out / "grpo.json").read_text())["log"]
+    for line, logged in zip(steps, written, strict=True):
+        rewards = [logged[f"group_reward/{name}"] for name in GROUPS]
+        assert (
+            f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, aggregate {logged['reward']:.3f}" in line
+        )
+    assert any("building the tiny policy" in line and "20/20" in line for line in lines)
+
+
+def test_what_is_written(finished):
+    config, scores, _, out, _ = finished
+    written = json.loads((out / "grpo.json").read_text())
+    assert written["steps"] == STEPS
+    assert written["config"] == config.flat()
+    assert [row["policy"] for row in written["scores"]] == list(scores)
+    assert [line["step"] for line in written["log"]] == [1, 2]
+    for line in written["log"]:
+        groups = [line[f"group_reward/{name}"] for name in GROUPS]
+        assert grpo._rewards(line) == groups
+    assert (out / "grpo.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(out.glob(".*"))
+
+
+def test_the_saved_policy_is_the_trained_one_and_the_scored_one(finished):
+    config, scores, _, out, trained = finished
+    policy, start = (AutoModelForCausalLM.from_pretrained(out / name).eval() for name in ("policy", "sft-model"))
+    assert all((p == trained[name]).all() for name, p in policy.named_parameters())
+    assert any((p != trained[name]).any() for name, p in start.named_parameters())
+    material = grpo.gather_material(config, lambda line: None)
+    answers = evaluation.greedy_answers(
+        policy,
+        material.base,
+        config,
+        prompts=material.prompts,
+        question_J=material.test_J,
+        catalogue=material.catalogue,
+    )
+    assert grpo.score("grpo", answers, material) == scores["grpo"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"survey": "globalqa.jsonl"}, "generated population only"),
+        ({"rollout.batch-size": 12, "ppo.num-mini-batches": 1}, "rollout.batch-size = 12: must be a multiple of 8"),
+    ],
+)
+def test_what_it_cannot_do_is_said_at_once(keys, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        grpo.run(Config.load(keys), steps=1, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistyped_rule_is_named():
+    application = grpo.typer.Typer()
+    application.command()(grpo.main)
+    result = CliRunner().invoke(application, ["--rule", "averge"])
+    assert isinstance(result.exception, UserError)
+    assert "average" in str(result.exception)

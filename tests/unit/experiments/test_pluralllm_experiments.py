@@ -1,0 +1,220 @@
+"""The experiments on PluralLLM: what training may know, that it trains as a run does, what the tables say.
+
+Axis letters: G groups, Q questions, K options, W = 1 + F: the mean of other groups and the F directions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import FakeGrid
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from in_process import flower_task
+from scipy.spatial.distance import jensenshannon
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.seeds import child_seed
+from appa_flwr.survey.generate import generate
+from experiments.benchmarks import pluralllm as benchmark
+from experiments.pluralllm import report
+from experiments.pluralllm.protocol import PARTS, Recipe, measure, split_problem, train
+from pluralllm.data import GroupData
+from pluralllm.embedding import embed_questions
+from pluralllm.encoders import hashed_ngrams
+from pluralllm.episodes import EpisodeConfig
+from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.training import local_update
+from server_app.federation.grid import PromptGrid
+from server_app.predictor.pretraining import pretrain
+
+NUM_QUESTIONS = 40
+RECIPE = Recipe(rounds=2, num_context=4, min_groups=1, episodes=EpisodeConfig(num_context=4, num_targets=8))
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Three groups train, two do not."""
+    survey = generate(num_questions=NUM_QUESTIONS, num_groups=5, seed=0)
+    embedding = embed_questions(survey.questions, dim=16)
+    return split_problem(survey, embedding, seen=sorted(survey.groups)[:3], seed=0)
+
+
+def forged(groups):
+    """The same questions; whoever gave the first answer gives the second, and the reverse."""
+    return tuple(
+        GroupData(
+            data.group,
+            data.question_N,
+            data.answer_NK[:, [1, 0, *range(2, data.answer_NK.shape[1])]],
+        )
+        for data in groups
+    )
+
+
+def weights(trained):
+    return torch.nn.utils.parameters_to_vector(trained.model.parameters()).detach().numpy()
+
+
+def held_out(problem):
+    return np.unique(np.concatenate([data.question_N for data in problem.seen_test]))
+
+
+def test_no_group_trains_on_a_question_that_another_holds_out(problem):
+    train_rows, test_rows = (
+        set(np.concatenate([data.question_N for data in parts]).tolist())
+        for parts in (problem.seen_train + problem.unseen_train, problem.seen_test + problem.unseen_test)
+    )
+    assert train_rows
+    assert test_rows
+    assert not train_rows & test_rows
+    assert not {data.group for data in problem.seen_train} & {data.group for data in problem.unseen_train}
+
+
+def test_a_held_out_question_has_a_prior_only_where_the_protocol_says_so(problem):
+    rows = held_out(problem)
+    for prior, expected in (("training", False), ("all", True)):
+        trained = train(problem, replace(RECIPE, prior=prior), seed=0)
+        assert trained.unseen_prior[rows].any(axis=(1, 2)).tolist() == [expected] * len(rows)
+        assert any(own[rows].any() for own in trained.seen_prior) is expected
+        assert trained.unseen_prior[problem.seen_train[0].question_N].any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize(("prior", "strategy"), [("none", "central"), ("training", "fedadam")])
+def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, prior, strategy):
+    recipe = replace(RECIPE, prior=prior, strategy=strategy)
+    found = train(problem, recipe, seed=0)
+    parts = {name: forged(getattr(problem, name)) for name in ("seen_test", "unseen_train", "unseen_test")}
+    again = train(replace(problem, **parts), recipe, seed=0)
+    np.testing.assert_array_equal(weights(again), weights(found))
+    if prior == "training":
+        np.testing.assert_array_equal(again.seen_prior, found.seen_prior)
+        np.testing.assert_array_equal(again.unseen_prior, found.unseen_prior)
+    other = train(replace(problem, seen_train=forged(problem.seen_train)), recipe, seed=0)
+    assert np.abs(weights(other) - weights(found)).max() > 1e-4  # what a leak would look like
+
+
+def test_scores_are_those_of_scipy_for_the_cells_of_each_part(problem):
+    # a model without training answers uniformly, without a prior
+    recipe = replace(RECIPE, learning_rate=0.0, rounds=1)
+    found = measure(problem, train(problem, recipe, seed=0), recipe, seed=0, sizes=(1, 4))
+    parts = (problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train)
+    for name, groups in zip(PARTS, parts, strict=True):
+        distances = []
+        for data in groups:
+            for row, answer_K in zip(data.question_N, data.answer_NK, strict=True):
+                size = problem.embedding.option_QK[row].sum()
+                distances.append(jensenshannon(np.full(size, 1 / size), answer_K[:size]))
+        for predictor in ("pluralllm", "uniform"):
+            score = found.scores[name][predictor]
+            assert score.num_cells == len(distances)
+            assert score.js_distance_natural == pytest.approx(1 - np.mean(distances), abs=1e-5)
+    assert set(found.by_context) == {"unseen/held-out", "unseen/training"}
+    for name, by_size in found.by_context.items():
+        assert by_size == pytest.approx([found.scores[name]["uniform"].js_distance_natural] * 2, abs=1e-5)
+
+
+def test_scores_by_context_size_are_those_of_a_recipe_with_that_size(problem):
+    recipe = replace(RECIPE, prior="training")
+    trained = train(problem, recipe, seed=0)
+    by_context = measure(problem, trained, recipe, seed=0, sizes=(1, 4, 8)).by_context
+    for place, size in enumerate((1, 4, 8)):
+        scores = measure(problem, trained, replace(recipe, num_context=size), seed=0).scores
+        for part, by_size in by_context.items():
+            assert by_size[place] == scores[part]["pluralllm"].js_distance_natural
+    assert len(set(by_context["unseen/training"])) == 3
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
+def test_a_federation_of_flower_comes_to_the_same_weights(problem, strategy):
+    recipe = replace(RECIPE, strategy=strategy, local_steps=2)
+
+    def node(data):
+        def answer(message: Message) -> Message:
+            model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim))
+            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+            round_number = int(message.content["config"]["server-round"])
+            result = local_update(
+                model,
+                data,
+                problem.embedding,
+                steps=recipe.local_steps,
+                learning_rate=recipe.local_learning_rate,
+                optimizer="sgd",
+                episodes=recipe.episodes,
+                generator=torch.Generator().manual_seed(child_seed(0, "pluralllm", data.group, round_number)),
+            )
+            metrics = MetricRecord({"num-examples": result.num_examples, "loss": result.loss})
+            content = {"arrays": ArrayRecord(OrderedDict(model.state_dict())), "metrics": metrics}
+            return Message(RecordDict(content), reply_to=message)
+
+        return answer
+
+    config = Config.load(
+        {
+            "pluralllm.strategy": strategy,
+            "pluralllm.rounds": recipe.rounds,
+            "pluralllm.server-learning-rate": recipe.learning_rate,
+            "pluralllm.validate-every": 0,
+        }
+    )
+    torch.manual_seed(child_seed(0, "pluralllm"))
+    start = ArrayRecord(PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim)).state_dict())
+    grid = PromptGrid(FakeGrid({n: node(data) for n, data in enumerate(problem.seen_train)}))
+    with flower_task():
+        found = pretrain(grid, config, start, nodes=range(3), progress=lambda step, of, loss: None)
+    ours = train(problem, recipe, seed=0).model.state_dict()
+    moved, apart = (
+        np.concatenate([(ours[name].numpy() - there[name].numpy()).ravel() for name in ours])
+        for there in (start, found.weights)
+    )
+    # FedAdam's steps depend on the sign of changes as small as rounding
+    assert np.linalg.norm(apart) < 1e-3 * np.linalg.norm(moved)
+
+
+def test_the_rows_of_a_table_differ_in_what_it_is_about():
+    recipe = Recipe(prior="training")
+    by_table = {
+        name: report.rows(name, recipe, hashed_ngrams, embedding="ngrams")
+        for name in report.TABLES
+        if name != report.EMBEDDINGS
+    }
+    assert [row.recipe.strategy for row in by_table[report.STRATEGIES]] == ["central", "fedavg", "fedadam", "fedadam"]
+    assert [row.recipe.learning_rate for row in by_table[report.STRATEGIES]][-2:] == [recipe.learning_rate, 0.0]
+    assert [row.recipe.min_groups for row in by_table[report.MIN_GROUPS]] == [1, 2, 3]
+    assert [row.recipe.episodes.embedding_noise for row in by_table[report.NOISE]] == [0.3, 1.0]
+    assert [row.recipe for row in by_table[report.CONTEXT]] == [recipe]
+    assert all(row.recipe.prior == "training" for found in by_table.values() for row in found)
+    both = report.rows(report.EMBEDDINGS, recipe, lambda texts: hashed_ngrams(texts), embedding="causal-lm")
+    assert [row.name for row in both] == ["ngrams", "causal-lm"]
+    assert both[0].texts_to_vectors is hashed_ngrams is not both[1].texts_to_vectors
+    with pytest.raises(UserError, match="--embedding-model"):
+        report.rows(report.EMBEDDINGS, recipe, hashed_ngrams, embedding="ngrams")
+
+
+def test_a_cell_gives_mean_and_range():
+    assert report.cell([0.25, 0.5, 0.3]) == "0.3500 (0.2500 to 0.5000)"
+
+
+@pytest.mark.parametrize(("table", "lines"), [("federation.min-groups", 3 + 3), ("context-sizes", 7)])
+def test_a_table_is_printed_whole(problem, monkeypatch, capsys, table, lines):
+    monkeypatch.setattr(report, "load_problem", lambda *_, **__: problem)
+    report.problem.cache_clear()
+    report.main([table, "--datasets", "gss", "--rounds", "1", "--seeds", "0", "--prior", "training"])
+    report.problem.cache_clear()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(printed) == 2 + lines
+    assert len({line.count("|") for line in printed}) == 1
+
+
+def test_the_benchmark_measures_every_line_beside_its_goal(problem):
+    lines = benchmark.measure(problem, Recipe(rounds=1), seed=0, repeats=3)
+    assert [goal for _, goal in lines.values()] == [benchmark.PRETRAINING_GOAL, benchmark.TABLES_GOAL] * 2 + [
+        benchmark.SCORING_GOAL
+    ] * 2
+    assert any(f"3 groups x {NUM_QUESTIONS} questions" in name for name in lines)
+    assert len(benchmark.table(lines).splitlines()) == 2 + len(lines)

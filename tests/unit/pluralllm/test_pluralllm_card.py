@@ -1,0 +1,174 @@
+"""The card beside PluralLLM's weights: it says where they may be used, and a run that it does not fit is refused.
+
+Axis letters: Q questions, K options, E embedding.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from pluralllm import card as cards
+from pluralllm.card import Card, EmbeddingSummary, PopulationSummary, Round, SurveySummary
+from pluralllm.data import OptionEmbedding
+from pluralllm.episodes import EpisodeConfig
+from pluralllm.model import ModelConfig
+
+QUESTIONS = tuple(Question(f"q{n}", f"What about {n}?", ("yes", "no"), None) for n in range(6))
+HELD_OUT = QUESTIONS[4:]
+NETWORK = ModelConfig(embedding_dim=3, hidden_dim=8, num_blocks=1, num_heads=2)
+FEATURES = EmbeddingSummary(kind="ngrams", model="", dim=3, probe=(0.5, -1.25, 0.0))
+CARD = Card(
+    network=NETWORK,
+    episodes=EpisodeConfig(),
+    embedding=FEATURES,
+    survey=SurveySummary(
+        table=cards.table_hash(QUESTIONS),
+        training=tuple(cards.question_hash(question) for question in QUESTIONS[:4]),
+        num_questions=6,
+        num_held_out=2,
+        split_seed=7,
+        test_fraction=0.3,
+        groups={"Avaria": 4, "Belmora": 3},
+        unseen_groups={"Castria": 2},
+    ),
+    training={"pluralllm.rounds": 2},
+    rounds=(Round(round=1, loss=0.5), Round(round=2, loss=0.25, validation=0.31)),
+    chosen=2,
+    population=PopulationSummary(prior=True, min_groups=3, training=4, held_out=1),
+    scores={"seen/held-out": {"pluralllm": {"js": 0.9, "cells": 2.0}}},
+    by_context={"seen/held-out": {"16": {"js": 0.9, "cells": 2.0}}},
+)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(b"weights")
+    cards.write(path, CARD)
+    return path
+
+
+def fits(weights, **changes):
+    run = {
+        "network": NETWORK,
+        "embedding": FEATURES,
+        "questions": QUESTIONS,
+        "held_out": HELD_OUT,
+        "unseen_groups": ("Castria", "Dorvane"),
+    }
+    cards.check_fit(cards.read(weights), weights, **{**run, **changes})
+
+
+def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
+    found = cards.read(weights)
+    assert found.model_copy(update={"weights": ""}) == CARD
+    assert [path.name for path in weights.parent.iterdir() if path.suffix == ".json"] == ["best.json"]
+    fits(weights)
+    fits(weights, questions=QUESTIONS[::-1])  # a table's order changes no feature
+    fits(weights, embedding=FEATURES.model_copy(update={"probe": (0.5001, -1.2501, 0.0)}))  # another machine
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"embedding": FEATURES.model_copy(update={"kind": "causal-lm"})},
+            "embedding.encoder = ngrams, and this run has caus",
+        ),
+        ({"embedding": FEATURES.model_copy(update={"dim": 4})}, "embedding.dim = 3, and this run has 4"),
+        ({"embedding": FEATURES.model_copy(update={"probe": (0.5, 1.25, 0.0)})}, "features of its questions are other"),
+        ({"network": replace(NETWORK, hidden_dim=16)}, "pluralllm.hidden-dim = 8, and this run has 16"),
+        ({"network": replace(NETWORK, num_blocks=2)}, "pluralllm.blocks = 1, and this run has 2"),
+        ({"network": replace(NETWORK, num_heads=4)}, "pluralllm.heads = 2, and this run has 4"),
+        ({"questions": QUESTIONS[:5]}, "another table of 6 questions, and this run has 5"),
+        (
+            {"held_out": QUESTIONS[3:5]},
+            r"trained on 1 of this run's 2 held-out questions, such as 'q3'; use its seed = 7 a",
+        ),
+        ({"unseen_groups": ("Belmora",)}, "group 'Belmora' has trained it, so pluralllm.unseen-groups cannot name it"),
+    ],
+)
+def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, changes, says):
+    with pytest.raises(UserError, match=says) as refused:
+        fits(weights, **changes)
+    assert str(refused.value).startswith(f'pluralllm.checkpoint = "{weights}"')
+    assert "\n" not in str(refused.value)
+
+
+def test_the_file_holds_the_keys_that_reports_read(weights):
+    content = json.loads(cards.card_path(weights).read_text())
+    assert content["format"] == 2
+    assert content["rounds"] == [
+        {"round": 1, "loss": 0.5, "validation": None},
+        {"round": 2, "loss": 0.25, "validation": 0.31},
+    ]
+    assert content["chosen"] == 2
+    assert content["population"] == {"prior": True, "min_groups": 3, "training": 4, "held_out": 1}
+    assert content["by_context"] == {"seen/held-out": {"16": {"js": 0.9, "cells": 2.0}}}
+
+
+def test_a_card_without_training_has_chosen_no_round_and_made_no_sums(weights):
+    bare = CARD.model_dump(exclude={"rounds", "chosen", "population", "by_context"})
+    found = Card.model_validate(bare)
+    assert (found.rounds, found.chosen, found.population, found.by_context) == ((), 0, None, {})
+
+
+def test_a_held_out_question_under_another_id_is_a_leak_all_the_same(weights):
+    renamed = replace(QUESTIONS[0], question_id="another")
+    with pytest.raises(UserError, match="such as 'another'"):
+        fits(weights, held_out=(renamed,))
+
+
+def edit(weights, **changes):
+    path = cards.card_path(weights)
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
+        (lambda w: cards.card_path(w).unlink(), "there is no file .*best.json; give"),
+        (lambda w: cards.card_path(w).write_text("{"), "best.json: cannot be read as the card"),
+        (lambda w: cards.card_path(w).write_text("[1]"), "format None, and this version reads format 2"),
+        (lambda w: edit(w, format=1), "format 1, and this version reads format 2"),
+        (lambda w: edit(w, survey=None), r"best.json: cannot be read as the card .*survey"),
+        (lambda w: edit(w, network={**vars(NETWORK), "hidden_dim": 7}), "best.json|multiple of its 2 heads"),
+        (lambda w: edit(w, chosen=-1), r"best.json: cannot be read as the card .*chosen"),
+        (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
+    ],
+    ids=[
+        "no weights",
+        "no card",
+        "half a card",
+        "no object",
+        "version",
+        "no survey",
+        "sizes",
+        "no round",
+        "other weights",
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(weights, damage, says):
+    damage(weights)
+    with pytest.raises(UserError, match=says) as refused:
+        cards.read(weights)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_probe_is_the_same_whatever_the_order_of_the_questions():
+    rng = np.random.default_rng(0)
+    value_QKE = rng.normal(size=(6, 2, 3)).astype(np.float32)
+    option_QK = np.ones((6, 2), dtype=bool)
+    ids = tuple(question.question_id for question in QUESTIONS)
+    told = cards.probe(OptionEmbedding(ids, value_QKE, option_QK), QUESTIONS)
+    turned = cards.probe(OptionEmbedding(ids[::-1], value_QKE[::-1], option_QK), QUESTIONS[::-1])
+    assert told == turned
+    assert any(np.allclose(told, row, atol=1e-4) for row in value_QKE[:, 0])

@@ -1,0 +1,146 @@
+"""PluralLLM's scores in a federation: what a group computes at home, and what the server makes of the sums.
+
+Axis letters: Q questions, K options, N answered questions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.spatial.distance import jensenshannon
+
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.scores import local_sums
+from server_app.predictor.scores import fault, scores
+
+SIZES = {"training": 20, "held-out": 5}
+
+
+def world(seed: int = 0) -> tuple[OptionEmbedding, GroupData, GroupData, np.ndarray]:
+    """Twelve questions of 3 options and one of 1; the group knows eight of them and is asked about the rest."""
+    rng = np.random.default_rng(seed)
+    option_QK = np.ones((13, 3), dtype=bool)
+    option_QK[12, 1:] = False
+    embedding = OptionEmbedding(
+        tuple(f"q{q}" for q in range(13)), rng.normal(size=(13, 3, 4)).astype(np.float32), option_QK
+    )
+    answer_QK = rng.dirichlet(np.ones(3), size=13).astype(np.float32)
+    answer_QK[12] = [1.0, 0.0, 0.0]
+    known, asked = np.arange(8), np.arange(8, 13)
+    table_QK = rng.dirichlet(np.ones(3), size=13)
+    table_QK[12] = [1.0, 0.0, 0.0]
+    return embedding, GroupData("A", known, answer_QK[known]), GroupData("A", asked, answer_QK[asked]), table_QK
+
+
+def test_a_groups_sums_are_those_of_scipy():
+    embedding, known, asked, table_QK = world()
+    spread_Q = np.random.default_rng(2).uniform(size=13)
+    found = local_sums(table_QK, spread_Q, truth=asked, known=known, embedding=embedding)
+    assert found.keys() == {"pluralllm", "uniform", "nearest-question", "calibration"}
+    rows = range(8, 12)  # the question of one option says nothing
+
+    def expected(answer):
+        pairs = [(answer(q), asked.answer_NK[q - 8].astype(float)) for q in rows]
+        places = np.arange(3) / 2
+        return {
+            "cells": 4,
+            "js": sum(1 - jensenshannon(p, t, 2) ** 2 for p, t in pairs),
+            "js_distance": sum(1 - jensenshannon(p, t, np.e) for p, t in pairs),
+            "wasserstein": sum(1 - stats.wasserstein_distance(places, places, p, t) for p, t in pairs),
+        }
+
+    def nearest(q):
+        distance = ((embedding.value_QKE[:8].astype(float) - embedding.value_QKE[q]) ** 2).sum((1, 2))
+        return known.answer_NK[distance.argmin()].astype(float)
+
+    spread = {"spread": spread_Q[8:12].sum()}
+    assert found["pluralllm"] == pytest.approx({**expected(lambda q: table_QK[q]), **spread}, abs=1e-6)
+    assert found["uniform"] == pytest.approx(expected(lambda q: np.full(3, 1 / 3)), abs=1e-6)
+    assert found["nearest-question"] == pytest.approx(expected(nearest), abs=1e-6)
+    error = [jensenshannon(table_QK[q], asked.answer_NK[q - 8].astype(float), np.e) for q in rows]
+    ranked = stats.spearmanr(spread_Q[8:12], error).statistic
+    assert found["calibration"] == pytest.approx({"cells": 4, "rank_correlation": 4 * ranked})
+    assert abs(ranked) > 0.1
+
+
+def test_a_known_answer_is_never_its_own_nearest_question_and_no_spread_is_no_calibration():
+    embedding, known, _, table_QK = world()
+    found = local_sums(table_QK, np.zeros(13), truth=known, known=known, embedding=embedding)
+    assert found["nearest-question"]["js"] < 8 - 0.1  # itself would score 8
+    assert "calibration" not in found
+    assert found["pluralllm"]["spread"] == 0.0
+
+
+def sums(cells: float, js: float, **more: float) -> dict[str, float]:
+    return {"cells": cells, "js": js * cells, "js_distance": (js - 0.1) * cells, "wasserstein": js * cells, **more}
+
+
+def told(cells: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[tuple[str, str], dict[str, float]]:
+    return {
+        (part, "pluralllm"): sums(cells, js, spread=0.02 * cells),
+        (part, "uniform"): sums(cells, 0.7),
+        (part, "nearest-question"): sums(cells, 0.8),
+    }
+
+
+def test_means_are_over_answers_and_unseen_groups_stand_apart():
+    by_group = {
+        "A": {**told(4, 0.9), ("held-out", "calibration"): {"cells": 4.0, "rank_correlation": 2.0}},
+        "B": {**told(1, 0.4), **told(20, 0.95, "training")},
+        "C": told(3, 0.5),
+        "D": told(0),  # has answered no held-out question
+    }
+    found = scores(by_group, {"C"})
+    assert found["scores"].keys() == {"seen/held-out", "seen/training", "unseen/held-out"}
+    seen = found["scores"]["seen/held-out"]["pluralllm"]
+    # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
+    assert seen == pytest.approx({"cells": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8})
+    assert found["scores"]["unseen/held-out"]["pluralllm"]["js"] == pytest.approx(0.5)
+    assert found["calibration"]["seen/held-out"] == pytest.approx({"spread": 0.02, "rank_correlation": 0.5})
+    assert "rank_correlation" not in found["calibration"]["unseen/held-out"]
+    assert found["groups"]["B"]["seen/training"]["pluralllm"]["js"] == pytest.approx(0.95)
+    assert found["groups"]["C"].keys() == {"unseen/held-out"}
+    assert found["groups"]["D"] == {}
+
+
+def changed(part: str, name: str, **measures: float) -> dict[tuple[str, str], dict[str, float]]:
+    good = told()
+    return {**good, (part, name): {**good.get((part, name), {}), **measures}}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "no score of pluralllm on held-out"),
+        ({key: value for key, value in told().items() if key[1] != "uniform"}, "no score of uniform"),
+        (changed("held-out", "diary", cells=1.0), "'diary' on 'held-out', which nobody asked for"),
+        (changed("diary", "uniform", cells=1.0), "'uniform' on 'diary', which nobody asked for"),
+        (
+            changed("held-out", "uniform", diary=1.0),
+            "other measures of uniform than cells, js, js_distance, wasserstein",
+        ),
+        (changed("held-out", "context-0", **sums(4, 0.5)), "'context-0' on 'held-out', which nobody asked for"),
+        (changed("held-out", "context-04", **sums(4, 0.5)), "'context-04' on 'held-out', which nobody asked for"),
+        (changed("held-out", "x" * 9000, **sums(4, 0.5)), f"'{'x' * 40}' on 'held-out', which nobody asked for"),
+        (changed("held-out", "context-4", **sums(3, 0.5)), "3 answers scored of context-4, others of pluralllm"),
+        (changed("held-out", "uniform", **sums(3, 0.5)), "3 answers scored of uniform, others of pluralllm"),
+        (changed("held-out", "mean-of-others", **sums(3, 0.5)), "3 answers scored of mean-of-others, others of plura"),
+        (changed("training", "uniform", **sums(3, 0.5)), "3 answers scored of uniform, others of pluralllm"),
+        (changed("held-out", "uniform", js=4.1), "scores of uniform out of range"),
+        (changed("held-out", "uniform", js=-0.1), "scores of uniform out of range"),
+        (changed("held-out", "uniform", js=float("nan")), "scores of uniform out of range"),
+        (changed("held-out", "pluralllm", cells=6.0), "6.0 answers scored of 5"),
+        (changed("held-out", "pluralllm", cells=3.5), "3.5 answers scored of 5"),
+        (changed("held-out", "pluralllm", cells=float("inf")), "inf answers scored of 5"),
+        (changed("held-out", "calibration", cells=4.0, rank_correlation=-4.5), "scores of calibration out of range"),
+    ],
+)
+def test_sums_that_cannot_be_are_named(given, says):
+    assert says in str(fault(given, SIZES))
+
+
+def test_sums_that_can_be_are_taken():
+    calibrated = changed("held-out", "calibration", cells=4.0, rank_correlation=-4.0)
+    for good in (told(), told(0), calibrated, {**told(), **told(20, 1.0, "training")}):
+        assert fault(good, SIZES) is None

@@ -1,0 +1,150 @@
+"""The waiting loop around Flower's grid."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from fakes import FakeGrid, replying
+from flwr.app import Message, RecordDict
+
+from appa_flwr import wire
+from server_app.federation import grid as grids
+from server_app.federation.grid import PromptGrid
+
+
+def silent(message):
+    return None
+
+
+def named(name):
+    return replying(wire.GroupReply(name))
+
+
+def ask(grid, nodes):
+    return [grid.create_message(RecordDict(), wire.VOTE, node, "3") for node in nodes]
+
+
+def names(replies):
+    return [group.group for reply in replies for group in wire.unpack_replies(reply.content)]
+
+
+def test_meanwhile_runs_once_between_push_and_the_first_poll():
+    fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={2: 2})
+    grid = PromptGrid(fake)
+    grid.meanwhile = lambda: fake.events.append("meanwhile")
+    grid.send_and_receive(ask(grid, [1, 2]), timeout=5)
+    assert fake.events == ["push", "meanwhile", "pull", "pull", "pull"]
+    assert grid.meanwhile is None
+    fake.events.clear()
+    grid.send_and_receive(ask(grid, [1]), timeout=5)
+    assert fake.events == ["push", "pull"]
+
+
+def test_meanwhile_is_forgotten_even_where_it_fails():
+    fake = FakeGrid({1: named("A")})
+    grid = PromptGrid(fake)
+
+    def fail():
+        raise ZeroDivisionError
+
+    grid.meanwhile = fail
+    with pytest.raises(ZeroDivisionError):
+        grid.send_and_receive(ask(grid, [1]), timeout=5)
+    assert names(grid.send_and_receive(ask(grid, [1]), timeout=5)) == ["A"]
+
+
+def test_replies_are_matched_by_the_message_they_answer():
+    # the first node's reply carries the second's node id, as Flower's error replies for dead nodes do
+    def under_another_id(message):
+        reply = named("A")(message)
+        reply.metadata.__dict__["_src_node_id"] = 2
+        return reply
+
+    fake = FakeGrid({1: under_another_id, 2: named("B")}, polls_to_wait={2: 3})
+    grid = PromptGrid(fake)
+    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=5)) == ["A", "B"]
+
+
+def test_nothing_is_polled_for_twice():
+    fake = FakeGrid({1: named("A"), 2: named("B"), 3: named("C")}, polls_to_wait={1: 2, 3: 1})
+    grid = PromptGrid(fake)
+    assert names(grid.send_and_receive(ask(grid, [1, 2, 3]), timeout=5)) == ["B", "C", "A"]
+
+
+def test_at_the_timeout_what_came_is_returned():
+    fake = FakeGrid({1: named("A"), 2: silent})
+    grid = PromptGrid(fake)
+    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.03)) == ["A"]
+    assert grid.seconds_waited >= 0.03
+
+
+def test_what_came_while_the_server_computed_is_returned_after_the_timeout_too():
+    fake = FakeGrid({1: named("A"), 2: named("B")})
+    grid = PromptGrid(fake)
+    grid.meanwhile = lambda: time.sleep(0.02)
+    assert sorted(names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.001))) == ["A", "B"]
+
+
+def test_the_time_spent_computing_is_not_time_waited():
+    clock = [0.0]
+    fake = FakeGrid({1: named("A")}, polls_to_wait={1: 1})
+    grid = PromptGrid(fake)
+
+    def compute():
+        clock[0] += 7.0
+
+    def sleep(seconds):
+        clock[0] += seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grids.time, "monotonic", lambda: clock[0])
+        patch.setattr(grids.time, "sleep", sleep)
+        grid.meanwhile = compute
+        grid.send_and_receive(ask(grid, [1]), timeout=100)
+    assert 0.0 < grid.seconds_waited < 1.0
+
+
+def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
+    fake = FakeGrid({})
+    assert PromptGrid(fake).send_and_receive([], timeout=None) == []
+    assert fake.events == []
+
+
+def test_a_message_that_could_not_be_pushed_is_not_waited_for():
+    class Lossy(FakeGrid):
+        def push_messages(self, messages):
+            return [key if key.endswith("1") else None for key in super().push_messages(messages)]
+
+    grid = PromptGrid(Lossy({1: named("A"), 2: named("B")}))
+    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=None)) == ["A"]
+
+
+def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(grids.time, "sleep", pauses.append)
+    fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={1: 2, 2: 40})
+    PromptGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=None)
+    # two empty polls, then A, then empty polls until B
+    assert pauses[0] < pauses[1]
+    assert pauses[2] == grids.FIRST_PAUSE
+    assert pauses[3:] == sorted(pauses[3:])
+    assert pauses[-1] == grids.LONGEST_PAUSE
+
+
+def test_all_but_waiting_and_membership_is_delegated():
+    fake = FakeGrid({1: named("A"), 2: named("B")})
+    grid = PromptGrid(fake)
+    assert list(grid.get_node_ids()) == [1, 2]
+    grid.members = (2,)
+    assert list(grid.get_node_ids()) == [2]  # the one answer of its own: once known, the run's nodes
+    assert list(grid.get_nodes()) == ["node 1", "node 2"]
+    assert grid.run == "the run"
+    grid.set_run(None)
+    message = grid.create_message(RecordDict(), wire.VOTE, 2, "9", ttl=33.0)
+    assert isinstance(message, Message)
+    meta = message.metadata
+    assert (meta.dst_node_id, meta.message_type, meta.group_id, meta.ttl) == (2, wire.VOTE, "9", 33.0)
+    assert list(grid.push_messages([message])) == ["message 1"]
+    assert names(grid.pull_messages(["message 1"])) == ["B"]
+    assert fake.events == ["set_run", "push", "pull"]

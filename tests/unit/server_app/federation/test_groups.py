@@ -1,0 +1,302 @@
+"""The groups as the server sees them, where some of them fail or lie.
+
+Axis letters: G groups, Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from fakes import FakeGrid, catalogue_of, replying
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+from server_app.federation import groups as federations
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+
+KEY = ("js", wire.TARGET_SIDE)
+TRUTH_KEY = ("js", wire.TRUTH_SIDE)
+CATALOGUE = catalogue_of([2, 3, 3], train=[True, True, False])
+REQUEST = wire.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
+GOOD = np.array([0.25, 0.5, 0.75])
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(federations.time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def warnings(caplog):
+    caplog.set_level(logging.WARNING, "appa.server")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def host(by_kind):
+    """A node that answers each kind of message by its own node."""
+    return lambda message: by_kind[message.metadata.message_type](message)
+
+
+def scorer(name, reward_J=GOOD, key=KEY):
+    return replying(wire.GroupReply(name, {key: np.asarray(reward_J)}))
+
+
+def three(bad_node, *, min_groups=2):
+    """Groups A, B and C on nodes 11, 12 and 13; A and C behave, B's node answers scoring as told."""
+    grid = FakeGrid(
+        {
+            13: host({wire.ROLL_CALL: replying(wire.GroupReply("C")), wire.SCORE: scorer("C", GOOD / 3)}),
+            12: host({wire.ROLL_CALL: replying(wire.GroupReply("B")), wire.SCORE: bad_node}),
+            11: host({wire.ROLL_CALL: replying(wire.GroupReply("A")), wire.SCORE: scorer("A", GOOD)}),
+        }
+    )
+    federation = Federation(PromptGrid(grid), min_groups=min_groups, timeout=0.02)
+    federation.gather(("A", "B", "C"), patience=0.0)
+    return federation
+
+
+def records(**extra):
+    content = RecordDict({"groups": ConfigRecord({"names": ["B"]})})
+    for name, record in extra.items():
+        content[name] = record
+    return lambda message: Message(content, reply_to=message)
+
+
+def rewards_record(**arrays):
+    return ArrayRecord({key.replace("_", "|"): array for key, array in arrays.items()})
+
+
+def raw(data):
+    return Array("float64", (3,), "numpy.ndarray", data)
+
+
+BAD_NODES = {
+    "too few": scorer("B", GOOD[:2]),
+    "too many axes": scorer("B", GOOD[None]),
+    "none": replying(wire.GroupReply("B")),
+    "another metric": scorer("B", key=("cosine", wire.TARGET_SIDE)),
+    "NaN": scorer("B", [0.5, np.nan, 0.5]),
+    "all NaN": scorer("B", [np.nan] * 3),
+    "above one": scorer("B", [0.5, 1.0 + 1e-9, 0.5]),
+    "below zero": scorer("B", [0.5, -1e-9, 0.5]),
+    "infinite": scorer("B", [0.5, np.inf, 0.5]),
+    "unknown group": scorer("Z"),
+    "error reply": lambda message: Message(Error(5, "node is gone"), reply_to=message),
+    "no reply": lambda message: None,
+    "no records": lambda message: Message(RecordDict(), reply_to=message),
+    "foreign records": lambda message: Message(RecordDict({"x": ConfigRecord({"y": 1})}), reply_to=message),
+    "names that are no list": lambda message: Message(
+        RecordDict({"groups": ConfigRecord({"names": "B"})}), reply_to=message
+    ),
+    "key without side": records(rewards=rewards_record(**{"0_js": Array(GOOD)})),
+    "key of a group that is not there": records(rewards=rewards_record(**{"7_js_targets": Array(GOOD)})),
+    "key without number": records(rewards=rewards_record(**{"B_js_targets": Array(GOOD)})),
+    "text for numbers": records(rewards=rewards_record(**{"0_js_targets": Array(np.array(["a", "b", "c"]))})),
+    "no bytes": records(rewards=rewards_record(**{"0_js_targets": raw(b"")})),
+    "bytes of a broken archive": records(rewards=rewards_record(**{"0_js_targets": raw(b"PK\x03\x04garbage")})),
+    "bytes of nothing": records(rewards=rewards_record(**{"0_js_targets": raw(b"garbage")})),
+    "twice in one reply": replying(wire.GroupReply("B", {KEY: GOOD}), wire.GroupReply("B", {KEY: GOOD})),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_NODES)
+def test_a_group_that_fails_counts_as_missing_and_the_others_stay(kind, warnings):
+    federation = three(BAD_NODES[kind])
+    reward_GJ = federation.score(REQUEST)[KEY]
+    np.testing.assert_array_equal(reward_GJ, [GOOD, [np.nan] * 3, GOOD / 3])
+    assert any("group B " in text for text in warnings())
+
+
+def test_an_error_s_reason_reaches_the_log(warnings):
+    three(BAD_NODES["error reply"]).score(REQUEST)
+    assert "node 12: node is gone" in warnings()
+
+
+def test_no_node_can_answer_for_a_group_that_lives_elsewhere(warnings):
+    federation = three(scorer("B", GOOD / 2))
+    forged = federation.grid._grid
+    node = forged.nodes[11]
+    forged.nodes[11] = lambda message: (
+        replying(wire.GroupReply("A", {KEY: GOOD}), wire.GroupReply("B", {KEY: np.ones(3)}))(message)
+        if message.metadata.message_type == wire.SCORE
+        else node(message)
+    )
+    reward_GJ = federation.score(REQUEST)[KEY]
+    np.testing.assert_array_equal(reward_GJ, [GOOD, GOOD / 2, GOOD / 3])
+    assert any("not its home" in text for text in warnings())
+
+
+def test_groups_that_behave_are_stacked_in_a_fixed_order_without_a_warning(warnings):
+    federation = three(scorer("B", GOOD / 2))
+    assert federation.groups == ("A", "B", "C")
+    reward_GJ = federation.score(REQUEST)[KEY]
+    np.testing.assert_array_equal(reward_GJ, [GOOD, GOOD / 2, GOOD / 3])
+    assert warnings() == []
+
+
+def test_on_the_truth_side_an_unknown_answer_is_no_fault():
+    request = wire.ScoreRequest(REQUEST.question_J, REQUEST.prediction_JK, ("js",), (wire.TRUTH_SIDE,))
+    sparse = [0.5, np.nan, 1.0]
+    federation = three(scorer("B", sparse, TRUTH_KEY), min_groups=1)
+    np.testing.assert_array_equal(federation.score(request)[TRUTH_KEY][1], sparse)
+    federation = three(scorer("B", [0.5, np.nan, 1.5], TRUTH_KEY), min_groups=1)
+    with pytest.raises(UserError):
+        federation.score(request)  # A and C sent no truth side either
+
+
+def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
+    federation = three(BAD_NODES["no reply"], min_groups=3)
+    with pytest.raises(
+        UserError, match=r"only 2 of 3 groups \(A, C\) could score the answers; federation\.min-groups = 3"
+    ):
+        federation.score(REQUEST)
+
+
+def test_two_groups_on_one_node_and_their_messages():
+    both = replying(wire.GroupReply("B"), wire.GroupReply("A"))
+    grid = FakeGrid({5: both, 9: replying()})  # node 9 hosts nobody
+    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation.gather((), patience=0.0)
+    assert federation.groups == ("A", "B")
+    assert len(federation.homes(federation.groups)) == 1
+    (message,) = federation.messages(wire.SCORE, RecordDict(), round_number=4)
+    assert (message.metadata.dst_node_id, message.metadata.group_id) == (5, "4")
+
+
+def test_two_nodes_for_one_group_are_an_error():
+    grid = FakeGrid({1: replying(wire.GroupReply("A"), wire.GroupReply("B")), 2: replying(wire.GroupReply("B"))})
+    with pytest.raises(UserError, match="two nodes speak for group 'B'"):
+        Federation(PromptGrid(grid), min_groups=1, timeout=0.02).gather((), patience=0.0)
+
+
+def test_groups_missing_at_the_roll_call(warnings):
+    grid = FakeGrid({1: replying(wire.GroupReply("C")), 2: replying(wire.GroupReply("A"))})
+    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation.gather(("C", "B", "A"), patience=0.0)
+    assert federation.groups == ("C", "A")  # in the order they were asked for
+    assert [text for text in warnings() if "did not join: B" in text]
+    with pytest.raises(UserError, match=r"2 groups joined \(C, A\); federation\.min-groups = 3; missing: B"):
+        Federation(PromptGrid(grid), min_groups=3, timeout=0.02).gather(("C", "B", "A"), patience=0.0)
+
+
+def test_nobody_at_all():
+    with pytest.raises(UserError, match=r"0 groups joined \(none\); federation\.min-groups = 1"):
+        Federation(PromptGrid(FakeGrid({})), min_groups=1, timeout=0.02).gather((), patience=0.0)
+
+
+def test_a_group_that_was_not_asked_for_takes_no_part():
+    grid = FakeGrid({1: replying(wire.GroupReply("A")), 2: replying(wire.GroupReply("X"))})
+    federation = Federation(PromptGrid(grid), min_groups=1, timeout=0.02)
+    federation.gather(("A",), patience=0.0)
+    assert federation.groups == ("A",)
+    assert len(federation.homes(federation.groups)) == 1
+    with pytest.raises(UserError, match=r"0 groups joined .* missing: B; there, but not in `groups`: ") as error:
+        Federation(PromptGrid(grid), min_groups=1, timeout=0.02).gather(("B",), patience=0.0)
+    assert {"A", "X"} <= set(str(error.value).replace(",", " ").split())
+
+
+def test_the_roll_is_called_again_until_all_are_there(monkeypatch):
+    asked = []
+
+    def counted(name):
+        return lambda message: asked.append(name) or replying(wire.GroupReply(name))(message)
+
+    grid = FakeGrid({1: counted("A"), 3: counted("C")})
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 2:
+            del grid.nodes[3]  # C leaves while the others are waited for
+        if len(naps) == 3:
+            grid.nodes[2] = counted("B")
+
+    monkeypatch.setattr(federations.time, "sleep", nap)
+    federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
+    federation.gather(("A", "B"), patience=60.0)
+    assert federation.groups == ("A", "B")
+    assert naps == [federations.JOIN_PAUSE] * 3
+    assert sorted(asked) == ["A", "B", "C"]  # whoever has answered is not asked again
+    # from now on the run's nodes are all there is, also for Flower's stock strategies
+    grid.nodes[9] = counted("Z")
+    assert list(federation.grid.get_node_ids()) == [1, 2]
+
+
+def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
+    grid = FakeGrid({1: replying(wire.GroupReply("A")), 2: replying(wire.GroupReply("B"))})
+    monkeypatch.setattr(federations.time, "sleep", lambda seconds: grid.nodes.pop(2, None))
+    clock = iter(range(100))
+    monkeypatch.setattr(federations.time, "monotonic", lambda: next(clock))
+    federation = Federation(PromptGrid(grid), min_groups=1, timeout=100.0)
+    federation.gather(("A", "B", "C"), patience=40.0)
+    assert federation.groups == ("A",)
+
+
+def voting(by_name):
+    """One node a group; every group gives its votes."""
+    grid = FakeGrid(
+        {
+            node: replying(wire.GroupReply(name, votes_QK=votes, counts={"answered": 10 + node}))
+            for node, (name, votes) in enumerate(by_name.items())
+        }
+    )
+    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation.gather((), patience=0.0)
+    assert federation.send_catalogue(CATALOGUE) == {name: 10 + node for node, name in enumerate(by_name)}
+    sent = wire.unpack_catalogue(grid.pushed[-1].content)
+    assert sent.questions == CATALOGUE.questions
+    return federation
+
+
+GOOD_VOTES = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [3.0, 2.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        None,
+        GOOD_VOTES[:2],
+        GOOD_VOTES[:, :2],
+        np.full((3, 3), np.nan),
+        np.where(GOOD_VOTES == 1.0, np.inf, 0.0),
+        -GOOD_VOTES,
+        1000.0 * GOOD_VOTES,  # one group that would outvote all others
+    ],
+    ids=["none", "questions", "options", "NaN", "inf", "negative", "huge"],
+)
+def test_votes_that_cannot_be_used_are_left_out(votes, warnings):
+    federation = voting({"A": GOOD_VOTES, "B": votes, "C": GOOD_VOTES / 2})
+    np.testing.assert_array_equal(federation.votes(), [GOOD_VOTES, GOOD_VOTES / 2])
+    assert any("group B " in text for text in warnings())
+
+
+def test_too_few_votes_are_an_error():
+    with pytest.raises(UserError, match=r"only 1 of 2 groups \(A\) could vote"):
+        voting({"A": GOOD_VOTES, "B": None}).votes()
+
+
+def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
+    def told(name, cells, predictors=("pluralllm", "uniform", "nearest-question")):
+        sums = {"cells": cells, "js": 0.9 * cells, "js_distance": 0.7 * cells, "wasserstein": 0.8 * cells}
+        of_predictor = {**sums, "spread": 0.0}
+        return replying(
+            wire.GroupReply(
+                name,
+                sums={(wire.HELD_OUT_PART, p): of_predictor if p == "pluralllm" else sums for p in predictors},
+            )
+        )
+
+    # one held-out question in the catalogue
+    grid = FakeGrid({1: told("A", 1), 2: told("B", 2), 3: told("C", 0), 4: told("D", 1, ("pluralllm",))})
+    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    weights = ArrayRecord({"w": Array(np.ones(2))})
+    assert list(federation.send_targets(weights)) == ["A", "C"]
+    assert wire.unpack_weights(grid.pushed[-1].content)["w"].numpy().tolist() == [1.0, 1.0]
+    assert any("group B " in text for text in warnings())
+    assert any("group D " in text for text in warnings())

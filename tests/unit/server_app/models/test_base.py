@@ -1,0 +1,382 @@
+"""The starting model: its special tokens, its prompts, and what a user hears who names a wrong one.
+
+Axis letters: J answers, T tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import catalogue_of, tiny_causal_lm
+from huggingface_hub import constants as hub_settings
+from huggingface_hub import errors as hub
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from appa_flwr import formats
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from server_app.models import base as bases
+from server_app.models import folder as model_folder
+from server_app.models import tiny
+from server_app.models.tiny import TinyRecipe
+
+QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
+TEMPLATE = (
+    "{{ '<bos>' }}{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant "
+    "{% if enable_thinking is false %}<nothink>{% endif %}{% endif %}"
+)
+
+
+def save_tokenizer(folder, *, special, **roles):
+    """A character tokenizer with these special tokens, in this order, in these roles; it puts <bos> before any text."""
+    characters = sorted({c for q in QUESTIONS for c in formats.prompt("dpa", q.text, q.options, style="compact")})
+    vocabulary = {c: i for i, c in enumerate([*characters, *"<>|_,.0123456789abcdefghijklmnopqrstuvwxyz"])}
+    vocabulary = {c: i for i, c in enumerate(vocabulary)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    core.add_special_tokens(list(special))
+    if "<bos>" in special:
+        core.post_processor = processors.TemplateProcessing("<bos> $A", None, [("<bos>", core.token_to_id("<bos>"))])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **roles)
+    tokenizer.save_pretrained(folder)
+    tiny_causal_lm(vocabulary=len(tokenizer)).save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+    return str(folder)
+
+
+def prepare(source, **keys):
+    config = Config.load({"model": source, **keys})
+    return bases.prepare(config, QUESTIONS), config
+
+
+def test_the_tiny_model_by_name(tmp_path, monkeypatch):
+    asked = []
+    small = TinyRecipe("opa", steps=1, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
+    load_or_build = tiny.load_or_build
+
+    def smaller(recipe, questions, cache, *, progress):
+        asked.append((recipe, questions, cache))
+        return load_or_build(small, questions, cache, progress=progress)
+
+    monkeypatch.setattr(tiny, "load_or_build", smaller)
+    base, config = prepare(
+        "tiny",
+        **{
+            "task": "opa",
+            "run.cache-dir": str(tmp_path),
+            "policy.base-steps": 57,
+            "seed": 5,
+            "policy.prompt-style": "compact",
+        },
+    )
+    ((recipe, questions, cache),) = asked
+    assert (recipe.task, recipe.steps, recipe.seed) == ("opa", 57, 5)
+    assert (questions, cache) == (QUESTIONS, tmp_path)
+    assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
+    assert base.pad_id not in base.stop_ids
+    text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style="compact")
+    assert base.prompt_text(config, QUESTIONS[0]) == text
+    assert base.tokenizer.decode(base.prompt_ids(config, QUESTIONS[0])) == text
+
+
+@pytest.mark.parametrize(
+    ("special", "roles", "pad"),
+    [
+        (("<pad>", "<eos>"), {"pad_token": "<pad>", "eos_token": "<eos>"}, "<pad>"),
+        # padding with the end token, as many models come: the unknown token takes its place
+        (("<eos>", "<unk>"), {"pad_token": "<eos>", "eos_token": "<eos>", "unk_token": "<unk>"}, "<unk>"),
+        # as Qwen's base models come: no unknown token, and the end token is the first of the added ones
+        (("<eos>", "<|spare|>"), {"pad_token": "<eos>", "eos_token": "<eos>"}, "<|spare|>"),
+        # as Llama-3.2 comes: one that is made for it goes first
+        (("<bos>", "<eos>", "<|right_pad|>"), {"bos_token": "<bos>", "eos_token": "<eos>"}, "<|right_pad|>"),
+        (("<bos>", "<eos>"), {"eos_token": "<eos>", "bos_token": "<bos>"}, "<bos>"),
+    ],
+)
+def test_the_padding_token_is_never_the_end_token(tmp_path, special, roles, pad):
+    base, _ = prepare(save_tokenizer(tmp_path / "model", special=special, **roles))
+    assert base.tokenizer.pad_token == pad
+    assert base.pad_id == base.tokenizer.convert_tokens_to_ids(pad)
+    assert base.pad_id not in base.stop_ids
+    assert base.tokenizer.padding_side == "left"
+
+
+@pytest.mark.parametrize(
+    ("special", "roles", "message"),
+    [
+        (("<pad>",), {"pad_token": "<pad>"}, "no end-of-sequence token"),
+        (("<eos>",), {"eos_token": "<eos>", "pad_token": "<eos>"}, "a padding token other than its end token"),
+    ],
+)
+def test_tokenizers_that_ppo_cannot_use(tmp_path, special, roles, message):
+    folder = save_tokenizer(tmp_path / "model", special=special, **roles)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(folder)
+    assert f"model = {folder}" in str(error.value)
+
+
+def test_a_padding_token_without_an_embedding_is_not_used(tmp_path):
+    folder = save_tokenizer(tmp_path / "model", special=("<eos>", "<|spare|>"), eos_token="<eos>")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "<new>"})  # as many recipes do, who then enlarge the model
+    tokenizer.save_pretrained(folder)
+    base, _ = prepare(folder)
+    assert base.tokenizer.pad_token == "<|spare|>"
+
+
+# --- models that cannot be used -------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model that can be used."""
+    made = Path(save_tokenizer(tmp_path / "model", special=("<pad>", "<eos>"), pad_token="<pad>", eos_token="<eos>"))
+    assert prepare(str(made))[0].source == str(made)
+    return made
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def weights_of(folder):
+    return folder / "model.safetensors"
+
+
+def as_bert(folder):
+    BertForMaskedLM(
+        BertConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    ).save_pretrained(folder)
+
+
+def as_adapters(folder):
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def without_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def with_lost_shard(folder):
+    index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def cut_short(folder):
+    data = weights_of(folder).read_bytes()
+    weights_of(folder).write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: shutil.rmtree(f), "no such folder"),
+        (lambda f: (shutil.rmtree(f), f.mkdir()), "cannot be loaded .*model_type"),
+        (lambda f: (f / "config.json").write_text('{"a":'), "cannot be loaded .*not a valid JSON file"),
+        (lambda f: edit_config(f, model_type="soon"), "cannot be loaded .*`soon`"),
+        (
+            lambda f: edit_config(f, model_type="own", auto_map={"AutoConfig": "own.C"}),
+            "cannot be loaded .*custom code",
+        ),
+        (lambda f: edit_config(f, model_type="t5"), "no causal language model"),
+        (lambda f: edit_config(f, architectures=["Qwen3Model"]), "no causal language model but Qwen3Model"),
+        (as_bert, "no causal language model but BertForMaskedLM; the paper's are google/gemma-2-2b-it, meta"),
+        (as_adapters, "holds adapters only"),
+        (lambda f: weights_of(f).unlink(), r"has no weights: \*.safetensors or pytorch_model"),
+        (lambda f: weights_of(f).write_bytes(b""), "model.safetensors is damaged or was not copied to its end"),
+        (cut_short, "model.safetensors is damaged or was not copied to its end"),
+        (with_lost_shard, "has no weights: model-00002-of-00002.safetensors is not there"),
+        (without_tokenizer, "cannot be loaded|cannot write 0.25,0.75"),
+        (lambda f: (f / "generation_config.json").write_text("?"), "cannot be loaded .*JSON"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_loaded(folder, spoil, message, monkeypatch):
+    spoil(folder)
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
+    with pytest.raises(UserError, match=message) as error:
+        bases.check(Config.load({"model": str(folder)}))
+    assert str(error.value).startswith(f"model = {folder}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_checked_and_nothing_built_where_the_model_is_the_tiny_one(monkeypatch):
+    monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
+    bases.check(Config.load({}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            r"11 weights are missing or do not fit, model.layers.2",
+        ),
+        ({"intermediate_size": 32}, "6 weights are missing or do not fit, model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_config_are_no_model(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(UserError, match=message):
+        bases.load_model(Config.load({}), str(folder), quantized=False)
+
+
+@pytest.mark.parametrize(
+    "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
+)
+def test_what_else_keeps_weights_from_loading_is_one_line(folder, raised, monkeypatch):
+    def fail(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(UserError, match=f"model folder {folder}: cannot be loaded .{type(raised).__name__}") as error:
+        bases.load_model(Config.load({}), str(folder), quantized=False)
+    assert "\n" not in str(error.value)
+
+
+# --- the hub --------------------------------------------------------------------------------------
+
+ANSWER = SimpleNamespace(headers={}, request=None)
+BY_HAND = r"`hf download google/gemma-2-2b-it --local-dir DIR` and model = DIR"
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (
+            hub.GatedRepoError("403\nAsk", response=ANSWER),
+            f"https://huggingface.co/google/gemma-2-2b-it.*auth login.*{BY_HAND}",
+        ),
+        (hub.LocalEntryNotFoundError("No way\nout"), f"cannot be fetched .*No way.*{BY_HAND}"),
+        (hub.OfflineModeIsEnabled("HF_HUB_OFFLINE=1"), f"cannot be fetched .*HF_HUB_OFFLINE.*{BY_HAND}"),
+        (ConnectionError("refused"), f"cannot be fetched .*refused.*{BY_HAND}"),
+        (hub.HfHubHTTPError("503", response=ANSWER), f"cannot be fetched .*503.*{BY_HAND}"),
+        (hub.HTTPError("read timed out"), f"cannot be fetched .*timed out.*{BY_HAND}"),
+        (OSError(28, "No space left on device"), f"cannot be fetched .*No space left.*{BY_HAND}"),
+    ],
+)
+def test_a_hub_that_does_not_give_the_model(raised, message, monkeypatch):
+    def fail(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(model_folder, "snapshot_download", fail)
+    with pytest.raises(UserError, match=message) as error:
+        bases.check(Config.load({"model": "google/gemma-2-2b-it"}))
+    assert str(error.value).startswith("model = google/gemma-2-2b-it: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["qwen/qwen3-0.6", "google/gemma2-2b-it", "meta-llama/Llama-3.2-3B-instruct"])
+def test_a_name_the_hub_does_not_know_is_answered_with_the_nearest(name, monkeypatch):
+    def fail(*_, **__):
+        raise hub.RepositoryNotFoundError("404", response=ANSWER)
+
+    monkeypatch.setattr(model_folder, "snapshot_download", fail)
+    nearest = next(full for full in model_folder.PAPER_MODELS if full[:2].lower() == name[:2])
+    with pytest.raises(UserError, match=f"unknown model '{name}': did you mean '{nearest}'.* valid are tiny, google/"):
+        bases.check(Config.load({"model": name}))
+
+
+def test_the_real_client_without_a_network(monkeypatch):
+    monkeypatch.setattr(hub_settings, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="no such folder here, and it cannot be fetched from the hub"):
+        bases.check(Config.load({"model": "nobody/has-this"}))
+    with pytest.raises(UserError, match=r"model = ../some/folder: no such folder"):
+        bases.check(Config.load({"model": "../some/folder"}))
+
+
+def test_all_files_of_a_model_by_name_are_fetched_once(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        model_folder, "snapshot_download", lambda name, **keys: asked.append((name, keys)) or str(folder)
+    )
+    config = Config.load({"model": "Qwen/Qwen3-0.6B"})
+    base = bases.prepare(config, QUESTIONS)
+    bases.load_model(config, base.source, quantized=False)
+    ((name, keys),) = asked
+    assert name == "Qwen/Qwen3-0.6B"
+    files = [*(path.name for path in folder.iterdir()), "merges.txt", "chat_template.jinja", "tokenizer.model"]
+    assert all(any(fnmatch(file, pattern) for pattern in keys["allow_patterns"]) for file in files)
+    assert not any(fnmatch("pytorch_model.bin", pattern) for pattern in keys["allow_patterns"])
+
+
+# --- chat models ----------------------------------------------------------------------------------
+
+CHAT = ("<pad>", "<eos>", "<bos>", "<|im_start|>", "<|im_end|>", "<nothink>")
+
+
+@pytest.fixture
+def chat(tmp_path):
+    return save_tokenizer(
+        tmp_path / "chat",
+        special=CHAT,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        chat_template=TEMPLATE,
+    )
+
+
+def test_chat_models_get_their_own_template_once(chat):
+    base, config = prepare(chat)
+    question = formats.prompt("dpa", QUESTIONS[1].text, QUESTIONS[1].options, style=config.policy.prompt_style)
+    text = base.prompt_text(config, QUESTIONS[1])
+    assert text == f"<bos><|im_start|>user {question}<|im_end|><|im_start|>assistant <nothink>"
+    ids = base.prompt_ids(config, QUESTIONS[1])
+    bos = base.tokenizer.bos_token_id
+    assert ids[0] == bos
+    assert ids.count(bos) == 1
+
+
+def test_chat_models_stop_at_the_end_of_their_turn_too(chat):
+    base, _ = prepare(chat)
+    turn_end = base.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert base.end_id == turn_end
+    assert set(base.stop_ids) == {turn_end, base.tokenizer.eos_token_id}
+
+
+def test_without_a_template_a_turn_end_is_a_token_like_others(tmp_path):
+    base, config = prepare(save_tokenizer(tmp_path / "plain", special=CHAT, pad_token="<pad>", eos_token="<eos>"))
+    ids = base.prompt_ids(config, QUESTIONS[0])
+    assert base.tokenizer.convert_ids_to_tokens(ids[:2]) == ["<bos>", base.prompt_text(config, QUESTIONS[0])[0]]
+    assert base.stop_ids == (base.tokenizer.eos_token_id,)
+    assert base.end_id == base.tokenizer.eos_token_id
+
+
+def test_texts_hold_what_the_mask_shows_without_special_tokens(chat):
+    base, _ = prepare(chat)
+    ids = base.tokenizer("0.50,0.50", add_special_tokens=False)["input_ids"]
+    stop, padding = base.end_id, base.pad_id
+    response_JT = torch.tensor([[*ids, stop, padding], [*ids, ids[0], ids[0]]])
+    mask_JT = torch.tensor([[True] * 10 + [False], [True] * 9 + [False] * 2])
+    assert base.texts(response_JT, mask_JT) == ["0.50,0.50", "0.50,0.50"]
+
+
+@pytest.mark.parametrize(("key", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
+    tiny_causal_lm().save_pretrained(tmp_path)
+    for attention in ("eager", "sdpa"):
+        config = Config.load({"policy.compute-dtype": key, "policy.attention": attention})
+        model = bases.load_model(config, str(tmp_path), quantized=False)
+        assert {p.dtype for p in model.parameters()} == {dtype}
+        assert model.config._attn_implementation == attention
+        assert not model.training
+
+
+def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert bases.cache_folder(Config()) == tmp_path / "appa-flwr"
+    assert bases.cache_folder(Config.load({"run.cache-dir": "elsewhere"})) == Path("elsewhere")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert bases.cache_folder(Config()) == tmp_path / "home" / ".cache" / "appa-flwr"

@@ -1,0 +1,39 @@
+"""The aligned policy's card: the hub reads its front matter, a person its scores and how to load it."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub import ModelCard
+
+from appa_flwr.config import Config
+from server_app.models.card import model_card
+
+ROWS = [
+    {"policy": "ppo", "metric": "js", "avg_as": 0.9126, "min_as": 0.9, "fi": 0.998, "format_score": 0.97},
+    {"policy": "uniform", "metric": "js", "avg_as": 0.821, "min_as": 0.801, "fi": 0.999, "format_score": None},
+    {"policy": "ppo", "metric": "cosine", "avg_as": 0.1234, "min_as": 0.1, "fi": 0.5, "format_score": 0.97},
+]
+
+
+def card(**keys):
+    return model_card(
+        Config.load({key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}),
+        ROWS,
+        ["A", "B C"],
+    )
+
+
+@pytest.mark.parametrize(("tuning", "library"), [("full", "transformers"), ("lora", "peft")])
+def test_the_hub_reads_it(tuning, library):
+    data = ModelCard(card(policy__tuning=tuning, model="org/name")).data
+    assert (data.library_name, data.base_model) == (library, "org/name")
+    assert "appa-flwr" in data.tags
+    assert ModelCard(card()).data.base_model is None  # the tiny policy is from no hub
+
+
+def test_scores_of_the_training_metric_beside_the_baselines():
+    text = card()
+    assert "| ppo | 0.913 | 0.900 | 0.9980 | 0.970 |" in text
+    assert "| uniform | 0.821 | 0.801 | 0.9990 | - |" in text
+    assert "0.123" not in text
+    assert "A, B C" in text

@@ -1,0 +1,331 @@
+"""The paper's models: each family's prompts, ends and padding, and its base in 4 bits.
+
+The folders are made by `families`: everything as published but for weights and text tokens.
+
+Axis letters: J answers, T tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import bitsandbytes.functional
+import families
+import pytest
+import torch
+from fakes import catalogue_of
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from appa_flwr import formats
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from server_app.models import base as bases
+from server_app.models import sft
+from server_app.models.policy import LoraModels
+from server_app.ppo.engine import PPOEngine
+from server_app.ppo.rollouts import Decoding, sample
+
+QUESTIONS = catalogue_of([2, 3, 5, 2], train=[True] * 4).questions
+ANSWERS = ["0.10,0.90", "0.80,0.10,0.10", "0.20,0.20,0.20,0.20,0.20", "1.00,0.00"]
+MERGED_AT = 3  # tokens of the instruction that a tokenizer may join with what follows
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: families.save(name, tmp_path_factory.mktemp(name) / "model", QUESTIONS) for name in families.FAMILIES}
+
+
+@pytest.fixture(scope="module", params=families.FAMILIES)
+def prepared(request, folders):
+    """A family, its base and the config it was prepared with."""
+    config = Config.load({"model": str(folders[request.param]), "policy.prompt-style": "full"})
+    return families.FAMILIES[request.param], bases.prepare(config, QUESTIONS), config
+
+
+# --- prompts and special tokens -------------------------------------------------------------------
+
+
+def test_the_prompt_is_the_family_s_own_template_around_the_question(prepared):
+    family, base, config = prepared
+    for question in QUESTIONS:
+        text = formats.prompt("dpa", question.text, question.options, style="full")
+        assert base.prompt_text(config, question) == family.opens + text + family.closes
+        assert base.tokenizer.decode(base.prompt_ids(config, question)) == family.opens + text + family.closes
+
+
+def test_a_prompt_has_the_sequence_s_beginning_once_where_there_is_one(prepared):
+    family, base, config = prepared
+    ids = base.prompt_ids(config, QUESTIONS[0])
+    if "bos_token" in family.roles:
+        assert base.tokenizer("x")["input_ids"][0] == base.tokenizer.bos_token_id  # it would come by itself
+        assert [i for i, token in enumerate(ids) if token == base.tokenizer.bos_token_id] == [0]
+    else:
+        assert base.tokenizer.convert_ids_to_tokens(ids[0]) == "<|im_start|>"
+
+
+def common_beginning(first, second):
+    return [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+
+
+def test_all_prompts_begin_with_the_tokens_of_the_instruction(prepared):
+    _, base, config = prepared
+    first, second = (base.prompt_text(config, question) for question in QUESTIONS[:2])
+    instruction = "".join(common_beginning(first, second))
+    assert "decimal point" in instruction
+    of_instruction = base.tokenizer(instruction, add_special_tokens=False)["input_ids"]
+    shared = common_beginning(*(base.prompt_ids(config, question) for question in QUESTIONS[:2]))
+    assert len(shared) >= len(of_instruction) - MERGED_AT > 80
+
+
+def test_answers_end_where_the_generation_settings_say(prepared):
+    family, base, _ = prepared
+    assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {*family.ends, family.end}
+    assert base.tokenizer.convert_ids_to_tokens(base.end_id) == family.end
+
+
+def test_without_generation_settings_the_turn_and_the_sequence_end_an_answer(folders, tmp_path):
+    for name, family in families.FAMILIES.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in folders[name].iterdir():
+            if file.name != "generation_config.json":
+                (folder / file.name).symlink_to(file)
+        base = bases.prepare(Config.load({"model": str(folder)}), QUESTIONS)
+        assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {family.roles["eos_token"], family.end}
+
+
+def test_padding_is_no_token_that_ends_an_answer_and_has_an_embedding(prepared):
+    family, base, config = prepared
+    assert base.tokenizer.pad_token == family.pad
+    assert base.pad_id not in base.stop_ids
+    model = bases.load_model(config, base.source, quantized=False)
+    assert base.pad_id < model.get_input_embeddings().num_embeddings
+
+
+class Always(nn.Module):
+    """A head that is sure of one token."""
+
+    def __init__(self, token, vocabulary):
+        super().__init__()
+        self.logits_V = torch.full((vocabulary,), -50.0)
+        self.logits_V[token] = 50.0
+
+    def forward(self, hidden):
+        return self.logits_V.expand(*hidden.shape[:-1], -1)
+
+
+def test_every_end_counts_as_the_answer_s_last_token_and_padding_as_none(prepared):
+    _, base, config = prepared
+    model = bases.load_model(config, base.source, quantized=False)
+    model.config.final_logit_softcapping = None
+    prompts = [base.prompt_ids(config, question) for question in QUESTIONS]
+    for token in (*base.stop_ids, base.pad_id):
+        model.lm_head = Always(token, model.config.vocab_size)
+        decoding = Decoding.fitting(
+            model, max_new_tokens=3, temperature=1.0, stop_ids=base.stop_ids, pad_id=base.pad_id
+        )
+        answers = sample(model, prompts, decoding, generator=torch.Generator().manual_seed(0)).sequences
+        # an end ends the answer; padding that was really sampled is a token like others and stays in the mask
+        width = 1 if token in base.stop_ids else 3
+        assert answers.response_JT.tolist() == [[token] * width] * len(prompts)
+        assert answers.mask_JT.tolist() == [[True] * width] * len(prompts)
+        assert base.texts(answers.response_JT, answers.mask_JT) == [""] * len(prompts)
+
+
+# --- fine-tuning ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tuned(prepared, tmp_path_factory):
+    """One large LoRA step: the family, its base, its config, the rows the loss saw, and the written folder."""
+    family, base, config = prepared
+    keys = {
+        "policy.tuning": "lora",
+        "sft.steps": 2,
+        "sft.batch-size": 4,
+        "sft.gradient-accumulation-steps": 1,
+        "sft.learning-rate": 3e-2,
+        "sft.warmup-ratio": 0.0,
+    }
+    config = Config.load({**config.flat(), **keys})
+    seen = []
+    compute_loss = sft.SFTTrainer.compute_loss
+
+    def spy(self, model, inputs, *arguments, **keywords):
+        seen.extend(zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True))
+        return compute_loss(self, model, inputs, *arguments, **keywords)
+
+    torch.manual_seed(0)
+    model = bases.load_model(config, base.source, quantized=False)
+    model.generation_config = GenerationConfig()  # as of a folder without settings of its own
+    folder = tmp_path_factory.mktemp("tuned") / "model"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sft.SFTTrainer, "compute_loss", spy)
+        sft.fine_tune(
+            model,
+            base,
+            config,
+            prompts=[base.prompt_ids(config, question) for question in QUESTIONS],
+            answers=ANSWERS,
+            folder=folder,
+            progress=lambda step, of, loss: None,
+        )
+    return family, base, config, seen[: len(QUESTIONS)], folder
+
+
+def test_a_taught_answer_follows_the_prompt_at_once_and_ends_with_the_turn(tuned):
+    family, base, _, rows, _ = tuned
+    written = []
+    for ids, labels in rows:
+        first = next(i for i, label in enumerate(labels) if label != -100)
+        answer = [label for label in labels if label != -100]
+        written.append(base.tokenizer.decode(answer))
+        assert base.tokenizer.decode(ids[:first]).endswith(family.closes)
+        assert set(ids[first + len(answer) :]) <= {base.pad_id}
+    assert set(written) == {
+        text + family.end for text in ANSWERS
+    }  # and nothing of what a template writes behind a turn
+
+
+def test_the_tuned_folder_is_a_plain_model_that_ends_its_answers(tuned):
+    _, base, _, _, folder = tuned
+    with safe_open(next(folder.glob("*.safetensors")), framework="pt") as file:
+        names = set(file.keys())
+    with safe_open(next(Path(base.source).glob("*.safetensors")), framework="pt") as file:
+        assert names == set(file.keys())  # no adapter is left, and embeddings are still tied
+    settings = GenerationConfig.from_pretrained(folder)
+    assert set(settings.eos_token_id) == set(base.stop_ids)
+    assert settings.pad_token_id == base.pad_id
+    again = bases.prepare(Config.load({"model": str(folder)}), ())
+    assert (again.stop_ids, again.pad_id, again.end_id) == (base.stop_ids, base.pad_id, base.end_id)
+
+
+def test_what_is_quantised_is_the_tuned_model(tuned):
+    _, base, config, _, folder = tuned
+    start = dict(AutoModelForCausalLM.from_pretrained(base.source, dtype=torch.float32).named_parameters())
+    merged = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
+    packed = bases.load_model(config, str(folder), quantized=True)
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn.v_proj"
+        found = dequantized(packed.get_submodule(name))
+        assert (found - merged[f"{name}.weight"]).norm() < 0.5 * (found - start[f"{name}.weight"]).norm()
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def test_attention_is_chosen_for_the_model(folders):
+    for name, expected in {"gemma2": "eager", "llama": "sdpa", "qwen3": "sdpa"}.items():
+        config = Config.load({"model": str(folders[name])})
+        assert config.policy.attention == "auto"
+        assert bases.load_model(config, str(folders[name]), quantized=False).config._attn_implementation == expected
+
+
+def test_gemma_2_s_capped_attention_scores_cannot_be_had_from_sdpa(folders):
+    config = Config.load({"model": str(folders["gemma2"]), "policy.attention": "sdpa"})
+    with pytest.raises(UserError, match=r'cannot be built .* attention = "sdpa" .* "auto" fits every model') as error:
+        bases.check(config)
+    assert "\n" not in str(error.value)
+
+
+# --- four bits ------------------------------------------------------------------------------------
+
+
+def dequantized(layer):
+    return bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+
+
+@pytest.fixture
+def packed(prepared):
+    _, base, config = prepared
+    return bases.load_model(config, base.source, quantized=True), base, config
+
+
+def prompt_tensor(base, config):
+    return torch.tensor([base.prompt_ids(config, QUESTIONS[0])])
+
+
+def linear_layers(model):
+    return {name: layer for name, layer in model.named_modules() if type(layer).__name__ == "Linear4bit"}
+
+
+def test_four_bits_are_a_close_copy_of_all_linear_layers_but_the_head(packed):
+    model, base, config = packed
+    plain = bases.load_model(config, base.source, quantized=False)
+    layers = linear_layers(model)
+    assert len(layers) == 2 * 7  # q, k, v, o, gate, up, down
+    assert model.lm_head.weight is model.get_input_embeddings().weight  # tied, and not quantised
+    with torch.no_grad():
+        for name, layer in layers.items():
+            assert layer.weight.quant_state.nested  # double quantisation
+            weight = plain.get_submodule(name).weight
+            # nf4's sixteen levels lie at most 0.15 of a block's largest weight from any number between them
+            assert 0 < (dequantized(layer) - weight).abs().max() < 0.16 * weight.abs().max()
+            weight.copy_(dequantized(layer))
+        ids = prompt_tensor(base, config)
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_passes_with_and_without_gradient_compute_the_same(prepared, dtype):
+    # bitsandbytes takes another, rounding kernel for passes without gradient on CPUs that have AVX512-BF16.
+    _, base, config = prepared
+    model = bases.load_model(Config.load({**config.flat(), "policy.compute-dtype": dtype}), base.source, quantized=True)
+    ids = prompt_tensor(base, config)
+    embedded = model.get_input_embeddings()(ids).detach()
+    before = {name: dequantized(layer) for name, layer in linear_layers(model).items()}
+    with torch.inference_mode():
+        without = model(inputs_embeds=embedded).logits
+    with_gradient = model(inputs_embeds=embedded.requires_grad_()).logits
+    assert with_gradient.requires_grad
+    assert torch.equal(without, with_gradient.detach())
+    for name, layer in linear_layers(model).items():
+        assert torch.equal(dequantized(layer), before[name])
+
+
+def test_ppo_on_four_bits_trains_adapters_only_and_leaves_the_reference(packed):
+    model, base, config = packed
+    ids = prompt_tensor(base, config)
+    with torch.no_grad():
+        untouched = model(ids).logits
+    frozen = {name: dequantized(layer) for name, layer in linear_layers(model).items()}
+    torch.manual_seed(1)
+    models = LoraModels(model, rank=2, alpha=4, policy_targets=TARGETS, value_targets=TARGETS)
+    keys = {
+        "rollout.batch-size": 4,
+        "ppo.num-mini-batches": 1,
+        "ppo.epochs": 2,
+        "rollout.response-length": 4,
+        "ppo.learning-rate": 1e-2,
+        "ppo.value-learning-rate": 1e-2,
+    }
+    engine = PPOEngine(
+        models,
+        Config.load(keys).ppo,
+        Config.load(keys).rollout,
+        num_iterations=3,
+        stop_ids=base.stop_ids,
+        pad_id=base.pad_id,
+        seed=5,
+    )
+    trained = [*models.policy_parameters(), *models.value_parameters()]
+    start = [p.detach().clone() for p in trained]
+    # Of an adapter's two factors one begins at zero, and the value head too: a gradient needs its turn to reach all.
+    for _ in range(2):
+        rollout = engine.rollout([base.prompt_ids(config, question) for question in QUESTIONS])
+        engine.update(rollout, engine.judge(rollout.sequences), torch.tensor([1.0, 0.0, 0.5, -1.0]))
+    assert len(trained) == 2 * (2 * 4 * 2) + 2  # two adapters of two layers, four projections, two factors; the head
+    assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in trained)
+    assert not [i for i, (p, old) in enumerate(zip(trained, start, strict=True)) if torch.equal(p, old)]
+    for name, layer in linear_layers(model).items():
+        assert torch.equal(dequantized(layer), frozen[name.replace(".base_layer", "")])
+    with torch.no_grad():
+        changed = models.policy()(ids).logits
+        with models._peft.disable_adapter():
+            reference = models.policy()(ids).logits
+    assert torch.equal(reference, untouched)
+    assert not torch.equal(changed, untouched)

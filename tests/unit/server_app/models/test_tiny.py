@@ -1,0 +1,174 @@
+"""The embedded policy: tokenizer, corpus and cache.
+
+Axis letters: K answer options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from fakes import catalogue_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from appa_flwr import formats
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from server_app.models import tiny
+from server_app.models.tiny import TinyRecipe
+
+RECIPE = TinyRecipe("dpa", steps=2, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
+QUESTIONS = catalogue_of([2, 3, 4], train=[True] * 3).questions
+ODD = Question("X", "Wie viele der 1234 Bürger — “all” of them?\tReally\n?", ("0.5 %", "100,000", "数", " a  b"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny.build_tokenizer(RECIPE, (*QUESTIONS, ODD))
+
+
+def test_every_digit_is_a_token_of_its_own(tokenizer):
+    digits = [tokenizer(d)["input_ids"] for d in "0123456789"]
+    assert all(len(ids) == 1 for ids in digits)
+    of_digit = {d: ids[0] for d, ids in zip("0123456789", digits, strict=True)}
+    assert len(set(of_digit.values())) == 10
+    for text in ("0.25,0.10,0.65", "1234567890", "x100y0.05"):
+        ids = tokenizer(text)["input_ids"]
+        assert [i for i in ids if i in of_digit.values()] == [of_digit[c] for c in text if c.isdigit()]
+        # and no other token hides a digit
+        assert not any(c.isdigit() for i in ids if i not in of_digit.values() for c in tokenizer.decode([i]))
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_prompts_and_answers_round_trip(tokenizer, task):
+    texts = [formats.prompt(task, q.text, q.options, style="compact") for q in (*QUESTIONS, ODD)]
+    texts += [formats.answer(task, [0.2, 0.5, 0.3]), "never seen: ÿ 漢字 🙂  two  blanks "]
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text
+        assert not set(ids) & {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
+
+
+def test_special_tokens_are_three_different_ones(tokenizer):
+    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
+    assert tokenizer.padding_side == "left"
+    assert len(tokenizer) <= RECIPE.vocab_size
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_random_answers_are_valid_and_of_every_kind(task):
+    rng = np.random.default_rng(0)
+    for num_options in (2, 3, 5):
+        parsed = [formats.parse(task, tiny.random_answer(task, num_options, rng), num_options) for _ in range(300)]
+        assert all(p.format_score == 1.0 for p in parsed)
+        predictions = np.array([p.prediction for p in parsed])
+        # every option is the first choice in about 1 / K of them: 300 / K, five standard deviations
+        firsts = np.bincount(predictions.argmax(1), minlength=num_options) / 300
+        if task == "opa":
+            assert (np.abs(firsts - 1 / num_options) < 5 * np.sqrt(1 / num_options / 300)).all()
+        else:  # no option is favoured on average, and both peaked and flat answers occur
+            assert (np.abs(predictions.mean(0) - 1 / num_options) < 5 * np.sqrt(0.25 / 300)).all()
+            assert predictions.max() > 0.8
+            assert predictions.max(1).min() < 0.7
+
+
+def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):
+    steps = []
+    folder = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path / "new" / "cache", progress=lambda *s: steps.append(s))
+    assert steps == [(1, 2), (2, 2)]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    assert (model.config.pad_token_id, model.config.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    built, built_tokenizer = tiny.build(RECIPE, QUESTIONS)
+    text = formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style="compact")
+    assert tokenizer(text)["input_ids"] == built_tokenizer(text)["input_ids"]
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, built(ids).logits)
+
+
+def test_a_cache_hit_builds_nothing(tmp_path, monkeypatch):
+    builds = []
+    build = tiny.build
+    monkeypatch.setattr(tiny, "build", lambda *a, **k: builds.append(1) or build(*a, **k))
+    first = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path)
+    assert tiny.load_or_build(RECIPE, QUESTIONS, tmp_path) == first
+    assert len(builds) == 1
+    assert [p for p in tmp_path.iterdir()] == [first]
+
+
+def test_another_recipe_or_question_is_another_model():
+    keys = {RECIPE.key(QUESTIONS)}
+    for field in dataclasses.fields(TinyRecipe):
+        other = "opa" if field.name == "task" else getattr(RECIPE, field.name) * 2 + 1
+        keys.add(dataclasses.replace(RECIPE, **{field.name: other}).key(QUESTIONS))
+    assert len(keys) == 1 + len(dataclasses.fields(TinyRecipe))
+    reworded = (dataclasses.replace(QUESTIONS[0], text="else"), *QUESTIONS[1:])
+    fewer = (dataclasses.replace(QUESTIONS[0], options=("yes", "no way")), *QUESTIONS[1:])
+    keys |= {RECIPE.key(reworded), RECIPE.key(fewer), RECIPE.key(QUESTIONS[:2])}
+    assert len(keys) == 4 + len(dataclasses.fields(TinyRecipe))
+
+
+def test_a_cache_that_cannot_be_written_is_the_user_s_to_know(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cache-dir = .*/file/cache: cannot be written \(Not a directory\)"):
+        tiny.load_or_build(RECIPE, QUESTIONS, tmp_path / "file" / "cache")
+
+
+@pytest.mark.parametrize("when", ["at once", "while saving"])
+def test_a_failed_build_leaves_no_folder_behind(tmp_path, monkeypatch, when):
+    build = tiny.build
+
+    def fail(*arguments, **keywords):
+        if when == "at once":
+            raise KeyboardInterrupt
+        model, tokenizer = build(*arguments, **keywords)
+        monkeypatch.setattr(tokenizer, "save_pretrained", lambda folder: 1 / 0, raising=False)
+        return model, tokenizer
+
+    monkeypatch.setattr(tiny, "build", fail)
+    with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
+        tiny.load_or_build(RECIPE, QUESTIONS, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(tiny, "build", build)
+    assert (tiny.load_or_build(RECIPE, QUESTIONS, tmp_path) / "config.json").is_file()
+
+
+def test_two_processes_may_build_the_same_recipe(tmp_path, monkeypatch):
+    build = tiny.build
+    other = []
+
+    def build_after_another_process(*arguments, **keywords):
+        monkeypatch.setattr(tiny, "build", build)
+        other.append(tiny.load_or_build(RECIPE, QUESTIONS, tmp_path))
+        return build(*arguments, **keywords)
+
+    monkeypatch.setattr(tiny, "build", build_after_another_process)
+    folder = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path)
+    assert [folder] == other == list(tmp_path.iterdir())
+
+
+def test_a_build_is_reproducible_and_leaves_the_global_generator_alone():
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    first, _ = tiny.build(RECIPE, QUESTIONS)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    second, _ = tiny.build(RECIPE, QUESTIONS)
+    other, _ = tiny.build(dataclasses.replace(RECIPE, seed=1), QUESTIONS)
+    for mine, again, foreign in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, again)
+        assert mine.numel() == 0 or mine.std() == 0 or not torch.equal(mine, foreign)
+
+
+def test_the_model_learns_the_format():
+    recipe = TinyRecipe("opa", steps=150, batch_size=16, hidden_size=32, num_layers=1, num_heads=2, learning_rate=0.01)
+    questions = QUESTIONS[:1]
+    model, tokenizer = tiny.build(recipe, questions)
+    prompt = formats.prompt("opa", questions[0].text, questions[0].options, style="compact")
+    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    text = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    assert text[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(text, skip_special_tokens=True) in ("A,B", "B,A")

@@ -1,0 +1,371 @@
+"""One PPO iteration: what the update may not depend on, and that it learns.
+
+Axis letters: J rollouts, T response tokens.
+"""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+
+import pytest
+import torch
+from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, joined, tiny_causal_lm
+
+from appa_flwr.config.sections import PPOSection, RolloutSection
+from server_app.models.policy import FullModels, LoraModels
+from server_app.ppo.engine import PPOEngine
+from server_app.ppo.rollouts import Sample
+
+SETTINGS = PPOSection(
+    learning_rate=1e-3,
+    value_learning_rate=2e-3,
+    scheduler="constant",
+    num_mini_batches=2,
+    micro_batch_tokens=1000,
+    value_coefficient=0.3,
+)
+ROLLOUT = RolloutSection(response_length=6, temperature=0.9)
+STOPS = tuple(range(1, 12))
+BATCH = PROMPTS * 3
+LONG_BATCH = [PREFIX + prompt for prompt in BATCH]
+
+
+def make(tuning="full", *, architecture="qwen3", vocabulary=61, checkpointed=False, **changes):
+    # Double precision: Adam turns the sign of a vanishing gradient's rounding error into a whole step.
+    model = tiny_causal_lm(architecture, vocabulary=vocabulary, window=WIDE_WINDOW).double()
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if tuning == "full":
+        models = FullModels(model)
+    else:
+        torch.manual_seed(4)
+        models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
+    num_iterations = changes.pop("num_iterations", 10)
+    stops = STOPS if vocabulary > len(STOPS) else (1,)
+    return PPOEngine(
+        models,
+        SETTINGS.model_copy(update=changes),
+        ROLLOUT,
+        num_iterations=num_iterations,
+        stop_ids=stops,
+        pad_id=PAD_ID,
+        seed=7,
+    )
+
+
+def iterate(engine, score_J, times=1, prompts=BATCH):
+    for _ in range(times):
+        rollout = engine.rollout(prompts)
+        stats = engine.update(rollout, engine.judge(rollout.sequences), score_J)
+    return stats
+
+
+def weights(engine):
+    parameters = engine.models.policy_parameters() + engine.models.value_parameters()
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def some_scores():
+    return torch.rand(len(BATCH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("prompts", [BATCH, LONG_BATCH], ids=["plain", "shared"])
+def test_the_update_does_not_depend_on_the_micro_batch_size(tuning, prompts):
+    before = weights(make(tuning))
+    found, logs = {}, {}
+    every = 10**6
+    for tokens in (1, 30, every):
+        engine = make(tuning, micro_batch_tokens=tokens)
+        logs[tokens] = iterate(engine, some_scores(), times=2, prompts=prompts)
+        found[tokens] = weights(engine)
+    assert (found[every] - before).abs().max() > 1e-3  # it did learn something
+    for tokens in (1, 30):
+        torch.testing.assert_close(found[tokens], found[every], rtol=0, atol=1e-5)
+        assert logs[tokens] == pytest.approx(logs[every], abs=1e-5)
+
+
+def test_the_judgement_does_not_depend_on_its_batch_size():
+    rollout = make().rollout(BATCH)
+    engine = make()
+    with torch.no_grad():
+        for parameter in engine.models.value_parameters():
+            parameter.add_(0.1)
+    whole = engine.judge(rollout.sequences)
+    engine.settings = engine.settings.model_copy(update={"micro_batch_tokens": 30})
+    parts = engine.judge(rollout.sequences)
+    torch.testing.assert_close(parts.reference_logprob_JT, whole.reference_logprob_JT, rtol=0, atol=1e-5)
+    torch.testing.assert_close(parts.value_JT, whole.value_JT, rtol=0, atol=1e-5)
+    # row by row, in the rollout's order
+    for j in range(len(BATCH)):
+        row = rollout.sequences.rows(torch.tensor([j]))
+        with engine.models.reference_pass(row.prefix_C, temperature=ROLLOUT.temperature) as reference:
+            alone = reference(row)[0]
+        with engine.models.value_pass(row.prefix_C) as values:
+            value = values(row)[0]
+        length = len(alone)
+        torch.testing.assert_close(whole.reference_logprob_JT[j, :length].double(), alone.double(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(whole.value_JT[j, :length], value, rtol=0, atol=1e-5)
+        assert not whole.value_JT[j, length:].any()
+    assert whole.value_JT.abs().sum() > 0
+
+
+def test_the_first_gradient_against_one_row_at_a_time(monkeypatch):
+    # At the first step the ratio is 1 and the value head 0, so: policy gradient = -sum A grad log pi / N, and the
+    # value's gradient = -c sum R grad V / N, over the N tokens of the one mini-batch. Rows without padding.
+    taken = []
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: taken.append([[p.grad.clone() for p in group["params"]] for group in self.param_groups]),
+    )
+    engine = make(num_mini_batches=1, epochs=1, whiten_rewards=False, max_grad_norm=1e9, micro_batch_tokens=40)
+    score_J = some_scores()
+    rollout = engine.rollout(BATCH)
+    engine.update(rollout, engine.judge(rollout.sequences), score_J)
+
+    lengths = rollout.sequences.mask_JT.sum(1).tolist()
+    # values and KL to the reference are 0, so with gamma 1 the advantage of token t of n is lambda^(n - 1 - t) x score
+    returns = [[float(score_J[j]) * 0.95 ** (n - 1 - t) for t in range(n)] for j, n in enumerate(lengths)]
+    flat = torch.tensor([r for row in returns for r in row], dtype=torch.float64)
+    mean, deviation, count = flat.mean(), flat.std(), len(flat)
+    models = engine.models
+    for j in range(len(BATCH)):
+        row = rollout.sequences.rows(torch.tensor([j]))
+        return_T = torch.tensor(returns[j], dtype=torch.float64)
+        with models.policy_pass(row.prefix_C, temperature=ROLLOUT.temperature, train=True) as logprobs:
+            (-((return_T - mean) / deviation * logprobs(row)[0]).sum() / count).backward()
+        with models.value_pass(row.prefix_C, train=True) as values:
+            (-SETTINGS.value_coefficient * (return_T * values(row)[0]).sum() / count).backward()
+    for found, parameters in zip(taken[0], (models.policy_parameters(), models.value_parameters()), strict=True):
+        for gradient, parameter in zip(found, parameters, strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
+    assert max(float(g.abs().max()) for g in taken[0][0]) > 1e-3
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_rewarded_token_becomes_likelier(tuning):
+    wanted = 5
+    engine = make(tuning, vocabulary=9, response_length=1, learning_rate=5e-3, kl_coefficient=0.0)
+
+    def share():
+        with torch.no_grad():
+            rows = [engine.models.policy()(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]
+        return float(torch.stack(rows).div(ROLLOUT.temperature).softmax(-1)[:, wanted].mean())
+
+    prompts = [[3, 4, 2], [6], [7, 2]]
+    before = share()
+    for _ in range(8):
+        rollout = engine.rollout(prompts * 16)
+        score_J = (rollout.sequences.response_JT[:, 0] == wanted).float()
+        engine.update(rollout, engine.judge(rollout.sequences), score_J)
+    assert share() > before + 0.2
+
+
+@pytest.mark.parametrize("whiten", [True, False])
+def test_without_reward_and_penalty_nothing_moves(whiten):
+    engine = make(kl_coefficient=0.0, whiten_rewards=whiten)
+    before = weights(engine)
+    stats = iterate(engine, torch.zeros(len(BATCH)), times=2)
+    assert torch.equal(weights(engine), before)
+    assert stats["policy_loss"] == stats["value_loss"] == 0.0
+
+
+def test_equal_scores_leave_no_nan():
+    engine = make()
+    stats = iterate(engine, torch.full((len(BATCH),), 0.5), times=2)
+    assert torch.isfinite(weights(engine)).all()
+    assert all(value == value for value in stats.values())
+
+
+def test_the_penalty_pulls_back_to_the_reference():
+    engine = make(vocabulary=9, response_length=1, kl_coefficient=1.0, learning_rate=3e-3, whiten_rewards=False)
+    prompts = [[3, 4, 2], [6], [7, 2]]
+
+    def logprobs():
+        with torch.no_grad():
+            rows = [engine.models.policy()(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]
+        return torch.stack(rows).div(ROLLOUT.temperature).log_softmax(-1)
+
+    def kl():  # in full, over the whole vocabulary, not from samples
+        now = logprobs()
+        return float((now.exp() * (now - reference)).sum(-1).mean())
+
+    reference = logprobs()
+    with torch.no_grad():
+        for parameter in engine.models.policy_parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    before = kl()
+    assert before > 0.1
+    for _ in range(10):
+        rollout = engine.rollout(prompts * 32)
+        engine.update(rollout, engine.judge(rollout.sequences), torch.zeros(len(prompts) * 32))
+    assert kl() < before / 2
+
+
+def test_whitened_scores_have_no_scale_and_no_offset():
+    found = {}
+    for whiten in (True, False):
+        for scale, offset in ((1.0, 0.0), (3.0, 2.0)):
+            engine = make(whiten_rewards=whiten)
+            iterate(engine, scale * some_scores() + offset)
+            found[whiten, scale] = weights(engine)
+    torch.testing.assert_close(found[True, 1.0], found[True, 3.0], rtol=0, atol=1e-5)
+    assert (found[False, 1.0] - found[False, 3.0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("epochs", "mini_batches", "steps"), [(1, 1, 1), (2, 3, 6), (3, 12, 36), (1, 50, 12)])
+def test_optimizer_steps_are_epochs_times_mini_batches(monkeypatch, epochs, mini_batches, steps):
+    taken = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: taken.append(1) or step(self))
+    iterate(make(epochs=epochs, num_mini_batches=mini_batches), some_scores())
+    assert len(taken) == steps  # 12 rollouts give at most 12 mini-batches
+
+
+def test_the_step_sizes_are_those_of_the_settings_and_decay_over_the_iterations(monkeypatch):
+    rates = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: rates.append(tuple(group["lr"] for group in self.param_groups)) or step(self),
+    )
+    iterate(make(scheduler="linear", num_iterations=4, epochs=1, num_mini_batches=1), some_scores(), times=4)
+    # 1 - i / 4 of each
+    expected = [(1e-3 * share, 2e-3 * share) for share in (1.0, 0.75, 0.5, 0.25)]
+    assert [pytest.approx(rate) for rate in expected] == rates
+
+
+def test_gradients_are_cut_to_the_norm(monkeypatch):
+    norms = []
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: norms.extend(
+            float(torch.cat([p.grad.flatten() for p in group["params"]]).norm()) for group in self.param_groups
+        ),
+    )
+    iterate(make(max_grad_norm=1e-3, epochs=1, num_mini_batches=1), some_scores())
+    assert norms == pytest.approx([1e-3, 1e-3], rel=1e-2)
+
+
+def test_what_an_update_reports():
+    engine = make()
+    with torch.no_grad():
+        for parameter in engine.models.policy_parameters():
+            parameter.add_(0.02)
+    rollout = engine.rollout(BATCH)
+    judged = engine.judge(rollout.sequences)
+    stats = engine.update(rollout, judged, some_scores())
+    lengths, kl, surprise = [], [], []
+    for j in range(len(BATCH)):
+        mask_T = rollout.sequences.mask_JT[j].tolist()
+        lengths.append(sum(mask_T))
+        pairs = [
+            (float(rollout.logprob_JT[j, t]), float(judged.reference_logprob_JT[j, t]))
+            for t in range(len(mask_T))
+            if mask_T[t]
+        ]
+        kl.append(sum(new - old for new, old in pairs))
+        surprise += [-new for new, _ in pairs]
+    assert stats["response_length"] == pytest.approx(sum(lengths) / len(BATCH))
+    assert stats["kl"] == pytest.approx(sum(kl) / len(BATCH), abs=1e-4)
+    assert abs(stats["kl"]) > 1e-3
+    assert stats["entropy"] == pytest.approx(sum(surprise) / len(surprise), abs=1e-5)
+    assert 0.0 <= stats["clip_fraction"] <= 1.0
+    assert stats["approximate_kl"] > 0.0
+
+
+def test_the_same_seed_gives_the_same_run():
+    first, second = make(), make()
+    iterate(first, some_scores(), times=2)
+    iterate(second, some_scores(), times=2)
+    assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_iteration_with_the_shared_prefix_is_one_without(tuning, architecture):
+    shared, plain = (make(tuning, architecture=architecture, shared_prefix=share) for share in (True, False))
+    before = weights(shared)
+    rollout, again = shared.rollout(LONG_BATCH), plain.rollout(LONG_BATCH)
+    assert rollout.sequences.prefix_C.tolist() == PREFIX
+    assert not len(again.sequences.prefix_C)
+    assert torch.equal(again.sequences.response_JT, rollout.sequences.response_JT)
+    torch.testing.assert_close(again.logprob_JT, rollout.logprob_JT, rtol=0, atol=1e-5)
+    judged, judged_again = shared.judge(rollout.sequences), plain.judge(joined(rollout.sequences))
+    torch.testing.assert_close(judged_again.reference_logprob_JT, judged.reference_logprob_JT, rtol=0, atol=1e-5)
+    # the same numbers to both from here on: those before are rounded to float32
+    same = Sample(joined(rollout.sequences), rollout.logprob_JT)
+    stats = shared.update(rollout, judged, some_scores())
+    assert plain.update(same, judged, some_scores()) == pytest.approx(stats, abs=1e-5)
+    assert (weights(shared) - before).abs().max() > 1e-3
+    # Gemma's norms and softmax and the adapters are float32, and Adam's step grows such differences
+    exact = tuning == "full" and architecture != "gemma2"
+    torch.testing.assert_close(weights(plain), weights(shared), rtol=0, atol=1e-7 if exact else 1e-4)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_gradient_checkpointing_changes_no_update(tuning, caplog):
+    plain, checkpointed = make(tuning, shared_prefix=False), make(tuning, checkpointed=True)
+    assert "gradient checkpointing keeps no keys and values" in caplog.text
+    before = weights(plain)
+    assert torch.equal(weights(checkpointed), before)
+    rollout = plain.rollout(LONG_BATCH)
+    judged = plain.judge(rollout.sequences)
+    for engine in (plain, checkpointed):
+        engine.update(rollout, judged, some_scores())
+    torch.testing.assert_close(weights(checkpointed), weights(plain), rtol=0, atol=1e-6)
+    assert (weights(plain) - before).abs().max() > 1e-3
+    assert not len(checkpointed.rollout(LONG_BATCH).sequences.prefix_C)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_equal_prompts_and_one_token_answers_leave_rows_of_one_token(tuning):
+    engine = make(tuning, response_length=1)
+    before = weights(engine)
+    rollout = engine.rollout([PREFIX] * len(BATCH))
+    assert rollout.sequences.packed().ids_JL.shape == (len(BATCH), 1)
+    engine.update(rollout, engine.judge(rollout.sequences), some_scores())
+    assert torch.isfinite(weights(engine)).all()
+    assert not torch.equal(weights(engine), before)
+
+
+@pytest.mark.parametrize("budget", [1, 25, 40, 10**6])
+def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
+    engine = make(micro_batch_tokens=budget)
+    sequences = engine.rollout(BATCH).sequences
+    length_J = sequences.prompt_mask_JP.sum(1) + sequences.mask_JT.sum(1)
+    wanted = torch.tensor([7, 2, 11, 0, 5, 4])
+    for rows in (wanted, torch.arange(len(BATCH))):
+        chunks = engine._micro_batches(sequences, rows)
+        assert sorted(torch.cat(chunks).tolist()) == sorted(rows.tolist())
+        padded = [len(chunk) * int(length_J[chunk].max()) for chunk in chunks]
+        assert all(tokens <= budget or len(chunk) == 1 for tokens, chunk in zip(padded, chunks, strict=True))
+        # and no chunk could have taken the next row too
+        for chunk, following in pairwise(chunks):
+            assert (len(chunk) + 1) * int(length_J[chunk].max()) > budget
+            assert length_J[chunk].min() >= length_J[following].max()
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_restored_engine_goes_on_bit_for_bit(tuning):
+    unbroken = make(tuning, scheduler="linear")
+    iterate(unbroken, some_scores(), times=2, prompts=LONG_BATCH)
+    file = io.BytesIO()
+    torch.save(unbroken.state(), file)
+    expected = iterate(unbroken, some_scores(), times=2, prompts=LONG_BATCH)
+    file.seek(0)
+    restored = make(tuning, scheduler="linear")
+    iterate(restored, some_scores().flip(0), prompts=BATCH)  # whatever it was before
+    restored.restore(torch.load(file, weights_only=True))
+    assert not torch.equal(weights(restored), weights(unbroken))
+    assert iterate(restored, some_scores(), times=2, prompts=LONG_BATCH) == expected
+    assert torch.equal(weights(restored), weights(unbroken))
+
+
+def test_a_state_of_other_models_is_refused():
+    with pytest.raises(ValueError, match="policy model's parameters have other shapes"):
+        make("full").restore(make("lora").state())

@@ -1,0 +1,235 @@
+"""Sampling: what padding may not change, what belongs to an answer, and the log-probabilities that come along.
+
+Axis letters: J rollouts, P prompt tokens, T response tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, SHORT_WINDOW, VOCABULARY, WIDE_WINDOW, tiny_causal_lm
+from transformers import GenerationConfig
+
+from server_app.engine.logprobs import response_logprobs
+from server_app.engine.prefix import Prefix, why_not
+from server_app.ppo import rollouts
+from server_app.ppo.rollouts import Decoding
+
+STOPS = tuple(range(1, 12))  # a random model stops within a few tokens
+LONG_PROMPTS = [PREFIX + prompt for prompt in PROMPTS]
+METHODS = ("own", "generate", "static")
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request):
+    made = tiny_causal_lm(request.param, window=WIDE_WINDOW)
+    assert why_not(made) is None
+    return made
+
+
+def draw(model, prompts, *, temperature=1.0, seed=0, max_new_tokens=9, stop_ids=STOPS, share_prefix=True, method="own"):
+    generator = torch.Generator().manual_seed(seed) if temperature else None
+    decoding = Decoding(max_new_tokens, temperature, tuple(stop_ids), PAD_ID, share_prefix, method)
+    return rollouts.sample(model, prompts, decoding, generator=generator)
+
+
+def scores(model, sequences, *, temperature):
+    """One pass over whole rows, under no cache of rows: (J, T)."""
+    with torch.no_grad():
+        prefix = Prefix(model.base_model, sequences.prefix_C)
+        return response_logprobs(model, sequences, temperature=temperature, prefix=prefix)
+
+
+def assert_own_forward_agrees(model, prompts, sampled, *, temperature):
+    """No padding, no cache, no batch, no shared prefix: the model's forward on each prompt and answer alone."""
+    for j, prompt in enumerate(prompts):
+        answer = sampled.sequences.response_JT[j][sampled.sequences.mask_JT[j]].tolist()
+        with torch.no_grad():
+            logits_LV = model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0].double() / temperature
+        for t, token in enumerate(answer):
+            expected = torch.softmax(logits_LV[len(prompt) - 1 + t], 0)[token].log()
+            assert float(sampled.logprob_JT[j, t]) == pytest.approx(float(expected), abs=2e-5)
+
+
+def test_greedy_answers_do_not_depend_on_padding(model):
+    together = draw(model, PROMPTS, temperature=0.0, stop_ids=(1,))
+    width = together.sequences.response_JT.shape[1]
+    for j, prompt in enumerate(PROMPTS):
+        alone = draw(model, [prompt], temperature=0.0, stop_ids=(1,))
+        length = int(alone.sequences.mask_JT.sum())
+        assert together.sequences.response_JT[j, :length].tolist() == alone.sequences.response_JT[0, :length].tolist()
+        assert together.sequences.mask_JT[j].tolist() == [True] * length + [False] * (width - length)
+        torch.testing.assert_close(together.logprob_JT[j, :length], alone.logprob_JT[0, :length], rtol=0, atol=1e-5)
+
+
+def test_sampled_answers_do_not_depend_on_padding(model, monkeypatch):
+    alone = draw(model, PROMPTS[:1], seed=5, stop_ids=(1,))
+    pad_prompts = rollouts.pad_prompts
+
+    def wider(prompts, *, pad_id, device):
+        ids_JP, mask_JP = pad_prompts(prompts, pad_id=pad_id, device=device)
+        return torch.nn.functional.pad(ids_JP, (0, 4), value=pad_id), torch.nn.functional.pad(mask_JP, (0, 4))
+
+    monkeypatch.setattr(rollouts, "pad_prompts", wider)
+    padded = draw(model, PROMPTS[:1], seed=5, stop_ids=(1,))
+    assert padded.sequences.prompt_JP.shape[1] == len(PROMPTS[0]) + 4
+    assert torch.equal(padded.sequences.response_JT, alone.sequences.response_JT)
+    torch.testing.assert_close(padded.logprob_JT, alone.logprob_JT, rtol=0, atol=1e-5)
+    other = draw(model, PROMPTS[:1], seed=6, stop_ids=(1,))
+    assert not torch.equal(other.sequences.response_JT, alone.sequences.response_JT)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["plain", "shared"])
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_log_probabilities_are_those_of_one_pass_without_cache(model, temperature, prompts, method):
+    sampled = draw(model, prompts * 2, temperature=temperature, method=method)
+    assert sampled.sequences.prefix_C.tolist() == (PREFIX if prompts is LONG_PROMPTS else [])
+    again_JT = scores(model, sampled.sequences, temperature=temperature)
+    torch.testing.assert_close(sampled.logprob_JT, again_JT, rtol=0, atol=1e-5)
+    assert (sampled.logprob_JT[sampled.sequences.mask_JT] < 0).all()
+    assert_own_forward_agrees(model, prompts * 2, sampled, temperature=temperature)
+
+
+@pytest.mark.parametrize("stop_ids", [(VOCABULARY,), STOPS], ids=["all stay", "rows leave"])
+def test_the_same_seed_gives_the_same_answers_with_and_without_the_shared_prefix(model, stop_ids):
+    shared, plain = (draw(model, LONG_PROMPTS * 4, share_prefix=share, stop_ids=stop_ids) for share in (True, False))
+    assert shared.sequences.prefix_C.tolist() == PREFIX
+    assert not len(plain.sequences.prefix_C)
+    assert torch.equal(shared.sequences.response_JT, plain.sequences.response_JT)
+    assert torch.equal(shared.sequences.mask_JT, plain.sequences.mask_JT)
+    torch.testing.assert_close(shared.logprob_JT, plain.logprob_JT, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["plain", "shared"])
+def test_rows_that_have_ended_leave_the_batch_and_the_others_go_on_as_they_would(model, prompts, monkeypatch):
+    stay, widths = draw(model, prompts * 4, temperature=0.0), {}
+    found = {}
+    for below in (0.0, 0.75, 2.0):
+        monkeypatch.setattr(rollouts, "COMPACT_BELOW", below)
+        widths[below] = made = []
+        hook = model.get_output_embeddings().register_forward_hook(lambda _, __, out, made=made: made.append(len(out)))
+        found[below] = draw(model, prompts * 4, temperature=0.0)
+        sampled = draw(model, prompts * 4, seed=2)
+        hook.remove()
+        assert_own_forward_agrees(model, prompts * 4, sampled, temperature=1.0)
+    assert min(widths[0.0]) == 16
+    assert min(widths[0.75]) < 12
+    for other in found.values():
+        assert torch.equal(other.sequences.response_JT, stay.sequences.response_JT)
+        torch.testing.assert_close(other.logprob_JT, stay.logprob_JT, rtol=0, atol=1e-5)
+
+
+def test_greedy_answers_are_those_of_every_method(model):
+    own, generate, static = (draw(model, LONG_PROMPTS, temperature=0.0, method=method) for method in METHODS)
+    for other in (generate, static):
+        assert torch.equal(other.sequences.response_JT, own.sequences.response_JT)
+        assert torch.equal(other.sequences.mask_JT, own.sequences.mask_JT)
+        torch.testing.assert_close(other.logprob_JT, own.logprob_JT, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [SHORT_WINDOW, 13, 24])
+@pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["short", "long"])
+def test_prompts_and_answers_beyond_a_window_are_sampled_right(window, prompts, caplog):
+    model = tiny_causal_lm("gemma2", window=window)
+    caplog.set_level(logging.INFO, logger="appa.rollouts")
+    decoding = Decoding.fitting(model, max_new_tokens=9, temperature=1.0, stop_ids=(1,), pad_id=PAD_ID)
+    sampled = rollouts.sample(model, prompts, decoding, generator=torch.Generator().manual_seed(0))
+    assert not len(sampled.sequences.prefix_C)
+    fits = window == 24 and prompts is PROMPTS
+    assert fits == (not caplog.records)
+    assert_own_forward_agrees(model, prompts, sampled, temperature=1.0)
+
+
+def uniform(monkeypatch, *numbers):
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(numbers, dtype=torch.float64)[:, None])
+
+
+def test_draw_inverts_the_cumulated_probabilities(monkeypatch):
+    # ends of the tokens' shares: .1, .1, .3, .3, 1
+    probability_V = torch.tensor([0.1, 0.0, 0.2, 0.0, 0.7])
+    for number, token in ((0.05, 0), (0.099, 0), (0.101, 2), (0.29, 2), (0.31, 4), (0.999, 4)):
+        uniform(monkeypatch, number, 0.05)
+        drawn_A1 = rollouts._draw(probability_V.log().repeat(2, 1), None)
+        assert drawn_A1.tolist() == [[token], [0]]
+
+
+def test_a_token_without_probability_is_never_drawn(monkeypatch):
+    logprob_AV = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]).log()
+    uniform(monkeypatch, 0.0, 0.0)
+    assert rollouts._draw(logprob_AV, None).tolist() == [[1], [3]]
+    largest = 1.0 - 2.0**-53
+    uniform(monkeypatch, largest, largest)
+    assert rollouts._draw(logprob_AV, None).tolist() == [[2], [3]]
+    # shares that do not sum to one, as rounding leaves them
+    assert rollouts._draw(logprob_AV - 1e-4, None).tolist() == [[2], [3]]
+
+
+def test_the_stop_token_belongs_to_the_answer_and_nothing_after_it_counts(model):
+    sampled = draw(model, PROMPTS * 8)
+    stopped = 0
+    for ids, mask, logprob in zip(
+        sampled.sequences.response_JT.tolist(), sampled.sequences.mask_JT.tolist(), sampled.logprob_JT, strict=True
+    ):
+        length = next((t + 1 for t, token in enumerate(ids) if token in STOPS), len(ids))
+        assert mask == [True] * length + [False] * (len(ids) - length)
+        assert ids[length:] == [PAD_ID] * (len(ids) - length)
+        assert not logprob[length:].any()
+        stopped += length < len(ids)
+    assert 0 < stopped < 32  # some ended early, some ran on: both were tested
+
+
+def test_sampling_ends_once_every_row_has_stopped(model, monkeypatch):
+    calls = []
+    forward = model.base_model.forward
+    monkeypatch.setattr(model.base_model, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+    sampled = draw(model, PROMPTS, stop_ids=range(VOCABULARY), max_new_tokens=50)
+    assert sampled.sequences.response_JT.shape == (4, 1)
+    assert len(calls) == 1
+    cut = draw(model, PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=5)  # a token that does not exist
+    assert cut.sequences.mask_JT.shape == (4, 5)
+    assert cut.sequences.mask_JT.all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_tokens_are_drawn_from_the_tempered_distribution(temperature, method):
+    model, count = tiny_causal_lm(vocabulary=7), 4000
+    # what a model's folder may ask for, and no training can use
+    model.generation_config = GenerationConfig(do_sample=True, top_k=1, top_p=0.1, temperature=0.1, min_p=0.5)
+    asked_for = model.generation_config
+    with torch.no_grad():
+        logits_V = model(torch.tensor([[3, 5]])).logits[0, -1].double()
+    share_V = torch.softmax(logits_V / temperature, 0)
+    sampled = draw(model, [[3, 5]] * count, temperature=temperature, max_new_tokens=1, method=method)
+    assert model.generation_config is asked_for
+    found_V = torch.bincount(sampled.sequences.response_JT[:, 0], minlength=7) / count
+    # five standard deviations of a share: 5 sqrt(p (1 - p) / n)
+    assert ((found_V - share_V).abs() <= 5 * (share_V * (1 - share_V) / count).sqrt() + 1 / count).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_fixes_the_answers_and_leaves_the_global_generator_alone(model, method):
+    state = torch.get_rng_state()
+    first, again, other = (draw(model, PROMPTS, seed=seed, method=method) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.sequences.response_JT, again.sequences.response_JT)
+    assert not torch.equal(first.logprob_JT, other.logprob_JT)
+
+
+def test_rows_are_cut_to_their_own_width_and_keep_their_log_probabilities(model):
+    sampled = draw(model, PROMPTS * 4)
+    all_rows = sampled.sequences.rows(torch.arange(16))
+    full_JT = scores(model, all_rows, temperature=0.8)
+    lengths_J = sampled.sequences.mask_JT.sum(1)
+    short = lengths_J.argsort()[:3]  # three short answers, in another order
+    for index in (torch.tensor([1, 5, 13]), short.flip(0)):
+        part = sampled.sequences.rows(index)
+        width = int(lengths_J[index].max())
+        longest_prompt = max(len(PROMPTS[j % 4]) for j in index.tolist())
+        assert part.response_JT.shape == part.mask_JT.shape == (3, width)
+        assert part.prompt_JP.shape == part.prompt_mask_JP.shape == (3, longest_prompt)
+        part_JT = scores(model, part, temperature=0.8)
+        torch.testing.assert_close(part_JT, full_JT[index, :width], rtol=0, atol=1e-5)

@@ -1,0 +1,300 @@
+"""An iteration of federated PPO: what is asked, what is reported, and what a failure leaves behind.
+
+Axis letters: G groups, J rollouts, Q questions.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from fakes import FakeGrid, catalogue_of, random_tables, scoring_node
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from appa_flwr import aggregation, formats, wire
+from appa_flwr.errors import UserError
+from appa_flwr.fairness import fairness_index
+from appa_flwr.report import artifacts
+from appa_flwr.rewards import js
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+from server_app.ppo.engine import Judged
+from server_app.ppo.rollouts import Sample, Sequences
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, RewardSettings
+
+GROUPS = ("A", "B", "C")
+CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
+TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
+TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
+QUESTIONS = [0, 1, 3, 3, 1]  # the last text has too few numbers for its question
+LEARNED = {
+    "policy_loss": 0.1,
+    "value_loss": 0.2,
+    "clip_fraction": 0.3,
+    "approximate_kl": 0.4,
+    "kl": 0.5,
+    "entropy": 0.6,
+    "response_length": 7.0,
+}
+
+
+class FakeEngine:
+    """Samples what it is told, learns nothing, and remembers what it was given."""
+
+    def __init__(self):
+        self.prompts, self.judged, self.scores = [], [], []
+
+    def rollout(self, prompts):
+        self.prompts.append(list(prompts))
+        mask_JT = torch.ones(len(prompts), 1, dtype=torch.bool)
+        ids_JT = torch.arange(len(prompts)).unsqueeze(1)
+        no_prefix_C = torch.empty(0, dtype=torch.long)
+        return Sample(Sequences(no_prefix_C, ids_JT, mask_JT, ids_JT, mask_JT), torch.zeros(len(prompts), 1))
+
+    def judge(self, sequences):
+        self.judged.append(sequences)
+        return Judged(torch.zeros(1), torch.zeros(1))
+
+    def update(self, rollout, judged, score_J):
+        self.scores.append(score_J)
+        return dict(LEARNED)
+
+
+class FakeBase:
+    """Decodes a rollout's only token as the number of its text."""
+
+    def texts(self, response_JT, mask_JT):
+        return [TEXTS[int(j)] for j in response_JT[:, 0]]
+
+
+class GivenOrder:
+    def take(self, count):
+        return np.array(QUESTIONS[:count])
+
+
+def build(rule="appa", *, min_groups=2, nodes=None, fresh_context=False, checkpoints=None, resumed=None, **params):
+    checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
+    nodes = nodes or {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+    federation = Federation(PromptGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    engine, lines = FakeEngine(), []
+    strategy = AppaStrategy(
+        federation,
+        engine,
+        aggregation.make(rule, **params),
+        base=FakeBase(),
+        catalogue=CATALOGUE,
+        prompts=[[q] for q in range(4)],
+        order=GivenOrder(),
+        batch_size=5,
+        num_iterations=3,
+        settings=RewardSettings("dpa", "js", 0.85, fresh_context),
+        report=lines.append,
+        checkpoint=lambda iteration, state: checkpoints.append((iteration, state)),
+        **resumed,
+    )
+    return strategy, federation, engine, lines
+
+
+def run(strategy, federation, rounds):
+    strategy.start(federation.grid, ArrayRecord(), num_rounds=rounds, timeout=0.02)
+
+
+def silent_after_joining(node, *, from_request):
+    """The node, which stops answering score requests with the given one (counted from 0)."""
+    seen = []
+
+    def answer(message):
+        if message.metadata.message_type == wire.SCORE:
+            seen.append(message)
+            if len(seen) > from_request:
+                return None
+        return node(message)
+
+    return answer
+
+
+def alignment_rewards(names=GROUPS):
+    """The groups' rewards for TEXTS, answer by answer, by the reward and the parser alone."""
+    rows = []
+    for name in names:
+        row = []
+        for text, question in zip(TEXTS, QUESTIONS, strict=True):
+            size = len(CATALOGUE.questions[question].options)
+            prediction = formats.parse("dpa", text, size).prediction
+            row.append(
+                0.0 if prediction is None else float(js(prediction, TABLES[name][question, :size], [True] * size))
+            )
+        rows.append(row)
+    return np.array(rows)
+
+
+def test_the_groups_are_asked_what_the_policy_wrote():
+    strategy, federation, engine, _ = build()
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), federation.grid))
+    assert engine.prompts == [[[q] for q in QUESTIONS]]
+    assert [m.metadata.dst_node_id for m in messages] == [0, 1, 2]
+    assert {m.metadata.message_type for m in messages} == {wire.SCORE}
+    request = wire.unpack_score_request(messages[0].content)
+    assert request.question_J.tolist() == QUESTIONS
+    np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
+    assert np.isnan(request.prediction_JK[[2, 4]]).all()
+    assert (request.metrics, request.sides, request.draw) == (("js",), (wire.TARGET_SIDE,), 0)
+
+
+def test_fresh_contexts_draw_by_the_iteration():
+    strategy, federation, _, _ = build(fresh_context=True)
+    (message, *_) = strategy.configure_train(7, ArrayRecord(), ConfigRecord(), federation.grid)
+    assert wire.unpack_score_request(message.content).draw == 7
+
+
+def test_values_are_computed_while_the_groups_score():
+    strategy, federation, engine, lines = build()
+    events = federation.grid._grid.events
+    judge = engine.judge
+    engine.judge = lambda sequences: events.append("judge") or judge(sequences)
+    events.clear()
+    run(strategy, federation, 2)
+    assert events == ["push", "judge", "pull"] * 2
+    assert set(lines[0]["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
+    assert all(seconds >= 0 for seconds in lines[0]["seconds"].values())
+
+
+def test_the_line_is_what_the_report_reads(tmp_path):
+    strategy, federation, _, lines = build()
+    run(strategy, federation, 3)
+    (tmp_path / artifacts.CONFIG_FILE).write_text("{}")
+    (tmp_path / artifacts.METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = artifacts.read_run(tmp_path).iterations
+    assert [entry.iteration for entry in read] == [1, 2, 3]
+    last = read[-1]
+    assert (last.num_iterations, last.missing_groups) == (3, ())
+    assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
+    for name, value in LEARNED.items():
+        assert name == "approximate_kl" or getattr(last, name) == value
+    reward_GJ = alignment_rewards()
+    assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
+    assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
+    # three whole answers, nothing, and for "0.50,0.50" to three options: in range and summing to one, but incomplete
+    assert last.format_score == pytest.approx((1 + 1 + 0 + 1 + 2 / 3) / 5)
+
+
+def test_weights_history_and_scores_are_the_rule_s():
+    strategy, federation, engine, lines = build(temperature=0.1, fairness_threshold=1.1, ema_decay=0.8)
+    run(strategy, federation, 2)
+    reward_GJ = alignment_rewards()
+    # .85 r + .15 s for the answers that could be read, 0 for the others
+    format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
+    training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
+    assert list(lines[0]["weights"].values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
+    history_G = 0.2 * reward_GJ.mean(1)
+    assert list(lines[0]["history"].values()) == pytest.approx(history_G.tolist())
+    raw_G = np.exp((1 - history_G) / 0.1)
+    alpha_G = raw_G / raw_G.sum()
+    assert list(lines[1]["weights"].values()) == pytest.approx(alpha_G.tolist())
+    expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
+    np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
+    assert lines[1]["reward"] == pytest.approx(expected_J.mean())
+    assert lines[1]["fell_back"] is False
+    assert list(lines[1]["history"].values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
+
+
+def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
+    kept: list = []
+    settings = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.8, "fresh_context": True}
+    strategy, federation, engine, lines = build(checkpoints=kept, **settings)
+    run(strategy, federation, 3)
+    assert [iteration for iteration, _ in kept] == [1, 2, 3]
+    assert [list(line["history"].values()) for line in lines] == [state.history_G.tolist() for _, state in kept]
+    done, state = kept[0]
+    later: list = []
+    resumed, federation_again, engine_again, rest = build(
+        checkpoints=later, resumed={"done": done, "state": state}, **settings
+    )
+    run(resumed, federation_again, 2)
+    assert [iteration for iteration, _ in later] == [2, 3]
+    assert [{**line, "seconds": 0} for line in rest] == [{**line, "seconds": 0} for line in lines[1:]]
+    for again, once in zip(engine_again.scores, engine.scores[1:], strict=True):
+        assert torch.equal(again, once)
+
+    def draws(over):
+        messages = [m for m in over.grid._grid.pushed if m.metadata.message_type == wire.SCORE]
+        return [(m.metadata.group_id, wire.unpack_score_request(m.content).draw) for m in messages]
+
+    assert draws(federation_again) == draws(federation)[len(GROUPS) :]
+
+
+def test_a_rule_without_threshold_reports_null():
+    strategy, federation, engine, lines = build("min")
+    run(strategy, federation, 1)
+    assert lines[0]["fell_back"] is None
+    reward_GJ = alignment_rewards()
+    np.testing.assert_allclose(engine.scores[0][0], 0.85 * reward_GJ[:, 0].min() + 0.15, rtol=1e-6)
+
+
+def test_a_missing_group_is_null_and_keeps_its_history():
+    nodes = {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+    nodes[1] = silent_after_joining(nodes[1], from_request=1)
+    strategy, federation, engine, lines = build("average", nodes=nodes)
+    run(strategy, federation, 2)
+    first, second = json.loads(json.dumps(lines))
+    assert first["missing_groups"] == []
+    assert second["missing_groups"] == ["B"]
+    assert second["rewards"]["B"] is None
+    assert second["weights"] == {"A": 0.5, "B": 0.0, "C": 0.5}
+    assert second["history"]["B"] == first["history"]["B"]
+    reward_GJ = alignment_rewards(("A", "C"))
+    assert second["fairness_index"] == pytest.approx(fairness_index(reward_GJ))
+    np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
+
+
+def test_a_failed_quorum_updates_and_reports_nothing():
+    nodes = {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+    for node in (1, 2):
+        nodes[node] = silent_after_joining(nodes[node], from_request=1)
+    strategy, federation, engine, lines = build(nodes=nodes, min_groups=2)
+    with pytest.raises(
+        UserError, match=r"only 1 of 3 groups \(A\) could score the answers; federation\.min-groups = 2"
+    ):
+        run(strategy, federation, 3)
+    assert len(engine.scores) == len(lines) == 1  # the first iteration's
+    # the groups come back: it goes on from the state after the first iteration
+    for node, name in enumerate(GROUPS):
+        federation.grid._grid.nodes[node] = again = scoring_node({name: TABLES[name]})
+        again(catalogue_message())
+    run(strategy, federation, 1)
+    mean_G = alignment_rewards().mean(1)
+    # .8 (.2 m) + .2 m = .36 m: two updates, not three
+    assert list(lines[-1]["history"].values()) == pytest.approx((0.36 * mean_G).tolist())
+
+
+def catalogue_message():
+    return FakeGrid({}).create_message(wire.pack_catalogue(CATALOGUE), wire.CATALOGUE, 0, "")
+
+
+def test_replies_without_rollouts_are_a_programming_error():
+    strategy, _, engine, _ = build()
+    with pytest.raises(RuntimeError, match="configure_train"):
+        strategy.aggregate_train(1, [])
+    assert engine.scores == []
+
+
+def test_there_is_no_evaluation_round():
+    strategy, federation, _, _ = build()
+    assert list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), federation.grid)) == []
+    assert strategy.aggregate_evaluate(1, [Message(RecordDict(), reply_to=catalogue_message())]) is None
+
+
+def test_every_pass_over_the_questions_is_complete_and_in_another_order():
+    order = QuestionOrder(np.array([3, 5, 8, 13]), seed=2)
+    taken = np.concatenate([order.take(3) for _ in range(8)])  # six passes of four, in bites of three
+    passes = [tuple(taken[i : i + 4].tolist()) for i in range(0, 24, 4)]
+    assert all(sorted(one) == [3, 5, 8, 13] for one in passes)
+    assert len(set(passes)) > 1
+    again = QuestionOrder(np.array([3, 5, 8, 13]), seed=2)
+    assert np.array_equal(np.concatenate([again.take(8) for _ in range(3)]), taken)
+    other = QuestionOrder(np.array([3, 5, 8, 13]), seed=3)
+    assert not np.array_equal(other.take(24), taken)

@@ -1,0 +1,310 @@
+"""The sums over groups through real messages: what the groups end up with, and what a node refuses.
+
+Axis letters: Q questions, K options, W = 1 + F as in `pluralllm.population`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from in_process import InProcessGrid, flower_task, request, simulated
+
+from appa_flwr import secure_sum, wire
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from client_app import population, state
+from client_app.data import all_groups
+from client_app.main import _member, app
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.population import fit_population, population_sums, prior_from_sums
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+from server_app.predictor.sums import exchange_sums
+
+SMALL = {"data.num-questions": 40, "data.num-groups": 6, "embedding.dim": 8, "federation.min-groups": 1}
+
+
+def config(**changes: object) -> Config:
+    return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
+
+
+def joined(chosen: Config, *, num_nodes: int = 6) -> tuple[InProcessGrid, Federation, wire.Catalogue]:
+    grid = InProcessGrid(simulated(chosen, num_nodes))
+    federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
+    catalogue = build_catalogue(chosen)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(catalogue)
+    return grid, federation, catalogue
+
+
+def exchanged(chosen: Config, *, num_nodes: int = 6):
+    """The contexts of all nodes after the exchange, by group, and its summary."""
+    with flower_task():
+        grid, federation, catalogue = joined(chosen, num_nodes=num_nodes)
+        steps = []
+        summary = exchange_sums(federation, chosen, catalogue, progress=lambda *step: steps.append(step[:2]))
+    if summary is not None:
+        assert [step for step, _ in steps] == list(range(1, steps[-1][1] + 1))
+    homes = {name: context for context in grid.contexts.values() for name in state.groups(context.state)}
+    return homes, summary, catalogue, grid
+
+
+def answers(homes: dict[str, Context], group: str, rows_Q: np.ndarray) -> GroupData:
+    truth_QK = state.truth(homes[group].state, group)
+    rows = np.flatnonzero(rows_Q & ~np.isnan(truth_QK).any(1))
+    return GroupData(group, rows, truth_QK[rows].astype(np.float32))
+
+
+@pytest.mark.parametrize("num_nodes", [6, 2, 1])
+def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes):
+    chosen = config(sums__population_prior=True, pluralllm__unseen_groups=all_groups(config())[-1])
+    (unseen,) = chosen.unseen_group_names
+    homes, summary, catalogue, grid = exchanged(chosen, num_nodes=num_nodes)
+    seen = [name for name in homes if name != unseen]
+    embedding = OptionEmbedding(
+        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
+    )
+    training = [answers(homes, name, catalogue.train_Q) for name in seen]
+    expected = fit_population(training, embedding, seed=chosen.seed, num_directions=0)
+    tables = {name: state.population(homes[name].state, name, "table") for name in homes}
+    for name, table_QKW in zip(seen, expected.own, strict=True):
+        np.testing.assert_allclose(tables[name], table_QKW, atol=1e-6)
+        assert table_QKW.any()
+    np.testing.assert_allclose(tables[unseen], expected.outside, atol=1e-6)
+    assert not tables[unseen][~catalogue.train_Q].any()
+    assert (summary.prior, summary.min_groups) == (True, 3)
+    assert summary.training == expected.outside[..., 0].any(1).sum()
+    steps = [wire.unpack_sums_request(r.message.content).step for r in grid.requests if r.kind == wire.POPULATION]
+    assert list(dict.fromkeys(steps)) == [wire.KEYS, wire.COUNTS, wire.ANSWERS, wire.FIT]
+
+
+def test_the_mean_of_the_others_is_of_held_out_questions_and_without_the_own_share():
+    homes, summary, catalogue, _ = exchanged(config())
+    held_out = [answers(homes, name, ~catalogue.train_Q) for name in homes]
+    embedding = OptionEmbedding(
+        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
+    )
+    _, count_Q = population_sums(held_out, embedding)
+    for own, name in zip(held_out, homes, strict=True):
+        others = [data for data in held_out if data.group != name]
+        expected = prior_from_sums(*population_sums(others, embedding), min_groups=1)
+        expected[count_Q < 3] = 0.0
+        found = state.population(homes[name].state, name, "mean")
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert found[own.question_N].any()
+        assert not found[catalogue.train_Q].any()
+        assert state.population(homes[name].state, name, "table") is None
+    assert (summary.training, summary.held_out) == (0, (count_Q >= 3).sum())
+
+
+def test_keys_are_chance_and_change_no_bit():
+    chosen = config(sums__population_prior=True)
+    first, again = (exchanged(chosen)[0] for _ in range(2))
+    for name in first:
+        one, other = (state.population(homes[name].state, name, "table") for homes in (first, again))
+        assert one.tobytes() == other.tobytes()
+    assert secure_sum.public_key(state.exchange(first[name].state).private) != secure_sum.public_key(
+        state.exchange(again[name].state).private
+    )
+
+
+def test_a_question_that_too_few_answered_is_in_no_sum():
+    homes, summary, _catalogue, grid = exchanged(config(sums__population_prior=True, sums__min_groups=6))
+    known_GQ = np.stack([~np.isnan(state.truth(homes[name].state, name)).any(1) for name in homes])
+    few_Q = known_GQ.sum(0) < 6
+    assert few_Q.any()
+    assert not few_Q.all()
+    for asked in grid.requests:
+        if asked.kind == wire.POPULATION:
+            tables = wire.unpack_sums_request(asked.message.content).tables
+            for name, table in tables.items():
+                assert not table[few_Q].any(), name
+    assert summary.training + summary.held_out == (~few_Q).sum()
+
+
+def test_nothing_is_asked_of_anyone_where_both_are_off():
+    _homes, summary, _, grid = exchanged(config(sums__mean_of_others=False))
+    assert summary is None
+    assert wire.POPULATION not in {asked.kind for asked in grid.requests}
+
+
+def test_too_few_groups_have_no_prior_and_no_mean_to_compare_with(caplog):
+    assert exchanged(config(data__num_groups=2), num_nodes=2)[1] is None
+    assert "need sums.min-groups = 3 groups that train, and there are 2" in caplog.text
+    with pytest.raises(UserError, match="there are 2"):
+        exchanged(config(data__num_groups=2, sums__population_prior=True), num_nodes=2)
+
+
+@pytest.mark.parametrize("step", [wire.COUNTS, wire.ANSWERS])
+def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
+    import client_app.population as sums
+
+    honest = sums.respond
+
+    def gone(asked, node):
+        if asked.step == step and state.groups(node.memory) == (last,):
+            raise RuntimeError("no more")
+        return honest(asked, node)
+
+    chosen = config(sums__population_prior=True)
+    last = all_groups(chosen)[-1]
+    monkeypatch.setattr(sums, "respond", gone)
+    with pytest.raises(UserError, match=f"{last} stopped answering at the step {step} .*population-prior = false"):
+        exchanged(chosen)
+    assert exchanged(config())[1] is None  # the comparison alone is not worth a run
+    assert f"{last} stopped answering" in caplog.text
+
+
+@pytest.mark.parametrize("spoil", ["noise", "count", "answer"])
+def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
+    import client_app.population as sums
+
+    honest = secure_sum.mask
+    chosen = config(sums__population_prior=True)
+    liars = []
+
+    def lie(part, **keys):
+        hidden = honest(part, **keys)
+        name = {"noise": next(iter(part)), "count": "count", "answer": "answers"}[spoil]
+        if name in hidden and not liars:
+            liars.append(name)
+            change = np.uint64(2**63 // 3 if spoil == "noise" else int(2.5 * secure_sum.SCALE))
+            hidden[name] = hidden[name] + change
+        return hidden
+
+    monkeypatch.setattr(sums.secure_sum, "mask", lie)
+    with pytest.raises(UserError, match="the totals are no sums of answers"):
+        exchanged(chosen)
+    assert liars
+    liars.clear()
+    assert exchanged(config())[1] is None
+    assert "no sums of answers" in caplog.text
+
+
+def test_parts_of_different_shape_are_refused(monkeypatch):
+    import client_app.population as sums
+
+    honest, asked = secure_sum.mask, []
+
+    def shorter(part, **keys):
+        hidden = honest(part, **keys)
+        asked.append(keys["step"])
+        return {name: array[:-1] for name, array in hidden.items()} if len(asked) == 1 else hidden
+
+    monkeypatch.setattr(sums.secure_sum, "mask", shorter)
+    with pytest.raises(UserError, match="parts of the step counts 0 differ in shape"):
+        exchanged(config(sums__population_prior=True))
+
+
+def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
+    import client_app.population as sums
+
+    chosen = config()
+    spoilt = all_groups(chosen)[-1]
+    honest = sums.respond
+
+    def weak(asked, node):
+        reply = honest(asked, node)
+        return (
+            wire.SumsReply(bytes(32)) if asked.step == wire.KEYS and state.groups(node.memory) == (spoilt,) else reply
+        )
+
+    monkeypatch.setattr(sums, "respond", weak)
+    homes, summary, catalogue, _ = exchanged(chosen)
+    assert summary.held_out > 0
+    # it is no part of the sums, so it takes nothing out of them
+    held_out = [answers(homes, name, ~catalogue.train_Q) for name in homes if name != spoilt]
+    embedding = OptionEmbedding(
+        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
+    )
+    expected = prior_from_sums(*population_sums(held_out, embedding))
+    np.testing.assert_allclose(state.population(homes[spoilt].state, spoilt, "mean"), expected, atol=1e-6)
+
+
+def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), number: int = 0, **tables: np.ndarray):
+    content = wire.pack_sums_request(wire.SumsRequest(step, number, keys, tables))
+    reply = app(request(wire.POPULATION, content, node=context.node_id), context)
+    return None if reply.has_error() else wire.unpack_sums_reply(reply.content)
+
+
+@pytest.fixture
+def node() -> tuple[Context, tuple[bytes, ...], np.ndarray]:
+    """A node that hosts one of three groups and has told its key, all keys, and which questions all may answer."""
+    chosen = config(data__num_groups=3)
+    with flower_task():
+        grid, _, catalogue = joined(chosen, num_nodes=3)
+    own, *others = grid.contexts.values()
+    own.node_config["group"] = state.groups(own.state)[0]  # as at home
+    keys = (ask(own, wire.KEYS).public_key, *(secure_sum.public_key(secure_sum.private_key()) for _ in others))
+    return own, keys, np.ones(len(catalogue.train_Q), dtype=bool)
+
+
+def test_a_step_is_answered_once(node):
+    context, keys, every = node
+    assert ask(context, wire.KEYS) is None
+    assert ask(context, wire.KEYS, number=1) is None
+    assert ask(context, wire.COUNTS, keys=keys).masked.keys() == {"count", "parties"}
+    assert ask(context, wire.COUNTS, keys=keys) is None
+    assert ask(context, wire.ANSWERS, keys=keys, allowed=every).masked.keys() == {"answers"}
+    for number in (0, 1):
+        assert ask(context, wire.ANSWERS, keys=keys, number=number, allowed=every) is None
+
+
+def test_the_nodes_stay_the_same(node):
+    context, keys, every = node
+    assert ask(context, wire.COUNTS, keys=keys).masked
+    stranger = secure_sum.public_key(secure_sum.private_key())
+    assert ask(context, wire.ANSWERS, keys=(*keys[:-1], stranger), allowed=every) is None
+    assert ask(context, wire.ANSWERS, keys=keys[:-1], allowed=every) is None
+    assert ask(context, wire.ANSWERS, keys=keys, allowed=every).masked
+
+
+def test_too_few_other_nodes_are_refused(node):
+    context, keys, _ = node
+    assert ask(context, wire.COUNTS, keys=keys[:2]) is None
+    assert ask(context, wire.COUNTS, keys=keys[:1]) is None
+    del context.node_config["group"]
+    assert ask(context, wire.COUNTS, keys=keys[:1]).masked.keys() == {"count", "parties"}  # a simulation is one party
+
+
+def test_steps_out_of_order_or_unknown_are_refused(node):
+    context, keys, every = node
+    assert ask(context, "everything", keys=keys) is None
+    assert ask(context, wire.ANSWERS, keys=keys, allowed=every) is None
+    assert ask(context, wire.COUNTS, keys=keys).masked
+
+
+def test_at_home_three_nodes_are_the_least_whatever_the_server_s_config_says():
+    chosen = config(data__num_groups=3, sums__min_groups=1)
+    with flower_task():
+        grid, *_ = joined(chosen, num_nodes=3)
+    own = next(iter(grid.contexts.values()))
+    own.node_config["group"] = state.groups(own.state)[0]
+    keys = (ask(own, wire.KEYS).public_key, secure_sum.public_key(secure_sum.private_key()))
+    assert ask(own, wire.COUNTS, keys=keys) is None
+    assert ask(own, wire.COUNTS, keys=(*keys, secure_sum.public_key(secure_sum.private_key()))).masked
+
+
+@pytest.mark.parametrize(("at_home", "parties"), [(True, 1.0), (False, 2.0)])
+def test_the_groups_of_one_place_are_one_party(at_home, parties):
+    with flower_task():
+        grid, _, catalogue = joined(config(data__num_groups=2), num_nodes=1)
+    (own,) = grid.contexts.values()
+    node = population.Node(
+        own.state, config(data__num_groups=2), catalogue.train_Q, catalogue.option_QK, at_home=at_home
+    )
+    counts = population._counts({}, node)
+    assert counts["count"].max() == 2.0
+    assert counts["parties"].max() == parties
+    assert (counts["parties"] <= counts["count"]).all()
+
+
+def test_a_group_that_lacks_the_sums_does_not_train_without_them():
+    with flower_task():
+        grid, *_ = joined(config(sums__population_prior=True))
+    context = next(iter(grid.contexts.values()))
+    (name,) = state.groups(context.state)
+    with pytest.raises(UserError, match="the sums over groups have not arrived"):
+        _member(context, name)

@@ -1,0 +1,391 @@
+"""Federated pretraining on the server: what chance may not decide."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import pytest
+from fakes import FakeGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from in_process import flower_task
+
+from appa_flwr.config import Config
+from appa_flwr.config.sections import PluralLLMSection
+from appa_flwr.errors import UserError
+from server_app.federation.grid import PromptGrid
+from server_app.predictor.pretraining import pretrain
+
+NODES = 3
+UNVALIDATED = {"pluralllm.validate-every": 0}
+
+
+@pytest.mark.parametrize("strategy", get_args(PluralLLMSection.model_fields["strategy"].annotation))
+def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
+    rng = np.random.default_rng(0)
+    trained = [rng.normal(size=1000).astype(np.float32) for _ in range(NODES)]
+
+    def node(n):
+        def answer(message: Message) -> Message:
+            content = {
+                "arrays": ArrayRecord({"w": Array(trained[n])}),
+                "metrics": MetricRecord({"num-examples": 10 + n, "loss": 0.5 + 0.1 * n}),
+            }
+            return Message(RecordDict(content), reply_to=message)
+
+        return answer
+
+    config = Config.load({"pluralllm.strategy": strategy, "pluralllm.rounds": 1, **UNVALIDATED})
+    found = set()
+    for places in itertools.permutations(range(NODES)):
+        late = {node_id: 2 * place for node_id, place in enumerate(places)}
+        grid = PromptGrid(FakeGrid({n: node(n) for n in range(NODES)}, polls_to_wait=late))
+        start = ArrayRecord({"w": Array(np.zeros(1000, dtype=np.float32))})
+        with flower_task():
+            done = pretrain(grid, config, start, nodes=range(NODES), progress=lambda step, of, loss: None)
+        found.add((done.weights["w"].numpy().tobytes(), done.rounds))
+    assert len(found) == 1
+
+
+STEPS = np.array([[0.25, -0.5], [-0.75, 0.125]])  # each node's change of the weights, the same in every round
+EXAMPLES = np.array([30, 10])
+
+
+def rounds(**changes):
+    """Weights after each of 2 rounds, and the messages sent: two nodes that always move by `STEPS`."""
+    grid = FakeGrid({n: moving(n) for n in range(2)})
+    config = Config.load(
+        {
+            "pluralllm.rounds": 2,
+            **UNVALIDATED,
+            **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()},
+        }
+    )
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    with flower_task():
+        done = pretrain(PromptGrid(grid), config, start, nodes=range(2), progress=lambda step, of, loss: None)
+    sent = [message.content["arrays"]["w"].numpy() for message in grid.pushed]
+    return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
+
+
+def moving(n):
+    def answer(message: Message) -> Message:
+        here = message.content["arrays"]["w"].numpy()
+        content = {
+            "arrays": ArrayRecord({"w": Array((here + STEPS[n]).astype(np.float32))}),
+            "metrics": MetricRecord({"num-examples": int(EXAMPLES[n]), "loss": 0.5}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    return answer
+
+
+MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
+
+
+def test_nodes_weigh_as_many_answers_as_they_trained_on():
+    first, second, _ = rounds(pluralllm__strategy="fedavg")
+    np.testing.assert_allclose(first, MEAN, rtol=1e-6)
+    np.testing.assert_allclose(second, 2 * MEAN, rtol=1e-6)
+    assert MEAN.tolist() == [0.0, -0.34375]
+
+
+def test_fedprox_is_fedavg_on_the_server_and_tells_the_groups_its_mu():
+    first, second, sent = rounds(pluralllm__strategy="fedprox", pluralllm__proximal_mu=0.25)
+    np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
+    assert [content["config"]["proximal-mu"] for content in sent] == [0.25] * 4
+    _, _, sent = rounds(pluralllm__strategy="fedavg", pluralllm__proximal_mu=0.25)
+    assert all("proximal-mu" not in content["config"] for content in sent)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [
+        # eta is 0.1 x 1/5 in the first round; the second and last of two falls again: 0.1 x 2/5 x min(1, 1 / (2/3)).
+        # fedadagrad: d / sqrt(d^2), then d / sqrt(2 d^2)
+        ("fedadagrad", (0.02, 0.02 + 0.04 / np.sqrt(2))),
+        # fedyogi: m = .1 d, v = .01 d^2; then m = .19 d, v = .02 d^2 (v was under d^2)
+        ("fedyogi", (0.02, 0.02 + 0.04 * 0.19 / np.sqrt(0.02))),
+        # fedadam: the same m, v = .0199 d^2; Flower corrects by sqrt(1 - .99^(t+1)) / (1 - .9^(t+1))
+        (
+            "fedadam",
+            (
+                0.02 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2),
+                0.02 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
+                + 0.04 * np.sqrt(1 - 0.99**3) / (1 - 0.9**3) * 0.19 / np.sqrt(0.0199),
+            ),
+        ),
+    ],
+)
+def test_adaptive_strategies_step_as_their_papers_say(strategy, steps):
+    first, second, _ = rounds(pluralllm__strategy=strategy, pluralllm__server_learning_rate=0.1)
+    # where the mean change is 0, nothing moves; elsewhere the size of the change cancels
+    np.testing.assert_allclose(first, [0.0, -steps[0]], rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(second, [0.0, -steps[1]], rtol=1e-4, atol=1e-12)
+
+
+Spoil = Callable[[RecordDict], None]
+BAD_NODE = 7
+
+
+def arrays(**named) -> Spoil:
+    """Other arrays in place of the sound one, `w` of two float32."""
+    made = {name: value if isinstance(value, Array) else Array(np.array(value)) for name, value in named.items()}
+    return lambda content: content.update({"arrays": ArrayRecord(made)})
+
+
+def metrics(**changes) -> Spoil:
+    def spoil(content: RecordDict) -> None:
+        for name, value in changes.items():
+            content["metrics"][name.replace("_", "-")] = value
+
+    return spoil
+
+
+def a_bool_for_a_count(content: RecordDict) -> None:
+    content["metrics"].__dict__["_data"]["num-examples"] = True  # Flower's own check would refuse it here
+
+
+def zipped() -> bytes:
+    """What NumPy's reader takes for a file of several arrays."""
+    buffer = io.BytesIO()
+    np.savez(buffer, w=TWO)
+    return buffer.getvalue()
+
+
+TWO = np.ones(2, dtype=np.float32)
+SOUND = Array(TWO)
+MALFORMED: dict[str, Spoil] = {
+    "longer": arrays(w=np.ones(3, dtype=np.float32)),
+    "broadcast": arrays(w=np.ones(1, dtype=np.float32)),
+    "scalar": arrays(w=np.float32(1)),
+    "more axes": arrays(w=np.ones((1, 2), dtype=np.float32)),
+    "another name": arrays(v=TWO),
+    "one array too many": arrays(w=TWO, v=TWO),
+    "no array": arrays(),
+    "float64": arrays(w=TWO.astype(np.float64)),
+    "integers": arrays(w=TWO.astype(np.int32)),
+    "text": arrays(w=np.array(["a", "b"])),
+    "another byte order": arrays(w=TWO.astype(">f4")),
+    "cut off": arrays(w=Array(SOUND.dtype, SOUND.shape, SOUND.stype, SOUND.data[:-1])),
+    "no bytes": arrays(w=Array(SOUND.dtype, SOUND.shape, SOUND.stype, b"")),
+    "several files": arrays(w=Array(SOUND.dtype, SOUND.shape, SOUND.stype, zipped())),
+    "another encoding": arrays(w=Array(SOUND.dtype, SOUND.shape, "torch", SOUND.data)),
+    "another shape than it says": arrays(w=Array("float32", (2,), SOUND.stype, Array(np.ones(3, np.float32)).data)),
+    "NaN weight": arrays(w=np.array([1.0, math.nan], dtype=np.float32)),
+    "infinite weight": arrays(w=np.array([-math.inf, 1.0], dtype=np.float32)),
+    "no arrays record": lambda content: content.pop("arrays"),
+    "no metrics record": lambda content: content.pop("metrics"),
+    "no records": lambda content: content.clear(),
+    "two array records": lambda content: content.update({"more": ArrayRecord({"w": SOUND})}),
+    "two metric records": lambda content: content.update({"more": MetricRecord({"loss": 0.5})}),
+    "another record": lambda content: content.update({"more": ConfigRecord({"a": 1})}),
+    "settings for metrics": lambda content: content.update({"metrics": ConfigRecord({"num-examples": 5, "loss": 0.5})}),
+    "metrics for arrays": lambda content: content.update({"arrays": MetricRecord({"w": 0.5})}),
+    "empty metrics": lambda content: content.update({"metrics": MetricRecord()}),
+    "extra metric": metrics(accuracy=0.5),
+    "no count": lambda content: content["metrics"].pop("num-examples"),
+    "no loss": lambda content: content["metrics"].pop("loss"),
+    "count 0": metrics(num_examples=0),
+    "count -5": metrics(num_examples=-5),
+    "count minus the others": metrics(num_examples=-int(EXAMPLES.sum())),
+    "count is a bool": a_bool_for_a_count,
+    "count 10.0": metrics(num_examples=10.0),
+    "count NaN": metrics(num_examples=math.nan),
+    "counts": metrics(num_examples=[10]),
+    "loss NaN": metrics(loss=math.nan),
+    "loss infinite": metrics(loss=math.inf),
+    "losses": metrics(loss=[0.5]),
+}
+
+
+def trained_with(spoilt: dict[int, Spoil | None], strategy="fedadam"):
+    """Two rounds in which each node of `spoilt` sends a sound reply, or what its function makes of one."""
+
+    def node(n, spoil):
+        def answer(message: Message) -> Message:
+            reply = moving(n % 2)(message)
+            content = RecordDict(dict(reply.content))
+            if spoil is not None:
+                spoil(content)
+            return Message(content, reply_to=message)
+
+        return answer
+
+    config = Config.load({"pluralllm.strategy": strategy, "pluralllm.rounds": 2, **UNVALIDATED})
+    grid = PromptGrid(FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()}))
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    with flower_task():
+        done = pretrain(grid, config, start, nodes=tuple(spoilt), progress=lambda step, of, loss: None)
+    return done.weights["w"].numpy().tobytes(), done.rounds
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_training_reply_leaves_what_the_sound_nodes_make_of_it(what, caplog):
+    spoil = MALFORMED[what]
+    alone = trained_with({0: None, 1: None})
+    for places in ({BAD_NODE: spoil, 0: None, 1: None}, {0: None, 1: None, BAD_NODE: spoil}):
+        caplog.clear()
+        assert trained_with(places) == alone
+        lines = [record.getMessage() for record in caplog.records if record.name == "appa.server"]
+        assert len(lines) == 2  # one a round
+        assert all(line.startswith(f"node {BAD_NODE}: its training reply cannot be used: ") for line in lines)
+    with pytest.raises(UserError, match="round 1: no node sent weights that could be used"):
+        trained_with({0: spoil, 1: spoil})
+
+
+@pytest.mark.parametrize("strategy", get_args(PluralLLMSection.model_fields["strategy"].annotation))
+def test_no_strategy_lets_nan_weights_through(strategy):
+    alone = trained_with({0: None, 1: None}, strategy)
+    assert np.isfinite(np.frombuffer(alone[0], dtype=np.float32)).all()
+    assert trained_with({0: None, BAD_NODE: MALFORMED["NaN weight"], 1: None}, strategy) == alone
+
+
+def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
+    def asked(seed, nodes):
+        grid = FakeGrid({n: moving(0) for n in nodes})
+        config = Config.load({"pluralllm.rounds": 8, "pluralllm.fraction": 0.5, "seed": seed, **UNVALIDATED})
+        start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+        prompt = PromptGrid(grid)
+        prompt.members = (99,)
+        with flower_task():
+            pretrain(prompt, config, start, nodes=nodes, progress=lambda step, of, loss: None)
+        assert prompt.members == (99,)  # as before
+        return [nodes.index(message.metadata.dst_node_id) for message in grid.pushed]
+
+    chosen = asked(1, (4, 5, 6, 7))
+    assert len(chosen) == 16
+    assert set(chosen) == {0, 1, 2, 3}
+    assert chosen == asked(1, (17, 3, 12, 9))  # ids are chance
+    assert chosen != asked(2, (4, 5, 6, 7))
+
+
+def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
+    """What is kept of rounds in which every weight is the round's number and the nodes report these errors.
+
+    None is a lost node; a RecordDict goes out as it is.
+    """
+    asked = []
+
+    def node(n):
+        def answer(message: Message) -> Message:
+            here = message.content["arrays"]["w"].numpy()
+            if message.metadata.message_type == "evaluate":
+                error = errors_RN[round(float(here[0])) - 1][n]
+                asked.append(round(float(here[0])))
+                if error is None:
+                    return Message(Error(5, "node is gone"), reply_to=message)
+                if isinstance(error, RecordDict):
+                    return Message(error, reply_to=message)
+                metrics = MetricRecord({"num-examples": cells[n], "error": error})
+                return Message(RecordDict({"metrics": metrics}), reply_to=message)
+            content = {
+                "arrays": ArrayRecord({"w": Array(here + np.float32(1))}),
+                "metrics": MetricRecord({"num-examples": 5, "loss": 0.5}),
+            }
+            return Message(RecordDict(content), reply_to=message)
+
+        return answer
+
+    config = Config.load(
+        {
+            "pluralllm.strategy": "fedavg",
+            "pluralllm.rounds": len(errors_RN),
+            "pluralllm.validate-every": 1,
+            **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()},
+        }
+    )
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    nodes = range(len(cells))
+    grid = PromptGrid(FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late))
+    with flower_task():
+        done = pretrain(grid, config, start, nodes=nodes, progress=lambda step, of, loss: None)
+    assert done.weights["w"].numpy()[0] == done.chosen
+    return done, asked
+
+
+def test_the_round_of_the_lowest_validation_error_is_kept():
+    # (20 x .3 + 10 x .3) / 30, (20 x .1 + 10 x .4) / 30, (20 x .4 + 10 x .1) / 30
+    done, _ = validated([(0.3, 0.3), (0.1, 0.4), (0.4, 0.1)])
+    assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2, 0.3])
+    assert done.chosen == 2
+
+
+def test_only_some_rounds_are_validated_and_the_last_always():
+    done, asked = validated([(0.5, 0.5)] * 5, pluralllm__validate_every=2)
+    assert asked == [2, 2, 4, 4, 5, 5]
+    assert [entry.validation for entry in done.rounds] == [None, 0.5, None, 0.5, 0.5]
+    assert done.chosen == 2  # the first of equals
+
+
+def test_without_validation_the_last_round_is_kept():
+    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], **UNVALIDATED)
+    assert (done.chosen, asked) == (2, [])
+    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], cells=(0, 0))  # nobody has enough answers to say
+    assert (done.chosen, asked) == (2, [1, 1, 2, 2])
+    assert [entry.validation for entry in done.rounds] == [None, None]
+
+
+def test_a_node_lost_in_validation_does_not_decide_which_round_is_kept():
+    # 0.4, then 0.21 for want of the worse node, then 0.385
+    done, _ = validated([(0.20, 0.60), (0.21, None), (0.19, 0.58)], cells=(10, 10))
+    assert [entry.validation for entry in done.rounds] == pytest.approx([0.4, 0.21, 0.385])
+    assert done.chosen == 3
+    assert validated([(0.20, 0.60), (0.21, None), (0.21, 0.61)], cells=(10, 10))[0].chosen == 1
+
+
+def test_a_round_over_more_answers_than_any_before_starts_the_comparison_anew():
+    done, _ = validated([(0.20, None), (0.20, 0.60), (0.10, None), (0.21, 0.60)], cells=(10, 10))
+    assert [entry.validation for entry in done.rounds] == pytest.approx([0.2, 0.4, 0.1, 0.405])
+    assert done.chosen == 2
+
+
+def test_the_order_in_which_validation_replies_come_changes_no_bit():
+    errors, cells = (0.1, 0.2, 0.3), (1, 1, 1)
+    assert (0.1 + 0.2) + 0.3 != 0.1 + (0.2 + 0.3)
+    found = {
+        validated([errors], cells=cells, late={node: 2 * place for node, place in enumerate(places)})[0].rounds
+        for places in itertools.permutations(range(3))
+    }
+    assert len(found) == 1
+
+
+def record(**values) -> RecordDict:
+    return RecordDict({"metrics": MetricRecord({name.replace("_", "-"): value for name, value in values.items()})})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        float("nan"),
+        -0.1,
+        1.5,
+        RecordDict(),
+        record(),
+        record(error=0.1),
+        record(num_examples=10),
+        record(num_examples=-10, error=0.1),
+        record(num_examples=10.5, error=0.1),
+        record(num_examples=[10], error=0.1),
+        record(num_examples=10, error=[0.1]),
+        RecordDict({"others": MetricRecord({"num-examples": 10, "error": 0.1})}),
+        RecordDict({"metrics": ConfigRecord({"num-examples": 10, "error": 0.1})}),
+    ],
+)
+def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
+    done, _ = validated([(0.3, bad), (0.2, 0.4)])
+    assert done.rounds[0].validation == pytest.approx(0.3)
+    assert done.chosen == 2
+    assert "gone" in caplog.text or "cannot be used" in caplog.text
+
+
+def test_no_rounds_leave_the_start():
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    config = Config.load({"pluralllm.rounds": 0})
+    done = pretrain(PromptGrid(FakeGrid({})), config, start, nodes=(), progress=lambda step, of, loss: None)
+    assert (done.weights, done.rounds, done.chosen) == (start, (), 0)

@@ -1,0 +1,153 @@
+"""What is kept of PluralLLM and PPO reads back as it was, and nothing else is taken for it.
+
+Axis letter: G groups.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import torch
+from fakes import PROMPTS, tiny_causal_lm
+from flwr.app import Array, ArrayRecord
+
+from appa_flwr import files
+from appa_flwr.aggregation import State
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from pluralllm.card import Round
+from server_app.checkpoint import FORMAT, Checkpoint, load, load_weights, save, save_weights
+from server_app.models.policy import FullModels
+from server_app.ppo.engine import PPOEngine
+from server_app.predictor.pretraining import Pretraining
+
+GROUPS = ("A", "B", "C")
+RULE = State(history_G=np.array([0.1, 1 / 3, 0.0]), answered_G=np.array([True, True, False]))
+ENGINE = {"weights": [torch.tensor([1 / 3, 2.0])], "steps": 7, "rng": {"state": 2**120 + 1}, "name": "x"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(tmp_path / "checkpoint.pt", Checkpoint.of(40, GROUPS, RULE, ENGINE))
+    return tmp_path / "checkpoint.pt"
+
+
+def test_a_checkpoint_reads_back_bit_for_bit(path):
+    kept = load(path)
+    assert kept.iteration == 40
+    assert torch.equal(kept.engine["weights"][0], ENGINE["weights"][0])
+    assert {k: v for k, v in kept.engine.items() if k != "weights"} == {
+        k: v for k, v in ENGINE.items() if k != "weights"
+    }
+    state = kept.rule_state(GROUPS)
+    assert state.history_G.tolist() == RULE.history_G.tolist()
+    assert state.answered_G.tolist() == RULE.answered_G.tolist()
+
+
+def test_the_groups_of_a_resumed_run_find_their_own_history(path):
+    state = load(path).rule_state(("C", "New", "A"))
+    assert state.history_G.tolist() == [0.0, 0.0, 0.1]
+    assert state.answered_G.tolist() == [False, False, True]
+
+
+def test_an_engine_goes_on_from_the_file_as_it_would_have(tmp_path):
+    config = Config.load({"ppo.num-mini-batches": 2, "rollout.response-length": 4})
+
+    def engine(seed: int) -> PPOEngine:
+        return PPOEngine(
+            FullModels(tiny_causal_lm()),
+            config.ppo,
+            config.rollout,
+            num_iterations=4,
+            stop_ids=[1],
+            pad_id=0,
+            seed=seed,
+        )
+
+    def iterate(on: PPOEngine) -> dict[str, float]:
+        rollout = on.rollout(PROMPTS)
+        score_J = torch.arange(len(PROMPTS), dtype=torch.float32)
+        return on.update(rollout, on.judge(rollout.sequences), score_J)
+
+    first, second = engine(0), engine(1)
+    iterate(first)
+    save(tmp_path / "checkpoint.pt", Checkpoint.of(1, GROUPS, RULE, first.state()))
+    second.restore(load(tmp_path / "checkpoint.pt").engine)
+    assert [iterate(first), iterate(first)] == [iterate(second), iterate(second)]
+
+
+def test_nothing_kept_is_none(tmp_path):
+    assert load(tmp_path / "checkpoint.pt") is None
+    assert load_weights(tmp_path / "pluralllm.safetensors", ArrayRecord()) is None
+
+
+@pytest.mark.parametrize("spoil", ["cut", "text", "empty", "code"])
+def test_a_spoilt_checkpoint_is_the_user_s_to_know(path, spoil):
+    whole = path.read_bytes()
+    if spoil == "code":  # a pickle that would run something
+        torch.save({"format": FORMAT, "run": os.system}, path)
+    else:
+        path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint", "empty": b""}[spoil])
+    with pytest.raises(
+        UserError, match=r"^/.*checkpoint\.pt: cannot be read \(.*\); without it the run resumes"
+    ) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_version_is_refused(path):
+    for content in ({"format": FORMAT + 1, "iteration": 1}, {"iteration": 1}, [1]):
+        torch.save(content, path)
+        with pytest.raises(
+            UserError, match=rf"is of format (None|{FORMAT + 1}), and this version reads format {FORMAT}"
+        ):
+            load(path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be written \(No space left on device\)"):
+        save(path, Checkpoint.of(50, GROUPS, RULE, ENGINE))
+    assert load(path).iteration == 40
+    assert list(path.parent.iterdir()) == [path]
+
+
+def record(**arrays: np.ndarray) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def test_weights_and_rounds_read_back_in_their_order(tmp_path):
+    rng = np.random.default_rng(0)
+    weights = record(z=rng.normal(size=(2, 3)).astype(np.float32), a=rng.normal(size=4).astype(np.float32).T)
+    rounds = (Round(round=1, loss=1 / 3), Round(round=2, loss=0.1 + 0.2, validation=0.25))
+    save_weights(tmp_path / "w.safetensors", Pretraining(weights, rounds, 2))
+    found = load_weights(tmp_path / "w.safetensors", record(z=np.zeros((2, 3)), a=np.zeros(4)))
+    assert (found.rounds, found.chosen) == (rounds, 2)
+    read = found.weights
+    assert list(read) == ["z", "a"]
+    for name in weights:
+        assert read[name].numpy().dtype == np.float32
+        assert np.array_equal(read[name].numpy(), weights[name].numpy())
+
+
+@pytest.mark.parametrize("other", [{"a": (3,)}, {"b": (2,)}, {"a": (2,), "b": (1,)}, {}])
+def test_weights_of_other_names_or_shapes_are_refused(tmp_path, other):
+    save_weights(tmp_path / "w.safetensors", Pretraining(record(a=np.zeros(2))))
+    expected = record(**{name: np.zeros(shape) for name, shape in other.items()})
+    with pytest.raises(UserError, match=r"w\.safetensors: holds other weights than"):
+        load_weights(tmp_path / "w.safetensors", expected)
+
+
+def test_spoilt_weights_are_the_user_s_to_know(tmp_path):
+    save_weights(tmp_path / "w.safetensors", Pretraining(record(a=np.zeros(2))))
+    whole = (tmp_path / "w.safetensors").read_bytes()
+    for spoilt in (whole[:-3], b""):
+        (tmp_path / "w.safetensors").write_bytes(spoilt)
+        with pytest.raises(UserError, match=r"w\.safetensors: cannot be read"):
+            load_weights(tmp_path / "w.safetensors", record(a=np.zeros(2)))

@@ -1,0 +1,179 @@
+"""Scores of policies, baselines and ceilings through a federation that scores with the clients' own code.
+
+Axis letters: G groups, Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fakes import PAD_ID, PROMPTS, FakeGrid, catalogue_of, random_tables, scoring_node, tiny_causal_lm
+
+from appa_flwr import rewards
+from appa_flwr.config import Config
+from appa_flwr.report import artifacts
+from server_app import evaluation
+from server_app.federation.answers import parse_answers
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+
+GROUPS = ("A", "B", "C")
+CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])
+TEST_J = np.array([1, 2, 4])
+TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=1)
+TRUTHS = random_tables(CATALOGUE.option_QK, GROUPS, seed=2)
+CONFIG = Config.load({})
+JS_ONLY = ["js"]
+
+
+def federate(nodes, *, min_groups=1):
+    federation = Federation(PromptGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    return federation
+
+
+@pytest.fixture
+def federation():
+    return federate({g: scoring_node({name: TABLES[name]}, {name: TRUTHS[name]}) for g, name in enumerate(GROUPS)})
+
+
+def test_targets_are_rebuilt_from_rewards(federation):
+    found_GJK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])
+    expected_GJK = np.stack([TABLES[name][TEST_J] for name in GROUPS])
+    assert (expected_GJK.max(2) < 0.99).all()
+    np.testing.assert_allclose(found_GJK, expected_GJK, rtol=0, atol=1e-9)
+
+
+def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
+    table_QK = np.array([[1, 0, 0, 0, 0], [0.5, 0, 0.5, 0, 0], [0.25] * 4 + [0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1.0]])
+    federation = federate({0: scoring_node({"A": table_QK})})
+    found_JK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])[0]
+    np.testing.assert_allclose(found_JK, table_QK[TEST_J], rtol=0, atol=1e-9)
+    assert found_JK[0, 0] == found_JK[0, 2]
+    assert len(set(found_JK[1, :4])) == 1
+    assert not found_JK[~CATALOGUE.option_QK[TEST_J]].any()
+
+
+def test_a_group_that_does_not_answer_has_no_rebuilt_target():
+    nodes = {g: scoring_node({name: TABLES[name]}) for g, name in enumerate(GROUPS)}
+    federation = federate(nodes)
+    federation.grid._grid.nodes[1] = lambda message: None
+    found_GJK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])
+    np.testing.assert_allclose(found_GJK, np.stack([TABLES["A"], TABLES["C"]])[:, TEST_J], rtol=0, atol=1e-9)
+
+
+def test_a_policy_s_rows(federation):
+    answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
+    scored = evaluation.score(federation, "ppo", answers, metrics=["js", "cosine"], config=CONFIG)
+    assert [(row["policy"], row["metric"]) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
+    predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
+
+    def reward(metric, table_QK, q):
+        if q not in predictions:
+            return 0.0
+        size = len(predictions[q])
+        return float(rewards.METRICS[metric](predictions[q], table_QK[q, :size], [True] * size))
+
+    for row in scored.rows:
+        for tables, scores in ((TABLES, row), (TRUTHS, row["survey"])):
+            per_group = {n: sum(reward(row["metric"], tables[n], q) for q in TEST_J) / 3 for n in GROUPS}
+            assert scores["per_group"] == pytest.approx(per_group)
+            assert scores["avg_as"] == pytest.approx(sum(per_group.values()) / 3)
+            assert scores["min_as"] == pytest.approx(min(per_group.values()))
+        assert row["format_score"] == pytest.approx(2 / 3)
+    mean_J = [np.mean([reward("js", TABLES[n], q) for n in GROUPS]) for q in TEST_J]
+    np.testing.assert_allclose(scored.reward_J, mean_J)
+
+
+def test_groups_without_survey_answers_leave_the_truth_empty(federation):
+    nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
+    nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
+    answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
+    (row,) = evaluation.score(federate(nodes), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
+    assert row["survey"] is None
+    assert row["format_score"] is None  # no model wrote these
+    nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
+    (row,) = evaluation.score(federate(nodes), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
+    assert row["survey"]["avg_as"] == row["survey"]["min_as"] == row["survey"]["per_group"]["B"]
+    assert np.isnan(row["survey"]["per_group"]["A"])
+
+
+@pytest.fixture
+def majority_QK():
+    return np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
+
+
+def test_baselines_are_rows_the_report_reads(federation, majority_QK, tmp_path):
+    rows = evaluation.baseline_rows(
+        federation, CONFIG, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
+    )
+    (tmp_path / artifacts.CONFIG_FILE).write_text("{}")
+    (tmp_path / artifacts.SUMMARY_FILE).write_text(json.dumps(rows))
+    run = artifacts.read_run(tmp_path)
+    metrics = rewards.metrics_of("dpa")
+    pairs = [(policy, metric) for policy in ("uniform", "majority") for metric in metrics]
+    pairs += [(policy, metric) for policy in ("ceiling-average", "ceiling-min") for metric in metrics]
+    assert [(row.policy, row.metric) for row in run.summary] == pairs
+    sizes = {1: 3, 2: 4, 4: 5}
+    uniform = [
+        np.mean([float(rewards.js([1 / n] * n, TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
+        for group in GROUPS
+    ]
+    assert list(run.row("uniform", "js").targets.per_group.values()) == pytest.approx(uniform)
+    for metric in metrics:
+        best_average, best_minimum = run.row("ceiling-average", metric), run.row("ceiling-min", metric)
+        for policy in ("uniform", "majority", "ceiling-min"):
+            assert run.row(policy, metric).targets.avg_as <= best_average.targets.avg_as + 1e-4
+        for policy in ("uniform", "majority", "ceiling-average"):
+            assert run.row(policy, metric).targets.min_as <= best_minimum.targets.min_as + 1e-4
+    assert run.row("uniform", "js").targets.avg_as < run.row("ceiling-average", "js").targets.avg_as - 0.01
+
+
+def test_without_ceilings_no_target_is_asked_for(federation, majority_QK):
+    grid = federation.grid._grid
+    grid.pushed.clear()
+    config = Config.load({"eval.ceilings": False})
+    rows = evaluation.baseline_rows(
+        federation, config, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
+    )
+    assert {row["policy"] for row in rows} == {"uniform", "majority"}
+    assert len(grid.pushed) == 2 * len(GROUPS)
+
+
+def test_greedy_answers_are_in_the_order_of_the_questions():
+    model = tiny_causal_lm()
+    prompts = [*PROMPTS, [7, 7]]
+
+    def texts(response_JT, mask_JT):
+        return [" ".join(map(str, ids[mask].tolist())) for ids, mask in zip(response_JT, mask_JT, strict=True)]
+
+    base = SimpleNamespace(stop_ids=(1,), pad_id=PAD_ID, texts=texts)
+    question_J = np.array([4, 0, 2])
+    found = {}
+    for size in (1, 2, 100):
+        config = Config.load({"eval.batch-size": size, "rollout.response-length": 4})
+        answers = evaluation.greedy_answers(
+            model, base, config, prompts=prompts, question_J=question_J, catalogue=CATALOGUE
+        )
+        found[size] = answers.texts
+        assert answers.question_J.tolist() == [4, 0, 2]
+    assert found[1] == found[2] == found[100]
+    # one by one, the likeliest token each time
+    for text, q in zip(found[100], question_J, strict=True):
+        ids = list(prompts[q])
+        for token in map(int, text.split()):
+            with torch.no_grad():
+                assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
+            ids.append(token)
+
+
+def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
+    answers = parse_answers("opa", ["B,A,C", "A"], np.array([1, 2]), CATALOGUE)
+    np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5])
+    assert answers.parsed_J.tolist() == [True, False]
+    np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25])

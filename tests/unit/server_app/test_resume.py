@@ -1,0 +1,254 @@
+"""A run that is stopped at any point and resumed ends as one that was not: real server and groups in one process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from in_process import InProcessGrid, flower_task, simulated
+from safetensors.torch import load_file
+
+from appa_flwr import files
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from server_app import checkpoint, run_folder
+from server_app import main as server
+from server_app.federation.catalogue import build_catalogue
+from server_app.models.tiny import TinyRecipe, build
+from server_app.run_folder import RunFolder
+
+TINY = {
+    "data.num-groups": 3,
+    "data.num-questions": 24,
+    "federation.min-groups": 3,
+    "eval.ceilings": False,
+    "embedding.dim": 8,
+    "pluralllm.hidden-dim": 8,
+    "pluralllm.blocks": 1,
+    "pluralllm.heads": 2,
+    "pluralllm.rounds": 2,
+    "pluralllm.num-context-questions": 4,
+    "sft.steps": 12,
+    "sft.batch-size": 4,
+    "sft.gradient-accumulation-steps": 1,
+    "policy.tuning": "lora",  # adapters begin with random numbers
+    "ppo.num-iterations": 5,
+    "run.checkpoint-every": 2,
+    "rollout.batch-size": 8,
+    "ppo.num-mini-batches": 2,
+    "ppo.learning-rate": 1e-2,
+    "rollout.response-length": 24,
+    "appa.fairness-threshold": 1.1,  # so that the groups' reward history matters
+    "pluralllm.context-resampling": "every-iteration",  # and the number of the iteration
+}
+ITERATIONS = TINY["ppo.num-iterations"]
+
+
+class Killed(BaseException):
+    """Nothing that the run could catch or write about."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    """A folder with a policy small enough for many sessions that knows how an answer is written."""
+    folder = tmp_path_factory.mktemp("resume")
+    catalogue = build_catalogue(Config.load(TINY))
+    training = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if train]
+    recipe = TinyRecipe("dpa", steps=150, batch_size=16, hidden_size=48, num_layers=2)
+    for part in build(recipe, training):
+        part.save_pretrained(folder / "model")
+    return folder
+
+
+def config_of(folder: Path, name: str, **changes: object) -> Config:
+    places = {"run.output-dir": str(folder / "runs"), "model": str(folder / "model"), "run-name": name}
+    return Config.load({**TINY, **places, **changes})
+
+
+def session(config: Config) -> InProcessGrid:
+    """One life of the server, in which nobody knows where the global random numbers stand."""
+    grid = InProcessGrid(simulated(config, 2))
+    load_model = server.base_models.load_model
+
+    def loaded(*args, **kwargs):
+        torch.manual_seed(time.time_ns())
+        return load_model(*args, **kwargs)
+
+    with flower_task(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server.base_models, "load_model", loaded)
+        patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
+        server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+    return grid
+
+
+def results(folder: Path) -> dict[str, object]:
+    """Everything with numbers that a run leaves, but for seconds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found: dict[str, object] = {"metrics": [{k: v for k, v in line.items() if k != "seconds"} for line in lines]}
+    for name in ("summary.json", "examples.json", "pluralllm.json"):
+        found[name] = json.loads((folder / name).read_text())
+    for name in ("policy/adapter_model.safetensors", "sft-model/model.safetensors"):
+        found[name] = {key: value.tolist() for key, value in load_file(folder / name).items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def unbroken(shared) -> Path:
+    config = config_of(shared, "unbroken", **{"run.checkpoint-every": 0})
+    session(config)
+    assert not (config.run_folder / "checkpoint.pt").exists()
+    return config.run_folder
+
+
+@pytest.fixture(scope="module")
+def expected(unbroken) -> dict[str, object]:
+    found = results(unbroken)
+    for name in ("kl", "value_loss"):  # an update that is lost or done twice would show
+        assert len({line[name] for line in found["metrics"]}) == ITERATIONS, name
+    assert (
+        len(set(found["metrics"][-1]["history"].values())) == TINY["data.num-groups"]
+    )  # not all zero: answers were read
+    return found
+
+
+Kill = Callable[[pytest.MonkeyPatch], None]
+
+
+def at_step(phase: str, step: int) -> Kill:
+    """When the run is about to tell that this step of a phase is done."""
+
+    def install(monkeypatch: pytest.MonkeyPatch) -> None:
+        tell = RunFolder.progress
+
+        def progress(self, name, number, *rest):
+            if (name, number) == (phase, step):
+                raise Killed
+            tell(self, name, number, *rest)
+
+        monkeypatch.setattr(RunFolder, "progress", progress)
+
+    return install
+
+
+def writing_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the second checkpoint is written, but not yet in the first one's place."""
+    replace = os.replace
+
+    def killed(source, target):
+        if Path(target).name == "checkpoint.pt" and Path(target).exists():
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", killed)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kill: the disk takes no more of the second checkpoint."""
+    replace = os.replace
+
+    def full(source, target):
+        if Path(target).name == "checkpoint.pt":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", full)
+
+
+def after_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    save = checkpoint.save
+
+    def killed(path, content):
+        save(path, content)
+        if content.iteration == 4:
+            raise Killed
+
+    monkeypatch.setattr(server.checkpoints, "save", killed)
+
+
+def between_line_and_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(path, content):
+        raise Killed
+
+    monkeypatch.setattr(server.checkpoints, "save", killed)
+
+
+def saving_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def killed(source, target):
+        if Path(target).name == "policy":
+            raise Killed
+        rename(source, target)
+
+    monkeypatch.setattr(run_folder.os, "rename", killed)
+
+
+# In the order in which one run meets them: when, iterations kept, and whether PluralLLM and SFT have to be done again.
+KILLS: list[tuple[Kill, int, bool, bool]] = [
+    (at_step("pluralllm", 1), 0, True, True),
+    (at_step("sft", 10), 0, False, True),
+    (between_line_and_checkpoint, 0, False, False),
+    (writing_checkpoint, 2, False, False),
+    (full_disk, 2, False, False),
+    (after_checkpoint, 4, False, False),
+    (saving_policy, 5, False, False),
+]
+
+
+def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
+    config = config_of(shared, "broken")
+    resumed = Config.load({**config.flat(), "run.resume": True})
+    folder, told_before = config.run_folder, 0
+    # What the session before this one has left: at first nothing.
+    left = (0, True, True)
+    for kill, *leaves in [*KILLS, (None, ITERATIONS, False, False)]:
+        begins = config if told_before == 0 else resumed
+        if kill is None:
+            session(begins)
+        else:
+            with pytest.MonkeyPatch.context() as patched:
+                kill(patched)
+                with pytest.raises(UserError if kill is full_disk else Killed):
+                    session(begins)
+        told = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][told_before:]
+        told_before += len(told)
+        kept, pretrains, tunes = left
+        done = [line["step"] for line in told if line["phase"] == "ppo" and "reward" in line["message"]]
+        assert done == list(range(kept + 1, kept + 1 + len(done)))
+        messages = [f"{line['phase']}: {line['message']}" for line in told]
+        assert (f"ppo: resumed at iteration {kept}" in messages) == (kept > 0 and "ppo: begins" in messages)
+        assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
+        assert any(text.startswith("sft: loss") for text in messages) <= tunes
+        reason = (folder / "error.txt").read_text() if (folder / "error.txt").exists() else None
+        full = f"{folder / 'checkpoint.pt'}: cannot be written (No space left on device)\n"
+        assert reason == (full if kill is full_disk else None)
+        left = tuple(leaves)
+    assert told[-1]["phase"] == "report"
+    assert results(folder) == expected
+    assert not list(folder.glob(".*"))
+    phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]
+    assert phases == [row["phase"] for row in json.loads((unbroken / "phases.json").read_text())]
+
+
+def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):
+    config = config_of(shared, "unbroken", **{"run.checkpoint-every": 0, "run.resume": True})
+    with pytest.raises(UserError, match="the run is finished"):
+        session(config)
+    copy = shared / "runs" / "copy"
+    shutil.copytree(unbroken, copy)
+    (copy / "progress.jsonl").write_text("")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"^seed = 1, but the run in .*copy began with 0; .* config\.json$"):
+        session(config_of(shared, "copy", seed=1, **{"run.resume": True}))
+    with pytest.raises(UserError, match=r"nowhere: no run to resume, it has no config\.json"):
+        session(config_of(shared, "nowhere", **{"run.resume": True}))
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert not (shared / "runs" / "nowhere").exists()

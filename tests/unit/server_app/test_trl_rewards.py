@@ -1,0 +1,348 @@
+"""The groups' reward for TRL's trainers: what it returns, what it remembers, and two steps of GRPO and of RLOO on it.
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from fakes import FakeGrid, catalogue_of, scoring_node
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from appa_flwr import aggregation
+from appa_flwr.errors import UserError
+from client_app import scoring
+from server_app.federation.answers import parse_answers
+from server_app.federation.grid import PromptGrid
+from server_app.federation.groups import Federation
+from server_app.models import tiny
+from server_app.models.tiny import TinyRecipe
+from server_app.trl_rewards import GroupRewards, LocalGroups
+
+CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
+TABLES = {
+    "A": np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]),
+    "B": np.array([[0.4, 0.6, 0.0], [0.8, 0.2, 0.0], [0.5, 0.3, 0.2]]),
+}
+DECAY = 0.8
+
+
+def table_scorer(table_QK):
+    return partial(scoring.score, side_QK=table_QK, option_QK=CATALOGUE.option_QK)
+
+
+def local_groups(**scorers):
+    return LocalGroups({name: table_scorer(table_QK) for name, table_QK in TABLES.items()} | scorers)
+
+
+def build(rule="average", *, groups=None, metric="wasserstein", parameters=None, **keys):
+    made = aggregation.make(rule, ema_decay=DECAY, **(parameters or {}))
+    return GroupRewards(groups or local_groups(), made, catalogue=CATALOGUE, metric=metric, **keys)
+
+
+def ask(rewards, completions, question_id, **columns):
+    prompts = ["?"] * len(completions)
+    return asyncio.run(
+        rewards.group_reward(prompts=prompts, completions=completions, question_id=question_id, **columns)
+    )
+
+
+# With two options Wasserstein is 1 - |p1 - t1|. "0.70,0.30" to Q0: A (.6, .4) gives 0.9, B (.4, .6) gives 0.7.
+# "0.90,0.10" to Q1: A (.5, .5) gives 0.6, B (.8, .2) gives 0.9. Both are written as asked for, format 1, so
+# the training rewards are 0.85 r + 0.15: A 0.915 and 0.66, B 0.745 and 0.915.
+TWO = ["0.70,0.30", "0.90,0.10"]
+TWO_QUESTIONS = ["Q0", "Q1"]
+MEAN_OF_TWO = [0.83, 0.7875]
+LEAST_OF_TWO = [0.745, 0.66]
+OF_A_ALONE = [0.915, 0.66]
+
+
+def test_two_groups_and_two_answers_by_hand():
+    assert ask(build("average"), TWO, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
+    assert ask(build("min"), TWO, TWO_QUESTIONS) == pytest.approx(LEAST_OF_TWO)
+
+
+def test_rewards_keep_the_order_of_the_completions():
+    assert ask(build(), TWO[::-1], TWO_QUESTIONS[::-1]) == pytest.approx(MEAN_OF_TWO[::-1])
+
+
+def test_the_history_moves_once_a_call():
+    rewards = build()
+    ask(rewards, TWO, TWO_QUESTIONS)
+    # Mean alignment rewards: A (0.9 + 0.6) / 2 = 0.75, B (0.7 + 0.9) / 2 = 0.8; h = 0.2 of them.
+    np.testing.assert_allclose(rewards.state.history_G, [0.15, 0.16])
+    ask(rewards, TWO, TWO_QUESTIONS)
+    np.testing.assert_allclose(rewards.state.history_G, [0.8 * 0.15 + 0.15, 0.8 * 0.16 + 0.16])
+    assert rewards.rounds == 2
+
+
+def test_appa_weighs_by_the_history_of_the_calls_before():
+    rewards = build("appa", metric="js", parameters={"fairness_threshold": 1.1})
+    request = parse_answers("dpa", TWO, np.array([0, 1]), CATALOGUE).request(["js"])
+    reward_GJ = np.stack([table_scorer(table_QK)(request)["js"] for table_QK in TABLES.values()])
+    training_GJ = 0.85 * reward_GJ + 0.15
+    history_G = np.zeros(2)
+    for _ in range(2):
+        weight_G = np.exp((1 - history_G) / 0.1) / np.exp((1 - history_G) / 0.1).sum()
+        expected_J = np.log(np.mean(np.exp(weight_G[:, None] * training_GJ), axis=0))
+        assert ask(rewards, TWO, TWO_QUESTIONS) == pytest.approx(expected_J)
+        history_G = DECAY * history_G + (1 - DECAY) * reward_GJ.mean(1)
+
+
+def test_an_unreadable_answer_is_worth_nothing():
+    assert ask(build(), ["no idea", TWO[1]], TWO_QUESTIONS) == pytest.approx([0.0, MEAN_OF_TWO[1]])
+
+
+def test_the_weight_of_the_format_score():
+    assert ask(build(alignment_weight=1.0), TWO, TWO_QUESTIONS) == pytest.approx([0.8, 0.75])
+
+
+def test_conversations_count_by_their_last_message():
+    plain = [[{"role": "assistant", "content": text}] for text in TWO]
+    assert ask(build(), plain, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
+    longer = [[{"role": "assistant", "content": "1.00,0.00"}, {"role": "assistant", "content": text}] for text in TWO]
+    assert ask(build(), longer, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
+    parts = [[{"role": "assistant", "content": [{"type": "text", "text": text}]}] for text in TWO]
+    assert ask(build(), parts, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
+
+
+def test_a_silent_group_is_left_out_and_keeps_its_history():
+    answers = iter([TABLES["B"], None])
+
+    def sometimes(request):
+        table_QK = next(answers)
+        return None if table_QK is None else table_scorer(table_QK)(request)
+
+    logged = {}
+    rewards = build("min", groups=local_groups(B=sometimes))
+    ask(rewards, TWO, TWO_QUESTIONS)
+    found = ask(rewards, TWO, TWO_QUESTIONS, log_metric=logged.__setitem__)
+    assert found == pytest.approx(OF_A_ALONE)
+    np.testing.assert_allclose(rewards.state.history_G, [0.8 * 0.15 + 0.15, 0.16])
+    assert "group_reward/B" not in logged
+    assert logged["group_reward/A"] == pytest.approx(0.75)
+
+
+def test_what_is_logged():
+    logged = {}
+    ask(build(), ["0.70,0.30", "no idea"], ["Q0", "Q1"], log_metric=logged.__setitem__)
+    # Alignment rewards: A 0.9 and 0, B 0.7 and 0. FI: (0.9, 0.7) has CoV 0.1 / 0.8, so 64 / 65; equal zeros count 1.
+    assert logged == pytest.approx(
+        {
+            "group_reward/fairness_index": (64 / 65 + 1) / 2,
+            "group_reward/format_score": 0.5,
+            "group_reward/A": 0.45,
+            "group_reward/B": 0.35,
+        }
+    )
+
+
+def test_nobody_answers():
+    rewards = build(groups=LocalGroups({"A": lambda request: None, "B": lambda request: None}))
+    with pytest.raises(UserError, match="none of the groups A, B"):
+        ask(rewards, TWO, TWO_QUESTIONS)
+    assert not rewards.state.history_G.any()
+    assert rewards.rounds == 0
+
+
+@pytest.mark.parametrize("bad", [[0.5], [0.5, 1.5], [0.5, np.nan], None])
+def test_a_scorer_that_answers_nonsense_is_named(bad):
+    reply = {} if bad is None else {"wasserstein": bad}
+    with pytest.raises(UserError, match=r"group 'B'.*2 wasserstein rewards in \[0, 1\]"):
+        ask(build(groups=local_groups(B=lambda request: reply)), TWO, TWO_QUESTIONS)
+
+
+def test_an_unknown_question_is_named():
+    with pytest.raises(UserError, match=r"question_id 'Q7'.*3 questions.*'Q0'"):
+        ask(build(), TWO, ["Q0", "Q7"])
+
+
+def test_the_column_is_needed():
+    with pytest.raises(UserError, match="no column question_id"):
+        asyncio.run(build().group_reward(prompts=["?"], completions=["?"]))
+
+
+def test_unusable_settings():
+    with pytest.raises(UserError, match="unknown metric of task 'dpa' 'jss'"):
+        build(metric="jss")
+    with pytest.raises(UserError, match="no groups"):
+        build(groups=LocalGroups({}))
+
+
+def test_held_out_questions_are_scored_and_leave_no_trace():
+    rewards = build()
+    # "0.20,0.30,0.50" is A's own distribution of Q2. From B's (.5, .3, .2) it differs by .3 and .3 in the cumulative
+    # shares, so 1 - 0.6 / 2 = 0.7. The mean of 1 and 0.85 * 0.7 + 0.15 = 0.745 is 0.8725.
+    assert ask(rewards, ["0.20,0.30,0.50"], ["Q2"]) == pytest.approx([0.8725])
+    assert not rewards.state.history_G.any()
+    assert not rewards.state.answered_G.any()
+
+
+def test_rankings():
+    groups = LocalGroups({"A": table_scorer(TABLES["A"])})
+    rewards = GroupRewards(groups, aggregation.make("average"), catalogue=CATALOGUE, task="opa")
+    # Q2 of A ranks C, B, A: the same ranking is worth 1
+    assert ask(rewards, ["C,B,A"], ["Q2"]) == pytest.approx([1.0])
+    assert ask(rewards, ["A,C,B"], ["Q2"])[0] < 0.5
+
+
+def test_rounds_come_one_after_the_other_while_others_go_on():
+    inside, most, ticks = [], [], []
+
+    def slow(request):
+        inside.append(threading.get_ident())
+        most.append(len(inside))
+        time.sleep(0.1)
+        inside.pop()
+        return table_scorer(TABLES["A"])(request)
+
+    rewards = build(groups=LocalGroups({"A": slow}))
+
+    async def other():
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            ticks.append(bool(inside))
+
+    async def both():
+        calls = [
+            rewards.group_reward(prompts=["?"], completions=[text], question_id=[name])
+            for text, name in zip(TWO, TWO_QUESTIONS, strict=True)
+        ]
+        return await asyncio.gather(*calls, other())
+
+    first, second, _ = asyncio.run(both())
+    assert most == [1, 1]
+    assert ticks == [True] * 5  # the other reward function went on while a group was scoring
+    assert [*first, *second] == pytest.approx(OF_A_ALONE)
+    # Both rounds are in the history, in one order or the other: 0.2 and 0.8 * 0.2 of 0.9 and 0.6
+    expected = [0.2 * 0.6 + 0.16 * 0.9, 0.2 * 0.9 + 0.16 * 0.6]
+    assert any(rewards.state.history_G[0] == pytest.approx(value) for value in expected)
+
+
+def federated(*, min_groups, silent=()):
+    nodes = {node: scoring_node({name: table_QK}) for node, (name, table_QK) in enumerate(TABLES.items())}
+    grid = FakeGrid(nodes)
+    federation = Federation(PromptGrid(grid), min_groups=min_groups, timeout=0.02)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    for node in silent:
+        grid.nodes[node] = lambda message: None
+    return federation
+
+
+def test_a_federation_scores_like_the_same_groups_in_this_process():
+    rewards = build("min", groups=federated(min_groups=2))
+    assert ask(rewards, TWO, TWO_QUESTIONS) == pytest.approx(LEAST_OF_TWO)
+    np.testing.assert_allclose(rewards.state.history_G, [0.15, 0.16])
+
+
+def test_a_federation_below_its_quorum_ends_the_training_and_loses_nothing():
+    rewards = build(groups=federated(min_groups=2, silent=[1]))
+    with pytest.raises(UserError, match="only 1 of 2 groups"):
+        ask(rewards, TWO, TWO_QUESTIONS)
+    assert not rewards.state.answered_G.any()
+    fewer = build("min", groups=federated(min_groups=1, silent=[1]))
+    assert ask(fewer, TWO, TWO_QUESTIONS) == pytest.approx(OF_A_ALONE)
+
+
+def test_fresh_contexts_are_asked_for_by_round():
+    draws = []
+
+    def watched(request):
+        draws.append(request.draw)
+        return table_scorer(TABLES["A"])(request)
+
+    for fresh in (False, True):
+        rewards = build(groups=LocalGroups({"A": watched}), fresh_context=fresh)
+        for _ in range(2):
+            ask(rewards, TWO, TWO_QUESTIONS)
+    assert draws == [0, 0, 1, 2]
+
+
+def test_several_training_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match="one training process; there are 2"):
+        ask(build(), TWO, TWO_QUESTIONS)
+
+
+STEPS, BATCH = 2, 4
+SETTINGS = {
+    "max_steps": STEPS,
+    "per_device_train_batch_size": BATCH,
+    "num_generations": 2,
+    "max_completion_length": 4,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+}
+
+
+class Dressed(GroupRewards):
+    """A random model writes no answers, so the length of its noise decides which answer is scored in its place."""
+
+    def __init__(self, *arguments, **keys):
+        super().__init__(*arguments, **keys)
+        self.returned = []
+
+    async def group_reward(self, prompts, completions, **columns):
+        shares = [len(text) % 10 / 10 for text in completions]
+        dressed = [f"{share:.2f},{1 - share:.2f}" for share in shares]
+        self.returned.append(await super().group_reward(prompts, dressed, **columns))
+        return self.returned[-1]
+
+
+@pytest.mark.parametrize(("trainer", "settings"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])
+def test_two_steps_of_trl_s_trainers(trainer, settings, tmp_path):
+    recipe = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
+    built, tokenizer = tiny.build(recipe, CATALOGUE.questions)
+    built.save_pretrained(tmp_path)  # RLOO loads its reference from where the model came from
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    requests = []
+
+    def watched(request):
+        requests.append(request)
+        return table_scorer(TABLES["A"])(request)
+
+    rewards = Dressed(
+        local_groups(A=watched), aggregation.make("average", ema_decay=DECAY), catalogue=CATALOGUE, metric="wasserstein"
+    )
+    rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
+    running = trainer(
+        model,
+        rewards.group_reward,
+        settings(output_dir=str(tmp_path), **SETTINGS),
+        Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    running.train()
+    assert rewards.rounds == len(requests) == STEPS
+    for request in requests:  # two completions of each question, in TRL's order
+        assert sorted(request.question_J) == [0, 0, 1, 1]
+    # The trainer's own log holds what came from the groups.
+    lines = [line for line in running.state.log_history if "reward" in line]
+    assert [line["rewards/group_reward/mean"] for line in lines] == pytest.approx(
+        [np.mean(values) for values in rewards.returned]
+    )
+    history = 0.0
+    for line in lines:
+        history = DECAY * history + (1 - DECAY) * line["group_reward/A"]
+    assert history > 0
+    assert rewards.state.history_G[0] == pytest.approx(history)
+    assert any(np.ptp(values) > 0 for values in rewards.returned)
+    assert any(not torch.equal(before[name], p) for name, p in model.named_parameters())

@@ -80,7 +80,7 @@ def population(message: Message, context: Context) -> Message:
         data.context_config(context),
         public.train_Q,
         public.option_QK,
-        at_home=bool(context.node_config.get("group")),
+        deployed=bool(context.node_config.get("group")),
     )
     return outgoing.send_sums(message, sums.respond(wire.unpack_sums_request(message.content), node))
 

@@ -38,7 +38,7 @@ class Node:
         config: the run's.
         train_Q: which questions are for training.
         option_QK: True where a question has that option.
-        at_home: whether it runs at the groups' own place, as a party of its own; in a simulation every group counts as
+        deployed: whether it runs at the groups' own place, as a party of its own; in a simulation every group counts as
             one, whatever node it is on.
     """
 
@@ -46,7 +46,7 @@ class Node:
     config: Config
     train_Q: BoolArray
     option_QK: BoolArray
-    at_home: bool
+    deployed: bool
 
     @property
     def seen(self) -> list[str]:
@@ -91,7 +91,7 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
     if memory.public_keys not in ((), request.public_keys):
         raise UserError("sums: the nodes that take part have changed since the first step")
     least = max(MIN_NODES, node.config.sums.min_groups)
-    if node.at_home and len(request.public_keys) < least:
+    if node.deployed and len(request.public_keys) < least:
         raise UserError(f"sums: {len(request.public_keys)} nodes take part, and at home they must be {least}")
     part = {wire.COUNTS: _counts, wire.ANSWERS: _answers}[request.step](request.tables, node)
     state.remember_exchange(node.memory, state.Exchange(memory.private, request.public_keys, done))
@@ -108,7 +108,7 @@ def _counts(tables: Arrays, node: Node) -> dict[str, FloatArray]:
     count_Q = np.zeros(len(node.train_Q))
     for name in node.seen:
         count_Q[node.shared(name, np.ones_like(node.train_Q)).question_N] += 1
-    return {"count": count_Q, "parties": np.minimum(count_Q, 1.0) if node.at_home else count_Q}
+    return {"count": count_Q, "parties": np.minimum(count_Q, 1.0) if node.deployed else count_Q}
 
 
 def _answers(tables: Arrays, node: Node) -> dict[str, FloatArray]:

@@ -39,7 +39,7 @@ from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
 from server_app.federation.catalogue import build_catalogue
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.models import base as base_models
 from server_app.models import sft, tiny
@@ -72,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
     transformers.utils.logging.disable_progress_bar()
     with RunFolder(config) as folder:
         try:
-            Run(PromptGrid(grid), config, folder).everything()
+            Run(OverlapGrid(grid), config, folder).everything()
         except Exception as error:
             folder.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
             raise
@@ -106,7 +106,7 @@ class Evaluated:
 class Run:
     """One run's phases in order; each writes what it found into the run's folder."""
 
-    def __init__(self, grid: PromptGrid, config: Config, folder: RunFolder) -> None:
+    def __init__(self, grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         self._config, self._folder, self._grid = config, folder, grid
         self._federation = Federation(
             grid, min_groups=config.federation.min_groups, timeout=config.federation.reply_timeout

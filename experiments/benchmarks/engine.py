@@ -36,7 +36,7 @@ from experiments.benchmarks.workload import DPA_PROMPTS, PPO_EPOCHS, Prompts, Wo
 
 METRICS = "metrics.jsonl"
 FEDERATION_WAIT = "federation_wait"
-PHASES = ("rollout", "judge", "update")
+PHASES = ("rollout", "reference", "update")
 VOCABULARY = 1024
 SHARED, PLAIN = "shared prefix", "plain"
 

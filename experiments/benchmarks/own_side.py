@@ -118,10 +118,10 @@ def measure(workload: Workload) -> Measured:
     for number, prompts in enumerate(workload.batches):
         with stopwatch.phase("rollout"), keeping_to_plan(engine.models.policy(), ends=workload.ends):
             rollout = engine.rollout(prompts)
-        with stopwatch.phase("judge"):
-            judged = engine.judge(rollout.sequences)
+        with stopwatch.phase("reference"):
+            reference = engine.reference_pass(rollout.sequences)
         with stopwatch.phase("update"):
-            engine.update(rollout, judged, plan.even_share(rollout.sequences.response_JT, rollout.sequences.mask_JT))
+            engine.update(rollout, reference, plan.even_share(rollout.sequences.response_JT, rollout.sequences.mask_JT))
         total, phases = stopwatch.lap()
         lengths = rollout.sequences.mask_JT.sum(1).tolist()
         if lengths != workload.planned_lengths(number):

@@ -69,7 +69,6 @@ STAGES = ("rollout", "reference and value", "update")
 _STAGE_OF = {
     "rollout": "rollout",
     "generate": "rollout",
-    "judge": "reference and value",
     "reference": "reference and value",
     "value": "reference and value",
 }

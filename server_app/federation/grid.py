@@ -17,7 +17,7 @@ from flwr.supercore.run import Run
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.005, 0.25, 1.3  # seconds, seconds, factor
 
 
-class PromptGrid(Grid):
+class OverlapGrid(Grid):
     """Delegates to another Grid; waits for replies with short, growing pauses.
 
     Attributes:

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from appa_flwr import wire
 from appa_flwr.errors import UserError
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.predictor import scores as pluralllm_scores
 
 FloatArray = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ log = logging.getLogger("appa.server")
 class Federation:
     """All groups behind a Grid; replies are matched to groups by the name they carry, from the group's own node."""
 
-    def __init__(self, grid: PromptGrid, *, min_groups: int, timeout: float) -> None:
+    def __init__(self, grid: OverlapGrid, *, min_groups: int, timeout: float) -> None:
         self.grid = grid
         self.groups: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()

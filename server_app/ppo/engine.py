@@ -18,11 +18,11 @@ from appa_flwr.config.sections import PPOSection, RolloutSection
 from server_app.engine.sequences import Sequences
 from server_app.models.policy import PolicyModels
 from server_app.ppo import losses as ppo
-from server_app.ppo.rollouts import Decoding, Sample, Sampler, sample
+from server_app.ppo.rollouts import Decoding, Rollout, sample
 
 
 @dataclass(frozen=True)
-class Judged:
+class ReferencePass:
     """What the server can compute before the groups have answered; (J, T) each, 0 outside the mask."""
 
     reference_logprob_JT: Tensor
@@ -40,7 +40,6 @@ class PPOEngine:
         stop_ids: tokens that end an answer.
         pad_id: what fills the rest of a row.
         seed: of sampling and of the order within an update.
-        sampler: where rollouts come from.
     """
 
     def __init__(
@@ -53,11 +52,9 @@ class PPOEngine:
         stop_ids: Sequence[int],
         pad_id: int,
         seed: int,
-        sampler: Sampler = sample,
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
-        self._sampler = sampler
         self._decoding = Decoding.fitting(
             models.policy(),
             max_new_tokens=rollout.response_length,
@@ -82,12 +79,12 @@ class PPOEngine:
             self._optimizer, lambda i: max(0.0, 1.0 - i / num_iterations) if decay else 1.0
         )
 
-    def rollout(self, prompts: Sequence[Sequence[int]]) -> Sample:
+    def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
         """Sample one answer per prompt at the training temperature."""
         with self.models.sampling() as model:
-            return self._sampler(model, prompts, self._decoding, generator=self._generator)
+            return sample(model, prompts, self._decoding, generator=self._generator)
 
-    def judge(self, sequences: Sequences) -> Judged:
+    def reference_pass(self, sequences: Sequences) -> ReferencePass:
         """Reference log-probabilities and values of a rollout batch."""
         reference_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
         value_JT = torch.zeros_like(reference_JT)
@@ -102,14 +99,14 @@ class PPOEngine:
                 found = [scorer(sequences.rows(rows)) for rows in chunks]
             for rows, part_JT in zip(chunks, found, strict=True):
                 into_JT[rows, : part_JT.shape[1]] = part_JT.to(into_JT.dtype)
-        return Judged(reference_JT, value_JT)
+        return ReferencePass(reference_JT, value_JT)
 
-    def update(self, rollout: Sample, judged: Judged, score_J: Tensor) -> dict[str, float]:
+    def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
         """All PPO epochs on one rollout batch (Eq. ppo-full).
 
         Args:
             rollout: the batch and its log-probabilities at sampling time.
-            judged: its reference log-probabilities and values.
+            reference: its reference log-probabilities and values.
             score_J: the aggregated reward of each rollout.
 
         Returns:
@@ -120,9 +117,11 @@ class PPOEngine:
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
         score_J = ppo.whiten_scores(score_J, clamp=s.reward_clamp) if s.whiten_rewards else score_J
         reward_JT = ppo.shaped_rewards(
-            score_J, rollout.logprob_JT, judged.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
+            score_J, rollout.logprob_JT, reference.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
         )
-        advantage_JT, return_JT = ppo.gae(reward_JT, judged.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda)
+        advantage_JT, return_JT = ppo.gae(
+            reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
+        )
         advantage_JT = ppo.whiten(advantage_JT, mask_JT)
         sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
         tokens = 0
@@ -152,7 +151,7 @@ class PPOEngine:
                         width = part.response_JT.shape[1]
                         value = ppo.value_loss(
                             values(part),
-                            judged.value_JT[rows, :width],
+                            reference.value_JT[rows, :width],
                             return_JT[rows, :width],
                             part.mask_JT,
                             clip_range=s.clip_range_value,
@@ -166,7 +165,7 @@ class PPOEngine:
                 self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()
         stats = {name: total / max(tokens, 1) for name, total in sums.items()}
-        stats["kl"] = float(((rollout.logprob_JT - judged.reference_logprob_JT) * mask_JT).sum(1).mean())
+        stats["kl"] = float(((rollout.logprob_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean())
         stats["entropy"] = float(-ppo.masked_mean(rollout.logprob_JT, mask_JT))
         stats["response_length"] = float(mask_JT.sum(1).float().mean())
         return stats

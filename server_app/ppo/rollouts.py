@@ -1,8 +1,7 @@
 """Sampling answers from the policy.
 
-By our own loop, which computes the prompts' common beginning once and drops rows that have ended; by Transformers'
-`generate`, for models that cannot share keys and values and for its static cache, compiled on CUDA; or elsewhere
-(`Sampler`), with the log-probabilities computed here.
+By our own loop, which computes the prompts' common beginning once and drops rows that have ended; or by Transformers'
+`generate`, for models that cannot share keys and values.
 
 Axis letters: C tokens that all prompts begin with, J rollouts, P further prompt tokens, T response tokens, L tokens of
 a row so far, V vocabulary, A rows still in the batch.
@@ -13,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ SEEDS = 2**63 - 1
 
 log = logging.getLogger("appa.rollouts")
 
-Method = Literal["own", "generate", "static"]
-"""The own loop; Transformers' `generate` with a growing cache; the same with a static one, compiled on CUDA."""
+Method = Literal["own", "generate"]
+"""The own loop, or Transformers' `generate`."""
 
 
 @dataclass(frozen=True)
@@ -76,30 +75,16 @@ class Decoding:
         refused = why_not(model)
         if refused is not None:
             log.warning("every pass computes the prompts' common beginning anew: %s", refused)
-            shared_prefix, method = False, "generate" if method == "own" else method
+            shared_prefix, method = False, "generate"
         return cls(max_new_tokens, temperature, tuple(stop_ids), pad_id, shared_prefix, method)
 
 
 @dataclass(frozen=True)
-class Sample:
+class Rollout:
     """The sampled sequences and the log-probability of each sampled token, (J, T), 0 outside the mask."""
 
     sequences: Sequences
     logprob_JT: Tensor
-
-
-class Sampler(Protocol):
-    """What gives one answer per prompt; `sample` is one."""
-
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
-        decoding: Decoding,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> Sample:
-        """See `sample`."""
 
 
 class _BufferLayer(DynamicLayer):  # type: ignore[misc]
@@ -164,7 +149,7 @@ def sample(
     decoding: Decoding,
     *,
     generator: torch.Generator | None = None,
-) -> Sample:
+) -> Rollout:
     """Sample one answer per prompt, or decode greedily.
 
     Args:
@@ -186,7 +171,7 @@ def sample(
 
 def _by_own_loop(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], decoding: Decoding, generator: torch.Generator | None
-) -> Sample:
+) -> Rollout:
     trunk, temperature, max_new_tokens = model.base_model, decoding.temperature, decoding.max_new_tokens
     prefix_C, prompt_JP, prompt_mask_JP = _split(model, prompts, decoding)
     device, shared = prefix_C.device, len(prefix_C)
@@ -228,12 +213,12 @@ def _by_own_loop(
         position_A = position_A + 1
     width = int(mask_JT.any(0).sum())
     sequences = Sequences(prefix_C, prompt_JP, prompt_mask_JP, response_JT[:, :width], mask_JT[:, :width])
-    return Sample(sequences, logprob_JT[:, :width])
+    return Rollout(sequences, logprob_JT[:, :width])
 
 
 def _by_generate(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], decoding: Decoding, generator: torch.Generator | None
-) -> Sample:
+) -> Rollout:
     device, width = model.device, max(map(len, prompts))
     ids_JP = torch.tensor([[decoding.pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)
     mask_JP = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
@@ -244,7 +229,6 @@ def _by_generate(
         max_new_tokens=decoding.max_new_tokens,
         eos_token_id=list(decoding.stop_ids),
         pad_token_id=decoding.pad_id,
-        cache_implementation="static" if decoding.method == "static" else None,
         **how,
     )
     # In place of the model's own, which fills in what a given config leaves open: penalties and cuts, for example.
@@ -256,24 +240,17 @@ def _by_generate(
             written_JL = model.generate(input_ids=ids_JP, attention_mask=mask_JP)
     finally:
         model.generation_config = own
-    return scored(model, prompts, written_JL[:, width:].tolist(), decoding)
+    return _scored(model, prompts, written_JL[:, width:].tolist(), decoding)
 
 
 @torch.inference_mode()
-def scored(
+def _scored(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],
     decoding: Decoding,
-) -> Sample:
-    """The sample that was written elsewhere, as if it had been drawn here.
-
-    Args:
-        model: the causal LM that the answers came from.
-        prompts: J token id lists.
-        responses: for each at least one token id; what follows the first that ends an answer is cut off.
-        decoding: how they were sampled; the log-probabilities are at its temperature (greedy: 1).
-    """
+) -> Rollout:
+    """What `generate` wrote, cut after the first token that ends an answer, with its log-probabilities."""
     device, stop_ids = model.device, frozenset(decoding.stop_ids)
     answers = [row[: next((t + 1 for t, token in enumerate(row) if token in stop_ids), None)] for row in responses]
     response_JT, mask_JT = pad_prompts(answers, pad_id=decoding.pad_id, device=device)
@@ -285,4 +262,4 @@ def scored(
             model, sequences.rows(row_B), temperature=decoding.temperature or 1.0, prefix=prefix
         )
         logprob_JT[row_B, : part_BT.shape[1]] = part_BT.to(logprob_JT.dtype)
-    return Sample(sequences, logprob_JT)
+    return Rollout(sequences, logprob_JT)

@@ -26,8 +26,8 @@ from appa_flwr.aggregation import Rule, State
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.models.base import Base
-from server_app.ppo.engine import Judged, PPOEngine
-from server_app.ppo.rollouts import Sample
+from server_app.ppo.engine import PPOEngine, ReferencePass
+from server_app.ppo.rollouts import Rollout
 from server_app.trl_rewards import aggregate, group_means
 
 IntArray = npt.NDArray[np.int64]
@@ -37,11 +37,11 @@ IntArray = npt.NDArray[np.int64]
 class _Iteration:
     """What is carried from `configure_train` to `aggregate_train`."""
 
-    rollout: Sample
+    rollout: Rollout
     answers: Answers
     request: wire.ScoreRequest
     seconds: dict[str, float]
-    judged: Judged | None = None
+    reference: ReferencePass | None = None
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,14 @@ class AppaStrategy(Strategy):
         draw = iteration if self._settings.fresh_context else 0
         request = answers.request([self._settings.metric], draw=draw)
         self._now = _Iteration(rollout, answers, request, {"rollout": time.monotonic() - started})
-        self._federation.grid.meanwhile = self._judge
+        self._federation.grid.meanwhile = self._reference_pass
         return self._federation.messages(wire.SCORE, wire.pack_score_request(request), round_number=iteration)
 
-    def _judge(self) -> None:
+    def _reference_pass(self) -> None:
         if self._now is None:
-            raise RuntimeError("no rollouts to judge: configure_train comes first")
+            raise RuntimeError("no rollouts for a reference pass: configure_train comes first")
         started = time.monotonic()
-        self._now.judged = self._engine.judge(self._now.rollout.sequences)
+        self._now.reference = self._engine.reference_pass(self._now.rollout.sequences)
         self._now.seconds["reference"] = time.monotonic() - started
 
     def aggregate_train(
@@ -159,7 +159,7 @@ class AppaStrategy(Strategy):
             UserError: fewer groups answered than `federation.min-groups`; the policy is left as it was.
         """
         now, self._now = self._now, None
-        if now is None or now.judged is None:
+        if now is None or now.reference is None:
             raise RuntimeError("no rollouts to update on: configure_train and the grid's meanwhile come first")
         now.seconds["federation_wait"] = self._federation.grid.seconds_waited
         reward_GJ = self._federation.rewards(replies, now.request)[self._settings.metric, wire.TARGET_SIDE]
@@ -168,7 +168,7 @@ class AppaStrategy(Strategy):
         )
         started = time.monotonic()
         score_J = torch.tensor(result.aggregate_J, dtype=torch.float32, device=now.rollout.logprob_JT.device)
-        learned = self._engine.update(now.rollout, now.judged, score_J)
+        learned = self._engine.update(now.rollout, now.reference, score_J)
         now.seconds["update"] = time.monotonic() - started
         self._state, iteration = result.state, self._done + server_round
         present_G: npt.NDArray[np.bool_] = np.logical_not(np.isnan(reward_GJ).any(axis=1))

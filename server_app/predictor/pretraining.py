@@ -22,7 +22,7 @@ from pluralllm.card import Round
 from pluralllm.model import PluralLLM
 from pluralllm.settings import model_config
 from pluralllm.training import BETAS, step_size_factor
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 
 Progress = Callable[[int, int, float], None]
 
@@ -249,7 +249,7 @@ class Pretraining:
 
 
 def pretrain(
-    grid: PromptGrid, config: Config, start: ArrayRecord, *, nodes: Sequence[int], progress: Progress
+    grid: OverlapGrid, config: Config, start: ArrayRecord, *, nodes: Sequence[int], progress: Progress
 ) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 

@@ -20,7 +20,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.survey.read import read_survey
 from client_app import state
 from server_app.federation.catalogue import build_catalogue
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 
 APPA = Path(sys.executable).with_name("appa")
@@ -110,7 +110,7 @@ def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, 
     config = Config.load(flat)
     grid = InProcessGrid(simulated(config, 2))
     with flower_task():
-        federation = Federation(PromptGrid(grid), min_groups=config.federation.min_groups, timeout=5.0)
+        federation = Federation(OverlapGrid(grid), min_groups=config.federation.min_groups, timeout=5.0)
         federation.gather(GROUPS, patience=0.0)
         answered = federation.send_catalogue(build_catalogue(config))
     return federation, grid, answered

@@ -33,7 +33,7 @@ from appa_flwr.survey.types import Survey
 from client_app import outgoing, predictor, scoring, state
 from server_app import main as server
 from server_app.federation.catalogue import build_catalogue
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.predictor.sums import exchange_sums
@@ -340,7 +340,7 @@ def _talk(grid: InProcessGrid, world: World) -> None:
     metrics = ("borda",) if world.config.task == "opa" else ("js", "wasserstein", "cosine")
     held_out = np.flatnonzero(~catalogue.train_Q)
     with flower_task():
-        prompt = PromptGrid(grid)
+        prompt = OverlapGrid(grid)
         federation = Federation(prompt, min_groups=world.config.federation.min_groups, timeout=5.0)
         federation.gather((), patience=0.0)
         federation.send_catalogue(catalogue)

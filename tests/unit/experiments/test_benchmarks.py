@@ -21,8 +21,8 @@ from experiments.benchmarks.workload import EOS_ID, PAD_ID, Prompts, Workload, d
 VOCABULARY = 64
 
 
-def update(cpu=10.0, *, rollout=2.0, judge=3.0, tokens=60, steps=2):
-    phases = {"rollout": Seconds(0.0, rollout), "judge": Seconds(0.0, judge), "update": Seconds(0.0, 1.0)}
+def update(cpu=10.0, *, rollout=2.0, reference=3.0, tokens=60, steps=2):
+    phases = {"rollout": Seconds(0.0, rollout), "reference": Seconds(0.0, reference), "update": Seconds(0.0, 1.0)}
     return Update(Seconds(2 * cpu, cpu), phases, prompt_tokens=100, response_tokens=tokens, optimizer_steps=steps)
 
 

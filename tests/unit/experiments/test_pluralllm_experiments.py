@@ -29,7 +29,7 @@ from pluralllm.encoders import hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.training import local_update
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.predictor.pretraining import pretrain
 
 NUM_QUESTIONS = 40
@@ -164,7 +164,7 @@ def test_a_federation_of_flower_comes_to_the_same_weights(problem, strategy):
     )
     torch.manual_seed(child_seed(0, "pluralllm"))
     start = ArrayRecord(PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim)).state_dict())
-    grid = PromptGrid(FakeGrid({n: node(data) for n, data in enumerate(problem.seen_train)}))
+    grid = OverlapGrid(FakeGrid({n: node(data) for n, data in enumerate(problem.seen_train)}))
     with flower_task():
         found = pretrain(grid, config, start, nodes=range(3), progress=lambda step, of, loss: None)
     ours = train(problem, recipe, seed=0).model.state_dict()

@@ -70,7 +70,7 @@ def test_an_engine_goes_on_from_the_file_as_it_would_have(tmp_path):
     def iterate(on: PPOEngine) -> dict[str, float]:
         rollout = on.rollout(PROMPTS)
         score_J = torch.arange(len(PROMPTS), dtype=torch.float32)
-        return on.update(rollout, on.judge(rollout.sequences), score_J)
+        return on.update(rollout, on.reference_pass(rollout.sequences), score_J)
 
     first, second = engine(0), engine(1)
     iterate(first)

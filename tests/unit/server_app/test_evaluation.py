@@ -18,7 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.report import artifacts
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 
 GROUPS = ("A", "B", "C")
@@ -31,7 +31,7 @@ JS_ONLY = ["js"]
 
 
 def federate(nodes, *, min_groups=1):
-    federation = Federation(PromptGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
+    federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
     federation.gather((), patience=0.0)
     federation.send_catalogue(CATALOGUE)
     return federation

@@ -6,7 +6,7 @@ from fakes import FakeGrid
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.main import Run, make_rule
 from server_app.run_folder import RunFolder
 
@@ -25,7 +25,7 @@ def run(tmp_path):
             "run-name": "r",
         }
     )
-    return Run(PromptGrid(FakeGrid({})), config, RunFolder(config))
+    return Run(OverlapGrid(FakeGrid({})), config, RunFolder(config))
 
 
 def test_only_questions_that_fit_the_sequence_length_are_used(run, caplog):

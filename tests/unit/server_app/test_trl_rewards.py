@@ -22,7 +22,7 @@ from appa_flwr import aggregation
 from appa_flwr.errors import UserError
 from client_app import scoring
 from server_app.federation.answers import parse_answers
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe
@@ -231,7 +231,7 @@ def test_rounds_come_one_after_the_other_while_others_go_on():
 def federated(*, min_groups, silent=()):
     nodes = {node: scoring_node({name: table_QK}) for node, (name, table_QK) in enumerate(TABLES.items())}
     grid = FakeGrid(nodes)
-    federation = Federation(PromptGrid(grid), min_groups=min_groups, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
     federation.gather((), patience=0.0)
     federation.send_catalogue(CATALOGUE)
     for node in silent:

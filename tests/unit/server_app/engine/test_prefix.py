@@ -201,7 +201,6 @@ def test_a_model_that_cannot_share_takes_the_plain_path_and_says_so(fault, reaso
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"common beginning anew: {type(model).__name__} {reason}" in record.getMessage()
-    assert fitting(model, method="static").method == "static"
     prompts = [PREFIX + p for p in PROMPTS]
     sampled = sample(model, prompts, decoding, generator=torch.Generator().manual_seed(0))
     assert not len(sampled.sequences.prefix_C)

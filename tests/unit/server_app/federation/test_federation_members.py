@@ -16,7 +16,7 @@ from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from server_app.federation import groups as federations
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import initial_weights, pretrain
 
@@ -61,7 +61,7 @@ def named(name: str) -> Node:
 
 def test_a_group_that_has_joined_is_not_asked_again_while_the_server_waits_for_others():
     grid = ChangingGrid({1: named("A"), 2: named("B"), 3: named("C")}, [[1], [1], [1, 2], [1, 2, 3]])
-    federation = Federation(PromptGrid(grid), min_groups=3, timeout=5.0)
+    federation = Federation(OverlapGrid(grid), min_groups=3, timeout=5.0)
     federation.gather(("A", "B", "C"), patience=60.0)
     assert federation.groups == ("A", "B", "C")
     assert grid.asked(wire.ROLL_CALL) == [1, 2, 3]
@@ -70,14 +70,14 @@ def test_a_group_that_has_joined_is_not_asked_again_while_the_server_waits_for_o
 def test_a_group_that_leaves_before_the_others_have_come_does_not_count():
     grid = ChangingGrid({1: named("A"), 2: named("B")}, [[1], [2]])
     with pytest.raises(UserError, match=r"1 groups joined \(B\); federation\.min-groups = 2; missing: A"):
-        Federation(PromptGrid(grid), min_groups=2, timeout=5.0).gather(("A", "B"), patience=federations.JOIN_PAUSE / 2)
+        Federation(OverlapGrid(grid), min_groups=2, timeout=5.0).gather(("A", "B"), patience=federations.JOIN_PAUSE / 2)
 
 
 def test_a_group_under_a_name_that_was_not_asked_for_is_named_in_the_error():
     grid = FakeGrid({1: named("Kenya"), 2: named("Pero")})
     says = r"1 groups joined \(Kenya\); federation\.min-groups = 2; missing: Peru; there, but not in `groups`: Pero"
     with pytest.raises(UserError, match=says):
-        Federation(PromptGrid(grid), min_groups=2, timeout=5.0).gather(("Kenya", "Peru"), patience=0.0)
+        Federation(OverlapGrid(grid), min_groups=2, timeout=5.0).gather(("Kenya", "Peru"), patience=0.0)
 
 
 @pytest.mark.timeout(30)
@@ -96,7 +96,7 @@ def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stra
 
     # Node 2 hosts B and goes after the roll call; node 9 hosts a group that is not in this run.
     grid = ChangingGrid({1: group("A"), 2: gone, 9: group("X")}, [[1, 2, 9], [1, 9]])
-    federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
     federation.gather(("A", "B"), patience=0.0)
     config = Config.load(
         {"pluralllm.rounds": 2, "embedding.dim": 8, "federation.min-groups": 1, "pluralllm.validate-every": 0}

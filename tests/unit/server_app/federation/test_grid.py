@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 
 from appa_flwr import wire
 from server_app.federation import grid as grids
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 
 
 def silent(message):
@@ -31,7 +31,7 @@ def names(replies):
 
 def test_meanwhile_runs_once_between_push_and_the_first_poll():
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={2: 2})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
     grid.meanwhile = lambda: fake.events.append("meanwhile")
     grid.send_and_receive(ask(grid, [1, 2]), timeout=5)
     assert fake.events == ["push", "meanwhile", "pull", "pull", "pull"]
@@ -43,7 +43,7 @@ def test_meanwhile_runs_once_between_push_and_the_first_poll():
 
 def test_meanwhile_is_forgotten_even_where_it_fails():
     fake = FakeGrid({1: named("A")})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
 
     def fail():
         raise ZeroDivisionError
@@ -62,26 +62,26 @@ def test_replies_are_matched_by_the_message_they_answer():
         return reply
 
     fake = FakeGrid({1: under_another_id, 2: named("B")}, polls_to_wait={2: 3})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
     assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=5)) == ["A", "B"]
 
 
 def test_nothing_is_polled_for_twice():
     fake = FakeGrid({1: named("A"), 2: named("B"), 3: named("C")}, polls_to_wait={1: 2, 3: 1})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
     assert names(grid.send_and_receive(ask(grid, [1, 2, 3]), timeout=5)) == ["B", "C", "A"]
 
 
 def test_at_the_timeout_what_came_is_returned():
     fake = FakeGrid({1: named("A"), 2: silent})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
     assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.03)) == ["A"]
     assert grid.seconds_waited >= 0.03
 
 
 def test_what_came_while_the_server_computed_is_returned_after_the_timeout_too():
     fake = FakeGrid({1: named("A"), 2: named("B")})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
     grid.meanwhile = lambda: time.sleep(0.02)
     assert sorted(names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.001))) == ["A", "B"]
 
@@ -89,7 +89,7 @@ def test_what_came_while_the_server_computed_is_returned_after_the_timeout_too()
 def test_the_time_spent_computing_is_not_time_waited():
     clock = [0.0]
     fake = FakeGrid({1: named("A")}, polls_to_wait={1: 1})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
 
     def compute():
         clock[0] += 7.0
@@ -107,7 +107,7 @@ def test_the_time_spent_computing_is_not_time_waited():
 
 def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
     fake = FakeGrid({})
-    assert PromptGrid(fake).send_and_receive([], timeout=None) == []
+    assert OverlapGrid(fake).send_and_receive([], timeout=None) == []
     assert fake.events == []
 
 
@@ -116,7 +116,7 @@ def test_a_message_that_could_not_be_pushed_is_not_waited_for():
         def push_messages(self, messages):
             return [key if key.endswith("1") else None for key in super().push_messages(messages)]
 
-    grid = PromptGrid(Lossy({1: named("A"), 2: named("B")}))
+    grid = OverlapGrid(Lossy({1: named("A"), 2: named("B")}))
     assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=None)) == ["A"]
 
 
@@ -124,7 +124,7 @@ def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     pauses = []
     monkeypatch.setattr(grids.time, "sleep", pauses.append)
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={1: 2, 2: 40})
-    PromptGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=None)
+    OverlapGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=None)
     # two empty polls, then A, then empty polls until B
     assert pauses[0] < pauses[1]
     assert pauses[2] == grids.FIRST_PAUSE
@@ -134,7 +134,7 @@ def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
 
 def test_all_but_waiting_and_membership_is_delegated():
     fake = FakeGrid({1: named("A"), 2: named("B")})
-    grid = PromptGrid(fake)
+    grid = OverlapGrid(fake)
     assert list(grid.get_node_ids()) == [1, 2]
     grid.members = (2,)
     assert list(grid.get_node_ids()) == [2]  # the one answer of its own: once known, the run's nodes

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from appa_flwr import wire
 from appa_flwr.errors import UserError
 from server_app.federation import groups as federations
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 
 KEY = ("js", wire.TARGET_SIDE)
@@ -54,7 +54,7 @@ def three(bad_node, *, min_groups=2):
             11: host({wire.ROLL_CALL: replying(wire.GroupReply("A")), wire.SCORE: scorer("A", GOOD)}),
         }
     )
-    federation = Federation(PromptGrid(grid), min_groups=min_groups, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
     federation.gather(("A", "B", "C"), patience=0.0)
     return federation
 
@@ -159,7 +159,7 @@ def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
 def test_two_groups_on_one_node_and_their_messages():
     both = replying(wire.GroupReply("B"), wire.GroupReply("A"))
     grid = FakeGrid({5: both, 9: replying()})  # node 9 hosts nobody
-    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
     federation.gather((), patience=0.0)
     assert federation.groups == ("A", "B")
     assert len(federation.homes(federation.groups)) == 1
@@ -170,32 +170,32 @@ def test_two_groups_on_one_node_and_their_messages():
 def test_two_nodes_for_one_group_are_an_error():
     grid = FakeGrid({1: replying(wire.GroupReply("A"), wire.GroupReply("B")), 2: replying(wire.GroupReply("B"))})
     with pytest.raises(UserError, match="two nodes speak for group 'B'"):
-        Federation(PromptGrid(grid), min_groups=1, timeout=0.02).gather((), patience=0.0)
+        Federation(OverlapGrid(grid), min_groups=1, timeout=0.02).gather((), patience=0.0)
 
 
 def test_groups_missing_at_the_roll_call(warnings):
     grid = FakeGrid({1: replying(wire.GroupReply("C")), 2: replying(wire.GroupReply("A"))})
-    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
     federation.gather(("C", "B", "A"), patience=0.0)
     assert federation.groups == ("C", "A")  # in the order they were asked for
     assert [text for text in warnings() if "did not join: B" in text]
     with pytest.raises(UserError, match=r"2 groups joined \(C, A\); federation\.min-groups = 3; missing: B"):
-        Federation(PromptGrid(grid), min_groups=3, timeout=0.02).gather(("C", "B", "A"), patience=0.0)
+        Federation(OverlapGrid(grid), min_groups=3, timeout=0.02).gather(("C", "B", "A"), patience=0.0)
 
 
 def test_nobody_at_all():
     with pytest.raises(UserError, match=r"0 groups joined \(none\); federation\.min-groups = 1"):
-        Federation(PromptGrid(FakeGrid({})), min_groups=1, timeout=0.02).gather((), patience=0.0)
+        Federation(OverlapGrid(FakeGrid({})), min_groups=1, timeout=0.02).gather((), patience=0.0)
 
 
 def test_a_group_that_was_not_asked_for_takes_no_part():
     grid = FakeGrid({1: replying(wire.GroupReply("A")), 2: replying(wire.GroupReply("X"))})
-    federation = Federation(PromptGrid(grid), min_groups=1, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=0.02)
     federation.gather(("A",), patience=0.0)
     assert federation.groups == ("A",)
     assert len(federation.homes(federation.groups)) == 1
     with pytest.raises(UserError, match=r"0 groups joined .* missing: B; there, but not in `groups`: ") as error:
-        Federation(PromptGrid(grid), min_groups=1, timeout=0.02).gather(("B",), patience=0.0)
+        Federation(OverlapGrid(grid), min_groups=1, timeout=0.02).gather(("B",), patience=0.0)
     assert {"A", "X"} <= set(str(error.value).replace(",", " ").split())
 
 
@@ -216,7 +216,7 @@ def test_the_roll_is_called_again_until_all_are_there(monkeypatch):
             grid.nodes[2] = counted("B")
 
     monkeypatch.setattr(federations.time, "sleep", nap)
-    federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
     federation.gather(("A", "B"), patience=60.0)
     assert federation.groups == ("A", "B")
     assert naps == [federations.JOIN_PAUSE] * 3
@@ -231,7 +231,7 @@ def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
     monkeypatch.setattr(federations.time, "sleep", lambda seconds: grid.nodes.pop(2, None))
     clock = iter(range(100))
     monkeypatch.setattr(federations.time, "monotonic", lambda: next(clock))
-    federation = Federation(PromptGrid(grid), min_groups=1, timeout=100.0)
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=100.0)
     federation.gather(("A", "B", "C"), patience=40.0)
     assert federation.groups == ("A",)
 
@@ -244,7 +244,7 @@ def voting(by_name):
             for node, (name, votes) in enumerate(by_name.items())
         }
     )
-    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
     federation.gather((), patience=0.0)
     assert federation.send_catalogue(CATALOGUE) == {name: 10 + node for node, name in enumerate(by_name)}
     sent = wire.unpack_catalogue(grid.pushed[-1].content)
@@ -292,7 +292,7 @@ def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
 
     # one held-out question in the catalogue
     grid = FakeGrid({1: told("A", 1), 2: told("B", 2), 3: told("C", 0), 4: told("D", 1, ("pluralllm",))})
-    federation = Federation(PromptGrid(grid), min_groups=2, timeout=0.02)
+    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
     federation.gather((), patience=0.0)
     federation.send_catalogue(CATALOGUE)
     weights = ArrayRecord({"w": Array(np.ones(2))})

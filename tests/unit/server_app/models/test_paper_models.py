@@ -317,7 +317,7 @@ def test_ppo_on_four_bits_trains_adapters_only_and_leaves_the_reference(packed):
     # Of an adapter's two factors one begins at zero, and the value head too: a gradient needs its turn to reach all.
     for _ in range(2):
         rollout = engine.rollout([base.prompt_ids(config, question) for question in QUESTIONS])
-        engine.update(rollout, engine.judge(rollout.sequences), torch.tensor([1.0, 0.0, 0.5, -1.0]))
+        engine.update(rollout, engine.reference_pass(rollout.sequences), torch.tensor([1.0, 0.0, 0.5, -1.0]))
     assert len(trained) == 2 * (2 * 4 * 2) + 2  # two adapters of two layers, four projections, two factors; the head
     assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in trained)
     assert not [i for i, (p, old) in enumerate(zip(trained, start, strict=True)) if torch.equal(p, old)]

@@ -15,7 +15,7 @@ from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, joined, t
 from appa_flwr.config.sections import PPOSection, RolloutSection
 from server_app.models.policy import FullModels, LoraModels
 from server_app.ppo.engine import PPOEngine
-from server_app.ppo.rollouts import Sample
+from server_app.ppo.rollouts import Rollout
 
 SETTINGS = PPOSection(
     learning_rate=1e-3,
@@ -42,11 +42,13 @@ def make(tuning="full", *, architecture="qwen3", vocabulary=61, checkpointed=Fal
         torch.manual_seed(4)
         models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
     num_iterations = changes.pop("num_iterations", 10)
+    of_rollouts = {key: changes.pop(key) for key in [*changes] if key in RolloutSection.model_fields}
+    assert changes.keys() <= PPOSection.model_fields.keys()
     stops = STOPS if vocabulary > len(STOPS) else (1,)
     return PPOEngine(
         models,
         SETTINGS.model_copy(update=changes),
-        ROLLOUT,
+        ROLLOUT.model_copy(update=of_rollouts),
         num_iterations=num_iterations,
         stop_ids=stops,
         pad_id=PAD_ID,
@@ -57,7 +59,7 @@ def make(tuning="full", *, architecture="qwen3", vocabulary=61, checkpointed=Fal
 def iterate(engine, score_J, times=1, prompts=BATCH):
     for _ in range(times):
         rollout = engine.rollout(prompts)
-        stats = engine.update(rollout, engine.judge(rollout.sequences), score_J)
+        stats = engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
     return stats
 
 
@@ -86,15 +88,15 @@ def test_the_update_does_not_depend_on_the_micro_batch_size(tuning, prompts):
         assert logs[tokens] == pytest.approx(logs[every], abs=1e-5)
 
 
-def test_the_judgement_does_not_depend_on_its_batch_size():
+def test_the_reference_pass_does_not_depend_on_its_batch_size():
     rollout = make().rollout(BATCH)
     engine = make()
     with torch.no_grad():
         for parameter in engine.models.value_parameters():
             parameter.add_(0.1)
-    whole = engine.judge(rollout.sequences)
+    whole = engine.reference_pass(rollout.sequences)
     engine.settings = engine.settings.model_copy(update={"micro_batch_tokens": 30})
-    parts = engine.judge(rollout.sequences)
+    parts = engine.reference_pass(rollout.sequences)
     torch.testing.assert_close(parts.reference_logprob_JT, whole.reference_logprob_JT, rtol=0, atol=1e-5)
     torch.testing.assert_close(parts.value_JT, whole.value_JT, rtol=0, atol=1e-5)
     # row by row, in the rollout's order
@@ -123,7 +125,7 @@ def test_the_first_gradient_against_one_row_at_a_time(monkeypatch):
     engine = make(num_mini_batches=1, epochs=1, whiten_rewards=False, max_grad_norm=1e9, micro_batch_tokens=40)
     score_J = some_scores()
     rollout = engine.rollout(BATCH)
-    engine.update(rollout, engine.judge(rollout.sequences), score_J)
+    engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
 
     lengths = rollout.sequences.mask_JT.sum(1).tolist()
     # values and KL to the reference are 0, so with gamma 1 the advantage of token t of n is lambda^(n - 1 - t) x score
@@ -159,7 +161,7 @@ def test_a_rewarded_token_becomes_likelier(tuning):
     for _ in range(8):
         rollout = engine.rollout(prompts * 16)
         score_J = (rollout.sequences.response_JT[:, 0] == wanted).float()
-        engine.update(rollout, engine.judge(rollout.sequences), score_J)
+        engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
     assert share() > before + 0.2
 
 
@@ -200,7 +202,7 @@ def test_the_penalty_pulls_back_to_the_reference():
     assert before > 0.1
     for _ in range(10):
         rollout = engine.rollout(prompts * 32)
-        engine.update(rollout, engine.judge(rollout.sequences), torch.zeros(len(prompts) * 32))
+        engine.update(rollout, engine.reference_pass(rollout.sequences), torch.zeros(len(prompts) * 32))
     assert kl() < before / 2
 
 
@@ -257,14 +259,14 @@ def test_what_an_update_reports():
         for parameter in engine.models.policy_parameters():
             parameter.add_(0.02)
     rollout = engine.rollout(BATCH)
-    judged = engine.judge(rollout.sequences)
-    stats = engine.update(rollout, judged, some_scores())
+    reference = engine.reference_pass(rollout.sequences)
+    stats = engine.update(rollout, reference, some_scores())
     lengths, kl, surprise = [], [], []
     for j in range(len(BATCH)):
         mask_T = rollout.sequences.mask_JT[j].tolist()
         lengths.append(sum(mask_T))
         pairs = [
-            (float(rollout.logprob_JT[j, t]), float(judged.reference_logprob_JT[j, t]))
+            (float(rollout.logprob_JT[j, t]), float(reference.reference_logprob_JT[j, t]))
             for t in range(len(mask_T))
             if mask_T[t]
         ]
@@ -295,12 +297,15 @@ def test_an_iteration_with_the_shared_prefix_is_one_without(tuning, architecture
     assert not len(again.sequences.prefix_C)
     assert torch.equal(again.sequences.response_JT, rollout.sequences.response_JT)
     torch.testing.assert_close(again.logprob_JT, rollout.logprob_JT, rtol=0, atol=1e-5)
-    judged, judged_again = shared.judge(rollout.sequences), plain.judge(joined(rollout.sequences))
-    torch.testing.assert_close(judged_again.reference_logprob_JT, judged.reference_logprob_JT, rtol=0, atol=1e-5)
+    reference, reference_again = (
+        shared.reference_pass(rollout.sequences),
+        plain.reference_pass(joined(rollout.sequences)),
+    )
+    torch.testing.assert_close(reference_again.reference_logprob_JT, reference.reference_logprob_JT, rtol=0, atol=1e-5)
     # the same numbers to both from here on: those before are rounded to float32
-    same = Sample(joined(rollout.sequences), rollout.logprob_JT)
-    stats = shared.update(rollout, judged, some_scores())
-    assert plain.update(same, judged, some_scores()) == pytest.approx(stats, abs=1e-5)
+    same = Rollout(joined(rollout.sequences), rollout.logprob_JT)
+    stats = shared.update(rollout, reference, some_scores())
+    assert plain.update(same, reference, some_scores()) == pytest.approx(stats, abs=1e-5)
     assert (weights(shared) - before).abs().max() > 1e-3
     # Gemma's norms and softmax and the adapters are float32, and Adam's step grows such differences
     exact = tuning == "full" and architecture != "gemma2"
@@ -314,9 +319,9 @@ def test_gradient_checkpointing_changes_no_update(tuning, caplog):
     before = weights(plain)
     assert torch.equal(weights(checkpointed), before)
     rollout = plain.rollout(LONG_BATCH)
-    judged = plain.judge(rollout.sequences)
+    reference = plain.reference_pass(rollout.sequences)
     for engine in (plain, checkpointed):
-        engine.update(rollout, judged, some_scores())
+        engine.update(rollout, reference, some_scores())
     torch.testing.assert_close(weights(checkpointed), weights(plain), rtol=0, atol=1e-6)
     assert (weights(plain) - before).abs().max() > 1e-3
     assert not len(checkpointed.rollout(LONG_BATCH).sequences.prefix_C)
@@ -328,7 +333,7 @@ def test_equal_prompts_and_one_token_answers_leave_rows_of_one_token(tuning):
     before = weights(engine)
     rollout = engine.rollout([PREFIX] * len(BATCH))
     assert rollout.sequences.packed().ids_JL.shape == (len(BATCH), 1)
-    engine.update(rollout, engine.judge(rollout.sequences), some_scores())
+    engine.update(rollout, engine.reference_pass(rollout.sequences), some_scores())
     assert torch.isfinite(weights(engine)).all()
     assert not torch.equal(weights(engine), before)
 

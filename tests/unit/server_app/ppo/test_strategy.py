@@ -18,10 +18,10 @@ from appa_flwr.errors import UserError
 from appa_flwr.fairness import fairness_index
 from appa_flwr.report import artifacts
 from appa_flwr.rewards import js
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
-from server_app.ppo.engine import Judged
-from server_app.ppo.rollouts import Sample, Sequences
+from server_app.ppo.engine import ReferencePass
+from server_app.ppo.rollouts import Rollout, Sequences
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, RewardSettings
 
 GROUPS = ("A", "B", "C")
@@ -44,20 +44,20 @@ class FakeEngine:
     """Samples what it is told, learns nothing, and remembers what it was given."""
 
     def __init__(self):
-        self.prompts, self.judged, self.scores = [], [], []
+        self.prompts, self.reference, self.scores = [], [], []
 
     def rollout(self, prompts):
         self.prompts.append(list(prompts))
         mask_JT = torch.ones(len(prompts), 1, dtype=torch.bool)
         ids_JT = torch.arange(len(prompts)).unsqueeze(1)
         no_prefix_C = torch.empty(0, dtype=torch.long)
-        return Sample(Sequences(no_prefix_C, ids_JT, mask_JT, ids_JT, mask_JT), torch.zeros(len(prompts), 1))
+        return Rollout(Sequences(no_prefix_C, ids_JT, mask_JT, ids_JT, mask_JT), torch.zeros(len(prompts), 1))
 
-    def judge(self, sequences):
-        self.judged.append(sequences)
-        return Judged(torch.zeros(1), torch.zeros(1))
+    def reference_pass(self, sequences):
+        self.reference.append(sequences)
+        return ReferencePass(torch.zeros(1), torch.zeros(1))
 
-    def update(self, rollout, judged, score_J):
+    def update(self, rollout, reference, score_J):
         self.scores.append(score_J)
         return dict(LEARNED)
 
@@ -77,7 +77,7 @@ class GivenOrder:
 def build(rule="appa", *, min_groups=2, nodes=None, fresh_context=False, checkpoints=None, resumed=None, **params):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
     nodes = nodes or {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
-    federation = Federation(PromptGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
+    federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
     federation.gather((), patience=0.0)
     federation.send_catalogue(CATALOGUE)
     engine, lines = FakeEngine(), []
@@ -154,11 +154,11 @@ def test_fresh_contexts_draw_by_the_iteration():
 def test_values_are_computed_while_the_groups_score():
     strategy, federation, engine, lines = build()
     events = federation.grid._grid.events
-    judge = engine.judge
-    engine.judge = lambda sequences: events.append("judge") or judge(sequences)
+    reference_pass = engine.reference_pass
+    engine.reference_pass = lambda sequences: events.append("reference") or reference_pass(sequences)
     events.clear()
     run(strategy, federation, 2)
-    assert events == ["push", "judge", "pull"] * 2
+    assert events == ["push", "reference", "pull"] * 2
     assert set(lines[0]["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
     assert all(seconds >= 0 for seconds in lines[0]["seconds"].values())
 

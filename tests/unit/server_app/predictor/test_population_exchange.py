@@ -19,7 +19,7 @@ from client_app.main import _member, app
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.population import fit_population, population_sums, prior_from_sums
 from server_app.federation.catalogue import build_catalogue
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.sums import exchange_sums
 
@@ -32,7 +32,7 @@ def config(**changes: object) -> Config:
 
 def joined(chosen: Config, *, num_nodes: int = 6) -> tuple[InProcessGrid, Federation, wire.Catalogue]:
     grid = InProcessGrid(simulated(chosen, num_nodes))
-    federation = Federation(PromptGrid(grid), min_groups=1, timeout=5.0)
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
     catalogue = build_catalogue(chosen)
     federation.gather((), patience=0.0)
     federation.send_catalogue(catalogue)
@@ -151,7 +151,9 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
     chosen = config(sums__population_prior=True)
     last = all_groups(chosen)[-1]
     monkeypatch.setattr(sums, "respond", gone)
-    with pytest.raises(UserError, match=f"{last} stopped answering at the step {step} .*population-prior = false"):
+    with pytest.raises(
+        UserError, match=rf"{last} stopped answering at the step {step}, .*sums\.population-prior = false"
+    ):
         exchanged(chosen)
     assert exchanged(config())[1] is None  # the comparison alone is not worth a run
     assert f"{last} stopped answering" in caplog.text
@@ -194,7 +196,7 @@ def test_parts_of_different_shape_are_refused(monkeypatch):
         return {name: array[:-1] for name, array in hidden.items()} if len(asked) == 1 else hidden
 
     monkeypatch.setattr(sums.secure_sum, "mask", shorter)
-    with pytest.raises(UserError, match="parts of the step counts 0 differ in shape"):
+    with pytest.raises(UserError, match="parts of the step counts differ in shape"):
         exchanged(config(sums__population_prior=True))
 
 
@@ -223,8 +225,8 @@ def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
     np.testing.assert_allclose(state.population(homes[spoilt].state, spoilt, "mean"), expected, atol=1e-6)
 
 
-def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), number: int = 0, **tables: np.ndarray):
-    content = wire.pack_sums_request(wire.SumsRequest(step, number, keys, tables))
+def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), **tables: np.ndarray):
+    content = wire.pack_sums_request(wire.SumsRequest(step, keys, tables))
     reply = app(request(wire.POPULATION, content, node=context.node_id), context)
     return None if reply.has_error() else wire.unpack_sums_reply(reply.content)
 
@@ -287,13 +289,13 @@ def test_at_home_three_nodes_are_the_least_whatever_the_server_s_config_says():
     assert ask(own, wire.COUNTS, keys=(*keys, secure_sum.public_key(secure_sum.private_key()))).masked
 
 
-@pytest.mark.parametrize(("at_home", "parties"), [(True, 1.0), (False, 2.0)])
-def test_the_groups_of_one_place_are_one_party(at_home, parties):
+@pytest.mark.parametrize(("deployed", "parties"), [(True, 1.0), (False, 2.0)])
+def test_the_groups_of_one_place_are_one_party(deployed, parties):
     with flower_task():
         grid, _, catalogue = joined(config(data__num_groups=2), num_nodes=1)
     (own,) = grid.contexts.values()
     node = population.Node(
-        own.state, config(data__num_groups=2), catalogue.train_Q, catalogue.option_QK, at_home=at_home
+        own.state, config(data__num_groups=2), catalogue.train_Q, catalogue.option_QK, deployed=deployed
     )
     counts = population._counts({}, node)
     assert counts["count"].max() == 2.0

@@ -17,7 +17,7 @@ from in_process import flower_task
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.errors import UserError
-from server_app.federation.grid import PromptGrid
+from server_app.federation.grid import OverlapGrid
 from server_app.predictor.pretraining import pretrain
 
 NODES = 3
@@ -43,7 +43,7 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
     found = set()
     for places in itertools.permutations(range(NODES)):
         late = {node_id: 2 * place for node_id, place in enumerate(places)}
-        grid = PromptGrid(FakeGrid({n: node(n) for n in range(NODES)}, polls_to_wait=late))
+        grid = OverlapGrid(FakeGrid({n: node(n) for n in range(NODES)}, polls_to_wait=late))
         start = ArrayRecord({"w": Array(np.zeros(1000, dtype=np.float32))})
         with flower_task():
             done = pretrain(grid, config, start, nodes=range(NODES), progress=lambda step, of, loss: None)
@@ -67,7 +67,7 @@ def rounds(**changes):
     )
     start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     with flower_task():
-        done = pretrain(PromptGrid(grid), config, start, nodes=range(2), progress=lambda step, of, loss: None)
+        done = pretrain(OverlapGrid(grid), config, start, nodes=range(2), progress=lambda step, of, loss: None)
     sent = [message.content["arrays"]["w"].numpy() for message in grid.pushed]
     return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
 
@@ -217,7 +217,7 @@ def trained_with(spoilt: dict[int, Spoil | None], strategy="fedadam"):
         return answer
 
     config = Config.load({"pluralllm.strategy": strategy, "pluralllm.rounds": 2, **UNVALIDATED})
-    grid = PromptGrid(FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()}))
+    grid = OverlapGrid(FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()}))
     start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     with flower_task():
         done = pretrain(grid, config, start, nodes=tuple(spoilt), progress=lambda step, of, loss: None)
@@ -250,7 +250,7 @@ def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
         grid = FakeGrid({n: moving(0) for n in nodes})
         config = Config.load({"pluralllm.rounds": 8, "pluralllm.fraction": 0.5, "seed": seed, **UNVALIDATED})
         start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-        prompt = PromptGrid(grid)
+        prompt = OverlapGrid(grid)
         prompt.members = (99,)
         with flower_task():
             pretrain(prompt, config, start, nodes=nodes, progress=lambda step, of, loss: None)
@@ -301,7 +301,7 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
     )
     start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     nodes = range(len(cells))
-    grid = PromptGrid(FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late))
+    grid = OverlapGrid(FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late))
     with flower_task():
         done = pretrain(grid, config, start, nodes=nodes, progress=lambda step, of, loss: None)
     assert done.weights["w"].numpy()[0] == done.chosen
@@ -387,5 +387,5 @@ def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
 def test_no_rounds_leave_the_start():
     start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     config = Config.load({"pluralllm.rounds": 0})
-    done = pretrain(PromptGrid(FakeGrid({})), config, start, nodes=(), progress=lambda step, of, loss: None)
+    done = pretrain(OverlapGrid(FakeGrid({})), config, start, nodes=(), progress=lambda step, of, loss: None)
     assert (done.weights, done.rounds, done.chosen) == (start, (), 0)

@@ -41,9 +41,9 @@ from client_app import scoring
 from server_app import evaluation
 from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
-from server_app.main import make_rule
 from server_app.models import sft, tiny
 from server_app.models.base import Base, load_model, prepare
+from server_app.run import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
 
 FloatArray = npt.NDArray[np.float64]

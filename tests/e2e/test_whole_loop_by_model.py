@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 
 from appa_flwr import formats
 from appa_flwr.config import Config
-from server_app import main as server
+from server_app import main
+from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
 
 SMALL = {
@@ -69,7 +70,7 @@ def run_of(name, folder, **keys):
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         patched.setattr(server.report, "build", lambda path: path / "report.html")  # seconds of plots
-        server.app(InProcessGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        main.app(InProcessGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return config
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from fakes import FakeGrid, catalogue_of, random_tables, scoring_node
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord
 
 from appa_flwr import aggregation, formats, wire
+from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.fairness import fairness_index
 from appa_flwr.report import artifacts
@@ -22,7 +23,7 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, RewardSettings
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
@@ -74,7 +75,7 @@ class GivenOrder:
         return np.array(QUESTIONS[:count])
 
 
-def build(rule="appa", *, min_groups=2, nodes=None, fresh_context=False, checkpoints=None, resumed=None, **params):
+def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", checkpoints=None, resumed=None, **params):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
     nodes = nodes or {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
     federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
@@ -85,22 +86,27 @@ def build(rule="appa", *, min_groups=2, nodes=None, fresh_context=False, checkpo
         federation,
         engine,
         aggregation.make(rule, **params),
+        Config.load({"rollout.batch-size": 5, "ppo.num-mini-batches": 1, "pluralllm.context-resampling": contexts}),
         base=FakeBase(),
         catalogue=CATALOGUE,
         prompts=[[q] for q in range(4)],
         order=GivenOrder(),
-        batch_size=5,
         num_iterations=3,
-        settings=RewardSettings("dpa", "js", 0.85, fresh_context),
-        report=lines.append,
-        checkpoint=lambda iteration, state: checkpoints.append((iteration, state)),
+        finished=lambda line, state: (lines.append(line), checkpoints.append((line["iteration"], state))),
         **resumed,
     )
     return strategy, federation, engine, lines
 
 
 def run(strategy, federation, rounds):
-    strategy.start(federation.grid, ArrayRecord(), num_rounds=rounds, timeout=0.02)
+    strategy.start(federation.grid, ArrayRecord(), num_rounds=rounds)
+
+
+def asked(strategy, federation):
+    """The messages of one iteration."""
+    before = len(federation.grid._grid.pushed)
+    run(strategy, federation, 1)
+    return federation.grid._grid.pushed[before:]
 
 
 def silent_after_joining(node, *, from_request):
@@ -134,7 +140,7 @@ def alignment_rewards(names=GROUPS):
 
 def test_the_groups_are_asked_what_the_policy_wrote():
     strategy, federation, engine, _ = build()
-    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), federation.grid))
+    messages = asked(strategy, federation)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
     assert [m.metadata.dst_node_id for m in messages] == [0, 1, 2]
     assert {m.metadata.message_type for m in messages} == {wire.SCORE}
@@ -146,8 +152,8 @@ def test_the_groups_are_asked_what_the_policy_wrote():
 
 
 def test_fresh_contexts_draw_by_the_iteration():
-    strategy, federation, _, _ = build(fresh_context=True)
-    (message, *_) = strategy.configure_train(7, ArrayRecord(), ConfigRecord(), federation.grid)
+    strategy, federation, _, _ = build(contexts="every-iteration", resumed={"done": 6})
+    (message, *_) = asked(strategy, federation)
     assert wire.unpack_score_request(message.content).draw == 7
 
 
@@ -204,7 +210,7 @@ def test_weights_history_and_scores_are_the_rule_s():
 
 def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
     kept: list = []
-    settings = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.8, "fresh_context": True}
+    settings = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.8, "contexts": "every-iteration"}
     strategy, federation, engine, lines = build(checkpoints=kept, **settings)
     run(strategy, federation, 3)
     assert [iteration for iteration, _ in kept] == [1, 2, 3]
@@ -273,19 +279,6 @@ def test_a_failed_quorum_updates_and_reports_nothing():
 
 def catalogue_message():
     return FakeGrid({}).create_message(wire.pack_catalogue(CATALOGUE), wire.CATALOGUE, 0, "")
-
-
-def test_replies_without_rollouts_are_a_programming_error():
-    strategy, _, engine, _ = build()
-    with pytest.raises(RuntimeError, match="configure_train"):
-        strategy.aggregate_train(1, [])
-    assert engine.scores == []
-
-
-def test_there_is_no_evaluation_round():
-    strategy, federation, _, _ = build()
-    assert list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), federation.grid)) == []
-    assert strategy.aggregate_evaluate(1, [Message(RecordDict(), reply_to=catalogue_message())]) is None
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():

@@ -437,13 +437,5 @@ class Run:
 
 def make_rule(config: Config) -> aggregation.Rule:
     """The aggregation rule with the parameters the config has for it."""
-    params: dict[str, float] = {
-        "min_mean": config.appa.min_mean,
-        "max_cov": config.appa.max_cov,
-        "ema_decay": config.appa.ema_decay,
-    }
-    if config.rule == "appa":
-        params |= {"temperature": config.appa.temperature, "fairness_threshold": config.appa.fairness_threshold}
-    if config.rule == "alpha":
-        params |= {"alpha": config.appa.alpha}
+    params = {name: getattr(config.appa, name) for name in aggregation.parameters(config.rule)}
     return aggregation.make(config.rule, **params)

@@ -18,7 +18,8 @@ from appa_flwr import wire
 from appa_flwr.aggregation import Result, Rule, State
 from appa_flwr.errors import UserError
 from appa_flwr.naming import unknown_name
-from appa_flwr.rewards import ALIGNMENT_WEIGHT, metrics_of, training_reward
+from appa_flwr.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.rewards import metrics_of, training_reward
 from server_app.federation.answers import Answers, parse_answers
 
 FloatArray = npt.NDArray[np.float64]

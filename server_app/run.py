@@ -474,10 +474,5 @@ def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[evalu
 
 def make_rule(config: Config) -> aggregation.Rule:
     """The aggregation rule with the parameters the config has for it."""
-    appa = config.appa
-    params: dict[str, float] = {"min_mean": appa.min_mean, "max_cov": appa.max_cov, "ema_decay": appa.ema_decay}
-    if config.rule == "appa":
-        params |= {"temperature": appa.temperature, "fairness_threshold": appa.fairness_threshold}
-    if config.rule == "alpha":
-        params |= {"alpha": appa.alpha}
+    params = {name: getattr(config.appa, name) for name in aggregation.parameters(config.rule)}
     return aggregation.make(config.rule, **params)

@@ -18,7 +18,8 @@ from appa_flwr import wire
 from appa_flwr.aggregation import Rule
 from appa_flwr.errors import UserError
 from appa_flwr.naming import unknown_name
-from appa_flwr.rewards import ALIGNMENT_WEIGHT, metrics_of
+from appa_flwr.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.rewards import metrics_of
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.rewards import AggregatedReward, Groups, aggregated_reward, group_means
 
@@ -84,7 +85,7 @@ class GroupRewards:
     aggregated rewards (Algorithm appa) come back; nothing is whitened, since GRPO and RLOO take out their own baseline.
     The data set names each row's question in a column `question_id`:
 
-        catalogue = build_catalogue(config)                      # server_app.questions
+        catalogue = build_catalogue(config)                      # server_app.federation.catalogue
         groups = federation                                      # or LocalGroups({"Avaria": scorer, ...})
         rewards = GroupRewards(groups, make("appa"), catalogue=catalogue)
         rows = [

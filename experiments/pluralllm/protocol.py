@@ -31,12 +31,13 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
+from experiments.pluralllm.directions import NUM_DIRECTIONS, fit_population
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder, Kind, encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.population import MIN_GROUPS, NUM_DIRECTIONS, fit_population
+from pluralllm.population import MIN_GROUPS
 from pluralllm.prediction import predict_targets
 from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
 from pluralllm.training import BETAS, local_update, step_size_factor, train_centrally
@@ -188,14 +189,13 @@ def train(problem: Problem, recipe: Recipe, *, seed: int) -> Trained:
         summed = problem.seen_train
         if recipe.prior == "all":
             summed = tuple(merged(*parts) for parts in zip(problem.seen_train, problem.seen_test, strict=True))
-        population = fit_population(
+        priors, unseen_prior = fit_population(
             summed,
             problem.embedding,
             seed=seed,
             min_groups=recipe.min_groups,
             num_directions=recipe.num_directions,
         )
-        priors, unseen_prior = population.own, population.outside
     torch.manual_seed(child_seed(seed, "pluralllm"))
     model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim, population=priors is not None))
     start = time.process_time()

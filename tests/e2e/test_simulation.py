@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from peft import AutoPeftModelForCausalLM
 from real_run import TINY_RUN, Finished, Runner
+from real_surveys import GLOBALQA, needs_surveys
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,7 +27,6 @@ from server_app.federation.catalogue import build_catalogue
 
 pytestmark = pytest.mark.slow
 
-GLOBALQA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "globalqa.jsonl"
 COUNTRIES = split_names(str(preset("paper")["groups"]))
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
 BASELINES = ("uniform", "majority")
@@ -287,7 +286,7 @@ def test_the_ranking_task_completes(appa_run):
     assert any(example["mean_reward"] > 0 for example in run.json("examples.json"))
 
 
-@pytest.mark.skipif(not GLOBALQA.is_file(), reason="no real survey data beside this checkout")
+@needs_surveys
 def test_real_answers_of_the_papers_countries_with_adapters(appa_run):
     groups = ";".join(COUNTRIES)
     # real questions make long prompts

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,11 @@ import typer
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import RunFailed, find_app_folder, launch
+from appa_flwr.launch.launcher import find_app_folder, launch
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
 from appa_flwr.run.resume import check_resumable
+from experiments import entry
 
 REFERENCES = ("uniform", "majority", "ceiling-average", "ceiling-min")
 STARTS = ("base", "sft")
@@ -192,9 +192,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.compare: {error}")
-    except RunFailed as error:
-        sys.exit(f"experiments.compare: {error}")
+    entry.run(main)

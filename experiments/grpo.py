@@ -12,7 +12,6 @@ Axis letters: G groups, Q questions, J answers, K options.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from appa_flwr.report.artifacts import write_atomically
 from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.generate import ground_truth
 from client_app import scoring
+from experiments import entry
 from server_app import evaluation
 from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
@@ -350,7 +350,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.grpo: {error}")
+    entry.run(main)

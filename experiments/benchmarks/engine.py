@@ -28,6 +28,7 @@ from transformers import PretrainedConfig
 from appa_flwr.config import Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.report.artifacts import write_atomically
+from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
 from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3
@@ -253,7 +254,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.benchmarks.engine: {error}")
+    entry.run(main)

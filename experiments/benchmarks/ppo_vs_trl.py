@@ -24,6 +24,7 @@ from appa_flwr.config import Scalar, parse_override
 from appa_flwr.errors import UserError
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.artifacts import write_atomically
+from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
 from experiments.benchmarks.models import save_random, small_qwen3
@@ -247,7 +248,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.benchmarks.ppo_vs_trl: {error}")
+    entry.run(main)

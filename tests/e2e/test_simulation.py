@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from peft import AutoPeftModelForCausalLM
 from real_run import TINY_RUN, Finished, RealRuns
+from real_surveys import GLOBALQA, needs_surveys
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,7 +27,6 @@ from server_app.federation.catalogue import build_catalogue
 
 pytestmark = pytest.mark.slow
 
-GLOBALQA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "globalqa.jsonl"
 COUNTRIES = split_names(str(preset("paper")["groups"]))
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
 BASELINES = ("uniform", "majority")
@@ -281,7 +280,7 @@ def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finis
     assert (again.folder / weights).read_bytes() == (finished.folder / weights).read_bytes()
 
 
-@pytest.mark.skipif(not GLOBALQA.is_file(), reason="no real survey data beside this checkout")
+@needs_surveys
 def test_real_answers_of_the_papers_countries_with_adapters(appa_run):
     groups = ";".join(COUNTRIES)
     # real questions make long prompts

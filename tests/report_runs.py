@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from appa_flwr.report import build
-from appa_flwr.report import html as report_html
 from appa_flwr.report.artifacts import PluralLLM, read_run
+from appa_flwr.report.page import page
 
 POLICIES = ("base", "sft", "ppo", "uniform", "majority", "ceiling-average", "ceiling-min")
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
@@ -244,7 +244,7 @@ def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
 
 def page_of(folder: Path) -> str:
     """The page without its pictures, which take a second to draw and hold no text."""
-    return report_html.page(read_run(folder), {})
+    return page(read_run(folder), {})
 
 
 def built_page(folder: Path) -> str:

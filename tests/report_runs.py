@@ -1,0 +1,266 @@
+"""Run folders of made-up numbers, and what the tests read off a report's page."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from appa_flwr.report import build
+from appa_flwr.report.artifacts import PluralLLM, read_run
+from appa_flwr.report.page import page
+
+POLICIES = ("base", "sft", "ppo", "uniform", "majority", "ceiling-average", "ceiling-min")
+COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
+SIZES = ["1", "2", "4", "8", "16", "32", "64"]
+PNG_START = b"\x89PNG\r\n\x1a\n"
+
+
+def row(policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey: bool = True) -> dict[str, Any]:
+    """A summary row over two groups that really have this mean and minimum: a = min, b = 2 avg - min."""
+    per_group = {"a": min_as, "b": 2 * avg_as - min_as}
+    scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group}
+    truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1} if survey else None
+    wrote = policy in ("base", "sft", "ppo")
+    return {
+        "policy": policy,
+        "metric": metric,
+        **scores,
+        "format_score": 0.95 if wrote else None,
+        "survey": truth,
+    }
+
+
+def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
+    return {"js": js, "js_distance": js - 0.15, "wasserstein": js - 0.05, "cells": cells}
+
+
+def predictor_card(groups: tuple[str, ...] = COUNTRIES, **changed: object) -> dict[str, Any]:
+    """What a report reads of pluralllm.json: the mean of the others is known for all 240 answers of the seen groups,
+    and for 180 of the unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
+    card = {
+        "rounds": [
+            {
+                "round": r,
+                "loss": 0.6 * float(np.exp(-r / 8)) + 0.05,
+                "validation": 0.25 + 0.0004 * (r - 20) ** 2 if r % 5 == 0 else None,
+            }
+            for r in range(1, 31)
+        ],
+        "chosen": 20,
+        "population": {"prior": False, "min_groups": 3, "training": 0, "held_out": 36},
+        "scores": {
+            "seen/held-out": {
+                "uniform": predictor_scores(0.79),
+                "pluralllm": predictor_scores(0.93),
+                "nearest-question": predictor_scores(0.88),
+                "mean-of-others": predictor_scores(0.94),
+                "pluralllm-shared": predictor_scores(0.93),
+            },
+            "unseen/held-out": {
+                "pluralllm": predictor_scores(0.71),
+                "uniform": predictor_scores(0.69),
+                "mean-of-others": predictor_scores(0.76, 180),
+                "pluralllm-shared": predictor_scores(0.72, 180),
+            },
+        },
+        "groups": {
+            group: {f"{'unseen' if g == 0 else 'seen'}/held-out": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
+            for g, group in enumerate(groups)
+        },
+        "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31}},
+        "by_context": {
+            "seen/held-out": {str(2**i): predictor_scores(0.80 + 0.02 * i) for i in range(7)},
+            "unseen/held-out": {str(2**i): predictor_scores(0.70 + 0.01 * i, 240 - i) for i in (4, 0, 1, 3)},
+        },
+    }
+    return card | changed
+
+
+def write_run(folder: Path, **files: object) -> Path:
+    """A run folder with the given files; keys are file names without suffix, metrics is a list of lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if name == "metrics":
+            assert isinstance(content, list)
+            text = "".join(json.dumps(line) + "\n" for line in content)
+            (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        else:
+            (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def line(
+    iteration: int, *, planned: int, fell_back: bool | None, groups: tuple[str, ...] = ("a", "b")
+) -> dict[str, Any]:
+    return {
+        "iteration": iteration,
+        "num_iterations": planned,
+        "fairness_index": 0.98,
+        "fell_back": fell_back,
+        "weights": dict.fromkeys(groups, 1 / len(groups)),
+        "history": dict.fromkeys(groups, 0.5),
+        "rewards": dict.fromkeys(groups, 0.7),
+        "reward": 0.7,
+        "format_score": 0.9,
+        "kl": 0.1,
+        "policy_loss": 0.01,
+        "value_loss": 0.2,
+        "clip_fraction": 0.05,
+        "entropy": 1.0,
+        "response_length": 12.0,
+        "missing_groups": [],
+        "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
+    }
+
+
+def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: int = 0) -> Path:
+    """A whole run of made-up but plausible numbers, for the eye and for tests of size."""
+    rng = np.random.default_rng(seed)
+    level_G = rng.normal(0, 0.02, len(groups))
+    history_G = np.zeros(len(groups))
+    lines = []
+    for number in range(1, iterations + 1):
+        progress = 1 - np.exp(-3 * number / iterations)
+        reward_G = 0.72 + 0.11 * progress + level_G + rng.normal(0, 0.008) + rng.normal(0, 0.003, len(groups))
+        absent = {int(rng.integers(len(groups)))} if number % 17 == 0 else set()
+        weights_G = np.exp(-history_G / 0.1)
+        weights_G /= weights_G.sum()
+        history_G = 0.8 * history_G + 0.2 * reward_G
+        fairness = 0.975 + 0.018 * progress + rng.normal(0, 0.001)
+        entry = line(number, planned=iterations, fell_back=bool(fairness >= 0.99), groups=groups)
+        entry |= {
+            "fairness_index": fairness,
+            "weights": dict(zip(groups, weights_G.tolist(), strict=True)),
+            "history": dict(zip(groups, history_G.tolist(), strict=True)),
+            "rewards": {g: None if i in absent else float(reward_G[i]) for i, g in enumerate(groups)},
+            "missing_groups": [groups[i] for i in absent],
+            "reward": float(reward_G.mean()),
+            "format_score": float(min(1.0, 0.85 + 0.13 * progress + rng.normal(0, 0.01))),
+            "kl": float(0.8 * progress + abs(rng.normal(0, 0.03))),
+            "policy_loss": float(rng.normal(-0.01, 0.01)),
+            "value_loss": float(0.5 * np.exp(-number / 20) + 0.1 * rng.random()),
+            "entropy": float(1.2 - 0.6 * progress),
+            "clip_fraction": float(0.04 + 0.04 * rng.random()),
+            "response_length": float(30 + rng.normal(0, 1)),
+            "seconds": {
+                "rollout": 0.6 + 0.1 * rng.random(),
+                "federation_wait": 0.05 + 0.05 * rng.random(),
+                "reference": 0.15,
+                "update": 0.8 + 0.1 * rng.random(),
+            },
+        }
+        lines.append(entry)
+
+    middle = {
+        "base": 0.738,
+        "sft": 0.776,
+        "ppo": 0.834,
+        "uniform": 0.79,
+        "majority": 0.71,
+        "ceiling-average": 0.954,
+        "ceiling-min": 0.943,
+    }
+
+    def scores(policy: str, shift: float) -> dict[str, Any]:
+        flat = 0.3 if policy == "ceiling-min" else 1.0
+        score_G = np.clip(middle[policy] - shift + flat * level_G + rng.normal(0, 0.006, len(groups)), 0, 1)
+        return {
+            "fi": 0.97 + 0.01 * rng.random(),
+            "avg_as": float(score_G.mean()),
+            "min_as": float(score_G.min()),
+            "per_group": dict(zip(groups, score_G.tolist(), strict=True)),
+        }
+
+    summary = [
+        {
+            "policy": policy,
+            "metric": metric,
+            **scores(policy, shift),
+            "survey": scores(policy, shift + 0.03),
+            "format_score": 0.97 if policy in ("base", "sft", "ppo") else None,
+        }
+        for metric, shift in (("js", 0.0), ("js-distance", 0.25), ("wasserstein", -0.04), ("cosine", 0.05))
+        for policy in POLICIES
+    ]
+    return write_run(
+        folder,
+        config={
+            "task": "dpa",
+            "metric": "js",
+            "rule": "appa",
+            "seed": seed,
+            "model": "tiny",
+            "survey": "generated",
+            "appa.fairness-threshold": 0.99,
+            "groups": "",
+            "ppo.num-iterations": iterations,
+            "lora": False,
+        },
+        metrics=lines,
+        summary=summary,
+        phases=[
+            {"phase": "policy", "seconds": 80.2},
+            {"phase": "pluralllm", "seconds": 22.0},
+            {"phase": "sft", "seconds": 31.0},
+            {"phase": "ppo", "seconds": 170.5},
+            {"phase": "evaluation", "seconds": 6.4},
+        ],
+        pluralllm=predictor_card(groups),
+        examples=[
+            {
+                "question": "How much do you trust the courts?",
+                "options": ["A lot", "Somewhat", "Not at all"],
+                "sft": "0.60, 0.30, 0.10",
+                "ppo": "0.45, 0.35, 0.20",
+                "mean_reward": 0.912,
+            }
+        ],
+    )
+
+
+CONFIG = {"task": "dpa", "metric": "js", "rule": "appa", "seed": 7, "appa.fairness-threshold": 0.99}
+# Avg / Min: PPO .860/.800 is above base .700/.600, uniform .790/.750 and SFT .810/.770; ceilings .900, .840.
+GOOD = {
+    "base": (0.700, 0.600),
+    "sft": (0.810, 0.770),
+    "ppo": (0.860, 0.800),
+    "uniform": (0.790, 0.750),
+    "majority": (0.650, 0.550),
+    "ceiling-average": (0.900, 0.820),
+    "ceiling-min": (0.880, 0.840),
+}
+
+
+def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
+    """A run of which only config and results are known; keywords replace a policy's Avg and Min AS."""
+    summary = [row(policy, *values) for policy, values in (GOOD | changed).items()]
+    return write_run(folder, config=CONFIG, summary=summary)
+
+
+def page_of(folder: Path) -> str:
+    """The page without its pictures, which take a second to draw and hold no text."""
+    return page(read_run(folder), {})
+
+
+def built_page(folder: Path) -> str:
+    return build(folder).read_text(encoding="utf-8")
+
+
+def cells(page: str, first: str) -> list[str]:
+    """The texts of the cells of the first table row that starts with that text."""
+    for found in re.findall(r"<tr[^>]*>(.*?)</tr>", page, flags=re.DOTALL):
+        texts = [html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<t[hd][^>]*>.*?</t[hd]>", found)]
+        if texts[0] == first:
+            return texts
+    raise AssertionError(f"no row starts with {first!r}")
+
+
+def found_predictor(folder: Path, **changed: object) -> PluralLLM:
+    found = read_run(write_run(folder, config=CONFIG, pluralllm=predictor_card(**changed))).pluralllm
+    assert found is not None
+    return found

@@ -1,0 +1,308 @@
+"""The page of a report: the files give its numbers, what is missing is said, text cannot break it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+from report_runs import (
+    CONFIG,
+    COUNTRIES,
+    GOOD,
+    PNG_START,
+    POLICIES,
+    SIZES,
+    built_page,
+    cells,
+    fake_run,
+    found_predictor,
+    line,
+    page_of,
+    predictor_scores,
+    row,
+    scored_run,
+    write_run,
+)
+
+from appa_flwr.errors import UserError
+from appa_flwr.report import build, predictor
+
+
+def test_results_table_holds_the_numbers_of_the_summary(tmp_path: Path) -> None:
+    page = page_of(scored_run(tmp_path))
+    # policy, rule, targets' FI, Avg, Min, survey truth's FI, Avg, Min (each score 0.1 lower), format.
+    assert cells(page, "PPO") == [
+        "PPO",
+        "appa",
+        "0.9876",
+        "0.860",
+        "0.800",
+        "0.9876",
+        "0.760",
+        "0.700",
+        "0.950",
+    ]
+    # Base lies below the uniform answer everywhere: every score carries the dagger.
+    assert cells(page, "Base")[3:5] == ["0.700†", "0.600†"]
+    assert cells(page, "Uniform answer")[2:] == ["0.9876", "0.790", "0.750", "0.9876", "0.690", "0.650", "–"]
+    assert cells(page, "Ceiling (worst group)")[3:5] == ["0.880", "0.840"]
+
+
+def test_bold_marks_the_best_of_base_sft_and_ppo_but_no_reference(tmp_path: Path) -> None:
+    page = page_of(scored_run(tmp_path))
+    assert "<b>0.860</b>" in page
+    assert "<b>0.810</b>" not in page
+    assert "<b>0.900</b>" not in page  # the ceiling's, higher than PPO's
+
+
+def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
+    summary = [
+        row(policy, avg, low, metric=metric)
+        for metric, avg, low in (("cosine", 0.66, 0.55), ("js", 0.86, 0.75), ("wasserstein", 0.76, 0.65))
+        for policy in ("base", "ppo")
+    ]
+    page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
+    found = cells(page, "PluralLLM targets")
+    # targets, method, rule, FI of 3 metrics, Avg AS by js, wasserstein, cosine, Min AS by the same, format
+    assert found[1:3] == ["Base", "–"]
+    assert found[6:12] == ["0.860", "0.760", "0.660", "0.750", "0.650", "0.550"]
+    second = cells(page, "survey truth")
+    assert second[6:12] == ["0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
+
+
+def test_per_group_table_puts_the_worst_served_first(tmp_path: Path) -> None:
+    page = page_of(scored_run(tmp_path))
+    # GOOD's Avg .860 with Min .800 is a = .800 and b = .920.
+    assert cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
+    assert cells(page, "b")[3] == "0.920"
+    table = page[page.index("<h2>Per group") :]
+    assert table.index(">a<") < table.index(">b<")
+
+
+def test_verdict_gives_the_three_gains(tmp_path: Path) -> None:
+    page = page_of(scored_run(tmp_path))
+    # .860 - .700, .860 - .790, .860 - .810; and .800 - .600, .800 - .750, .800 - .770
+    assert "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, +0.050 over SFT: a gain." in page
+    assert "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, +0.030 over SFT: a gain." in page
+    assert "PPO gained on Avg AS and Min AS." in page
+    assert "no gain" not in page
+
+
+def test_a_gain_over_base_that_does_not_beat_uniform_is_none(tmp_path: Path) -> None:
+    page = page_of(scored_run(tmp_path, ppo=(0.780, 0.740), sft=(0.760, 0.720)))
+    assert "+0.080 over base, -0.010 over the uniform answer, +0.020 over SFT: no gain" in page
+    assert "hedging" in page
+    assert "PPO did not gain." in page
+    assert ": a gain." not in page
+
+
+@pytest.mark.parametrize(
+    ("ppo", "expected"),
+    [
+        ((0.860, 0.740), "PPO gained on Avg AS only."),
+        ((0.800, 0.760), "PPO did not gain over SFT."),
+        ((0.690, 0.590), "not even over base"),
+        # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
+        ((0.7904, 0.7504), "PPO did not gain."),
+    ],
+)
+def test_verdict_follows_the_numbers(tmp_path: Path, ppo: tuple[float, float], expected: str) -> None:
+    assert expected in page_of(scored_run(tmp_path, ppo=ppo))
+
+
+@pytest.mark.parametrize(
+    ("branches", "text", "warned"),
+    [
+        # 3 of 4 fell back: one in four weighted.
+        (
+            [True, True, False, True],
+            "in 3 of 4 iterations (75.0%); it weighted the groups in 1 (25.0%)",
+            False,
+        ),
+        # 10 of 11: 1/11 = 9.1 % weighted, under a tenth.
+        ([True] * 10 + [False], "in 10 of 11 iterations (90.9%); it weighted the groups in 1 (9.1%)", True),
+        # 9 of 10: exactly a tenth is not under it.
+        ([True] * 9 + [False], "in 9 of 10 iterations (90.0%)", False),
+        ([None, None], "has no threshold", False),
+    ],
+)
+def test_fall_back_share_and_warning(tmp_path: Path, branches: list[bool | None], text: str, warned: bool) -> None:
+    lines = [line(i + 1, planned=len(branches), fell_back=branch) for i, branch in enumerate(branches)]
+    page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
+    assert text in page
+    assert ("Warning: the adaptive branch" in page) == warned
+
+
+def test_share_of_time_waiting_for_groups(tmp_path: Path) -> None:
+    lines = [line(i, planned=2, fell_back=None) for i in (1, 2)]
+    # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting: 12.5 %; both together 8 s.
+    page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
+    assert "12.5% of the iterations&#39; time" in page
+    assert "8.0 s" in page
+
+
+def test_total_time_is_that_of_the_phases(tmp_path: Path) -> None:
+    phases = [{"phase": "policy", "seconds": 80.4}, {"phase": "ppo", "seconds": 284.6}]
+    # 365 s = 6 min 5 s
+    assert "6 min 5 s" in page_of(write_run(tmp_path, config=CONFIG, phases=phases))
+
+
+def test_all_text_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>&\"q\""
+    run = {"a": 0.5, evil: 0.6, "c": 0.7}
+    scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run}
+    write_run(
+        tmp_path,
+        config=CONFIG | {"model": evil, "rule": evil, evil: evil},
+        summary=[
+            {"policy": policy, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for policy in POLICIES
+        ],
+        metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
+        phases=[{"phase": evil, "seconds": 1.0}],
+        pluralllm={
+            "rounds": [{"round": 1, "loss": 0.5, "validation": None}],
+            "chosen": 1,
+            "population": None,
+            "by_context": {f"{evil}/held-out": {"1": predictor_scores(0.5)}},
+            "scores": {f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
+            "groups": {evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
+            "calibration": {evil: {"spread": 0.5, "rank_correlation": 0.1}},
+        },
+        examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
+    )
+    page = built_page(tmp_path)
+    assert "<script" not in page
+    assert escape(evil) in page
+    assert page.count(escape("alert('x')")) >= 12
+
+
+def test_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+    page = built_page(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
+    assert len(sources) == len(list((tmp_path / "plots").glob("*.png"))) == 12
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "http" not in re.sub(r'src="[^"]*"', "", page)
+    assert all(path.read_bytes().startswith(PNG_START) for path in (tmp_path / "plots").glob("*.png"))
+    assert (
+        page.count('alt="score of the preference predictor by number of context answers" title="pluralllm_context"')
+        == 1
+    )
+    assert page.count('alt="loss and validation error of the preference predictor over its rounds"') == 1
+    assert "incomplete" not in page
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]
+
+
+@pytest.mark.parametrize(
+    "groups", [COUNTRIES[:3], tuple(f"$group {i} of many with a very long name$" for i in range(64))]
+)
+def test_few_and_many_groups(tmp_path: Path, groups: tuple[str, ...]) -> None:
+    page = built_page(fake_run(tmp_path, groups=groups, iterations=35))
+    assert all(escape(group) in page for group in groups)
+    assert (tmp_path / "plots" / "spider.png").exists()
+
+
+def test_two_groups_have_no_spider_plot(tmp_path: Path) -> None:
+    build(fake_run(tmp_path, groups=("a", "b"), iterations=1))
+    assert not (tmp_path / "plots" / "spider.png").exists()
+    assert (tmp_path / "plots" / "weights.png").exists()
+
+
+def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
+    page = built_page(write_run(tmp_path, config=CONFIG))
+    assert "This report is incomplete" in page
+    for name in ("metrics.jsonl", "summary.json", "phases.json", "pluralllm.json", "examples.json"):
+        assert name in page
+    assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
+
+
+def test_the_targets_own_error_stands_beside_the_alignment_scores(tmp_path: Path) -> None:
+    page = built_page(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
+    results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)
+    assert (
+        "The PluralLLM targets themselves agree with the survey answers of seen groups by JS 0.930 on held-out "
+        "questions (own nearest question 0.880, uniform answer 0.790, mean of the other groups 0.940)." in results
+    )
+    # what is known for fewer answers is compared on these, and PluralLLM is no baseline of itself
+    assert (
+        "of unseen groups by JS 0.710 on held-out questions (uniform answer 0.690, mean of the other groups 0.760 on "
+        "180 of 240 answers, where PluralLLM has 0.720)." in results
+    )
+    # the table: PluralLLM first in each part, its natural JS distance and its Wasserstein score beside it
+    assert cells(rest, "seen / held-out") == ["seen / held-out", "PluralLLM", "0.930", "0.780", "0.880", "240"]
+    assert "spread over context draws 0.042, its rank correlation with the error 0.31" in rest
+    assert (tmp_path / "plots" / "pluralllm_groups.png").read_bytes().startswith(PNG_START)
+
+
+def test_unseen_groups_are_marked_beside_their_alignment_scores(tmp_path: Path) -> None:
+    fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)
+    page = built_page(tmp_path)
+    assert "(unseen)" not in page
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_run(tmp_path, config={**config, "pluralllm.unseen-groups": "b"})
+    marked = built_page(tmp_path)
+    assert "<th>b (unseen)</th>" in marked
+    assert marked.count("(unseen)") == 1
+
+
+def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Path) -> None:
+    found = found_predictor(tmp_path)
+    page = page_of(tmp_path)
+    table = page[page.index(escape(predictor.CONTEXT_TITLE)) :].split("</table>")[0]
+    assert cells(table, "Groups / questions") == ["Groups / questions", *SIZES, "Answers"]
+    # 0.80 and 0.02 more a doubling
+    seen = ["0.800", "0.820", "0.840", "0.860", "0.880", "0.900", "0.920", "240"]
+    assert cells(table, "seen / held-out")[1:] == seen
+    # not measured at 4, 32 and 64; 240 answers scored at size 1 and 236 at 16
+    unseen = ["0.700", "0.710", "–", "0.730", "0.740", "–", "–", "236 to 240"]
+    assert cells(table, "unseen / held-out")[1:] == unseen
+    shown = predictor.by_context(found)
+    assert shown is not None
+    assert [list(column.cells) for column in shown.columns[1:]] == [
+        list(pair) for pair in zip(seen, unseen, strict=True)
+    ]
+    assert [column.header for column in shown.columns[1:]] == [*SIZES, "Answers"]
+
+
+@pytest.mark.parametrize("nothing", [{}, {"seen/held-out": {}}])
+def test_without_scores_by_context_size_there_is_neither_table_nor_picture(tmp_path: Path, nothing: object) -> None:
+    assert predictor.by_context(found_predictor(tmp_path, by_context=nothing)) is None
+    assert escape(predictor.CONTEXT_TITLE) not in built_page(tmp_path)
+    assert not (tmp_path / "plots" / "pluralllm_context.png").exists()
+    assert (tmp_path / "plots" / "pluralllm.png").exists()
+
+
+def test_a_predictor_that_did_not_train_has_no_curve_and_no_kept_round(tmp_path: Path) -> None:
+    assert predictor.kept(found_predictor(tmp_path, rounds=[], chosen=0)) is None
+    assert "were kept" not in built_page(tmp_path)
+    assert not (tmp_path / "plots" / "pluralllm.png").exists()
+    assert (tmp_path / "plots" / "pluralllm_context.png").exists()
+
+
+def test_missing_policies_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
+    summary = [row(policy, *GOOD[policy], survey=False) for policy in ("base", "ppo")]
+    page = built_page(write_run(tmp_path, config=CONFIG, summary=summary))
+    assert "no row for sft, uniform, majority, ceiling-average, ceiling-min" in page
+    assert "No verdict: base or the uniform answer was not evaluated." in page
+    assert "survey truth" not in page
+
+
+def test_a_group_that_never_answered_and_unmeasured_numbers_leave_gaps(tmp_path: Path) -> None:
+    lines = [line(i, planned=2, fell_back=False) for i in (1, 2)]
+    for entry in lines:
+        entry["rewards"]["b"] = None
+        entry["missing_groups"] = ["b"]
+        entry["kl"] = float("nan")
+    page = built_page(write_run(tmp_path, config=CONFIG, metrics=lines))
+    assert cells(page, "b")[-1] == "2"  # iterations missed
+    assert cells(page, "a")[-1] == "0"
+
+
+def test_broken_file_leaves_the_old_report_alone(tmp_path: Path) -> None:
+    before = built_page(scored_run(tmp_path))
+    (tmp_path / "summary.json").write_text("[", encoding="utf-8")
+    with pytest.raises(UserError):
+        build(tmp_path)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == before

@@ -126,9 +126,9 @@ def test_override_is_a_toml_scalar_or_bare_text(text, expected):
     assert parse_override(text) == expected
 
 
-@pytest.mark.parametrize("text", ["seed", "=3", ""])
-def test_override_without_a_key_and_a_value_is_refused(text):
-    with pytest.raises(UserError, match="key=value"):
+@pytest.mark.parametrize("text", ["se\ned", "=3", ""])
+def test_override_without_a_key_and_a_value_is_refused_in_one_line(text):
+    with pytest.raises(UserError, match=r"^[^\n]*key=value[^\n]*$"):
         parse_override(text)
 
 
@@ -144,9 +144,8 @@ def test_later_sources_win_preset_file_command_line(tmp_path):
 def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     (tmp_path / "weights").mkdir()
     config = assemble(None, ["survey=a/b.jsonl", "model=weights", "run.output-dir=out"], folder=tmp_path)
-    assert config.survey == str(tmp_path.resolve() / "a" / "b.jsonl")
-    assert config.model == str(tmp_path.resolve() / "weights")
-    assert config.run.output_dir == str(tmp_path.resolve() / "out")
+    paths = [tmp_path.resolve() / name for name in ("a/b.jsonl", "weights", "out")]
+    assert [config.survey, config.model, config.run.output_dir] == [str(path) for path in paths]
     assert assemble(None, ["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000  # no folder's name
     plain = assemble(None, ["model=org/name"], folder=tmp_path)
     assert (plain.survey, plain.model, plain.run.cache_dir) == ("generated", "org/name", "")
@@ -161,9 +160,7 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
         ("seed = " + "1" * 9999, "not valid TOML"),
         ("[ppo.more]\nseed = 1\n", "[ppo.more] is too deep"),
         ("[[ppo]]\ngamma = 1\n", '"ppo" is a section'),
-        ("ppo = 1\n", '"ppo" is a section'),
         ("learning-rate = 1\n", 'is now "ppo.learning-rate"'),
-        ("[ppo]\nseed = 1\n", '"ppo.seed"; the nearest is "seed"'),
         ("[ppoo]\nclip-range = 1\n", '"ppoo.clip-range"; the nearest is "ppo.clip-range"'),
         ("[ppoo]\n", '"ppoo"'),
         ("[seed]\n", '"seed" must be true or false, a number or text, not a table'),

@@ -26,14 +26,10 @@ def appa(monkeypatch, *arguments: str) -> int:
     ("arguments", "part"),
     [
         (["-c", "task=dqa"], "task"),
-        (["-c", "lerning-rate=1"], '"ppo.learning-rate"'),
         (["-c", "learning-rate=1"], 'is now "ppo.learning-rate"'),
-        (["-c", "ppo.temperature=1"], "rollout.temperature, appa.temperature"),
         (["-c", "ppo={learning-rate=1}"], '"ppo" is a section'),
-        (["-c", "se\ned=1"], r'"se\ned"'),
         (["-c", "survey=nowhere/file.jsonl"], "nowhere/file.jsonl"),
         (["-c", "groups=Avaria,Atlantis"], "Atlantis"),
-        (["-c", "preset=nobody"], "nobody"),
         (["-c", "seed"], "key=value"),
         (["nowhere.toml"], "nowhere.toml"),
         (["../twice.toml"], "twice.toml: not valid TOML: Cannot declare ('ppo',) twice"),
@@ -70,10 +66,9 @@ def stopped(tmp_path):
 
 def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies(stopped, monkeypatch):
     monkeypatch.chdir(stopped)
-    began = Config.load(json.loads((stopped / "config.json").read_text()))
     here = {"run.output-dir": str(stopped.parent), "run-name": "mine", "run.resume": True}
     for name in (stopped, Path()):
-        assert resumable(name) == Config.load({**began.flat(), **here})
+        assert resumable(name) == Config.load({"seed": 3, **here})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from appa_flwr import markdown
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import find_app_folder, launch
+from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.flower import launch
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
 from appa_flwr.run.resume import check_resumable

@@ -14,7 +14,7 @@ from fakes import tiny_causal_lm
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import Tail, read_progress
+from appa_flwr.launch.progress import Tail, read_progress
 from appa_flwr.report import artifacts
 from appa_flwr.survey.types import Question
 from server_app import run_folder as run_folders

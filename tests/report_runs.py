@@ -12,7 +12,9 @@ import numpy as np
 
 from appa_flwr.report import build
 from appa_flwr.report import html as report_html
-from appa_flwr.report.artifacts import PluralLLM, read_run
+from appa_flwr.report.artifacts import read_run
+from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
+from appa_flwr.run.records import Card
 
 POLICIES = ("base", "sft", "ppo", "uniform", "majority", "ceiling-average", "ceiling-min")
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
@@ -40,9 +42,16 @@ def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
 
 
 def predictor_card(groups: tuple[str, ...] = COUNTRIES, **changed: object) -> dict[str, Any]:
-    """What a report reads of pluralllm.json: the mean of the others is known for all 240 answers of the seen groups,
-    and for 180 of the unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
+    """A pluralllm.json: the mean of the others is known for all 240 answers of the seen groups, and for 180 of the
+    unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
     card = {
+        "network": {"embedding_dim": 8, "hidden_dim": 8, "num_blocks": 1, "num_heads": 2, "population": False},
+        "episodes": dict.fromkeys(("num_context", "num_targets", "num_episodes"), 4)
+        | dict.fromkeys(("embedding_noise", "population_dropout"), 0.2),
+        "embedding": {"kind": "ngrams", "model": "", "dim": 8, "probe": [0.5]},
+        "survey": dict.fromkeys(("num_questions", "num_held_out", "split_seed"), 7)
+        | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}, "unseen_groups": {}},
+        "training": {},
         "rounds": [
             {
                 "round": r,
@@ -90,6 +99,8 @@ def write_run(folder: Path, **files: object) -> Path:
             text = "".join(json.dumps(line) + "\n" for line in content)
             (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
         else:
+            if name == "config":
+                content = {SCHEMA_KEY: SCHEMA} | dict(content)
             (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
@@ -111,6 +122,7 @@ def line(
         "policy_loss": 0.01,
         "value_loss": 0.2,
         "clip_fraction": 0.05,
+        "approximate_kl": 0.01,
         "entropy": 1.0,
         "response_length": 12.0,
         "missing_groups": [],
@@ -181,8 +193,8 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
             "policy": policy,
             "metric": metric,
             **scores(policy, shift),
-            "survey": scores(policy, shift + 0.03),
             "format_score": 0.97 if policy in ("base", "sft", "ppo") else None,
+            "survey": scores(policy, shift + 0.03),
         }
         for metric, shift in (("js", 0.0), ("js-distance", 0.25), ("wasserstein", -0.04), ("cosine", 0.05))
         for policy in POLICIES
@@ -199,7 +211,6 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
             "appa.fairness-threshold": 0.99,
             "groups": "",
             "ppo.num-iterations": iterations,
-            "lora": False,
         },
         metrics=lines,
         summary=summary,
@@ -260,7 +271,7 @@ def cells(page: str, first: str) -> list[str]:
     raise AssertionError(f"no row starts with {first!r}")
 
 
-def found_predictor(folder: Path, **changed: object) -> PluralLLM:
+def found_predictor(folder: Path, **changed: object) -> Card:
     found = read_run(write_run(folder, config=CONFIG, pluralllm=predictor_card(**changed))).pluralllm
     assert found is not None
     return found

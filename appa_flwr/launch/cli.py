@@ -16,7 +16,8 @@ from rich.table import Table
 from appa_flwr import config as settings
 from appa_flwr.errors import UserError
 from appa_flwr.launch.launcher import REPORT_FILE, RunFailed, Stopped, find_app_folder, launch
-from appa_flwr.run.resume import WEIGHTS_FILE, resumable
+from appa_flwr.run.files import WEIGHTS_FILE
+from appa_flwr.run.resume import resumable
 
 RUN_FAILED = 1
 USER_ERROR = 2

@@ -33,9 +33,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, to_toml_table
 from appa_flwr.errors import UserError
-from appa_flwr.files import lock, replace_file, writing
+from appa_flwr.files import lock, writing
 from appa_flwr.launch.processes import STOP_SIGNALS, end_processes, watched
-from appa_flwr.run.resume import CONFIG_FILE, LOG_FILE, PROGRESS_FILE
+from appa_flwr.run.files import LOG_FILE, PROGRESS, write_config
 from appa_flwr.survey.types import Rejection
 
 APP_NAME = "appa-flwr"
@@ -395,7 +395,7 @@ def _create_folder(config: Config) -> Path:
             f"appa run --resume {folder}"
         )
     # From here on the run can be resumed, whatever ends it.
-    replace_file(folder / CONFIG_FILE, (json.dumps(config.flat(), indent=1) + "\n").encode())
+    write_config(folder, config)
     return folder
 
 
@@ -444,7 +444,7 @@ def _run(
     command = ["flwr", "run", str(app_folder), "--stream"]
     command += ["--run-config", str(settings), "--federation-config", simulation]
     log_path = config.run_folder / FLOWER_LOG
-    progress, log_tail = Tail(config.run_folder / PROGRESS_FILE), Tail(log_path)
+    progress, log_tail = Tail(config.run_folder / PROGRESS.name), Tail(log_path)
     for earlier in (progress, log_tail):
         earlier.text()  # of a resumed run: shown when it was written
     with log_path.open("ab") as log:

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from appa_flwr import rewards
+from appa_flwr.files import replace_file
 from appa_flwr.report import plots
-from appa_flwr.report.artifacts import write_atomically
 from appa_flwr.survey.types import FloatArray, Survey
 
 FILE: Final = "survey.png"
@@ -100,7 +100,8 @@ def draw(survey: Survey, path: Path) -> Path:
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        return write_atomically(path, plots._png(figure))
+        replace_file(path, plots._png(figure), parents=True)
+    return path
 
 
 def _short(text: str, limit: int) -> str:

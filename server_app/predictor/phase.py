@@ -14,14 +14,14 @@ from flwr.app import ArrayRecord
 
 from appa_flwr import wire
 from appa_flwr.config import Config
+from appa_flwr.run.records import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
 from pluralllm import card as cards
-from pluralllm.card import Card, EmbeddingSummary, SurveySummary
 from pluralllm.data import OptionEmbedding
 from pluralllm.settings import episode_config, model_config
 from server_app import checkpoint
 from server_app.predictor.pretraining import Pretraining
 
-SETTINGS = "pluralllm-"
+SETTINGS = "pluralllm."
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        network=model_config(config),
-        episodes=episode_config(config),
+        network=Network(**vars(model_config(config))),
+        episodes=EpisodeShape(**vars(episode_config(config))),
         embedding=_embedding(config, catalogue),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),

@@ -15,6 +15,7 @@ import pytest
 from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch.launcher import ERROR_FILE, FLOWER_LOG, SUPERLINK_LOG
 from appa_flwr.launch.processes import processes_of
+from appa_flwr.run.files import read_config
 
 pytestmark = pytest.mark.slow
 
@@ -188,5 +189,5 @@ def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed(app
         f"report: {folder / 'report.html'}",
     ]
     config = json.loads((folder / "seen.json").read_text())["config"]
-    assert config == json.loads((folder / "config.json").read_text()) | {"run.resume": True}
+    assert config == read_config(folder).flat() | {"run.resume": True}
     assert (folder / FLOWER_LOG).read_text().startswith(log)

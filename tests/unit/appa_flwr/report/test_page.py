@@ -21,6 +21,7 @@ from report_runs import (
     found_predictor,
     line,
     page_of,
+    predictor_card,
     predictor_scores,
     row,
     scored_run,
@@ -156,21 +157,18 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run}
     write_run(
         tmp_path,
-        config=CONFIG | {"model": evil, "rule": evil, evil: evil},
+        config=CONFIG | {"model": evil, "survey": evil, "groups": f"a,{evil}"},
         summary=[
             {"policy": policy, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for policy in POLICIES
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
-        pluralllm={
-            "rounds": [{"round": 1, "loss": 0.5, "validation": None}],
-            "chosen": 1,
-            "population": None,
-            "by_context": {f"{evil}/held-out": {"1": predictor_scores(0.5)}},
-            "scores": {f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
-            "groups": {evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
-            "calibration": {evil: {"spread": 0.5, "rank_correlation": 0.1}},
-        },
+        pluralllm=predictor_card(
+            by_context={f"{evil}/held-out": {"1": predictor_scores(0.5)}},
+            scores={f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
+            groups={evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
+            calibration={evil: {"spread": 0.5, "rank_correlation": 0.1}},
+        ),
         examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
     )
     page = built_page(tmp_path)

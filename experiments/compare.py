@@ -17,6 +17,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from appa_flwr import markdown
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
@@ -91,12 +92,11 @@ def read_scores(folder: Path, metric: str) -> dict[str, Score]:
 
 def table(scores: Mapping[str, Sequence[Score]]) -> str:
     """A Markdown table: a row a policy, mean and standard deviation (ddof 1) over seeds."""
-    head = ["policy", "seeds", *COLUMNS]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for name, by_seed in scores.items():
-        cells = [_cell([getattr(score, field) for score in by_seed]) for field in COLUMNS.values()]
-        lines.append("| " + " | ".join([name, str(len(by_seed)), *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [name, str(len(by_seed)), *(_cell([getattr(s, field) for s in by_seed]) for field in COLUMNS.values())]
+        for name, by_seed in scores.items()
+    ]
+    return markdown.table(["policy", "seeds", *COLUMNS], rows) + "\n"
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr import wire
+from appa_flwr import markdown, wire
 from appa_flwr.aggregation import RULES
 from appa_flwr.ceilings import OBJECTIVES, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
@@ -272,11 +272,11 @@ def plot(log: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
 
 def table(scores: Sequence[Score]) -> str:
     """A Markdown table, a row a policy."""
-    lines = ["| policy | Avg AS | Min AS | FI | format |", "| --- | --- | --- | --- | --- |"]
-    for row in scores:
-        form = "-" if row.format_score is None else f"{row.format_score:.3f}"
-        lines.append(f"| {row.policy} | {row.avg_as:.3f} | {row.min_as:.3f} | {row.fi:.3f} | {form} |")
-    return "\n".join(lines)
+    rows = [
+        [row.policy, *("-" if v is None else f"{v:.3f}" for v in (row.avg_as, row.min_as, row.fi, row.format_score))]
+        for row in scores
+    ]
+    return markdown.table(["policy", "Avg AS", "Min AS", "FI", "format"], rows)
 
 
 def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(line, flush=True)) -> list[Score]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from appa_flwr.report import build
-from appa_flwr.report import html as report_html
 from appa_flwr.report.artifacts import read_run
+from appa_flwr.report.page import page
 from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
 from appa_flwr.run.records import Card
 
@@ -255,7 +255,7 @@ def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
 
 def page_of(folder: Path) -> str:
     """The page without its pictures, which take a second to draw and hold no text."""
-    return report_html.page(read_run(folder), {})
+    return page(read_run(folder), {})
 
 
 def built_page(folder: Path) -> str:

@@ -69,15 +69,8 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, Scalar]:
-        """The run's keys as a reader is shown them: a value that leaves a choice to the run, with what it chose."""
-        shown = self.settings.flat()
-        if shown["metric"] == "auto":
-            shown["metric"] = f"auto ({self.settings.reward_metric})"
-        if not shown["ppo.num-iterations"] and self.iterations:
-            shown["ppo.num-iterations"] = f"0 ({self.iterations[-1].num_iterations})"
-        if not shown["groups"] and self.groups:
-            shown["groups"] = f"all ({', '.join(self.groups)})"
-        return shown
+        """The run's keys and values, sections dotted."""
+        return self.settings.flat()
 
     @property
     def groups(self) -> tuple[str, ...]:

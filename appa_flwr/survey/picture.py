@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 
 from appa_flwr import rewards
 from appa_flwr.files import replace_file
-from appa_flwr.report import plots
+from appa_flwr.report.plots import style
 from appa_flwr.survey.types import FloatArray, Survey
 
 FILE: Final = "survey.png"
@@ -72,45 +72,40 @@ def draw(survey: Survey, path: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    by_question = disagreement(survey)
-
-    def figure() -> Figure:
-        shown = min(len(survey.groups), MAX_GROUPS)
-        columns = math.ceil(shown / _GROUPS_PER_COLUMN)
-        rows = math.ceil(shown / columns)
-        left = rows * _GROUP_HEIGHT + _FRAME
-        room = left - _CURVE_HEIGHT - 2 * _FRAME
-        num_contested = min(len(by_question), max(MIN_CONTESTED, int(room / _QUESTION_HEIGHT)))
-        lower = num_contested * _QUESTION_HEIGHT + _FRAME
-        right = _CURVE_HEIGHT + _FRAME + lower
-        height = max(left, right)
-        made = plots._figure(columns * _COLUMN_WIDTH + _QUESTIONS_WIDTH, height)
-        # Each half keeps its own height: few groups are not stretched, and many do not stretch the questions.
-        halves: Any = made.subfigures(1, 2, width_ratios=[columns * _COLUMN_WIDTH, _QUESTIONS_WIDTH])
-        groups, questions = halves
-        grid = groups.add_gridspec(2, columns, height_ratios=[left, max(height - left, _NOTHING)])
-        _coverage([groups.add_subplot(grid[0, column]) for column in range(columns)], survey, rows)
-        if by_question:
-            heights = [_CURVE_HEIGHT + _FRAME, lower, max(height - right, _NOTHING)]
-            grid = questions.add_gridspec(3, 1, height_ratios=heights)
-            _curve(questions.add_subplot(grid[0]), np.sort(list(by_question.values()))[::-1])
-            _contested(questions.add_subplot(grid[1]), survey, by_question, num_contested)
-        return made
-
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        replace_file(path, plots._png(figure), parents=True)
+        replace_file(path, _picture(survey, disagreement(survey)), parents=True)
     return path
+
+
+@style.picture
+def _picture(survey: Survey, by_question: Mapping[str, float]) -> Figure:
+    shown = min(len(survey.groups), MAX_GROUPS)
+    columns = math.ceil(shown / _GROUPS_PER_COLUMN)
+    rows = math.ceil(shown / columns)
+    left = rows * _GROUP_HEIGHT + _FRAME
+    room = left - _CURVE_HEIGHT - 2 * _FRAME
+    num_contested = min(len(by_question), max(MIN_CONTESTED, int(room / _QUESTION_HEIGHT)))
+    lower = num_contested * _QUESTION_HEIGHT + _FRAME
+    right = _CURVE_HEIGHT + _FRAME + lower
+    height = max(left, right)
+    made = style.figure(height, width=columns * _COLUMN_WIDTH + _QUESTIONS_WIDTH)
+    # Each half keeps its own height: few groups are not stretched, and many do not stretch the questions.
+    halves: Any = made.subfigures(1, 2, width_ratios=[columns * _COLUMN_WIDTH, _QUESTIONS_WIDTH])
+    groups, questions = halves
+    grid = groups.add_gridspec(2, columns, height_ratios=[left, max(height - left, _NOTHING)])
+    _coverage([groups.add_subplot(grid[0, column]) for column in range(columns)], survey, rows)
+    if by_question:
+        heights = [_CURVE_HEIGHT + _FRAME, lower, max(height - right, _NOTHING)]
+        grid = questions.add_gridspec(3, 1, height_ratios=heights)
+        _curve(questions.add_subplot(grid[0]), np.sort(list(by_question.values()))[::-1])
+        _contested(questions.add_subplot(grid[1]), survey, by_question, num_contested)
+    return made
 
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
-
-
-def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
-    return text.replace("$", r"\$")
 
 
 def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
@@ -122,8 +117,8 @@ def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
         names = ranked[:MAX_GROUPS][column * rows : (column + 1) * rows]
         kept_G = np.array([len(survey.answers[name]) for name in names])
         out_G = np.array([rejected[name] for name in names])
-        axes.barh(range(len(names)), kept_G, color=plots.BLUE, height=0.75)
-        axes.barh(range(len(names)), out_G, left=kept_G, color=plots.VERMILION, height=0.75, hatch="///")
+        axes.barh(range(len(names)), kept_G, color=style.BLUE, height=0.75)
+        axes.barh(range(len(names)), out_G, left=kept_G, color=style.VERMILION, height=0.75, hatch="///")
         for row, (kept, out) in enumerate(zip(kept_G, out_G, strict=True)):
             inside = kept > _ROOM_FOR_COUNT * longest
             axes.annotate(
@@ -134,18 +129,19 @@ def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
                 va="center",
                 ha="right" if inside else "left",
                 fontsize=_FONT - 2,
-                color="white" if inside else plots.BLACK,
+                color="white" if inside else style.BLACK,
             )
-        axes.set_yticks(range(len(names)), [_plain(_short(name, _MAX_NAME_CHARS)) for name in names], fontsize=_FONT)
+        axes.set_yticks(range(len(names)), [_short(name, _MAX_NAME_CHARS) for name in names], fontsize=_FONT)
         axes.set_ylim(rows - 0.4, -0.6)
         axes.set_xlim(0, 1.02 * longest)
         axes.grid(False, axis="y")
         axes.set_xlabel(f"questions, of {len(survey.questions)}")
     more = len(ranked) - MAX_GROUPS
     note = f", the {more} smallest not shown" if more > 0 else ""
-    columns[0].set_title(f"Coverage: {len(ranked)} groups{note}")
-    if any(rejected[name] for name in ranked):
-        marks = [Patch(color=plots.BLUE, label="kept"), Patch(facecolor=plots.VERMILION, hatch="///", label="left out")]
+    some_left_out = any(rejected[name] for name in ranked)
+    columns[0].set_title(f"Coverage: {len(ranked)} groups{note}" + ("\n" if some_left_out else ""))  # above the legend
+    if some_left_out:
+        marks = [Patch(color=style.BLUE, label="kept"), Patch(facecolor=style.VERMILION, hatch="///", label="left out")]
         columns[-1].legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=_FONT)
 
 
@@ -153,9 +149,9 @@ def _curve(axes: Axes, value_Q: FloatArray) -> None:
     """Disagreement of all questions, from the most contested one to the least."""
     median = float(np.median(value_Q))
     rank_Q = np.arange(1, len(value_Q) + 1)
-    axes.fill_between(rank_Q, value_Q, color=plots.SKY, alpha=0.4, linewidth=0)
-    axes.plot(rank_Q, value_Q, color=plots.BLUE)
-    axes.axhline(median, color=plots.GREY, linestyle="--", linewidth=1)
+    axes.fill_between(rank_Q, value_Q, color=style.SKY, alpha=0.4, linewidth=0)
+    axes.plot(rank_Q, value_Q, color=style.BLUE)
+    axes.axhline(median, color=style.GREY, linestyle="--", linewidth=1)
     axes.annotate(
         f"median {median:.3f}",
         (len(value_Q), median),
@@ -176,7 +172,7 @@ def _contested(axes: Axes, survey: Survey, by_question: Mapping[str, float], cou
     texts = {question.question_id: question.text for question in survey.questions}
     top = sorted(by_question, key=lambda key: -by_question[key])[:count]
     rows = np.arange(len(top))
-    axes.barh(rows, [by_question[key] for key in top], color=plots.ORANGE, height=0.7)
+    axes.barh(rows, [by_question[key] for key in top], color=style.ORANGE, height=0.7)
     labels = []
     for key in top:
         answered = sum(key in mine for mine in survey.answers.values())
@@ -185,7 +181,7 @@ def _contested(axes: Axes, survey: Survey, by_question: Mapping[str, float], cou
         if len(lines) > _TEXT_LINES:
             # Questions of one battery begin alike: their end is what tells them apart.
             lines = [_short(lines[0], _TEXT_WIDTH - 1) + "…", f"{text} [{answered}]"[-_TEXT_WIDTH:].partition(" ")[2]]
-        labels.append(_plain("\n".join(lines)))
+        labels.append("\n".join(lines))
     axes.set_yticks(rows, labels, fontsize=_FONT - 1)
     axes.set_ylim(len(top) - 0.4, -0.6)
     axes.set_xlim(left=0)

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from appa_flwr.report.plots import BLUE, GREEN, ORANGE
+from appa_flwr.report.plots import style
 
 
-def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], *, axis: str) -> bytes:
-    """One bar a row, with the sum beside it.
+@style.picture
+def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], *, axis: str) -> Figure:
+    """One bar a row, with the sum next to it.
 
     Args:
         rows: names, and up to three parts that all rows have.
         axis: what the parts measure.
-
-    Returns:
-        A PNG.
     """
-    figure = Figure(figsize=(8, 1.2 + 0.32 * len(rows)), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    parts = list(rows[0][1])
-    left = [0.0] * len(rows)
-    for part, colour in zip(parts, (BLUE, ORANGE, GREEN), strict=False):
-        values = [row[part] for _, row in rows]
-        axes.barh(range(len(rows)), values, left=left, color=colour, height=0.8, label=part)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    for number, total in enumerate(left):
-        axes.text(total, number, f" {total:.3g}", va="center", fontsize=9)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.invert_yaxis()
+    figure = style.figure(1.2 + 0.32 * len(rows), width=8)
+    axes = figure.add_subplot(xlabel=axis)
+    left = np.zeros(len(rows))
+    for part, colour in zip(rows[0][1], (style.BLUE, style.ORANGE, style.GREEN), strict=False):
+        values = np.array([row[part] for _, row in rows])
+        bars = axes.barh(range(len(rows)), values, left=left, color=colour, height=0.8, label=part)
+        left += values
+    axes.bar_label(bars, [f"{total:.3g}" for total in left], padding=4, fontsize=9)
     axes.margins(x=0.1)
-    axes.set_xlabel(axis)
+    style.rows(axes, [name for name, _ in rows])
     axes.legend()
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return figure

@@ -25,6 +25,7 @@ import torch
 import typer
 from transformers import PretrainedConfig
 
+from appa_flwr import markdown
 from appa_flwr.config import Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
@@ -186,13 +187,13 @@ def table(results: Sequence[Result]) -> str:
     unit = "s" if torch.cuda.is_available() else "CPU s"
     head = ["varied", "to", *(f"{phase}, {unit}" for phase in PHASES), f"update total, {unit}", "matmul floor, s"]
     head += ["MiB before", "MiB added"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    rows = []
     for result in results:
         updates = result.measured.updates
         cells = [f"{median(seconds(u, phase) for u in updates):.2f}" for phase in (*PHASES, None)]
         cells += [f"{result.floor:.2f}", f"{result.measured.baseline_mib:.0f}", f"{result.measured.added_mib:.0f}"]
-        lines.append("| " + " | ".join([result.axis, result.value, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([result.axis, result.value, *cells])
+    return markdown.table(head, rows) + "\n"
 
 
 def plot(results: Sequence[Result]) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import typer
 
-from appa_flwr import wire
+from appa_flwr import markdown, wire
 from client_app.scoring import score
 from experiments.pluralllm.protocol import DATA, REAL, Dataset, Problem, Recipe, Trained, load_problem, train
 from pluralllm.prediction import Targets, predict_targets
@@ -94,8 +94,7 @@ def measure(problem: Problem, recipe: Recipe, *, seed: int, repeats: int) -> Lin
 
 def table(lines: Lines) -> str:
     """Markdown."""
-    rows = [("", "CPU time", "goal"), ("---", "---", "---"), *((name, *found) for name, found in lines.items())]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown.table(["", "CPU time", "goal"], ((name, *found) for name, found in lines.items()))
 
 
 def main(

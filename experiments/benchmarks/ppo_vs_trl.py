@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from appa_flwr import markdown
 from appa_flwr.config import Scalar, parse_override
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
@@ -116,19 +117,19 @@ def table(comparisons: dict[str, Comparison]) -> str:
     head = ["case"]
     for name in ("CPU s", "wall s", "MiB added"):
         head += [f"{name}, {OWN}", f"{name}, {TRL}", "ratio"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    rows = []
     for case, both in comparisons.items():
         cells = [case]
         for value in (lambda u: u.total.cpu, lambda u: u.total.wall):
             cells += _cells(_over_updates(both.own, value), _over_updates(both.trl, value), ".2f")
         cells += _cells([m.added_mib for m in both.own], [m.added_mib for m in both.trl], ".0f")
-        lines.append("| " + " | ".join(cells) + " |")
-    head = ["CPU s", *(f"{stage}, {side}" for stage in STAGES for side in (OWN, TRL))]
-    lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for case, both in comparisons.items():
-        cells = [f"{median(_stage(side, stage)):.2f}" for stage in STAGES for side in (both.own, both.trl)]
-        lines.append("| " + " | ".join([case, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    stages_head = ["CPU s", *(f"{stage}, {side}" for stage in STAGES for side in (OWN, TRL))]
+    stages_rows = [
+        [case, *(f"{median(_stage(side, stage)):.2f}" for stage in STAGES for side in (both.own, both.trl))]
+        for case, both in comparisons.items()
+    ]
+    return f"{markdown.table(head, rows)}\n\n{markdown.table(stages_head, stages_rows)}\n"
 
 
 def _stage(side: Sequence[Measured], stage: str) -> list[float]:

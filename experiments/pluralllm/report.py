@@ -20,6 +20,7 @@ from typing import get_args
 import numpy as np
 import torch
 
+from appa_flwr import markdown
 from appa_flwr.errors import UserError
 from experiments.pluralllm.protocol import (
     CONTEXT_SIZES,
@@ -90,29 +91,20 @@ def cell(scores: Sequence[float]) -> str:
     return f"{np.mean(scores):.4f} ({min(scores):.4f} to {max(scores):.4f})"
 
 
-def line(*cells: str) -> str:
-    """One line of a Markdown table."""
-    return "| " + " | ".join(cells) + " |"
-
-
-def head(*names: str) -> str:
-    """The first two lines of a Markdown table."""
-    return line(*names) + "\n" + "|---" * len(names) + "|"
-
-
 def scores_line(name: str, reports: Sequence[Report], *, predictor: str = PREDICTOR, seconds: str = "") -> str:
     """1 - natural Jensen-Shannon distance of a predictor on all four parts."""
     found = [[report.scores[part][predictor].js_distance_natural for report in reports] for part in PARTS]
-    return line(name, *map(cell, found), seconds)
+    return markdown.line([name, *map(cell, found), seconds])
 
 
 def context_table(reports: Sequence[Report], sizes: Sequence[int]) -> str:
     """1 - natural Jensen-Shannon distance of unseen groups, a line a size."""
     parts = list(reports[0].by_context)
-    lines = [head("context questions", *parts)]
-    for place, size in enumerate(sizes):
-        lines.append(line(str(size), *(cell([report.by_context[part][place] for report in reports]) for part in parts)))
-    return "\n".join(lines)
+    rows = [
+        [str(size), *(cell([report.by_context[part][place] for report in reports]) for part in parts)]
+        for place, size in enumerate(sizes)
+    ]
+    return markdown.table(["context questions", *parts], rows)
 
 
 @functools.cache
@@ -134,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for dataset in chosen.datasets:
         print(f"\n### {dataset}, prior {chosen.prior}\n")
         if not sizes:
-            print(head("", *PARTS, "CPU s a round"), flush=True)
+            print(markdown.table(["", *PARTS, "CPU s a round"], []), flush=True)
         for row in lines:
             reports = []
             for seed in chosen.seeds:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 from huggingface_hub import ModelCardData
 
+from appa_flwr import markdown
 from appa_flwr.config import TINY_MODEL, Config
 
 _LOADING = {
@@ -38,21 +38,16 @@ def model_card(config: Config, rows: Sequence[Mapping[str, Any]], groups: Sequen
         base_model=None if config.model == TINY_MODEL else config.model,
         tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
     )
-    scores = pd.DataFrame(
+    scores = [
         [
-            {
-                "policy": row["policy"],
-                "Avg AS": f"{row['avg_as']:.3f}",
-                "Min AS": f"{row['min_as']:.3f}",
-                "FI": f"{row['fi']:.4f}",
-                "format": "-" if row["format_score"] is None else f"{row['format_score']:.3f}",
-            }
-            for row in rows
-            if row["metric"] == config.reward_metric
+            row["policy"],
+            f"{row['avg_as']:.3f}",
+            f"{row['min_as']:.3f}",
+            f"{row['fi']:.4f}",
+            "-" if row["format_score"] is None else f"{row['format_score']:.3f}",
         ]
-    )
-    lines = [
-        "| " + " | ".join(cells) + " |" for cells in [scores.columns, ["---"] * scores.shape[1], *scores.to_numpy()]
+        for row in rows
+        if row["metric"] == config.reward_metric
     ]
     return f"""---
 {front.to_yaml()}
@@ -70,7 +65,7 @@ Groups: {", ".join(groups)}.
 Metric `{config.reward_metric}` against each group's predicted answers; `uniform` and `majority` need no model, and the
 ceilings are the best that any single answer for all groups could reach.
 
-{chr(10).join(lines)}
+{markdown.table(["policy", "Avg AS", "Min AS", "FI", "format"], scores)}
 
 ## Loading
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from report_runs import PNG_START, SIZES, found_predictor, page_of, predictor_scores
 
-from appa_flwr import report
 from appa_flwr.report import plots, predictor
+from appa_flwr.report.plots import predictor as predictor_plots
+from appa_flwr.report.plots import results, style, training
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures come as matplotlib's figures, so that what is drawn can be asked for."""
-    monkeypatch.setattr(plots, "_png", lambda draw: draw())
+def figure_of(picture: Any, *args: Any, **keywords: Any) -> Any:
+    """The figure behind a picture's PNG, so that what is drawn can be asked for."""
+    with mpl.rc_context(style.STYLE):
+        return picture.__wrapped__(*args, **keywords)
 
 
 def curve_of(axes: Any) -> dict[float, float]:
@@ -29,9 +32,8 @@ def levels_of(axes: Any) -> list[float]:
     return [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() in ("None", None)]
 
 
-@pytest.mark.usefixtures("figures")
 def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path: Path) -> None:
-    figure: Any = plots.predictor_by_context(predictor.context_curves(found_predictor(tmp_path)))
+    figure = figure_of(predictor_plots.predictor_by_context, predictor.context_curves(found_predictor(tmp_path)))
     seen, unseen = figure.axes
     assert curve_of(seen) == pytest.approx({2**i: 0.80 + 0.02 * i for i in range(7)})
     assert list(curve_of(unseen)) == [1, 2, 8, 16]  # whatever the order in the file
@@ -42,71 +44,72 @@ def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path
     assert seen.get_xscale() == "log"
     assert seen.get_ylim() == unseen.get_ylim()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(predictor.PREDICTORS.values())[:4]
-    assert seen.get_title() == "seen groups, held-out questions, 240 answers"
-    assert unseen.get_title().endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
+    assert seen.get_title("left") == "seen groups, held-out questions, 240 answers"
+    assert unseen.get_title("left").endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
 
 
-@pytest.mark.usefixtures("figures")
 def test_seen_groups_alone_have_one_panel(tmp_path: Path) -> None:
     only = {"seen/held-out": {"8": predictor_scores(0.9)}}
-    figure: Any = plots.predictor_by_context(predictor.context_curves(found_predictor(tmp_path, by_context=only)))
+    figure = figure_of(
+        predictor_plots.predictor_by_context, predictor.context_curves(found_predictor(tmp_path, by_context=only))
+    )
     (axes,) = figure.axes
     assert curve_of(axes) == {8: 0.9}
 
 
-@pytest.mark.usefixtures("figures")
 def test_panels_of_several_parts_stand_below_each_other(tmp_path: Path) -> None:
     parts = ("seen/held-out", "seen/training", "unseen/held-out")
     several = {part: {"8": predictor_scores(0.9)} for part in parts}
-    figure: Any = plots.predictor_by_context(predictor.context_curves(found_predictor(tmp_path, by_context=several)))
+    figure = figure_of(
+        predictor_plots.predictor_by_context, predictor.context_curves(found_predictor(tmp_path, by_context=several))
+    )
     boxes = [axes.get_position() for axes in figure.axes]
     assert len(boxes) == 3
     assert boxes[0].y0 == boxes[1].y0 > boxes[2].y1
     assert boxes[0].x1 < boxes[1].x0
 
 
-@pytest.mark.usefixtures("figures")
 def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -> None:
     found = found_predictor(tmp_path)
-    figure: Any = report._predictor_pictures(found)["pluralllm"][0]
+    figure = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen)
     loss, validation = figure.axes
     assert len(curve_of(loss)) == 30
     assert curve_of(validation) == pytest.approx({r: 0.25 + 0.0004 * (r - 20) ** 2 for r in range(5, 31, 5)})
     for axes in (loss, validation):
         (mark,) = [line for line in axes.lines if line.get_linestyle() == ":"]
         assert set(mark.get_xdata()) == {20}
-    assert loss.get_title() == "PluralLLM pretraining; lower is better; dotted: round 20, the one kept"
+    assert loss.get_title("left") == "PluralLLM pretraining; lower is better; dotted: round 20, the one kept"
     assert (
-        "Weights of round 20 of 30 were kept: its error on the training groups&#x27; held-out questions is the lowest, "
+        "Weights of round 20 of 30 were kept: its error on the training groups&#39; held-out questions is the lowest, "
         "a JS distance (natural) of 0.250; this flatters them a little, and unseen groups had no say."
         in page_of(tmp_path)
     )
 
 
-@pytest.mark.usefixtures("figures")
 def test_without_validation_there_is_one_panel_and_the_last_round_is_kept(tmp_path: Path) -> None:
     rounds = [{"round": r, "loss": 1 / r, "validation": None} for r in (1, 2, 3)]
     found = found_predictor(tmp_path, rounds=rounds, chosen=3)
-    figure: Any = plots.loss_curve(found.rounds, chosen=found.chosen)
+    figure = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen)
     (axes,) = figure.axes
     assert curve_of(axes) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
     assert "Weights of round 3 of 3 were kept: none was validated." in page_of(tmp_path)
 
 
 def test_labels_are_moved_apart_in_order() -> None:
-    placed = plots._spread([0.50, 0.10, 0.51, 0.52], gap=0.1, low=0.0, high=1.0)
+    placed = results.spread([0.50, 0.10, 0.51, 0.52], gap=0.1, low=0.0, high=1.0)
     # .50, .51, .52 want 0.1 between them around their middle .51: .41, .51, .61; .10 is free and stays.
     assert placed == pytest.approx([0.41, 0.10, 0.51, 0.61])
-    crowded = plots._spread([0.98, 0.99, 1.0], gap=0.1, low=0.0, high=1.0)
+    crowded = results.spread([0.98, 0.99, 1.0], gap=0.1, low=0.0, high=1.0)
     assert crowded == pytest.approx([0.8, 0.9, 1.0])
     # Five labels of 0.5 cannot fit into 1: they share it evenly.
-    assert plots._spread([0.5] * 5, gap=0.5, low=0.0, high=1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert results.spread([0.5] * 5, gap=0.5, low=0.0, high=1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 def test_smoothing_skips_gaps() -> None:
     values_I = np.array([1.0, 2.0, np.nan, 4.0, 8.0])
     # Windows of 3: mean(1,2), mean(1,2), a gap stays one, mean(4,8), mean(4,8).
-    np.testing.assert_allclose(plots._smoothed(values_I, 3), [1.5, 1.5, np.nan, 6.0, 6.0])
+    smooth_I = training.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
+    np.testing.assert_allclose(smooth_I, [1.5, 1.5, np.nan, 6.0, 6.0])
 
 
 def test_trade_off_writes_a_png(tmp_path: Path) -> None:

@@ -1,0 +1,316 @@
+"""The page of a report: one file with its pictures inside and no script.
+
+Jinja escapes every text that comes from a run: a group or a question may be called "<script>".
+
+No axis letters: everything here is one number of a named policy, metric or group.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+
+from appa_flwr.config import split_names
+from appa_flwr.report import findings, predictor, template
+from appa_flwr.report.artifacts import POLICIES, TRAINED_POLICIES, PluralLLM, Run, is_known
+from appa_flwr.report.plots.style import POLICY_STYLE
+
+DASH = "–"
+FORMAT = "Format\nscore"
+MEASURES = ("FI", *findings.MEASURES)
+FAIRNESS_DECIMALS, SCORE_DECIMALS = 4, 3
+"""As many as the paper's tables ("Full Quantitative Results") show."""
+
+POLICY_NAMES = {policy: name for policy, (name, *_) in POLICY_STYLE.items()}
+METRIC_NAMES = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
+FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairness-threshold", "seed")
+"""Config keys shown before all others: what a reader asks first."""
+MOST_LISTED_GROUPS = 16
+TABLE_NOTE = (
+    "Bold: best of base, SFT and PPO. †: not above the uniform answer. FI, Avg AS, Min AS and format score "
+    "lie in 0 to 1, higher is better."
+)
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its text, its CSS classes, how many columns and rows it takes, bold or with a dagger."""
+
+    text: str
+    css: str | None = None
+    tag: str = "td"
+    across: int | None = None
+    down: int | None = None
+    bold: bool = False
+    dagger: bool = False
+
+
+class Table(NamedTuple):
+    """Rows of a head and of blocks, between which the page draws a line."""
+
+    head: list[list[Cell]]
+    blocks: list[list[list[Cell]]]
+    caption: str = ""
+    css: str | None = None
+
+
+class Column(NamedTuple):
+    """A column of numbers: a measure by a metric, against the survey truth or PluralLLM's targets."""
+
+    measure: str
+    metric: str | None
+    survey: bool = False
+
+    def value(self, run: Run, policy: str) -> float | None:
+        """The number of a policy, None where it was not measured."""
+        row = run.row(policy, self.metric)
+        if row is None or self.measure == FORMAT:
+            return None if row is None else row.format_score
+        scores = row.survey if self.survey else row.targets
+        if scores is None:
+            return None
+        return {"FI": scores.fi, "Avg AS": scores.avg_as, "Min AS": scores.min_as}[self.measure]
+
+
+Spans = Mapping[str, Sequence[Column]]
+"""Title -> the columns below it."""
+
+
+def _number(value: float | None, decimals: int = SCORE_DECIMALS) -> str:
+    return f"{value:.{decimals}f}" if value is not None and is_known(value) else DASH
+
+
+def _edge(number: int) -> str | None:
+    """The CSS class of the first column of a span."""
+    return None if number else "edge"
+
+
+def _head(left: Iterable[str], spans: Mapping[str, Sequence[str]], right: Iterable[str]) -> list[list[Cell]]:
+    """Two rows: names that stand over both, and titles that span the names of their columns."""
+    above = [Cell(name, tag="th", down=2) for name in left]
+    above += [Cell(title, "edge", "th", across=len(names)) for title, names in spans.items()]
+    above += [Cell(name, "edge", "th", down=2) for name in right]
+    below = [Cell(name, _edge(number), "th") for names in spans.values() for number, name in enumerate(names)]
+    return [above, below] if below else [above]
+
+
+def _plain_table(head: Iterable[str], rows: Iterable[Sequence[str]], *, texts: int, caption: str) -> Table:
+    """A table whose first `texts` columns are words; a line is drawn where the first one changes."""
+    blocks = [
+        [[Cell(text, "text" if number < texts else None) for number, text in enumerate(row)] for row in block]
+        for _, block in itertools.groupby(rows, key=lambda row: row[0])
+    ]
+    return Table([[Cell(name, tag="th") for name in head]], blocks, caption)
+
+
+def _metric(run: Run) -> str:
+    return METRIC_NAMES.get(run.training_metric or DASH, run.training_metric or DASH)
+
+
+def _truths(run: Run) -> list[tuple[str, bool]]:
+    """(name, whether it is the survey's) of what the answers are compared with."""
+    truths = [("PluralLLM targets", False), ("survey truth", True)]
+    return truths if any(row.survey is not None for row in run.summary) else truths[:1]
+
+
+def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
+    """One number: bold where best of base, SFT and PPO; a dagger where not above the uniform answer."""
+    decimals = FAIRNESS_DECIMALS if column.measure == "FI" else SCORE_DECIMALS
+    value = column.value(run, policy)
+    shown = _number(value, decimals)
+    if policy not in TRAINED_POLICIES or value is None or shown == DASH:
+        return Cell(shown, css)
+    # As shown, so that two that print alike are both bold.
+    others = {_number(column.value(run, other), decimals) for other in TRAINED_POLICIES}
+    best = shown == max(others - {DASH}, key=float)
+    # FI of the uniform answer says little (saying nothing makes it high), so only scores are compared with it.
+    uniform = column.value(run, "uniform") if column.measure in findings.MEASURES else None
+    return Cell(shown, css, bold=best, dagger=uniform is not None and value - uniform <= findings.SHOWN_TIE)
+
+
+def _policy_row(run: Run, policy: str, spans: Spans) -> list[Cell]:
+    """The rule, the numbers of each span of columns, and the format score."""
+    row = [Cell(str(run.config.get("rule", DASH)) if policy == "ppo" else DASH, "text")]
+    for columns in (*spans.values(), [Column(FORMAT, run.training_metric)]):
+        row += [_score_cell(run, policy, column, _edge(number)) for number, column in enumerate(columns)]
+    return row
+
+
+def _present(run: Run) -> list[str]:
+    return [policy for policy in POLICIES if any(row.policy == policy for row in run.summary)]
+
+
+def training_metric_table(run: Run) -> Table:
+    """Policies by FI, Avg AS and Min AS on the training metric, against both truths next to each other."""
+    spans = {
+        name: [Column(measure, run.training_metric, survey) for measure in MEASURES] for name, survey in _truths(run)
+    }
+    rows = [[Cell(POLICY_NAMES[policy], tag="th"), *_policy_row(run, policy, spans)] for policy in _present(run)]
+    trained = sum(policy in TRAINED_POLICIES for policy in _present(run))
+    head = _head(["Policy", "Server\nagg."], dict.fromkeys(spans, MEASURES), [FORMAT])
+    caption = f"Training metric {_metric(run)}, held-out questions. {TABLE_NOTE}"
+    return Table(head, [rows[:trained], rows[trained:]], caption)
+
+
+def all_metrics_table(run: Run) -> Table:
+    """Every metric in the layout of the paper's tables, with a block of rows per truth."""
+    blocks = []
+    for name, survey in _truths(run):
+        spans = {measure: [Column(measure, metric, survey) for metric in run.metrics] for measure in MEASURES}
+        block = [[Cell(POLICY_NAMES[policy], "text"), *_policy_row(run, policy, spans)] for policy in _present(run)]
+        block[0].insert(0, Cell(name, tag="th", down=len(block)))
+        blocks.append(block)
+    names = [METRIC_NAMES.get(metric, metric) for metric in run.metrics]
+    head = _head(["Targets", "Method", "Server\nagg."], dict.fromkeys(MEASURES, names), [FORMAT])
+    return Table(head, blocks, TABLE_NOTE, "wide")
+
+
+def per_group_table(run: Run) -> Table:
+    """A row per group on the training metric, the worst served by PPO (or by what there is) first."""
+    spans: dict[str, dict[str, Mapping[str, float]]] = {}
+    for name, survey in _truths(run):
+        for policy in ("base", "sft", "ppo", "uniform"):
+            if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
+                spans.setdefault(name, {})[POLICY_NAMES[policy].removesuffix(" answer")] = scores.per_group
+    by_ppo = next(iter(spans.values()), {}).get(POLICY_NAMES["ppo"], {})
+    unseen = split_names(str(run.config.get("pluralllm.unseen-groups", "")))
+    rows = []
+    for group in sorted(run.groups, key=lambda group: min(by_ppo.get(group, math.inf), math.inf)):
+        row = [Cell(group + (" (unseen)" if group in unseen else ""), tag="th")]
+        for policies in spans.values():
+            row += [Cell(_number(found.get(group)), _edge(number)) for number, found in enumerate(policies.values())]
+        if run.iterations:
+            missed = sum(group in line.missing_groups for line in run.iterations)
+            row += [Cell(_number(run.iterations[-1].weights.get(group)), "edge"), Cell(str(missed), "edge")]
+        rows.append(row)
+    caption = f"Alignment score ({_metric(run)}) on held-out questions, worst served first." if spans else ""
+    if unseen:
+        caption += " Unseen: the group has not trained the preference predictor."
+    names = {name: list(policies) for name, policies in spans.items()}
+    last = ["Last weight", "Iterations\nmissed"] if run.iterations else []
+    return Table(_head(["Group"], names, last), [rows], caption)
+
+
+def _verdicts(run: Run) -> Iterable[tuple[str, list[str], bool]]:
+    """Whether PPO gained, in words and figures computed from the rows, against each truth."""
+    for name, survey in _truths(run):
+        if gains := findings.gains(run, survey=survey):
+            title = f"Against the {name} ({_metric(run)}): {findings.verdict_word(gains)}"
+            yield title, [findings.sentence(gain) for gain in gains], all(gain.verdict == "gain" for gain in gains)
+
+
+def _ways(run: Run) -> Iterable[str]:
+    """The share of the way from base to ceiling, in one sentence a truth."""
+    for name, survey in _truths(run):
+        shares = [
+            f"{way.measure} " + ("base is at the ceiling already" if way.covered is None else f"{way.covered:.0%}")
+            for way in findings.ways(run, survey=survey)
+        ]
+        if shares:
+            yield f"Way from base to ceiling covered by PPO, {name}: {', '.join(shares)}."
+
+
+def _fall_back(run: Run, found: findings.FallBack | None) -> str:
+    """How often the rule took the plain mean."""
+    rule = run.config.get("rule", "this one")
+    if found is None:
+        return f"The rule ({rule}) has no threshold: it never switches to the plain mean." if run.iterations else ""
+    return (
+        f"The rule ({rule}) fell back to the plain mean in {found.fell_back} of {found.total} iterations "
+        f"({found.share:.1%}); it weighted the groups in {found.total - found.fell_back} ({1 - found.share:.1%})."
+    )
+
+
+WARNING = (
+    f"Warning: the adaptive branch was taken in less than {1 / findings.HARDLY_EVER:.0%} of the iterations, so this "
+    "run is in effect one with the rule average. With appa.fairness-threshold above 1 the branch is always taken."
+)
+
+
+def resolved(run: Run) -> dict[str, str]:
+    """Config key -> what it stood for in this run, of the keys that left a choice to it."""
+    found = {"groups": f"all {len(run.groups)}"} if run.groups and not run.config.get("groups") else {}
+    if run.config.get("metric") == "auto":
+        found["metric"] = run.settings.reward_metric
+    if run.iterations and run.config.get("ppo.num-iterations") == 0:
+        found["ppo.num-iterations"] = str(run.iterations[-1].num_iterations)
+    return found
+
+
+def _shown(run: Run, key: str) -> str:
+    """A config value, and what it resolved to."""
+    meant = resolved(run).get(key)
+    return f"{run.config[key]}" + (f" (here {meant})" if meant else "")
+
+
+def _facts(run: Run) -> Iterable[tuple[str, str]]:
+    """Task, rule, metric, groups, seed, model, survey, iterations and total time."""
+    for key in ("task", "rule", "metric", "model", "survey", "seed"):
+        if run.config.get(key) not in (None, ""):
+            yield key.capitalize(), _shown(run, key)
+    groups = run.groups
+    listed = ", ".join(groups[:MOST_LISTED_GROUPS]) + (", …" if len(groups) > MOST_LISTED_GROUPS else "")
+    yield "Groups", f"{len(groups)}: {listed}" if groups else "unknown"
+    last = run.iterations[-1] if run.iterations else None
+    yield "Iterations", f"{last.iteration} of {last.num_iterations}" if last else "none"
+    seconds = findings.total_seconds(run)
+    yield "Total time", "unknown" if seconds is None else findings.duration(seconds)
+
+
+def _config_table(run: Run) -> Table:
+    order = [key for key in FIRST_KEYS if key in run.config] + sorted(set(run.config) - set(FIRST_KEYS))
+    rows = [[Cell(key, tag="th"), Cell(_shown(run, key), "text wrap")] for key in order]
+    return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
+
+
+def _predictor_tables(found: PluralLLM) -> dict[str, Table]:
+    tables = {}
+    if found.scores:
+        rows = [
+            (row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in predictor.rows(found)
+        ]
+        tables["predictor"] = _plain_table(predictor.HEAD, rows, texts=2, caption=predictor.note(found))
+    if curves := predictor.context_curves(found):
+        tables["by_context"] = _plain_table(*predictor.context_rows(curves), texts=1, caption=predictor.CONTEXT_TITLE)
+    return tables
+
+
+_JINJA = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+_JINJA.filters |= {"base64": lambda png: base64.b64encode(png).decode("ascii"), "number": _number}
+
+
+def page(run: Run, pictures: Mapping[str, tuple[bytes, str]]) -> str:
+    """The whole page.
+
+    Args:
+        run: the run.
+        pictures: name of the picture -> (PNG, text for those who cannot see it); an absent one is left out.
+
+    Returns:
+        An HTML document that needs no other file.
+    """
+    found, waiting = findings.fall_back(run.iterations), findings.federation_share(run.iterations)
+    tables = {"predictor": None, "by_context": None, "config": _config_table(run), "per_group": per_group_table(run)}
+    if run.summary:
+        tables |= {"training_metric": training_metric_table(run), "all_metrics": all_metrics_table(run)}
+    learned = run.pluralllm
+    if learned is not None:
+        tables |= _predictor_tables(learned)
+    return _JINJA.from_string(template.PAGE).render(
+        run=run,
+        name=run.folder.resolve().name,
+        pictures=pictures,
+        tables=tables,
+        facts=_facts(run),
+        verdicts=_verdicts(run),
+        ways=_ways(run),
+        fall_back=_fall_back(run, found),
+        warning=WARNING if found is not None and found.hardly_adaptive else "",
+        waiting="" if waiting is None else f"{waiting:.1%} of the iterations' time was spent waiting for groups.",
+        trust=predictor.trust(learned) if learned else [],
+        predictor=[*filter(None, [predictor.kept(learned)]), *predictor.uncertainty(learned)] if learned else [],
+    )

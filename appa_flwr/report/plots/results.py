@@ -1,0 +1,241 @@
+"""Pictures of results: scores per group, the way from base to ceiling, and rules against each other.
+
+Axis letters: G groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from appa_flwr.report.artifacts import is_known, write_atomically
+from appa_flwr.report.findings import Way
+from appa_flwr.report.plots import style
+
+LEAST_SPIDER_GROUPS = 3
+MOST_UPRIGHT_NAMES = 12
+"""Above this, the names round a spider plot would collide and are written along their spokes."""
+RULE_STYLE: Mapping[str, tuple[str, str]] = {
+    "average": (style.BLUE, "o"),
+    "min": (style.PURPLE, "s"),
+    "appa": (style.VERMILION, "*"),
+}
+
+
+@dataclass(frozen=True)
+class TradeOffPoint:
+    """One rule, or one reference answer, in the plane of Avg AS and Min AS.
+
+    Attributes:
+        name: the rule's or reference's name.
+        avg_as: Avg AS of each seed, in [0, 1].
+        min_as: Min AS of the same seeds, as many as `avg_as`.
+        reference: True for an answer no rule trained (uniform, ceilings): drawn hollow, without spread.
+    """
+
+    name: str
+    avg_as: tuple[float, ...]
+    min_as: tuple[float, ...]
+    reference: bool = False
+
+
+@style.picture
+def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], *, metric: str) -> Figure:
+    """Per-group alignment scores of several policies on one polar picture.
+
+    Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
+    scores differ by a few hundredths.
+
+    Args:
+        per_group: policy -> group -> score in [0, 1]; drawn in this order; without a score there is a gap.
+        groups: `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
+        metric: its name, for the title.
+    """
+    upright = len(groups) <= MOST_UPRIGHT_NAMES
+    figure = style.figure(6.5 if upright else 8.0, width=9.0)
+    axes: Any = figure.add_subplot(projection="polar")
+    axes.set_theta_zero_location("N")
+    axes.set_theta_direction(-1)
+    angles_G = np.linspace(0, 2 * np.pi, len(groups), endpoint=False)
+    round_trip = [*range(len(groups)), 0]
+    for policy, scores in per_group.items():
+        name, colour, marker, dash = style.POLICY_STYLE[policy]
+        angles, values = angles_G[round_trip], style.as_array(scores.get(group) for group in groups)[round_trip]
+        width, above = (2.2, 4) if policy == "ppo" else (1.5, 3)
+        look: style.Look = {"color": colour, "linestyle": dash, "marker": marker, "linewidth": width, "zorder": above}
+        axes.plot(angles, values, label=name, **look)
+        if policy == "ppo" and np.isfinite(values).all():
+            axes.fill(angles, values, color=colour, alpha=0.12)
+    measured = [value for scores in per_group.values() for value in scores.values() if is_known(value)]
+    step = 0.05
+    floor = max(0.0, math.floor(min(measured, default=0.0) / step - 0.5) * step)
+    top = min(1.0, math.ceil(max(measured, default=1.0) / step) * step)
+    axes.set_ylim(floor, top)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], prune="upper"))
+    # Between two spokes, so that the numbers do not lie on a line of scores.
+    axes.set_rlabel_position((180.0 if upright else 540.0) / len(groups))
+    axes.tick_params(axis="y", labelsize=8, labelcolor=style.DARK_GREY, zorder=10)
+    axes.set_xticks(angles_G, [])
+    for angle, group in zip(angles_G, groups, strict=True):
+        _name_spoke(axes, style.label(group), angle=float(angle), rim=top, upright=upright)
+    figure.suptitle(f"Alignment score per group ({metric}); the centre is {floor:.2f}, the rim {top:.2f}")
+    style.legend(figure, axes)
+    return figure
+
+
+def _name_spoke(axes: Axes, name: str, *, angle: float, rim: float, upright: bool) -> None:
+    """Writes a group's name outside its spoke (radians, clockwise from the top), along it where not upright."""
+    distance, edge = 6.0, 1e-6
+    x, y = math.sin(angle), math.cos(angle)
+    at_pole = upright and abs(x) < edge
+    axes.annotate(
+        name,
+        xy=(angle, rim),
+        xytext=(distance * x, distance * y),
+        textcoords="offset points",
+        ha="center" if at_pole else "left" if x > -edge and angle < math.pi else "right",
+        va="center" if not at_pole else "bottom" if y > 0 else "top",
+        rotation=0.0 if upright else 90.0 - math.degrees(angle) + (0.0 if angle < math.pi else 180.0),
+        rotation_mode="anchor",
+        fontsize=10 if upright else 8,
+        annotation_clip=False,
+    )
+
+
+def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
+    """Moves positions apart so that labels placed there do not overlap.
+
+    Args:
+        positions: where the labels would like to be.
+        gap: least distance between two of them; shrunk where they cannot all fit.
+        low: the least position allowed.
+        high: the greatest.
+
+    Returns:
+        A position for each, in the order given, at least `gap` apart and ordered as they were.
+    """
+    steps = min(gap, (high - low) / max(len(positions) - 1, 1)) * np.arange(len(positions))
+    order = np.argsort(positions, kind="stable")
+    wanted = np.array(positions)[order] - steps
+    # Pushed rightwards only and leftwards only: both keep the gaps, so their mean does, and it favours no side.
+    rightwards = np.maximum.accumulate(wanted)
+    leftwards = np.minimum.accumulate(wanted[::-1])[::-1]
+    placed = np.empty(len(positions))
+    placed[order] = np.clip((rightwards + leftwards) / 2, low, high - steps[-1]) + steps
+    return [float(place) for place in placed]
+
+
+@style.picture
+def way_to_ceiling(ways: Sequence[tuple[str, Way]], *, metric: str) -> Figure:
+    """A bar from base to ceiling a (name of the targets, way), filled as far as PPO came."""
+    edge = 0.04
+    figure = style.figure(0.9 + 1.25 * len(ways))
+    axes = figure.add_subplot(
+        xlabel=f"alignment score ({metric}, 0 to 1)", title="The way from base to the best shared answer"
+    )
+    values = [value for _, way in ways for value in way.positions.values()]
+    span = max(max(values) - min(values), 0.01)
+    axes.set_xlim(min(values) - edge * span, max(values) + edge * span)
+    names = []
+    for row, (targets, way) in enumerate(ways):
+        _draw_way(axes, way, row=row)
+        covered = "no way to go" if way.covered is None else f"{way.covered:.0%} covered"
+        names.append(f"{way.measure}\n{targets}\n{covered}")
+    style.rows(axes, names)
+    axes.set_ylim(len(ways) - 0.35, -0.65)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
+    """One bar with its markers; the names hang below, moved apart and joined to the markers by thin lines."""
+    thickness, label_gap, label_depth, line_start = 0.30, 0.115, 0.36, 0.18
+    ceiling_name = next(policy for policy in way.positions if policy.startswith("ceiling"))
+    base, ceiling, ppo = way.positions["base"], way.positions[ceiling_name], way.positions["ppo"]
+    axes.barh(row, ceiling - base, left=base, height=thickness, color=style.SHADE, zorder=2)
+    gained = ppo >= base
+    look: style.Look = {"color": style.ORANGE if gained else style.LIGHT_GREY, "hatch": None if gained else "///"}
+    axes.barh(row, ppo - base, left=base, height=thickness, zorder=2, edgecolor="white", linewidth=0, **look)
+    low, high = axes.get_xlim()
+    gap = label_gap * (high - low)
+    places = spread(list(way.positions.values()), gap=gap, low=low + gap / 2, high=high - gap / 2)
+    for (policy, value), place in zip(way.positions.items(), places, strict=True):
+        name, colour, marker, _ = style.POLICY_STYLE[policy]
+        name = "Ceiling" if policy == ceiling_name else name.removesuffix(" answer")
+        axes.plot(value, row, marker=marker, color=colour, markersize=9, markeredgewidth=2, zorder=4)
+        axes.plot([value, place], [row + line_start, row + label_depth - 0.02], color=style.GREY, linewidth=0.8)
+        axes.text(place, row + label_depth, f"{name} {value:.3f}", ha="center", va="top", fontsize=9, color=colour)
+
+
+def trade_off(points: Sequence[TradeOffPoint], path: Path, *, metric: str = "js") -> Path:
+    """Min AS against Avg AS of several rules, up and right is better.
+
+    Source: "Fairness-Alignment Trade-off Analysis".
+
+    Args:
+        points: one or more; a rule's error bars are the standard deviation over its seeds (ddof 1), absent
+            for one seed.
+        path: where the PNG goes, whole or not at all.
+        metric: its name, for the axes.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: no points, or a point whose two tuples differ in length or are empty.
+    """
+    if not points:
+        raise ValueError("a trade-off plot needs one point or more")
+    for point in points:
+        if not point.avg_as or len(point.avg_as) != len(point.min_as):
+            raise ValueError(f"{point.name}: needs one Min AS for each of one or more Avg AS")
+    return write_atomically(path, trade_off_picture(points, metric=metric))
+
+
+@style.picture
+def trade_off_picture(points: Sequence[TradeOffPoint], *, metric: str) -> Figure:
+    """The picture of `trade_off`."""
+    figure = style.figure(5.6)
+    axes = figure.add_subplot(
+        xlabel=f"Avg AS ({metric}, 0 to 1)",
+        ylabel=f"Min AS ({metric}, 0 to 1)",
+        title="Fairness-alignment trade-off (bars: standard deviation over seeds)",
+    )
+    others = itertools.cycle(style.OTHER_STYLES)
+    for point in points:
+        centre = np.mean(point.avg_as), np.mean(point.min_as)
+        if point.reference:
+            name, _, marker, _ = style.POLICY_STYLE.get(point.name, (style.label(point.name), "", "D", ""))
+            hollow: style.Look = {
+                "color": style.DARK_GREY,
+                "markerfacecolor": "none",
+                "markeredgewidth": 1.8,
+                "markersize": 10,
+            }
+            axes.plot(*centre, marker=marker, linestyle="none", label=name, **hollow)
+            continue
+        colour, marker = RULE_STYLE.get(point.name) or next(others)
+        count = len(point.avg_as)
+        axes.plot(point.avg_as, point.min_as, marker=".", markersize=6, color=colour, alpha=0.45, linestyle="none")
+        if count > 1:
+            spreads = np.std(point.avg_as, ddof=1), np.std(point.min_as, ddof=1)
+            axes.errorbar(*centre, *spreads[::-1], fmt="none", color=colour, capsize=3)
+        size = 14 if marker == "*" else 9
+        name = f"{style.label(point.name)} ({count} seed{'s' if count > 1 else ''})"
+        look: style.Look = {"color": colour, "markersize": size, "markeredgecolor": "white", "linestyle": "none"}
+        axes.plot(*centre, marker=marker, label=name, **look)
+    limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
+    axes.axline((0, 0), slope=1, color=style.LIGHT_GREY, linewidth=1, zorder=1, label="all groups equal")
+    axes.set(**limits)
+    style.legend(figure, axes)
+    return figure

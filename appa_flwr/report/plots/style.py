@@ -1,0 +1,132 @@
+"""How every picture looks: colours, one set of defaults, and the helpers that the charts share.
+
+Figures are built without pyplot, so nothing global is touched and no display is needed. Colours are those of Okabe and
+Ito, which the colour-blind tell apart; policies and rules differ in marker or dash too.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from appa_flwr.report.artifacts import is_known
+
+FloatArray = npt.NDArray[np.float64]
+P = ParamSpec("P")
+Look = dict[str, Any]
+
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#D6C613", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+DARK_GREY, GREY, LIGHT_GREY, SHADE = "#444444", "#767676", "#C4C4C4", "#E8E8E8"
+GROUP_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
+OTHER_STYLES = tuple(zip((GREEN, ORANGE, SKY, YELLOW, BLACK), "^PdX<", strict=True))
+"""(colour, marker) of whatever has none of its own."""
+POLICY_STYLE: Mapping[str, tuple[str, str, str, str]] = {
+    # policy: (name, colour, marker, dash)
+    "base": ("Base", GREY, "s", "--"),
+    "sft": ("SFT", BLUE, "^", "-."),
+    "ppo": ("PPO", VERMILION, "o", "-"),
+    "uniform": ("Uniform answer", BLACK, "x", ":"),
+    "majority": ("Majority answer", PURPLE, "P", ":"),
+    "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
+    "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
+}
+
+WIDTH = 10.0
+"""Inches: 1100 pixels, the width at which the page shows a picture without scaling it."""
+MOST_MARKED_POINTS = 30
+LONGEST_LABEL = 26
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "figure.dpi": 110,
+    "savefig.dpi": 110,
+    # The tight box keeps every label that sticks out inside.
+    "savefig.bbox": "tight",
+    "figure.titlesize": 11,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.title_fontsize": 9,
+    # A group may be called "$50k-$100k": that is no formula.
+    "text.parse_math": False,
+}
+
+
+def picture(draw: Callable[P, Figure]) -> Callable[P, bytes]:
+    """Turns a function that draws a figure into one that draws it in our style and returns a PNG."""
+
+    @functools.wraps(draw)
+    def encoded(*args: P.args, **keywords: P.kwargs) -> bytes:
+        with mpl.rc_context(STYLE):
+            buffer = io.BytesIO()
+            draw(*args, **keywords).savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    return encoded
+
+
+def figure(height: float, *, width: float = WIDTH) -> Figure:
+    """An empty figure; sizes in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def label(name: str) -> str:
+    """A name that fits, and that a legend does not drop (matplotlib hides labels that start with "_")."""
+    half = LONGEST_LABEL // 2
+    # Cut in the middle: names that share a beginning ("... aged 18-29", "... aged 30-49") stay apart.
+    short = name if len(name) <= LONGEST_LABEL else name[: half - 1] + "…" + name[-half:]
+    return " " + short if short.startswith("_") else short
+
+
+def as_array(values: Iterable[float | None]) -> FloatArray:
+    """Numbers with NaN, which leaves a gap in a line, for those not measured."""
+    return np.array([value if value is not None and is_known(value) else np.nan for value in values])
+
+
+def curve(axes: Axes, x: Iterable[float], y: Iterable[float | None], *, marker: str = "o", **look: Any) -> Line2D:
+    """A line with gaps; only a short one has markers, where a single point would show no line."""
+    values = as_array(y)
+    (line,) = axes.plot(list(x), values, marker=marker if len(values) <= MOST_MARKED_POINTS else None, **look)
+    return line
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers only."""
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+
+
+def legend(figure: Figure, axes: Axes, *, step: int = 1) -> None:
+    """A legend right of the picture, of all that has a label; a step of -1 turns its order round."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles[::step], names[::step], loc="outside right upper")
+
+
+def rows(axes: Axes, names: Sequence[str]) -> None:
+    """Names the rows of a chart of horizontal bars or points, from top to bottom, without lines through them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")

@@ -1,0 +1,199 @@
+"""Pictures of training: what happened to the groups and to the policy, iteration by iteration, and what took the time.
+
+Each function takes one or more iterations (or phases) and returns a PNG.
+
+Axis letters: I iterations.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from appa_flwr.report.artifacts import Iteration, Phase
+from appa_flwr.report.plots import style
+
+MOST_NAMED_GROUPS = 12
+"""Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
+NAMED_LOWEST, NAMED_HIGHEST = 4, 3
+SMOOTHING_WINDOW = 5
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    # part of an iteration: (name, colour)
+    "rollout": ("rollouts", style.SKY),
+    "federation_wait": ("waiting for groups", style.VERMILION),
+    "reference": ("reference and values", style.YELLOW),
+    "update": ("PPO update", style.BLUE),
+}
+HEALTH: tuple[tuple[str, str, Callable[[Iteration], float]], ...] = (
+    # title, unit, value
+    ("Aggregated reward", "mean, 0 to 1", lambda line: line.reward),
+    ("Format score", "mean, 0 to 1", lambda line: line.format_score),
+    ("KL to the reference", "nats", lambda line: line.kl),
+    ("Entropy", "nats per token", lambda line: line.entropy),
+    ("Policy loss", "loss", lambda line: line.policy_loss),
+    ("Value loss", "loss", lambda line: line.value_loss),
+    ("Clipped tokens", "share, 0 to 1", lambda line: line.clip_fraction),
+    ("Response length", "tokens", lambda line: line.response_length),
+)
+HEALTH_COLUMNS = 2
+
+
+def _numbers(iterations: Sequence[Iteration]) -> list[int]:
+    return [line.iteration for line in iterations]
+
+
+def _iteration_axis(axes: Axes, iterations: Sequence[Iteration], *, name: str = "PPO iteration") -> None:
+    axes.set_xlim(iterations[0].iteration - 0.5, iterations[-1].iteration + 0.5)
+    style.whole_numbers(axes.xaxis)
+    axes.set_xlabel(name)
+
+
+def _shade_fall_back(axes: Axes, iterations: Sequence[Iteration]) -> None:
+    """Greys the iterations in which the rule took the plain mean, neighbours as one strip."""
+    for fell_back, strip in itertools.groupby(iterations, key=lambda line: bool(line.fell_back)):
+        numbers = _numbers(list(strip))
+        if fell_back:
+            axes.axvspan(numbers[0] - 0.5, numbers[-1] + 0.5, color=style.SHADE, linewidth=0, zorder=0)
+
+
+def smoothed(values: pd.DataFrame, window: int) -> pd.DataFrame:
+    """Centred mean over up to `window` measured rows; a row without a value stays without."""
+    return values.rolling(window, center=True, min_periods=1).mean().where(values.notna())
+
+
+@style.picture
+def group_curves(
+    iterations: Sequence[Iteration],
+    groups: Sequence[str],
+    pick: Callable[[Iteration], Mapping[str, float | None]],
+    *,
+    title: str,
+    axis: str,
+    smooth: bool = False,
+    shade: bool = False,
+    level: float | None = None,
+) -> Figure:
+    """One line a group over the iterations.
+
+    Up to `MOST_NAMED_GROUPS` groups each has its colour and dash, named at the right in the order in which
+    the lines end. Of more, all are grey and only the lowest and highest at the end are named.
+
+    Args:
+        iterations: one or more.
+        groups: group names.
+        pick: the value per group of an iteration; an absent or None one leaves a gap.
+        title: what the picture shows.
+        axis: the y axis with its unit.
+        smooth: draw a centred mean over `SMOOTHING_WINDOW` iterations of long runs (the title then says so).
+        shade: grey the iterations in which the rule took the plain mean.
+        level: a value to mark by a dotted line, such as the equal weight.
+    """
+    figure = style.figure(4.4)
+    axes = figure.add_subplot(ylabel=axis)
+    values = pd.DataFrame(
+        {group: style.as_array(pick(line).get(group) for line in iterations) for group in groups},
+        index=_numbers(iterations),
+    )
+    if smooth and len(iterations) > style.MOST_MARKED_POINTS:
+        values, title = smoothed(values, SMOOTHING_WINDOW), f"{title} (mean over {SMOOTHING_WINDOW} iterations)"
+    ranked = list(values.ffill().iloc[-1].dropna().sort_values(kind="stable").index)
+    many = len(groups) > MOST_NAMED_GROUPS
+    named = ranked[:NAMED_LOWEST] + ranked[NAMED_LOWEST:][-NAMED_HIGHEST:] if many else list(groups)
+    if many:
+        axes.plot(values, color=style.LIGHT_GREY, linewidth=0.8, zorder=2)
+    handles = {}
+    for number, group in enumerate(named):
+        second, colour = divmod(number, len(style.GROUP_COLOURS))
+        handles[group] = style.curve(
+            axes,
+            values.index,
+            values[group],
+            color=style.GROUP_COLOURS[colour],
+            linestyle="--" if second else "-",
+            marker="s" if second else "o",
+            zorder=3,
+        )
+    if level is not None:
+        axes.axhline(level, color=style.DARK_GREY, linestyle=":", linewidth=1.2)
+    if shade:
+        _shade_fall_back(axes, iterations)
+    order = [group for group in reversed(ranked) if group in named]
+    figure.legend(
+        [handles[group] for group in order],
+        [style.label(group) for group in order],
+        loc="outside right center",
+        title=f"extremes of {len(groups)} at the end" if many else None,
+    )
+    _iteration_axis(axes, iterations)
+    axes.set_title(title)
+    return figure
+
+
+@style.picture
+def fairness(iterations: Sequence[Iteration], *, threshold: float | None, title: str) -> Figure:
+    """FI (Equation 4) over the iterations, and those in which the rule took the plain mean.
+
+    The threshold is the rule's tau, None for a rule without; above 1 (never fall back) it is not drawn.
+    """
+    figure = style.figure(3.8)
+    axes = figure.add_subplot(ylabel="fairness index (0 to 1)", title=title)
+    _shade_fall_back(axes, iterations)
+    fairness_I = [line.fairness_index for line in iterations]
+    style.curve(axes, _numbers(iterations), fairness_I, color=style.BLUE, label="FI", zorder=3)
+    if threshold is not None and threshold <= 1:
+        axes.axhline(threshold, color=style.VERMILION, linestyle="--", label=f"threshold {threshold:g}")
+    if any(line.fell_back for line in iterations):
+        axes.fill_between([], [], color=style.SHADE, label="plain mean taken")
+    style.legend(figure, axes)
+    _iteration_axis(axes, iterations)
+    return figure
+
+
+@style.picture
+def ppo_health(iterations: Sequence[Iteration]) -> Figure:
+    """Small pictures of what tells a healthy PPO from a sick one."""
+    figure = style.figure(1.05 * len(HEALTH))
+    panels = figure.subplots(-(-len(HEALTH) // HEALTH_COLUMNS), HEALTH_COLUMNS)
+    for axes, (title, unit, pick) in zip(panels.flat, HEALTH, strict=True):
+        style.curve(axes, _numbers(iterations), map(pick, iterations), color=style.BLUE)
+        _iteration_axis(axes, iterations, name="PPO iteration" if axes in panels[-1] else "")
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.set(title=title, ylabel=unit)
+    return figure
+
+
+@style.picture
+def seconds_per_iteration(iterations: Sequence[Iteration], *, title: str) -> Figure:
+    """Stacked bars: what each iteration spent its seconds on."""
+    figure = style.figure(3.8)
+    axes = figure.add_subplot(ylabel="seconds", title=title)
+    below_I = np.zeros(len(iterations))
+    for number, part in enumerate(dict.fromkeys(part for line in iterations for part in line.seconds)):
+        name, colour = PARTS.get(part, (style.label(part), style.GROUP_COLOURS[number % len(style.GROUP_COLOURS)]))
+        values_I = np.nan_to_num(style.as_array(line.seconds.get(part) for line in iterations))
+        width = 1.0 if len(iterations) > style.MOST_MARKED_POINTS else 0.7
+        axes.bar(_numbers(iterations), values_I, bottom=below_I, width=width, color=colour, label=name)
+        below_I += values_I
+    style.legend(figure, axes, step=-1)  # as the bars are stacked
+    _iteration_axis(axes, iterations)
+    axes.grid(visible=False, axis="x")
+    return figure
+
+
+@style.picture
+def seconds_per_phase(phases: Sequence[Phase]) -> Figure:
+    """A bar a phase, in the order in which they ran."""
+    figure = style.figure(1.0 + 0.36 * len(phases))
+    axes = figure.add_subplot(xlabel="seconds", title="Time per phase")
+    bars = axes.barh(range(len(phases)), [phase.seconds for phase in phases], color=style.BLUE, height=0.65)
+    axes.bar_label(bars, [f"{phase.seconds:.1f} s" for phase in phases], padding=4, fontsize=9)
+    axes.margins(x=0.1)
+    style.rows(axes, [style.label(phase.name) for phase in phases])
+    return figure

@@ -1,0 +1,117 @@
+"""The template of the page, in Jinja. It is a Python module because Flower ships no .html file to the server app."""
+
+from typing import Final
+
+PAGE: Final = """\
+{%- macro rows(lines) -%}
+{% for line in lines %}<tr>{% for c in line -%}
+<{{ c.tag }}{{ {"class": c.css, "colspan": c.across, "rowspan": c.down}|xmlattr }}>
+{%- if c.bold %}<b>{{ c.text }}</b>{% else %}{{ c.text }}{% endif %}{% if c.dagger %}<sup>†</sup>{% endif -%}
+</{{ c.tag }}>
+{%- endfor %}</tr>
+{% endfor %}
+{%- endmacro -%}
+
+{%- macro table(found) -%}
+<div class="scroll"><table{{ {"class": found.css}|xmlattr }}>
+{%- if found.caption %}<caption>{{ found.caption }}</caption>{% endif -%}
+<thead>{{ rows(found.head) }}</thead>{% for block in found.blocks %}<tbody>{{ rows(block) }}</tbody>{% endfor -%}
+</table></div>
+{%- endmacro -%}
+
+{%- macro bullets(items) -%}
+<ul>{% for item in items %}<li>{{ item }}</li>{% endfor %}</ul>
+{%- endmacro -%}
+
+{%- macro section(title) -%}
+{% set content = caller()|trim %}{% if content %}<h2>{{ title }}</h2>
+{{ content }}
+{% endif %}
+{%- endmacro -%}
+
+{%- macro picture(name) -%}
+{% if name in pictures %}
+<img src="data:image/png;base64,{{ pictures[name][0]|base64 }}" alt="{{ pictures[name][1] }}" title="{{ name }}">
+{% endif %}
+{%- endmacro -%}
+
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Run {{ name }}</title>
+<style>
+body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:#1b1b1b;
+ background:#fff;max-width:1120px;margin:0 auto;padding:24px 20px 80px}
+h1{font-size:1.7em;margin:0 0 .3em}h2{font-size:1.25em;margin:2.2em 0 .5em;border-bottom:1px solid #ccc}
+h3{font-size:1.05em;margin:1.4em 0 .4em}p{margin:.5em 0;max-width:75em}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;margin:.6em 0;font-size:.92em;font-variant-numeric:tabular-nums}
+th,td{padding:.28em .7em;text-align:right;border-bottom:1px solid #e2e2e2;white-space:nowrap}
+th{background:#f4f4f4;font-weight:600}thead th{text-align:center;white-space:pre}
+tbody th,td.text{text-align:left;font-weight:400;background:none}
+tbody+tbody tr:first-child>*{border-top:2px solid #888}td.edge,th.edge{border-left:1px solid #aaa}
+table.wide{font-size:.8em}table.wide th,table.wide td{padding:.28em .42em}
+sup{display:inline-block;width:0;line-height:0}
+td.wrap{white-space:pre-wrap;overflow-wrap:anywhere;max-width:60em}
+caption{caption-side:bottom;text-align:left;color:#555;padding-top:.4em;font-size:.95em}
+img{max-width:100%;height:auto;display:block;margin:.6em 0}
+.facts{display:grid;grid-template-columns:max-content 1fr;gap:.15em 1.2em;margin:.8em 0}
+.facts dt{color:#555}.facts dd{margin:0;overflow-wrap:anywhere}
+.verdict,.warning,.missing{padding:.6em 1em;margin:1em 0;border-left:6px solid #0072B2;background:#f0f6fb}
+.verdict.none,.warning{border-color:#D55E00;background:#fdf3ec}
+.missing{border-color:#999;background:#f5f5f5}.verdict ul,.missing ul{margin:.3em 0;padding-left:1.3em}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
+.answers{display:grid;grid-template-columns:1fr 1fr;gap:1em}.answers>div{background:#f7f7f7;padding:.5em .8em}
+.small{color:#555;font-size:.92em}
+</style></head>
+<body>
+<h1>Report of run {{ name }}</h1>
+<dl class="facts">{% for key, value in facts %}<dt>{{ key }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+{% if run.missing %}
+<div class="missing"><b>This report is incomplete</b>{{ bullets(run.missing) }}</div>
+{% endif %}
+{% for title, sentences, passed in verdicts %}
+<div class="verdict{{ "" if passed else " none" }}"><b>{{ title }}</b>{{ bullets(sentences) }}</div>
+{% if loop.last %}
+<p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
+{% endif %}
+{% endfor %}
+{% call section("Results") %}
+{% if run.summary %}
+{{ table(tables.training_metric) }}
+{% for sentence in trust %}<p class="small">{{ sentence }}</p>{% endfor %}
+{% if run.metrics|length > 1 %}<h3>All metrics</h3>{{ table(tables.all_metrics) }}{% endif %}
+{% endif %}
+{% endcall %}
+{% call section("Way to the ceiling") %}
+{% for sentence in ways %}<p>{{ sentence }}</p>{% endfor %}{{ picture("way_to_ceiling") }}
+{% endcall %}
+{% call section("Per group") %}
+{{ picture("spider") }}{% if run.groups %}{{ table(tables.per_group) }}{% endif %}
+{% endcall %}
+{% call section("Fairness and weights") %}
+{% if fall_back %}<p>{{ fall_back }}</p>{% endif %}
+{% if warning %}<div class="warning">{{ warning }}</div>{% endif %}
+{{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
+{% endcall %}
+{% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}
+{% call section("Time") %}
+{{ picture("seconds_per_phase") }}
+{% if waiting %}<p>{{ waiting }}</p>{% endif %}{{ picture("seconds_per_iteration") }}
+{% endcall %}
+{% call section("Preference predictor") %}
+{% if tables.predictor %}{{ table(tables.predictor) }}{{ bullets(predictor) }}{% endif %}
+{{ picture("pluralllm") }}
+{% if tables.by_context %}{{ table(tables.by_context) }}{% endif %}
+{{ picture("pluralllm_context") }}{{ picture("pluralllm_groups") }}
+{% endcall %}
+{% call section("Example answers") %}
+{% for example in run.examples %}
+<h3>{{ example.question }}</h3><ol>{% for option in example.options %}<li>{{ option }}</li>{% endfor %}</ol>
+<div class="answers"><div><b>SFT</b><pre>{{ example.sft }}</pre></div>
+<div><b>PPO</b><pre>{{ example.ppo }}</pre></div></div>
+<p class="small">Mean reward over the groups: {{ example.mean_reward|number }}</p>
+{% endfor %}
+{% endcall %}
+{% call section("Configuration") %}{{ table(tables.config) }}{% endcall %}
+</body></html>
+"""

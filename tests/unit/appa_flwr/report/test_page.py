@@ -141,7 +141,7 @@ def test_share_of_time_waiting_for_groups(tmp_path: Path) -> None:
     lines = [line(i, planned=2, fell_back=None) for i in (1, 2)]
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting: 12.5 %; both together 8 s.
     page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
-    assert "12.5% of the iterations&#39; time" in page
+    assert "12.5% of the iterations' time" in page
     assert "8.0 s" in page
 
 

@@ -8,36 +8,30 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr import ranges
+from appa_flwr.ranges import MAX_COV, MIN_MEAN
+
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-MIN_MEAN = 1e-6
-"""The paper's mu_min (its table of APPA hyperparameters)."""
-
-MAX_COV = 10.0
-"""The paper's CoV_max (the same table)."""
-
 
 def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV) -> float:
-    """Mean over questions of 1 / (1 + CoV^2), CoV = population standard deviation over mean of the groups'
-    rewards.
+    """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
 
-    Source: Equation fi, with the safeguards of Appendix "Experiment Configurations", paragraph on the
-    computation of the Fairness Index: a question with equal rewards counts 1, even if they are all 0; else
-    it is left out where its mean is under `min_mean`, and its CoV is capped at `max_cov`. If no question is
-    left the index is 1.
+    The deviation is the population's. Safeguards of Appendix "Experiment Configurations": a question with equal rewards
+    counts 1, even if they are all 0; else it is left out where its mean is under `min_mean`, and its CoV is capped at
+    `max_cov`. If no question is left the index is 1.
 
     Args:
-        reward_GJ: alignment rewards (G, J) in [0, 1]; a group without an answer is a row of NaN and is left
-            out.
-        min_mean: smallest mean reward of a question that is used, at least 0.
-        max_cov: cap of the CoV, above 0.
+        reward_GJ: alignment rewards (G, J) in [0, 1]; a group without an answer is a row of NaN and is left out.
+        min_mean: smallest mean reward of a question that is used.
+        max_cov: cap of the CoV.
 
     Returns:
         A number in [1 / (1 + max_cov^2), 1]; 1 means equal rewards for all groups.
 
     Raises:
-        ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.
+        ValueError: as `present_groups`, or a parameter outside its range (`appa_flwr.ranges`).
     """
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     present_G = present_groups(reward_GJ)
@@ -45,21 +39,17 @@ def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_
 
 
 def fairness_of_cells(
-    reward_GJ: FloatArray, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
+    reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
 ) -> float:
-    """`fairness_index` where single cells may be NaN: each question compares the groups that have it.
+    """Equation 4 for a sparse survey, whose single cells may be NaN: each question compares the groups that have it.
 
-    Source: Equation fi. For sparse surveys, in which a group was not asked every question.
-
-    Args:
-        reward_GJ: (G, J), NaN where a group has no reward for a question.
-        min_groups: a question held by fewer groups is left out.
-        min_mean: as in `fairness_index`.
-        max_cov: as in `fairness_index`.
-
-    Returns:
-        As `fairness_index`.
+    A question held by fewer than `min_groups` groups is left out; all else is as in `fairness_index`.
     """
+    reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
+    if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
+        raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
+    ranges.check("min_mean", min_mean, ranges.MinMean)
+    ranges.check("max_cov", max_cov, ranges.MaxCov)
     present_GJ = ~np.isnan(reward_GJ)
     count_J = present_GJ.sum(axis=0)
     reward_GJ, present_GJ = reward_GJ[:, count_J >= min_groups], present_GJ[:, count_J >= min_groups]
@@ -79,13 +69,7 @@ def fairness_of_cells(
 
 
 def present_groups(reward_GJ: FloatArray) -> BoolArray:
-    """Which groups answered.
-
-    Args:
-        reward_GJ: (G, J) with J >= 1; a group without an answer is a row of NaN.
-
-    Returns:
-        (G,) True for a group whose row holds numbers.
+    """Which groups answered: (G,) True where a row of rewards (G, J) holds numbers, False where it is NaN.
 
     Raises:
         ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.

@@ -1,12 +1,11 @@
 """How well one answer meets one group's target: the paper's reward metrics, and the reward PPO trains on.
 
-Legend: G groups, J rollouts, K answer options (padded to the longest question; `options` is True for a real
-option). `...` stands for any leading axes that broadcast.
+Legend: G groups, J rollouts, K answer options (padded to the longest question; `options` is True for a real option).
+`...` stands for any leading axes that broadcast.
 
-Every metric takes `(prediction, target, options)`, float arrays (..., K) and a boolean mask (..., K), all
-of them broadcasting against each other except along K, and returns float64 rewards (...) in [0, 1], 1 is
-best. What stands at a padded position is never looked at. NaN at a real option marks a missing vector: its
-reward is NaN.
+Every metric takes `(prediction, target, options)`, float arrays (..., K) and a boolean mask (..., K), all of them
+broadcasting against each other except along K, and returns float64 rewards (...) in [0, 1], 1 is best. What stands at a
+padded position is never looked at. NaN at a real option marks a missing vector: its reward is NaN.
 """
 
 from __future__ import annotations
@@ -16,32 +15,22 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr import ranges
 from appa_flwr.naming import unknown_name
+from appa_flwr.ranges import ALIGNMENT_WEIGHT
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], FloatArray]
-
-ALIGNMENT_WEIGHT = 0.85
-"""The paper's omega (its table of APPA hyperparameters)."""
 
 _BASE_OF_UNIT_RANGE = 2.0
 _LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
 
 
 def js(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
-    """1 - Jensen-Shannon divergence with base-2 logarithms.
+    """Equation 16, Jensen-Shannon reward: 1 - JSD(prediction || target), the divergence with base-2 logarithms.
 
-    Source: Appendix "Evaluation Metrics", Jensen-Shannon reward (the divergence, not its square root).
-
-    Args:
-        prediction: distributions (..., K), non-negative with a positive sum over the options; renormalised
-            here.
-        target: the same.
-        options: True for a real option (..., K).
-
-    Returns:
-        Rewards (...) in [0, 1]: 1 for equal distributions, 0 for disjoint ones.
+    Distributions need not be normalised. The reward is 1 for equal distributions, 0 for disjoint ones.
 
     Raises:
         ValueError: different K, a row without options, a negative or infinite value, or no mass at all.
@@ -56,21 +45,10 @@ def js_distance(
     *,
     base: float = _BASE_OF_UNIT_RANGE,
 ) -> FloatArray:
-    """1 - Jensen-Shannon distance, the square root of the divergence, as the code of GPO and PluralLLM
-    scores.
+    """1 - Jensen-Shannon distance, the square root of the divergence, as the code of GPO and PluralLLM scores.
 
-    Source: design section 3, row "JS reward".
-
-    Args:
-        prediction: distributions (..., K), non-negative with a positive sum over the options; renormalised
-            here.
-        target: the same.
-        options: True for a real option (..., K).
-        base: of the logarithm, at least 2. Base 2 makes the reward span [0, 1]; `np.e` is scipy's default,
-            for comparison with published figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
-
-    Returns:
-        Rewards (...) in [0, 1].
+    `base` of the logarithm is at least 2. Base 2 makes the reward span [0, 1]; `np.e` is scipy's default, for
+    comparison with published figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
 
     Raises:
         ValueError: as in `js`, or a base under 2, which would leave [0, 1].
@@ -81,19 +59,10 @@ def js_distance(
 
 
 def wasserstein(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
-    """1 - W1 / (K - 1), the cost of moving mass along the positions 1..K of the real options.
+    """Equation 14, Wasserstein reward: 1 - W1(prediction, target) / (K - 1).
 
-    Source: Appendix "Evaluation Metrics", Wasserstein reward. In one dimension W1 is the summed distance of
-    the two cumulative distributions.
-
-    Args:
-        prediction: distributions (..., K), non-negative with a positive sum over the options; renormalised
-            here.
-        target: the same.
-        options: True for a real option (..., K); padding, wherever it stands, takes up no position.
-
-    Returns:
-        Rewards (...) in [0, 1].
+    W1 is the cost of moving mass along the positions 1..K of the real options, in one dimension the summed distance of
+    the two cumulative distributions. Padding, wherever it stands, takes up no position.
 
     Raises:
         ValueError: as in `js`, or a row with one option only, over which no distance exists.
@@ -109,18 +78,9 @@ def wasserstein(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.A
 
 
 def cosine(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
-    """(1 + cos) / 2 of the angle between the two vectors.
+    """Equation 15, cosine similarity reward: (1 + cos(prediction, target)) / 2 of two vectors of any sum.
 
-    Source: Appendix "Evaluation Metrics", cosine similarity reward. A zero vector has no direction; its
-    cosine with anything is taken as 0, so the reward is 0.5.
-
-    Args:
-        prediction: vectors (..., K); they need not sum to one.
-        target: the same.
-        options: True for a real option (..., K).
-
-    Returns:
-        Rewards (...) in [0, 1]; at least 0.5 for vectors without negative entries.
+    A zero vector has no direction; its cosine with anything is taken as 0, so the reward is 0.5.
 
     Raises:
         ValueError: different K, a row without options, or an infinite value.
@@ -131,18 +91,10 @@ def cosine(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayL
 
 
 def borda(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
-    """Position-weighted share of rank positions that hold the same option in both rankings.
+    """Equation 17, Borda reward: sum_k (K - k + 1) [rank(prediction)_k = rank(target)_k] / (K (K + 1) / 2).
 
-    Source: Appendix "Evaluation Metrics", Borda reward: position k of K is worth K - k + 1 of K (K + 1) / 2.
-
-    Args:
-        prediction: preference scores (..., K), higher is preferred, ties ranked in option order. A ranking
-            is passed as K minus each option's position.
-        target: the same; a distribution serves as scores.
-        options: True for a real option (..., K).
-
-    Returns:
-        Rewards (...) in [0, 1].
+    Both are preference scores, higher is preferred, ties ranked in option order: a distribution serves as it is, a
+    ranking as K minus each option's position. `rank(.)_k` is the option in position k.
 
     Raises:
         ValueError: different K, a row without options, or an infinite score.
@@ -160,15 +112,7 @@ def borda(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLi
 
 
 def ranking(scores: npt.ArrayLike, options: npt.ArrayLike) -> npt.NDArray[np.intp]:
-    """Option indices from most to least preferred, ties in option order, padding last.
-
-    Args:
-        scores: preference scores (..., K), higher is preferred.
-        options: True for a real option (..., K).
-
-    Returns:
-        Indices (..., K); entry k is the option in rank position k.
-    """
+    """Option indices (..., K) from most to least preferred by scores (..., K), ties in option order, padding last."""
     scores, options = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(options, dtype=bool))
     return np.lexsort((-np.where(options, scores, 0.0), ~options), axis=-1)
 
@@ -186,10 +130,7 @@ _TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": (
 
 
 def metrics_of(task: str) -> tuple[str, ...]:
-    """Names of the metrics that can score answers to a task, the usual one first.
-
-    Args:
-        task: "dpa" (distributions) or "opa" (rankings).
+    """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
 
     Raises:
         UserError: an unknown task.
@@ -206,34 +147,27 @@ def training_reward(
     *,
     alignment_weight: float = ALIGNMENT_WEIGHT,
 ) -> FloatArray:
-    """The alignment reward mixed with the format score: what gets aggregated and trained on.
-
-    Source: Appendix "Format Scoring", Equation final-reward: omega r + (1 - omega) s_fmt, and 0 for an
-    answer from which nothing could be read.
+    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for an answer that could not be read.
 
     Args:
-        reward_GJ: alignment rewards (G, J) in [0, 1]; a row of NaN is a group that did not answer and stays
-            NaN.
+        reward_GJ: alignment rewards (G, J) in [0, 1]; a row of NaN is a group that did not answer and stays NaN.
         format_score_J: (J,) in [0, 1].
         parsed_J: (J,) True where a prediction could be read from the answer.
-        alignment_weight: the paper's omega, in [0, 1].
+        alignment_weight: the paper's omega.
 
     Returns:
         Training rewards (G, J) in [0, 1].
 
     Raises:
-        ValueError: shapes that do not fit or a weight outside [0, 1].
+        ValueError: shapes that do not fit, or a weight outside its range (`appa_flwr.ranges`).
     """
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     format_score_J = np.asarray(format_score_J, dtype=np.float64)
     parsed_J = np.asarray(parsed_J, dtype=bool)
     if reward_GJ.ndim != 2 or not reward_GJ.shape[1:] == format_score_J.shape == parsed_J.shape:
-        raise ValueError(
-            f"expected rewards (G, J) with format scores and parsed flags (J,), got "
-            f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
-        )
-    if not 0.0 <= alignment_weight <= 1.0:
-        raise ValueError(f"alignment_weight must lie in [0, 1], got {alignment_weight}")
+        shapes = f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
+        raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
+    ranges.check("alignment_weight", alignment_weight, ranges.AlignmentWeight)
     mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
     # A missing group must stay NaN for every rollout, also for those that nobody could read.
     return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
@@ -241,30 +175,26 @@ def training_reward(
 
 def _in_unit_range(reward: FloatArray) -> FloatArray:
     """Rewards without the last rounding error that could carry them out of [0, 1]; NaN stays."""
-    clipped: FloatArray = np.clip(reward, 0.0, 1.0)
-    return clipped
+    return np.asarray(np.clip(reward, 0.0, 1.0))
 
 
 def _divergence(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike, *, base: float) -> FloatArray:
     """Jensen-Shannon divergence (...), at least 0.
 
-    With s = p + q and d = (p - q) / s the divergence is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]:
-    exactly symmetric, exactly 0 for p = q and without the cancellation of the entropy form where p is close
-    to q, which the square root of the distance would blow up.
+    With s = p + q and d = (p - q) / s it is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]: exactly symmetric, exactly 0
+    for p = q and without the cancellation of the entropy form near it, which the distance's square root would blow up.
     """
     prediction, target, options = _same_options(prediction, target, options)
     p, q = _distribution(prediction, options), _distribution(target, options)
     total = p + q
     tilt = (p - q) / np.where(total == 0.0, 1.0, total)
     terms = total * (_xlogx_shifted(tilt) + _xlogx_shifted(-tilt))
-    divergence: FloatArray = np.maximum(terms.sum(axis=-1) / (4.0 * np.log(base)), 0.0)
-    return divergence
+    return np.asarray(np.maximum(terms.sum(axis=-1) / (4.0 * np.log(base)), 0.0))
 
 
 def _xlogx_shifted(d: FloatArray) -> FloatArray:
     """(1 + d) log(1 + d) for d >= -1, with its limit 0 at -1."""
-    product: FloatArray = (1.0 + d) * np.log1p(np.maximum(d, _LOG1P_FLOOR))
-    return product
+    return np.asarray((1.0 + d) * np.log1p(np.maximum(d, _LOG1P_FLOOR)))
 
 
 def _same_options(
@@ -302,8 +232,7 @@ def _distribution(values: FloatArray, options: BoolArray) -> FloatArray:
         raise ValueError("a distribution needs a positive sum over its options")
     # Scaled by the largest entry first, so that no sum can overflow.
     scaled = values / top
-    distribution: FloatArray = scaled / scaled.sum(axis=-1, keepdims=True)
-    return distribution
+    return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
 
 
 def _unit(values: FloatArray, options: BoolArray) -> FloatArray:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.fairness import MAX_COV, MIN_MEAN, fairness_of_cells
-
-FloatArray = npt.NDArray[np.float64]
+from appa_flwr.fairness import FloatArray, fairness_of_cells
+from appa_flwr.ranges import MAX_COV, MIN_MEAN
 
 _GROUPS_TO_COMPARE = 2
 
@@ -35,12 +34,10 @@ class Scores:
 
 
 def alignment_scores(reward_GQ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV) -> Scores:
-    """Each group's mean reward over its questions, and their mean, minimum and fairness.
+    """Equations 18 and 19, alignment scores: AS_g = mean_q r_gq, Avg AS = mean_g AS_g, Min AS = min_g AS_g.
 
-    Source: Equations group-as, avg-min-as and fi. The average and the minimum run over the groups'
-    averages, not over questions. In a sparse survey a group is averaged over the questions it has, and
-    fairness over the questions that at least two groups have, since one group alone cannot be treated
-    unequally.
+    In a sparse survey a group is averaged over the questions it has, and the Fairness Index (Equation 4) over the
+    questions that at least two groups have, since one group alone cannot be treated unequally.
 
     Args:
         reward_GQ: rewards (G, Q) in [0, 1], NaN where a group has no target for a question.

@@ -111,18 +111,16 @@ def evaluate(message: Message, context: Context) -> Message:
     from client_app import predictor
 
     public = state.catalogue(context.state)
-    config = data.context_config(context)
-    validated = predictor.validate(
-        config,
-        predictor.load(config, message.content.array_records["arrays"]),
+    weights = message.content.array_records["arrays"]
+    ours = predictor.load(data.context_config(context), weights, state.embedding(public))
+    cells, error = ours.validate(
         [
             (member, predictor.held_out_answers(name, state.truth(context.state, name), public.train_Q))
             for member in _training_groups(context)
             if (name := member.data.group)
-        ],
-        state.embedding(public),
+        ]
     )
-    return outgoing.send_error(message, num_examples=validated.cells, error=validated.error)
+    return outgoing.send_error(message, num_examples=cells, error=error)
 
 
 @app.query("targets")
@@ -139,13 +137,14 @@ def targets(message: Message, context: Context) -> Message:
     weights = wire.unpack_weights(message.content)
     if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(context.state, weights)
-    model, embedding = predictor.load(config, weights), state.embedding(public)
+    ours = predictor.load(config, weights, state.embedding(public))
     replies = []
     for name in state.groups(context.state):
         member = _member(context, name)
-        found = predictor.table(config, model, member, embedding, draw=0)
-        parts = predictor.scores(
-            predictor.Predicted(config, model, member, embedding, found),
+        found = ours.table(member, draw=0)
+        parts = ours.scores(
+            member,
+            found,
             state.truth(context.state, name),
             public.train_Q,
             mean_of_others=state.population(context.state, name, "mean") if config.sums.mean_of_others else None,
@@ -218,7 +217,6 @@ def _training_groups(context: Context) -> list[predictor.Member]:
 def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
     from client_app import predictor
 
-    config = data.context_config(context)
     embedding = state.embedding(state.catalogue(context.state))
-    model = predictor.load(config, state.weights(context.state))
-    return predictor.table(config, model, _member(context, group), embedding, draw=draw).probability_QK
+    ours = predictor.load(data.context_config(context), state.weights(context.state), embedding)
+    return ours.table(_member(context, group), draw=draw).probability_QK

@@ -133,5 +133,5 @@ def _fit(tables: Arrays, node: Node) -> None:
         own = node.shared(name, allowed_Q) if name in within else None
         mean_QK = population.prior_from_sums(answer_QK, count_Q, own=own, min_groups=1)
         known_QK = np.where(node.train_Q[:, None], mean_QK, 0.0)
-        table_QKW = population.with_directions(known_QK) if node.config.sums.population_prior else None
+        table_QKW = known_QK[..., None] if node.config.sums.population_prior else None
         state.remember_population(node.memory, name, mean_QK, table_QKW)

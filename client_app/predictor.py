@@ -3,7 +3,7 @@
 The only module of this side that imports torch; `main` imports it inside the actions that need it, since deployed every
 message starts a fresh process and scoring has no use for torch.
 
-Axis letters: Q public questions, K options, N questions a group answered, W as in `pluralllm.population`.
+Axis letters: Q public questions, K options, N questions a group answered, W as in `pluralllm.model`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from flwr.app import ArrayRecord
 
 from appa_flwr import wire
 from appa_flwr.config import Config
+from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
-from pluralllm.model import PluralLLM
+from pluralllm.episodes import EpisodeConfig
+from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.prediction import Targets, predict_targets
 from pluralllm.scores import CONTEXT_SIZES, MEASURES, PREDICTOR, by_size, local_sums, measure_sums
-from pluralllm.settings import episode_config, model_config
 from pluralllm.training import local_update
 
 # sums over a few training answers would tell what these answers are
@@ -43,13 +44,6 @@ class Member:
 
     data: GroupData
     population: FloatArray | None
-
-
-def load(config: Config, weights: ArrayRecord) -> PluralLLM:
-    """PluralLLM of the config's sizes with these weights."""
-    model = PluralLLM(model_config(config))
-    model.load_state_dict(weights.to_torch_state_dict())
-    return model
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,8 @@ def train_round(
     torch.set_num_threads(1)
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
-    model, sent = PluralLLM(model_config(config)), start.to_torch_state_dict()
+    settings, sent = config.pluralllm, start.to_torch_state_dict()
+    model = PluralLLM(ModelConfig.of(config.embedding, settings, config.sums))
     for member in groups:
         data = member.data
         if not len(data):
@@ -99,10 +94,10 @@ def train_round(
             model,
             data,
             embedding,
-            steps=config.pluralllm.local_steps,
-            learning_rate=config.pluralllm.learning_rate,
-            optimizer=config.pluralllm.optimizer,
-            episodes=episode_config(config),
+            steps=settings.local_steps,
+            learning_rate=settings.learning_rate,
+            optimizer=settings.optimizer,
+            episodes=EpisodeConfig(num_context=settings.num_context_questions),
             generator=torch.Generator().manual_seed(seed),
             proximal=proximal,
             population=member.population,
@@ -118,159 +113,137 @@ def train_round(
 
 
 @dataclass(frozen=True)
-class Validated:
-    """Mean natural Jensen-Shannon distance over so many validation answers."""
+class Predictor:
+    """PluralLLM with all that its predictions depend on but the group.
 
-    cells: int
-    error: float
-
-
-def validate(
-    config: Config,
-    model: PluralLLM,
-    groups: Sequence[tuple[Member, GroupData]],
-    embedding: OptionEmbedding,
-) -> Validated:
-    """How far predictions are from answers to held-out questions; (0, 0.0) where nobody has one.
-
-    Args:
-        config: context size and seed.
-        model: with the weights of a round.
-        groups: those this node hosts that train, each with its answers to held-out questions.
+    Attributes:
+        model: with the weights of a round, or the final ones.
         embedding: the public table.
+        settings: context size and number of contexts.
+        seed: the run's.
     """
-    torch.set_num_threads(1)
-    cells, error = 0.0, 0.0
-    for member, truth in groups:
-        if len(truth):
-            found = table(config, model, member, embedding, draw=0, rows=truth.question_N)
-            sums = measure_sums(found.probability_QK, truth.answer_NK, embedding.option_QK[truth.question_N])
-            cells += sums["cells"]
-            error += sums["cells"] - sums["js_distance"]
-    return Validated(int(cells), error / cells if cells else 0.0)
 
-
-def table(
-    config: Config,
-    model: PluralLLM,
-    member: Member,
-    embedding: OptionEmbedding,
-    *,
-    draw: int,
-    rows: IntArray | None = None,
-    num_context: int | None = None,
-) -> Targets:
-    """The group's predicted distribution on every public question, (Q, K), and its spread over draws.
-
-    Args:
-        config: context size, number of contexts and seed.
-        model: the frozen PluralLLM.
-        member: the group, with its training answers: the only source of context.
-        embedding: the public table.
-        draw: 0 for the contexts of a run's fixed table; another number for fresh ones.
-        rows: questions to predict instead of all, ascending.
-        num_context: another context size than the config's.
-    """
-    torch.set_num_threads(1)
-    found = predict_targets(
-        model,
-        member.data,
-        embedding,
-        num_context=config.pluralllm.num_context_questions if num_context is None else num_context,
-        seed=child_seed(config.seed, "context", draw),
-        num_draws=config.pluralllm.draws,
-        population=member.population,
-        rows=rows,
-    )
-    if config.pluralllm.draws == 1:  # rounding is no uncertainty
-        return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
-    return found
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """A group's target table with all that made it."""
-
-    config: Config
     model: PluralLLM
-    member: Member
     embedding: OptionEmbedding
-    targets: Targets
+    settings: PluralLLMSection
+    seed: int
 
+    def table(
+        self, member: Member, *, draw: int, rows: IntArray | None = None, num_context: int | None = None
+    ) -> Targets:
+        """The group's predicted distribution on every public question, (Q, K), and its spread over draws.
 
-def scores(
-    predicted: Predicted,
-    truth_QK: npt.NDArray[np.float64],
-    train_Q: BoolArray,
-    *,
-    mean_of_others: FloatArray | None,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """How good the group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
-
-    Args:
-        predicted: its table; training answers are each predicted from the others.
-        truth_QK: all its answers, rows of NaN elsewhere.
-        train_Q: which questions are for training.
-        mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown, to compare with.
-
-    Returns:
-        The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and the
-        like are PluralLLM with so many context questions, left out for both parts where the answers are so few.
-    """
-    data, embedding, targets = predicted.member.data, predicted.embedding, predicted.targets
-    parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, train_Q)}
-    if len(data) >= MIN_TRAINING_CELLS:
-        parts[wire.TRAINING_PART] = data
-    found = {
-        part: local_sums(
-            targets.probability_QK,
-            targets.spread_Q,
-            truth=truth,
-            known=data,
-            embedding=embedding,
-            mean_of_others=mean_of_others,
+        Args:
+            member: the group, with its training answers: the only source of context.
+            draw: 0 for the contexts of a run's fixed table; another number for fresh ones.
+            rows: questions to predict instead of all, ascending.
+            num_context: another context size than the config's.
+        """
+        torch.set_num_threads(1)
+        found = predict_targets(
+            self.model,
+            member.data,
+            self.embedding,
+            num_context=self.settings.num_context_questions if num_context is None else num_context,
+            seed=child_seed(self.seed, "context", draw),
+            num_draws=self.settings.draws,
+            population=member.population,
+            rows=rows,
         )
-        for part, truth in parts.items()
-    }
-    if wire.TRAINING_PART in found:
-        found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
-    if len(data) >= MIN_TRAINING_CELLS:
-        for size in CONTEXT_SIZES:
-            for part, sums in _sums_by_size(predicted, parts, size=size).items():
-                found[part][by_size(size)] = sums
-    return found
+        if self.settings.draws == 1:  # rounding is no uncertainty
+            return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
+        return found
+
+    def validate(self, groups: Sequence[tuple[Member, GroupData]]) -> tuple[int, float]:
+        """Number of held-out answers of these groups, and the mean natural Jensen-Shannon distance to them.
+
+        Args:
+            groups: those this node hosts that train, each with its answers to held-out questions.
+        """
+        cells, error = 0.0, 0.0
+        for member, truth in groups:
+            if len(truth):
+                found = self.table(member, draw=0, rows=truth.question_N)
+                sums = self._measured(found.probability_QK, truth)
+                cells += sums["cells"]
+                error += sums["cells"] - sums["js_distance"]
+        return int(cells), error / cells if cells else 0.0
+
+    def scores(
+        self,
+        member: Member,
+        targets: Targets,
+        truth_QK: npt.NDArray[np.float64],
+        train_Q: BoolArray,
+        *,
+        mean_of_others: FloatArray | None,
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        """How good a group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
+
+        Args:
+            member: the group.
+            targets: its table; training answers are each predicted from the others.
+            truth_QK: all its answers, rows of NaN elsewhere.
+            train_Q: which questions are for training.
+            mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown.
+
+        Returns:
+            The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and
+            the like are PluralLLM with so many context questions, left out for both parts where the answers are so few.
+        """
+        data = member.data
+        parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, train_Q)}
+        if len(data) >= MIN_TRAINING_CELLS:
+            parts[wire.TRAINING_PART] = data
+        found = {
+            part: local_sums(
+                targets.probability_QK,
+                targets.spread_Q,
+                truth=truth,
+                known=data,
+                embedding=self.embedding,
+                mean_of_others=mean_of_others,
+            )
+            for part, truth in parts.items()
+        }
+        if wire.TRAINING_PART in parts:
+            found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
+            for size in CONTEXT_SIZES:
+                for part, sums in self._sums_by_size(member, parts, size=size).items():
+                    found[part][by_size(size)] = sums
+        return found
+
+    def _sums_by_size(self, member: Member, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
+        """Part -> sums of PluralLLM's scores with `size` context questions.
+
+        Small contexts are drawn so often that at least `MIN_TRAINING_CELLS` answers have been in one: the server knows
+        the weights, and the scores that follow from a single answer would tell it.
+        """
+        answered = np.sort(np.concatenate([truth.question_N for truth in parts.values()]))
+        num_draws = -(-MIN_TRAINING_CELLS // size)
+        total = {part: dict.fromkeys((*MEASURES, "cells"), 0.0) for part in parts}
+        for draw in range(num_draws):
+            found = self.table(member, draw=draw, rows=answered, num_context=size)
+            for part, truth in parts.items():
+                places = np.searchsorted(answered, truth.question_N)
+                for name, value in self._measured(found.probability_QK[places], truth).items():
+                    total[part][name] += value / num_draws
+        # a number of answers divided and added up again may miss itself by a bit
+        return {part: sums | {"cells": float(round(sums["cells"]))} for part, sums in total.items()}
+
+    def _measured(self, prediction_NK: FloatArray, truth: GroupData) -> dict[str, float]:
+        return measure_sums(prediction_NK, truth.answer_NK, self.embedding.option_QK[truth.question_N])
 
 
-def _sums_by_size(predicted: Predicted, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
-    """Part -> sums of PluralLLM's scores with `size` context questions.
-
-    Small contexts are drawn so often that at least `MIN_TRAINING_CELLS` answers have been in one: the server knows the
-    weights, and the scores that follow from a single answer would tell it.
-    """
-    answered = np.sort(np.concatenate([truth.question_N for truth in parts.values()]))
-    num_draws = -(-MIN_TRAINING_CELLS // size)
-    total = {part: dict.fromkeys((*MEASURES, "cells"), 0.0) for part in parts}
-    for draw in range(num_draws):
-        found = table(
-            predicted.config,
-            predicted.model,
-            predicted.member,
-            predicted.embedding,
-            draw=draw,
-            rows=answered,
-            num_context=size,
-        )
-        for part, truth in parts.items():
-            places = np.searchsorted(answered, truth.question_N)
-            option_NK = predicted.embedding.option_QK[truth.question_N]
-            for name, value in measure_sums(found.probability_QK[places], truth.answer_NK, option_NK).items():
-                total[part][name] += value / num_draws
-    # a number of answers divided and added up again may miss itself by a bit
-    return {part: sums | {"cells": float(round(sums["cells"]))} for part, sums in total.items()}
+def load(config: Config, weights: ArrayRecord, embedding: OptionEmbedding) -> Predictor:
+    """The predictor that a run is configured to have, with these weights."""
+    model = PluralLLM(ModelConfig.of(config.embedding, config.pluralllm, config.sums))
+    model.load_state_dict(weights.to_torch_state_dict())
+    return Predictor(model, embedding, config.pluralllm, config.seed)
 
 
 def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: BoolArray) -> GroupData:
-    """A group's answers to held-out questions, to score against and never as context; arguments as of `scores`."""
+    """A group's answers to held-out questions, to score against and never as context; see `Predictor.scores`."""
     rows = np.flatnonzero(~train_Q & ~np.isnan(truth_QK).any(axis=1))
     return GroupData(group, rows, truth_QK[rows].astype(np.float32))
 

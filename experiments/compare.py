@@ -8,7 +8,6 @@ Each cell is a real run through the launcher; runs that are already complete are
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,13 @@ from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.launch.launcher import RunFailed, find_app_folder, launch
+from appa_flwr.launch.launcher import find_app_folder, launch
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
 from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, read_config
 from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
 from appa_flwr.run.resume import check_resumable
+from experiments import entry
 
 REFERENCES = (*TRIVIAL_BASELINES, *CEILINGS)
 STARTS = ("base", "sft")
@@ -190,9 +190,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.compare: {error}")
-    except RunFailed as error:
-        sys.exit(f"experiments.compare: {error}")
+    entry.run(main)

@@ -12,7 +12,6 @@ Axis letters: G groups, Q questions, J answers, K options.
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,12 +38,13 @@ from appa_flwr.run import files
 from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.generate import ground_truth
 from client_app import scoring
+from experiments import entry
 from server_app import evaluation
 from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
-from server_app.main import make_rule
 from server_app.models import sft, tiny
 from server_app.models.base import Base, load_model, prepare
+from server_app.run import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
 
 FloatArray = npt.NDArray[np.float64]
@@ -351,7 +351,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.grpo: {error}")
+    entry.run(main)

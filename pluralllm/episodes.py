@@ -1,7 +1,7 @@
 """Episodes: a few answered questions of one group as context, others of the same group to predict.
 
 Axis letters: B episodes, C context questions, M target questions, S questions of either kind, K options, E embedding,
-N answered questions, W = 1 + F: the mean of other groups and the F directions in which groups differ.
+N answered questions, W as in `pluralllm.model`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def sample_episodes(
         embedding: the public table.
         config: sizes; a group with too few questions gives at most half of them as context.
         generator: source of randomness (CPU).
-        population: (Q, K, W) from `population.with_directions`, without the group's own share.
+        population: (Q, K, W) of the other groups.
 
     Returns:
         `config.num_episodes` episodes; within each, context and targets share no question.

@@ -10,13 +10,14 @@ they differ from that prediction. What tells groups apart are these differences,
 is about; so answers enter as a factor too, and the feed-forward layers are gated products. Without either, federated
 training found the prior and stayed there, the same answer for every group.
 
-With a population prior, a question carries the mean answer of other groups where they have one, and the directions in
-which groups differ on it. Ridge regression on the context finds where the group lies on them, in closed form; the
-network then predicts how far the group is from what this gives, in log space. An untrained network answers just that.
+With a population prior, a question carries the mean answer of other groups where they have one, and the network
+predicts how far the group is from it, in log space; an untrained network answers just that. With it may come directions
+in which groups differ (`experiments.pluralllm.directions`): ridge regression on the context finds where the group lies
+on them.
 
 Axis letters: B episodes, C context questions, M target questions, S questions of either kind, K options,
 E embedding, D hidden features, N real option tokens of the batch in a row, T tokens of the longest episode,
-H attention heads, F directions, W = 1 + F: the mean of other groups and the directions.
+H attention heads, W = 1 + F: the mean of other groups and F directions, none in a run.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from appa_flwr.config.sections import EmbeddingSection, PluralLLMSection, SumsSection
 from appa_flwr.errors import UserError
-from pluralllm.population import POSITION_SHRINKAGE
 
 # K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
 ANSWER_FEATURES = 4
@@ -41,6 +42,8 @@ DIFFERENCE_SCALE = 4.0
 POPULATION_FEATURES = 3
 # directions may lead out of the possible; the root of a share ends here
 ROOT_FLOOR = 1e-2
+# a group's position is drawn to 0 as much as this many average questions draw it to where it lies
+POSITION_SHRINKAGE = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,13 @@ class ModelConfig:
     num_blocks: int = 2
     num_heads: int = 4
     population: bool = False
+
+    @classmethod
+    def of(cls, embedding: EmbeddingSection, pluralllm: PluralLLMSection, sums: SumsSection) -> ModelConfig:
+        """The sizes a run is configured to have: both sides build from them, since their weights must fit."""
+        return cls(
+            embedding.dim, pluralllm.hidden_dim, pluralllm.blocks, pluralllm.heads, population=sums.population_prior
+        )
 
     def __post_init__(self) -> None:
         """Refuse a size that cannot be built."""
@@ -126,7 +136,7 @@ class ContextMemory:
     Attributes:
         key_values: keys and values of each block, each (B, H, 1 + T, D / H).
         real_BT: True where a context token is real.
-        position_BF: where the group lies on the population's directions; None without a population prior.
+        position_BF: where the group lies on the directions; None without a population prior.
     """
 
     key_values: tuple[tuple[Tensor, Tensor], ...]
@@ -231,7 +241,6 @@ class PluralLLM(nn.Module):
         context_options: Tensor,
         target_embedding: Tensor,
         target_options: Tensor,
-        context_present: Tensor | None = None,
         context_population: Tensor | None = None,
         target_population: Tensor | None = None,
     ) -> Tensor:
@@ -243,9 +252,7 @@ class PluralLLM(nn.Module):
             context_options: (B, C, K) bool, True where the question has that option.
             target_embedding: (B, M, K, E).
             target_options: (B, M, K) bool; a question without any option is allowed and means padding.
-            context_present: (B, C) bool, False for context questions to leave out; all count if None.
-            context_population: (B, C, K, W) mean answers of other groups and their directions of difference, from
-                `population.with_directions`; all 0 for a question they have no answer to.
+            context_population: (B, C, K, W) of other groups; all 0 for a question they have no answer to.
             target_population: (B, M, K, W), the same.
 
         Returns:
@@ -255,7 +262,6 @@ class PluralLLM(nn.Module):
             embedding=context_embedding,
             answer=context_answer,
             options=context_options,
-            present=context_present,
             population=context_population,
         )
         return self.predict(memory, embedding=target_embedding, options=target_options, population=target_population)
@@ -266,12 +272,9 @@ class PluralLLM(nn.Module):
         embedding: Tensor,
         answer: Tensor,
         options: Tensor,
-        present: Tensor | None = None,
         population: Tensor | None = None,
     ) -> ContextMemory:
         """Encode contexts, once for however many targets; arguments as the context's in `forward`."""
-        if present is not None:
-            options = options & present[..., None]
         layout = _layout(options)
         position_BF = None if population is None else _position(population, answer, options)
         token_ND, prior_N = self._question(embedding, _moved(population, position_BF, options), layout)

@@ -4,7 +4,7 @@ One context serves all questions, so it is encoded once and all questions are pr
 questions that are in it themselves need one of their own, without them.
 
 Axis letters: Q questions, K options, N questions the group answered, C context questions, R draws of a context,
-W = 1 + F: the mean of other groups and the F directions in which groups differ.
+W as in `pluralllm.model`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def predict_targets(
         num_context: context questions; fewer where the group has fewer; with none the prior is predicted.
         seed: run seed; with the group's name it fixes the context.
         num_draws: contexts to average over, >= 1.
-        population: (Q, K, W) from `population.with_directions`, for a model that was trained with them.
+        population: (Q, K, W) of the other groups, for a model that was trained with it.
         rows: questions to predict, ascending; all questions if None.
 
     Returns:

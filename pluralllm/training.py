@@ -1,6 +1,6 @@
 """Training PluralLLM: the loss, one client's local update, and the central run it is compared with.
 
-Axis letters: B episodes, Q questions, M target questions, K options, W = 1 + F as in `episodes`.
+Axis letters: B episodes, Q questions, M target questions, K options, W as in `pluralllm.model`.
 """
 
 from __future__ import annotations

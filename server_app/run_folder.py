@@ -6,19 +6,15 @@ A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.files import keep_lines, lock, recover, replace_file, sync, writing
-from appa_flwr.files import replaced_folder as replaced_folder
 from appa_flwr.run import files, records
-from appa_flwr.run.files import CHECKPOINT_FILE as CHECKPOINT_FILE
-from appa_flwr.run.files import ERROR_FILE, LOG_FILE, METRICS, PHASES, PROGRESS, JsonFile, LineFile
-from appa_flwr.run.files import POLICY as POLICY
-from appa_flwr.run.files import SFT_MODEL as SFT_MODEL
+from appa_flwr.run.files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, METRICS, PHASES, PROGRESS, JsonFile, LineFile
 from appa_flwr.run.resume import check_new, check_resumable
 
 MINUTE = 60
@@ -65,19 +61,11 @@ class RunFolder:
 
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""
-        self.write_json(file.name, content)
+        files.write(self.path / file.name, content)
 
     def append(self, file: LineFile[T], line: T) -> None:
         """Add one line to a line file."""
         self._append(file.name, files.dumps(line))
-
-    def write_json(self, name: str, content: object) -> None:
-        """Replace a file as a whole, until the phases give records."""
-        files.write(self.path / name, content)
-
-    def append_json(self, name: str, content: Mapping[str, object]) -> None:
-        """Add one line to a line file, until the phases give records."""
-        self._append(name, files.dumps(content))
 
     def _append(self, name: str, line: str) -> None:
         with writing(self.path / name), (self.path / name).open("a") as file:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from appa_flwr import wire
-from appa_flwr.aggregation import Result, Rule, State
+from appa_flwr.aggregation import Rule
 from appa_flwr.errors import UserError
 from appa_flwr.naming import unknown_name
-from appa_flwr.rewards import ALIGNMENT_WEIGHT, metrics_of, training_reward
+from appa_flwr.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.rewards import metrics_of
 from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.rewards import AggregatedReward, Groups, aggregated_reward, group_means
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -28,21 +30,6 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 LocalScorer = Callable[[wire.ScoreRequest], Mapping[str, npt.ArrayLike] | None]
 """One group in this process: metric -> rewards (J,) in [0, 1], or None where it does not answer this time."""
-
-
-class Groups(Protocol):
-    """Whoever scores answers: a `server_app.federation.Federation`, or `LocalGroups`."""
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Names, in the order of the rows of `score`."""
-
-    def score(self, request: wire.ScoreRequest) -> Mapping[tuple[str, str], FloatArray]:
-        """(metric, side) -> rewards (G, J) in [0, 1], a row of NaN for a group that did not answer.
-
-        Raises:
-            UserError: too few groups answered.
-        """
 
 
 class LocalGroups:
@@ -61,12 +48,16 @@ class LocalGroups:
         """Names, in the order given."""
         return tuple(self._scorers)
 
-    def score(self, request: wire.ScoreRequest) -> Mapping[tuple[str, str], FloatArray]:
-        """Ask every scorer; see `Groups`.
+    def score(
+        self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
+    ) -> Mapping[tuple[str, str], FloatArray]:
+        """Ask every scorer; see `server_app.federation.rewards.Groups`.
 
         Raises:
             UserError: nobody answered, or rewards that are not one number in [0, 1] an answer.
         """
+        if meanwhile is not None:
+            meanwhile()
         replies = {name: scorer(request) for name, scorer in self._scorers.items()}
         if all(reply is None for reply in replies.values()):
             raise UserError(f"none of the groups {', '.join(replies)} scored the answers")
@@ -87,28 +78,6 @@ def _checked(name: str, reply: Mapping[str, npt.ArrayLike] | None, metric: str, 
     return reward_J
 
 
-def aggregate(rule: Rule, state: State, reward_GJ: FloatArray, answers: Answers, *, alignment_weight: float) -> Result:
-    """One round of Algorithm appa after the groups have scored: mix in the format score, then apply the rule.
-
-    Args:
-        rule: how group rewards become one.
-        state: the rule's, from `rule.init` or the previous result.
-        reward_GJ: alignment rewards (G, J) in [0, 1], a row of NaN for a missing group.
-        answers: the J answers that were scored.
-        alignment_weight: omega of Equation final-reward, in [0, 1].
-    """
-    training_GJ = training_reward(
-        reward_GJ, answers.format_score_J, answers.parsed_J, alignment_weight=alignment_weight
-    )
-    return rule.apply(state, reward_GJ, training_GJ)
-
-
-def group_means(names: Sequence[str], reward_GJ: FloatArray) -> dict[str, float | None]:
-    """Each group's mean reward over the answers (G, J); None for a group that is missing."""
-    means_G = reward_GJ.mean(axis=1)
-    return {name: None if np.isnan(mean) else float(mean) for name, mean in zip(names, means_G, strict=True)}
-
-
 class GroupRewards:
     """Turns groups and an aggregation rule into a reward function for `trl.GRPOTrainer` and `trl.RLOOTrainer`.
 
@@ -116,7 +85,7 @@ class GroupRewards:
     aggregated rewards (Algorithm appa) come back; nothing is whitened, since GRPO and RLOO take out their own baseline.
     The data set names each row's question in a column `question_id`:
 
-        catalogue = build_catalogue(config)                      # server_app.questions
+        catalogue = build_catalogue(config)                      # server_app.federation.catalogue
         groups = federation                                      # or LocalGroups({"Avaria": scorer, ...})
         rewards = GroupRewards(groups, make("appa"), catalogue=catalogue)
         rows = [
@@ -200,29 +169,35 @@ class GroupRewards:
         question_J = self._questions(question_id)
         texts = [_text(completion) for completion in completions]
         answers = parse_answers(self._task, texts, question_J, self._catalogue)
-        reward_GJ, result = await asyncio.to_thread(self._round, answers)
+        scored = await asyncio.to_thread(self._round, answers)
         if log_metric is not None:
-            log_metric("group_reward/fairness_index", result.fairness_index)
+            log_metric("group_reward/fairness_index", scored.result.fairness_index)
             log_metric("group_reward/format_score", float(answers.format_score_J.mean()))
-            for name, mean in group_means(self._groups.groups, reward_GJ).items():
+            for name, mean in group_means(self._groups.groups, scored.reward_GJ).items():
                 if mean is not None:
                     log_metric(f"group_reward/{name}", mean)
-        return [float(reward) for reward in result.aggregate_J]
+        return [float(reward) for reward in scored.result.aggregate_J]
 
-    def _round(self, answers: Answers) -> tuple[FloatArray, Result]:
+    def _round(self, answers: Answers) -> AggregatedReward:
         with self._one_at_a_time:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 processes = torch.distributed.get_world_size()
                 if processes > 1:  # each would keep a history of its own part of the batch
                     raise UserError(f"the groups' rewards need one training process; there are {processes}")
-            draw = self.rounds + 1 if self._fresh_context else 0
-            rewards = self._groups.score(answers.request([self._metric], draw=draw))
-            reward_GJ = rewards[self._metric, wire.TARGET_SIDE]
-            result = aggregate(self._rule, self.state, reward_GJ, answers, alignment_weight=self._alignment_weight)
+            scored = aggregated_reward(
+                self._groups,
+                self._rule,
+                self.state,
+                answers,
+                metric=self._metric,
+                alignment_weight=self._alignment_weight,
+                iteration=self.rounds + 1,
+                fresh_context=self._fresh_context,
+            )
             if self._catalogue.train_Q[answers.question_J].all():
-                self.state = result.state
+                self.state = scored.result.state
             self.rounds += 1
-            return reward_GJ, result
+            return scored
 
     def _questions(self, question_id: Sequence[str] | None) -> npt.NDArray[np.int64]:
         if question_id is None:

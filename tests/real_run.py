@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import psutil
 
 LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.5
+ENDED_SECONDS = 20.0  # asked to end, a process has five before it is killed
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 
 # As small as a run can be that still writes answers which can be read, and whose groups differ.
@@ -67,10 +69,6 @@ class Finished:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
-Runner = Callable[..., Finished]
-"""Takes the run's name and config keys."""
-
-
 def _belonging_to(temporary: Path) -> dict[int, str]:
     """Living processes whose environment, working folder or command names the run's own temporary folder.
 
@@ -89,42 +87,84 @@ def _belonging_to(temporary: Path) -> dict[int, str]:
     return found
 
 
-def run_appa(name: str, changes: Mapping[str, object], *, folder: Path) -> Finished:
-    """Run `appa run` with the tiny run's keys and these changes, and wait for its end.
+@dataclass(frozen=True)
+class RealRuns:
+    """Runs in one folder, which share their tiny models."""
 
-    Args:
-        name: of the run.
-        changes: config keys, with underscores.
-        folder: runs of one folder share their tiny models.
-    """
-    given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-    given |= {"run-name": name, "run.output-dir": folder / "runs", "run.cache-dir": folder / "cache"}
-    flags = [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
-    here = folder / f"{name}-here"
-    here.mkdir()
-    # A short path: Ray's sockets lie below it and their names have little room.
-    temporary = Path(tempfile.mkdtemp(prefix="e2e"))
-    out, err = folder / f"{name}.out", folder / f"{name}.err"
-    seen: dict[int, str] = {}
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*APPA, "run", *flags],
-            cwd=here,
-            env=os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-        )
+    folder: Path
+
+    def __call__(self, name: str, **changes: object) -> Finished:
+        """Run `appa run` with the tiny run's keys and these changes, and wait for its end.
+
+        Args:
+            name: of the run.
+            changes: config keys, with two underscores for the dot.
+        """
+        return self._finish(name, self._flags(name, changes))
+
+    def resumed(self, name: str) -> Finished:
+        """Go on with a run by `appa run --resume`."""
+        return self._finish(name, ["--resume", str(self.folder / "runs" / name)])
+
+    def killed(self, name: str, *, after: str, **changes: object) -> None:
+        """Start a run and kill its launcher (SIGKILL) once it prints a line that begins so; all it started must end."""
+        with _temporary() as temporary:
+            process = self._start(self._flags(name, changes), self._here(name), temporary, stdout=subprocess.PIPE)
+            with process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.decode().startswith(after):
+                        break
+                assert len(_belonging_to(temporary)) > 5  # the search does see the run
+                process.kill()
+            deadline = time.monotonic() + ENDED_SECONDS
+            while (left := _belonging_to(temporary)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert left == {}
+            assert not list(temporary.glob("appa-*"))
+
+    def _flags(self, name: str, changes: Mapping[str, object]) -> list[str]:
+        given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+        given |= {"run-name": name, "run.output-dir": self.folder / "runs", "run.cache-dir": self.folder / "cache"}
+        return [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
+
+    def _here(self, name: str) -> Path:
+        here = self.folder / f"{name}-here"
+        here.mkdir(exist_ok=True)
+        return here
+
+    def _start(self, arguments: list[str], here: Path, temporary: Path, **streams: Any) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+        command = [*APPA, "run", *arguments]
+        return subprocess.Popen(command, cwd=here, env=environment, stdin=subprocess.DEVNULL, **streams)
+
+    def _finish(self, name: str, arguments: list[str]) -> Finished:
+        here = self._here(name)
+        out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
+        seen: dict[int, str] = {}
+        with _temporary() as temporary:
+            with out.open("wb") as stdout, err.open("wb") as stderr:
+                process = self._start(arguments, here, temporary, stdout=stdout, stderr=stderr)
+            try:
+                deadline = time.monotonic() + LIMIT_SECONDS
+                while process.poll() is None and time.monotonic() < deadline:
+                    seen |= _belonging_to(temporary)
+                    time.sleep(POLL_SECONDS)
+            finally:
+                if process.poll() is None:
+                    process.terminate()  # the launcher ends what it started
+                process.wait()
+            left = [f"{pid} {name}" for pid, name in _belonging_to(temporary).items()]
+            around = [*here.iterdir(), *temporary.glob("appa-*")]  # torch keeps a compiler's cache there too
+        folder = self.folder / "runs" / name
+        return Finished(folder, process.returncode, out.read_text(), err.read_text(), seen, left, around)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """A folder of a short path: Ray's sockets lie below it and their names have little room."""
+    folder = Path(tempfile.mkdtemp(prefix="e2e"))
     try:
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            seen |= _belonging_to(temporary)
-            time.sleep(POLL_SECONDS)
+        yield folder
     finally:
-        if process.poll() is None:
-            process.terminate()  # the launcher ends what it started
-        process.wait()
-    left = [f"{pid} {name}" for pid, name in _belonging_to(temporary).items()]
-    around = [*here.iterdir(), *temporary.glob("appa-*")]  # torch keeps a compiler's cache beside
-    shutil.rmtree(temporary, ignore_errors=True)
-    return Finished(folder / "runs" / name, process.returncode, out.read_text(), err.read_text(), seen, left, around)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -130,8 +130,6 @@ class Config(Section):
             )
         if self.policy.quantization == "nf4" and self.policy.tuning == "full":
             raise ValueError('policy.quantization = "nf4" freezes the base and needs policy.tuning = "lora"')
-        if math.isnan(self.appa.alpha):
-            raise ValueError("appa.alpha = nan must be a number, inf or -inf")
         return self
 
     @classmethod

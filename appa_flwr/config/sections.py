@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from appa_flwr import ranges
+
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
 
@@ -216,28 +218,23 @@ class PPOSection(Section):
 
 
 class APPASection(Section):
-    """[appa]: parameters of the aggregation rules and of the reward they aggregate."""
+    """[appa]: parameters of the aggregation rules and of the reward they aggregate (`appa_flwr.ranges`)."""
 
-    ema_decay: float = Field(0.8, ge=0, lt=1, description="lambda of a group's reward history (APPA table)")
-    temperature: float = Field(0.1, gt=0, description="T of the group weights (APPA table)")
-    fairness_threshold: float = Field(
-        0.99,
-        ge=0,
+    ema_decay: ranges.EmaDecay = Field(ranges.EMA_DECAY, description="lambda of a group's reward history (APPA table)")
+    temperature: ranges.Temperature = Field(ranges.TEMPERATURE, description="T of the group weights (APPA table)")
+    fairness_threshold: ranges.FairnessThreshold = Field(
+        ranges.FAIRNESS_THRESHOLD,
         description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table)",
     )
-    alignment_weight: float = Field(
-        0.85,
-        ge=0,
-        le=1,
+    alignment_weight: ranges.AlignmentWeight = Field(
+        ranges.ALIGNMENT_WEIGHT,
         description="omega: share of alignment in the reward, the rest is format (APPA table)",
     )
-    min_mean: float = Field(1e-6, ge=0, description="questions with a lower mean reward do not count (APPA table)")
-    max_cov: float = Field(10.0, gt=0, description="cap of the coefficient of variation (APPA table)")
-    alpha: float = Field(
-        0.0,
-        allow_inf_nan=True,
-        description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum",
+    min_mean: ranges.MinMean = Field(
+        ranges.MIN_MEAN, description="questions with a lower mean reward do not count (APPA table)"
     )
+    max_cov: ranges.MaxCov = Field(ranges.MAX_COV, description="cap of the coefficient of variation (APPA table)")
+    alpha: ranges.Alpha = Field(0.0, description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum")
 
 
 class EvaluationSection(Section):

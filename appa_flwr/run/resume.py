@@ -20,9 +20,9 @@ from appa_flwr.run.files import (
     PROGRESS,
     SFT_MODEL,
     SUMMARY,
+    WEIGHTS_FILE,
     read_config,
 )
-from appa_flwr.run.files import WEIGHTS_FILE as WEIGHTS_FILE
 from appa_flwr.run.records import Progress
 
 LAST_PHASE = "report"

@@ -1,8 +1,8 @@
 """One cell of a survey file: text or list in, checked value out, a counted reason where it is unusable.
 
 Every function here takes what a file held and either returns a plain value or raises `CellError`. Work is
-bounded by the limits below whatever a cell holds, and no cell is ever executed: JSON first, then flat Python
-list literals whose string tokens alone go through `ast.literal_eval`.
+bounded by the limits below whatever a cell holds, and no cell is ever executed: JSON first, then Python literals by
+`ast.literal_eval`, limited in length and depth.
 
 Axis letters: K answer options.
 """
@@ -10,6 +10,7 @@ Axis letters: K answer options.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
 import re
@@ -26,6 +27,7 @@ MIN_OPTIONS: Final = 2
 MAX_OPTIONS: Final = 30
 MAX_TEXT_CHARS: Final = 20_000
 MAX_CELL_CHARS: Final = 100_000
+MAX_DEPTH: Final = 10
 MAX_NAME_CHARS: Final = 500
 MAX_NUMBER_CHARS: Final = 40
 SUM_TOLERANCE: Final = 0.02
@@ -82,54 +84,56 @@ class CellError(Exception):
         self.reason = reason
 
 
-# Flat list literals only: no nesting means no deep parse, and possessive repeats mean no backtracking.
-STRING: Final = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
-_NUMBER = r"[-+]?+(?:(?:\d++\.?+\d*+|\.\d++)(?:[eE][-+]?+\d++)?+|nan|inf)"
-_ITEM = re.compile(rf"\s*+(?:(?P<string>{STRING})|(?P<number>{_NUMBER})|(?P<none>None))\s*+", re.DOTALL)
+_STRING: Final = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
+# Strings close, carry no prefix, and no two stand next to each other: Python would join them where a comma is missing.
+_CLOSED: Final = re.compile(rf"(?:[^'\"]|(?<!\w)(?:{_STRING})(?!\s*+['\"]))*+", re.DOTALL)
+_WORDS: Final = {"nan": "None", "NaN": "None", "null": "None", "inf": "1e999", "Infinity": "1e999"}
+_TOKEN: Final = re.compile(
+    rf"(?P<text>{_STRING})|\b(?P<word>{'|'.join(_WORDS)})\b|(?P<bracket>[\[({{\])}}])", re.DOTALL
+)
 
 
-def string_literal(token: str) -> str:
-    """The text of one Python string literal, such as `STRING` matches.
+def _integer(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than Python reads
+        return float(digits)
+
+
+JSON: Final = json.JSONDecoder(parse_int=_integer)
+
+
+def syntax_tree(text: str) -> ast.expr | None:
+    """A Python expression as a tree, with NaN and infinity as literals; None where it is none. Nothing is executed.
 
     Raises:
-        ValueError: a broken escape.
-        SyntaxError: the same, as Python tells it.
+        CellError: text too long.
     """
-    if "\\" not in token:
-        return token[1:-1]
-    with warnings.catch_warnings():
-        # An unknown escape such as "\d" is kept as it stands by Python, with a warning nobody can act on
-        # here.
-        warnings.simplefilter("ignore")
-        return str(ast.literal_eval(token))
-
-
-def _python_list(text: str) -> list[object] | None:
-    """The items of a flat Python list or tuple literal (strings, numbers, None); None where it is not one."""
-    body = text.strip()
-    if len(body) < len("[]") or (body[0], body[-1]) not in {("[", "]"), ("(", ")")}:
+    if len(text) > MAX_CELL_CHARS:
+        raise CellError(Reason.TOO_LONG)
+    brackets = (token["bracket"] for token in _TOKEN.finditer(text) if token["bracket"])
+    depths = itertools.accumulate(1 if bracket in "[({" else -1 for bracket in brackets)
+    if not _CLOSED.fullmatch(text) or max(depths, default=0) > MAX_DEPTH:
         return None
-    items: list[object] = []
-    position, end = 1, len(body) - 1
-    while body[position:end].strip():
-        found = _ITEM.match(body, position, end)
-        if found is None:
-            return None
-        if found["string"] is not None:
-            try:
-                items.append(string_literal(found["string"]))
-            except (ValueError, SyntaxError):  # such as a broken "\x" escape
-                return None
-        else:
-            items.append(None if found["none"] else float(found["number"]))
-        position = found.end()
-        if position < end:
-            if body[position] != ",":
-                return None
-            position += 1
-        if len(items) > MAX_OPTIONS:
-            break  # already too many to be used: the caller rejects it by its length
-    return items
+    plain = _TOKEN.sub(lambda token: _WORDS[token["word"]] if token["word"] else token[0], text)
+    try:
+        with warnings.catch_warnings():
+            # An unknown escape such as "\d" stays as it is, with a warning nobody can act on here.
+            warnings.simplefilter("ignore")
+            return ast.parse(plain.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the parser has a limit of its own
+        return None
+
+
+def literal_list(tree: ast.expr | None) -> list[object] | None:
+    """The items of a list or tuple literal, numbers as floats; None where it is anything else."""
+    if not isinstance(tree, (ast.List, ast.Tuple)):
+        return None
+    try:
+        items = ast.literal_eval(tree)
+        return [float(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in items]
+    except (ValueError, TypeError, OverflowError, MemoryError, RecursionError):
+        return None
 
 
 def as_list(cell: object, reason: Reason) -> list[object]:
@@ -149,9 +153,9 @@ def as_list(cell: object, reason: Reason) -> list[object]:
     if len(cell) > MAX_CELL_CHARS:
         raise CellError(Reason.TOO_LONG)
     try:
-        value: object = json.loads(cell)
+        value: object = JSON.decode(cell)
     except (ValueError, RecursionError):
-        value = _python_list(cell)
+        value = literal_list(syntax_tree(cell)) if cell.lstrip().startswith(("[", "(")) else None
     if not isinstance(value, list):
         raise CellError(reason)
     return value

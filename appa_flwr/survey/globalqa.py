@@ -1,14 +1,15 @@
 """GlobalOpinionQA as its authors publish it: one row a question, all countries' answers in one cell.
 
 Columns `question, selections, options` (`source` is not used). `selections` is the text of a Python
-defaultdict, country -> list of shares. It is cut into one row a country without decoding any list, and nothing in
-it is ever executed; the questions have no ids, so a hash of text and options stands for one.
+defaultdict, country -> list of shares. It is cut into one row a country, and nothing in it is ever executed; the
+questions have no ids, so a hash of text and options stands for one.
 
 Axis letters: K answer options.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -18,13 +19,12 @@ from typing import Any, Final
 from appa_flwr.config import HUB_SURVEY
 from appa_flwr.errors import UserError
 from appa_flwr.survey.cells import (
-    MAX_CELL_CHARS,
-    STRING,
     CellError,
     Reason,
     as_text,
+    literal_list,
     parse_options,
-    string_literal,
+    syntax_tree,
 )
 from appa_flwr.survey.tables import PRIVATE, Row, Table
 
@@ -32,9 +32,6 @@ COLUMNS: Final = ("question", "selections", "options")
 SPLIT: Final = "train"
 _ID_CHARS: Final = 12
 _HEAD: Final = re.compile(r"defaultdict\(\s*+<class 'list'>\s*+,\s*+")
-_KEY: Final = re.compile(rf"\s*+(?P<name>{STRING})\s*+:", re.DOTALL)
-# A quote that no string begins with never closes; everything between tokens is part of a value.
-_TOKEN: Final = re.compile(rf"{STRING}|[\[\](){{}},'\"]", re.DOTALL)
 
 
 def is_globalqa(table: Table) -> bool:
@@ -77,8 +74,8 @@ def from_hub() -> Table:
     return by_country(Table(HUB_SURVEY, frozenset(COLUMNS), rows))
 
 
-def selections(text: str) -> list[tuple[str, str]]:
-    """Countries and the text of their lists, as written; one pass, whatever the text holds.
+def selections(text: str) -> list[tuple[str, list[object] | None]]:
+    """Countries and their lists, None where a value is no list of literals.
 
     Args:
         text: a dict or defaultdict literal with string keys, or a JSON object.
@@ -86,49 +83,18 @@ def selections(text: str) -> list[tuple[str, str]]:
     Raises:
         CellError: neither, or longer than `MAX_CELL_CHARS`.
     """
-    if len(text) > MAX_CELL_CHARS:
-        raise CellError(Reason.TOO_LONG)
     body = text.strip()
-    if head := _HEAD.match(body):
-        if not body.endswith(")"):
+    if (head := _HEAD.match(body)) and body.endswith(")"):
+        body = body[head.end() : -1]
+    tree = syntax_tree(body)
+    if not isinstance(tree, ast.Dict):
+        raise CellError(Reason.BAD_SELECTIONS)
+    found: list[tuple[str, list[object] | None]] = []
+    for key, value in zip(tree.keys, tree.values, strict=True):
+        if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
             raise CellError(Reason.BAD_SELECTIONS)
-        body = body[head.end() : -1].rstrip()
-    end = len(body) - 1
-    if end < 1 or (body[0], body[end]) != ("{", "}"):
-        raise CellError(Reason.BAD_SELECTIONS)
-    found: list[tuple[str, str]] = []
-    position = 1
-    while key := _KEY.match(body, position, end):
-        try:
-            name = string_literal(key["name"])
-        except (ValueError, SyntaxError):
-            raise CellError(Reason.BAD_SELECTIONS) from None
-        stop = _end_of_value(body, key.end(), end)
-        found.append((name, body[key.end() : stop].strip()))
-        position = min(stop + 1, end)
-    if body[position:end].strip():
-        raise CellError(Reason.BAD_SELECTIONS)
+        found.append((key.value, literal_list(value)))
     return found
-
-
-def _end_of_value(body: str, position: int, end: int) -> int:
-    """Where the comma after a value lies, or `end`; the value is skipped, not decoded."""
-    depth = 0
-    for token in _TOKEN.finditer(body, position, end):
-        if token[0] in {"'", '"'}:
-            break
-        if token[0] in {"[", "(", "{"}:
-            depth += 1
-        elif token[0] in {"]", ")", "}"}:
-            depth -= 1
-            if depth < 0:
-                break
-        elif token[0] == "," and depth == 0:
-            return token.start()
-    else:
-        if depth == 0:
-            return end
-    raise CellError(Reason.BAD_SELECTIONS)
 
 
 def _countries(row: Row) -> Iterator[Row]:

@@ -1,13 +1,12 @@
 """Survey files as rows of raw cells: CSV, JSON lines and Parquet behind one shape.
 
-Rows come with the number a user finds them by, and the cell with the private answers (`distribution`) stays
-undecoded until somebody asks for it, so that reading one group never decodes another group's answers.
+Rows come with the number a user finds them by. Nothing is checked here: what a row's private cell (`distribution`)
+holds matters only to whoever asks for that group.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from appa_flwr.errors import UserError
-from appa_flwr.survey.cells import CellError, Reason
+from appa_flwr.survey.cells import JSON, CellError, Reason
 
 PRIVATE: Final = "distribution"
 REFUSED: Final = "refused"
@@ -37,8 +36,8 @@ class Row:
     Attributes:
         number: JSON lines and CSV: the line of the file on which the row starts, from 1 (a CSV header is line
             1). Parquet: the row, from 1.
-        cells: column -> raw cell; `distribution` still as text or as an Arrow scalar. Where `reason` is set at
-            most what names the row.
+        cells: column -> raw cell: a value of JSON or Parquet (`distribution` an Arrow scalar), or text. Where
+            `reason` is set at most what names the row.
         reason: why the row cannot be read at all, else None.
         file: the one that `number` counts in, where the table comes from several.
     """
@@ -123,67 +122,28 @@ def _used(header: Sequence[str], source: str) -> list[str]:
 
 # --- JSON lines --------------------------------------------------------------------------------
 
-_SPACE: Final = re.compile(r"[ \t\r\n]*+")
-# A string that never closes runs to the end as one token; were it no token, every quote in it would be tried
-# anew.
-_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?+|[\[\]{}]', re.DOTALL)
-_DECODER: Final = json.JSONDecoder()
+# A flat list, its strings skipped. Nothing is matched twice, however the text goes on.
+_ANSWERS: Final = re.compile(r'"distribution"[ \t]*+:[ \t]*+\[(?:[^"\[\]]|"(?:[^"\\]|\\.)*+")*+\]', re.DOTALL)
 
 
-def _skip(text: str, position: int) -> int:
-    found = _SPACE.match(text, position)
-    return position if found is None else found.end()
-
-
-def _end_of_container(text: str, position: int) -> int:
-    """Where the list or object that opens at `position` closes; its content is skipped, not decoded."""
-    depth = 0
-    for token in _BRACKET.finditer(text, position):
-        if token[0] in "[{":
-            depth += 1
-        elif token[0] in "]}":
-            depth -= 1
-            if depth == 0:
-                return token.end()
-    raise ValueError("list is not closed")
-
-
-def _expect(text: str, position: int, wanted: str) -> int:
-    if not text.startswith(wanted, position):
-        raise ValueError(f"expected {wanted!r} at {position}")
-    return _skip(text, position + 1)
-
-
-def split_object(text: str) -> dict[str, object]:
-    """The top level of one JSON object, with the value under `distribution` left as its JSON text.
+def _object(text: str) -> dict[str, object]:
+    """One line as an object; a list of answers that is no JSON costs that cell, not the row that says whose it is.
 
     Raises:
-        ValueError: not one JSON object (the skipped value's inside is not looked at).
+        ValueError: not one JSON object.
         RecursionError: nested too deeply.
     """
-    cells: dict[str, object] = {}
-    position = _expect(text, _skip(text, 0), "{")
-    if text.startswith("}", position):
-        position += 1
-    else:
-        while True:
-            if not text.startswith('"', position):
-                raise ValueError(f"expected a name at {position}")
-            name, position = _DECODER.raw_decode(text, position)
-            position = _expect(text, _skip(text, position), ":")
-            if name == PRIVATE and text.startswith(("[", "{"), position):
-                end = _end_of_container(text, position)
-                cells[name] = text[position:end]
-            else:
-                cells[name], end = _DECODER.raw_decode(text, position)
-            position = _skip(text, end)
-            if text.startswith("}", position):
-                position += 1
-                break
-            position = _expect(text, position, ",")
-    if _skip(text, position) != len(text):
-        raise ValueError(f"text after the object at {position}")
-    return cells
+    try:
+        row: object = JSON.decode(text)
+    except ValueError:
+        start = max(text.find(f'"{PRIVATE}"'), 0)
+        answers = _ANSWERS.match(text, start)
+        if answers is None:
+            raise
+        row = JSON.decode(f'{text[:start]}"{PRIVATE}": null{text[answers.end() :]}')
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    return row
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
@@ -209,7 +169,7 @@ def _read_jsonl(file: Path, source: str) -> Table:
                 text = line.decode("utf-8").removeprefix(_BOM)
                 if not text.strip():
                     continue
-                cells = split_object(text)
+                cells = _object(text)
             except (ValueError, RecursionError):
                 rows.append(Row(number, {}, Reason.BAD_LINE))
                 continue

@@ -30,6 +30,7 @@ from appa_flwr.config import Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from appa_flwr.run import files
+from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
 from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3
@@ -256,7 +257,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.benchmarks.engine: {error}")
+    entry.run(main)

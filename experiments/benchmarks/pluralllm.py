@@ -20,8 +20,10 @@ import torch
 import typer
 
 from appa_flwr import markdown, wire
+from appa_flwr.errors import UserError
 from client_app.scoring import score
-from experiments.pluralllm.protocol import DATA, REAL, Dataset, Problem, Recipe, Trained, load_problem, train
+from experiments import entry
+from experiments.pluralllm.protocol import SURVEYS, Dataset, Problem, Recipe, Trained, load_problem, train
 from pluralllm.prediction import Targets, predict_targets
 
 # what `measure` found: work -> CPU time as it reads, and what it should be
@@ -101,17 +103,18 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of federated pretraining.")] = Recipe.rounds,
     repeats: Annotated[int, typer.Option(min=1, help="Scorings; their median is told.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of training, contexts and answers.")] = 0,
-    data: Annotated[Path, typer.Option(help="Folder of the real files.")] = DATA,
+    surveys: Annotated[Path | None, typer.Option(help=f"Folder of the real files; else {SURVEYS}.")] = None,
 ) -> None:
     """Measure PluralLLM's cost."""
     torch.set_num_threads(1)
     dataset: Dataset = "globalqa"
-    if not (data / REAL[dataset]).is_file():
-        print(f"{data / REAL[dataset]} is not there; the generated survey stands in for it")
-        dataset = "generated"
-    problem = load_problem(dataset, seed=seed, folder=data)
+    try:
+        problem = load_problem(dataset, seed=seed, folder=surveys)
+    except UserError as error:
+        print(f"{error}; the generated survey stands in for it")
+        problem = load_problem("generated", seed=seed)
     print(table(measure(problem, Recipe(rounds=rounds), seed=seed, repeats=repeats)))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    entry.run(main)

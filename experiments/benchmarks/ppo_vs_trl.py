@@ -25,6 +25,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from appa_flwr.naming import unknown_name
 from appa_flwr.run import files
+from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
 from experiments.benchmarks.models import save_random, small_qwen3
@@ -247,7 +248,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except UserError as error:
-        sys.exit(f"experiments.benchmarks.ppo_vs_trl: {error}")
+    entry.run(main)

@@ -13,9 +13,10 @@ Axis letters: G groups, Q questions, K options, P weights.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import os
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,31 +24,36 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from appa_flwr.config import Config, preset, split_names
+from appa_flwr.errors import UserError
 from appa_flwr.rewards import js_distance
 from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
+from experiments import entry
+from experiments.pluralllm.directions import NUM_DIRECTIONS, fit_population
+from experiments.pluralllm.federation import LocalGrid, flower_task
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder, Kind, encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.population import MIN_GROUPS, NUM_DIRECTIONS, fit_population
+from pluralllm.population import MIN_GROUPS
 from pluralllm.prediction import predict_targets
 from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
-from pluralllm.training import BETAS, local_update, step_size_factor, train_centrally
+from pluralllm.training import local_update, train_centrally
 from server_app.models.base import cache_folder
-from server_app.predictor.pretraining import TAU
+from server_app.predictor.pretraining import pretrain
 
 Dataset = Literal["globalqa", "gss", "opinionqa", "generated"]
 Prior = Literal["none", "training", "all"]
 Strategy = Literal["central", "fedavg", "fedadam"]
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+SURVEYS = "APPA_SURVEYS"
 REAL: dict[Dataset, str] = {
     "globalqa": "globalqa.jsonl",
     "gss": "gss_demographics.jsonl",
@@ -129,19 +135,32 @@ class Trained:
     cpu_seconds: float
 
 
-def load_problem(
-    name: Dataset, *, seed: int, folder: Path = DATA, texts_to_vectors: Encoder = hashed_ngrams
-) -> Problem:
-    """Read a survey, or generate one, and part its groups and questions by this seed; refusals are left out.
+def survey_file(name: Dataset, folder: Path | None) -> Path:
+    """A real survey's file, in that folder or the one that APPA_SURVEYS names.
 
-    GlobalQA's seen groups are the paper's eight countries, those of GSS (13 of 22) and of the generated survey (6 of 8)
-    are drawn with the seed, OpinionQA leaves out one of three thirds, by seed modulo 3.
+    Raises:
+        UserError: it is not there, or no folder is named.
+    """
+    folder = folder or (Path(os.environ[SURVEYS]) if os.environ.get(SURVEYS) else None)
+    if folder is None or not (folder / REAL[name]).is_file():
+        where = f" in {folder}" if folder else ""
+        raise UserError(f"no {REAL[name]}{where}; name its folder by --surveys DIR or by the variable {SURVEYS}")
+    return folder / REAL[name]
+
+
+def load_problem(
+    name: Dataset, *, seed: int, folder: Path | None = None, texts_to_vectors: Encoder = hashed_ngrams
+) -> Problem:
+    """Read a survey from `survey_file`, or generate one, and part its groups and questions by this seed.
+
+    Refusals are left out. GlobalQA's seen groups are the paper's eight countries, those of GSS (13 of 22) and of the
+    generated survey (6 of 8) are drawn with the seed, OpinionQA leaves out one of three thirds, by seed modulo 3.
     """
     if name == "generated":
         survey = generate(seed=seed)
     else:
         wanted = (*SEEN_COUNTRIES, *UNSEEN_COUNTRIES) if name == "globalqa" else None
-        survey = read_survey(folder / REAL[name], groups=wanted, refusals="drop")
+        survey = read_survey(survey_file(name, folder), groups=wanted, refusals="drop")
     names = sorted(survey.groups)
     if name == "globalqa":
         seen: Sequence[str] = SEEN_COUNTRIES
@@ -188,14 +207,13 @@ def train(problem: Problem, recipe: Recipe, *, seed: int) -> Trained:
         summed = problem.seen_train
         if recipe.prior == "all":
             summed = tuple(merged(*parts) for parts in zip(problem.seen_train, problem.seen_test, strict=True))
-        population = fit_population(
+        priors, unseen_prior = fit_population(
             summed,
             problem.embedding,
             seed=seed,
             min_groups=recipe.min_groups,
             num_directions=recipe.num_directions,
         )
-        priors, unseen_prior = population.own, population.outside
     torch.manual_seed(child_seed(seed, "pluralllm"))
     model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim, population=priors is not None))
     start = time.process_time()
@@ -218,50 +236,38 @@ def train(problem: Problem, recipe: Recipe, *, seed: int) -> Trained:
 def train_federated(
     model: PluralLLM, problem: Problem, recipe: Recipe, *, priors: Sequence[FloatArray] | None, seed: int
 ) -> None:
-    """Train `model` in place as a federation with full participation does, without the messages.
+    """Train `model` in place as a run's server does with every group on a node of its own, all of them in this process.
 
-    Weights are averaged by number of answers (FedAvg); "fedadam" takes the mean change as a gradient (Reddi et al.,
-    2021), with the constants of the run and the step size corrected as Flower's strategy corrects it.
+    A group's update is the run's too, but for the population prior and the episodes, which the recipe varies.
     """
-    weight_P = _flat(model)
-    moment_P, square_P = torch.zeros_like(weight_P), torch.zeros_like(weight_P)
-    num_answers = sum(len(data) for data in problem.seen_train)
-    local = copy.deepcopy(model)
-    for round_number in range(1, recipe.rounds + 1):
-        mean_P = torch.zeros_like(weight_P)
-        for group, data in enumerate(problem.seen_train):
-            _load(local, weight_P)
-            local_update(
-                local,
-                data,
-                problem.embedding,
-                steps=recipe.local_steps,
-                learning_rate=recipe.local_learning_rate,
-                optimizer="sgd",
-                episodes=recipe.episodes,
-                generator=torch.Generator().manual_seed(child_seed(seed, "pluralllm", data.group, round_number)),
-                population=None if priors is None else priors[group],
-            )
-            mean_P += len(data) / num_answers * _flat(local)
-        if recipe.strategy == "fedavg":
-            weight_P = mean_P
-            continue
-        change_P = mean_P - weight_P
-        moment_P = BETAS[0] * moment_P + (1 - BETAS[0]) * change_P
-        square_P = BETAS[1] * square_P + (1 - BETAS[1]) * change_P**2
-        correction = (1 - BETAS[1] ** (round_number + 1)) ** 0.5 / (1 - BETAS[0] ** (round_number + 1))
-        eta = recipe.learning_rate * step_size_factor(round_number - 1, recipe.rounds) * correction
-        weight_P = weight_P + eta * moment_P / (square_P.sqrt() + TAU)
-    _load(model, weight_P)
+    local = PluralLLM(model.config)
 
+    def answer(message: Message) -> RecordDict:
+        group = message.metadata.dst_node_id
+        data = problem.seen_train[group]
+        local.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        round_number = int(str(message.content.config_records["config"]["server-round"]))
+        result = local_update(
+            local,
+            data,
+            problem.embedding,
+            steps=recipe.local_steps,
+            learning_rate=recipe.local_learning_rate,
+            optimizer="sgd",
+            episodes=recipe.episodes,
+            generator=torch.Generator().manual_seed(child_seed(seed, "pluralllm", data.group, round_number)),
+            population=None if priors is None else priors[group],
+        )
+        metrics = MetricRecord({"num-examples": result.num_examples, "loss": result.loss})
+        return RecordDict({"arrays": ArrayRecord(OrderedDict(local.state_dict())), "metrics": metrics})
 
-def _flat(model: PluralLLM) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().double()
-
-
-def _load(model: PluralLLM, weight_P: torch.Tensor) -> None:
-    # a copy: the parameters become views of what they are given
-    torch.nn.utils.vector_to_parameters(weight_P.float().clone(), model.parameters())
+    keys = {"strategy": recipe.strategy, "rounds": recipe.rounds, "server-learning-rate": recipe.learning_rate}
+    config = Config.load({f"pluralllm.{key}": value for key, value in (keys | {"validate-every": 0}).items()})
+    nodes = range(len(problem.seen_train))
+    start = ArrayRecord(OrderedDict(model.state_dict()))
+    with flower_task():
+        trained = pretrain(LocalGrid(answer), config, start, nodes=nodes, progress=lambda *_: None)
+    model.load_state_dict(trained.weights.to_torch_state_dict())
 
 
 @dataclass(frozen=True)
@@ -348,7 +354,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embedding", choices=get_args(Kind), default="ngrams")
     parser.add_argument("--embedding-model", default="", help="folder or hub id, for embeddings but n-grams")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--surveys", type=Path, help=f"folder of the real files; else the variable {SURVEYS}")
 
 
 def chosen_recipe(chosen: argparse.Namespace) -> Recipe:
@@ -381,7 +387,9 @@ def main() -> None:
     recipe = replace(chosen_recipe(chosen), strategy=chosen.strategy)
     reports = []
     for seed in chosen.seeds:
-        problem = load_problem(chosen.dataset, seed=seed, folder=chosen.data, texts_to_vectors=chosen_encoder(chosen))
+        problem = load_problem(
+            chosen.dataset, seed=seed, folder=chosen.surveys, texts_to_vectors=chosen_encoder(chosen)
+        )
         sizes = CONTEXT_SIZES if chosen.context_sizes else ()
         trained = train(problem, recipe, seed=seed)
         reports.append(measure(problem, trained, recipe, seed=seed, num_draws=chosen.draws, sizes=sizes))
@@ -399,4 +407,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    entry.run(main, call=lambda command: command())

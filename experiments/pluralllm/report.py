@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 
 from appa_flwr import markdown
 from appa_flwr.errors import UserError
+from experiments import entry
 from experiments.pluralllm.protocol import (
     CONTEXT_SIZES,
     PARTS,
@@ -45,7 +45,7 @@ from pluralllm.scores import PREDICTOR
 STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = (
     "strategies",
     "embeddings",
-    "federation.min-groups",
+    "min-groups",
     "noise",
     "context-sizes",
 )
@@ -76,7 +76,7 @@ def rows(table: str, recipe: Recipe, texts_to_vectors: Encoder, *, embedding: st
         return [Row("ngrams", recipe, hashed_ngrams), Row(embedding, recipe, texts_to_vectors)]
     if table == STRATEGIES:
         recipes = {strategy: replace(recipe, strategy=strategy) for strategy in get_args(Strategy)}
-        recipes["not trained"] = replace(recipe, rounds=1, learning_rate=0.0)
+        recipes["not trained"] = replace(recipe, rounds=0)
     elif table == MIN_GROUPS:
         recipes = {f"min-groups {number}": replace(recipe, min_groups=number) for number in GROUP_NUMBERS}
     elif table == NOISE:
@@ -108,9 +108,9 @@ def context_table(reports: Sequence[Report], sizes: Sequence[int]) -> str:
 
 
 @functools.cache
-def problem(dataset: Dataset, seed: int, data: Path, texts_to_vectors: Encoder) -> Problem:
+def problem(dataset: Dataset, seed: int, surveys: Path | None, texts_to_vectors: Encoder) -> Problem:
     """A survey, read once."""
-    return load_problem(dataset, seed=seed, folder=data, texts_to_vectors=texts_to_vectors)
+    return load_problem(dataset, seed=seed, folder=surveys, texts_to_vectors=texts_to_vectors)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,20 +130,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in lines:
             reports = []
             for seed in chosen.seeds:
-                survey = problem(dataset, seed, chosen.data, row.texts_to_vectors)
+                survey = problem(dataset, seed, chosen.surveys, row.texts_to_vectors)
                 trained = train(survey, row.recipe, seed=seed)
                 reports.append(measure(survey, trained, row.recipe, seed=seed, sizes=sizes))
             if sizes:
                 print(context_table(reports, sizes), flush=True)
                 continue
-            seconds = np.mean([report.train_cpu_seconds for report in reports]) / row.recipe.rounds
+            seconds = np.mean([report.train_cpu_seconds for report in reports]) / max(1, row.recipe.rounds)
             print(scores_line(row.name, reports, seconds=f"{seconds:.2f}"), flush=True)
         if not sizes:
             print("\n".join(scores_line(name, reports, predictor=name) for name in BASELINES), flush=True)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(f"experiments.pluralllm.report: {error}")
+    entry.run(main, call=lambda command: command())

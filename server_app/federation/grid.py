@@ -21,7 +21,6 @@ class OverlapGrid(Grid):
     """Delegates to another Grid; waits for replies with short, growing pauses.
 
     Attributes:
-        meanwhile: called once between pushing messages and the first poll, then forgotten.
         seconds_waited: seconds of the last `send_and_receive` in which the server had nothing else to do.
         members: the nodes of the run, once it is known who takes part. Flower's stock strategies ask all nodes there
             are, and wait without end for one that has gone; told of the members, they ask just these, and one that
@@ -30,7 +29,6 @@ class OverlapGrid(Grid):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.meanwhile: Callable[[], None] | None = None
         self.seconds_waited = 0.0
         self.members: tuple[int, ...] | None = None
 
@@ -65,12 +63,19 @@ class OverlapGrid(Grid):
         """See Grid."""
         return self._grid.pull_messages(message_ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Message]:
         """Push, compute `meanwhile`, then pull until every reply is in or the time is up.
 
         Args:
             messages: what to send; none at all is answered at once.
             timeout: seconds from the push; None waits for ever.
+            meanwhile: what the server has to compute while the nodes work.
 
         Returns:
             The replies that came, error replies included, in the order they came.
@@ -78,7 +83,6 @@ class OverlapGrid(Grid):
         outgoing = list(messages)
         pending = {key for key in self.push_messages(outgoing) if key} if outgoing else set()
         started = time.monotonic()
-        meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
         idle_from = time.monotonic()

@@ -92,20 +92,24 @@ class Federation:
         """The groups at these nodes, for messages."""
         return ", ".join(name for name in self.groups if self._homes[name] in nodes)
 
-    def messages(
-        self, kind: str, content: RecordDict, *, round_number: int = 0, nodes: Sequence[int] | None = None
+    def _ask(
+        self,
+        kind: str,
+        content: RecordDict,
+        *,
+        nodes: Sequence[int] | None = None,
+        iteration: int = 0,
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Message]:
-        """One message to every node that hosts a group, or to those given."""
+        """One message to every node that hosts a group, or to those given; the replies that came."""
         asked = self._nodes if nodes is None else nodes
-        return [self.grid.create_message(content, kind, node, str(round_number)) for node in asked]
-
-    def _ask(self, kind: str, content: RecordDict, nodes: Sequence[int] | None = None) -> list[Message]:
-        return self.grid.send_and_receive(self.messages(kind, content, nodes=nodes), timeout=self._timeout)
+        messages = [self.grid.create_message(content, kind, node, str(iteration)) for node in asked]
+        return self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
 
     def sums(self, request: wire.SumsRequest, *, nodes: Sequence[int]) -> dict[int, wire.SumsReply]:
         """Ask nodes for a step of the sums over groups; node -> its reply, without those that did not give one."""
         found = {}
-        for reply in self._ask(wire.POPULATION, wire.pack_sums_request(request), nodes):
+        for reply in self._ask(wire.POPULATION, wire.pack_sums_request(request), nodes=nodes):
             node = reply.metadata.src_node_id
             if reply.has_error():
                 log.warning("%s: %s", self.hosted([node]), reply.error.reason)
@@ -123,14 +127,14 @@ class Federation:
             wire.TRAINING_PART: int(catalogue.train_Q.sum()),
             wire.HELD_OUT_PART: int((~catalogue.train_Q).sum()),
         }
-        replies = self.read(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
+        replies = self._replies(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
         self._require(replies, "take the catalogue of questions")
         return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
 
     def send_targets(self, weights: ArrayRecord) -> Mapping[str, wire.GroupReply]:
         """Hand out the frozen PluralLLM; the replies hold sums of its scores against each group's own answers."""
         replies = self._without(
-            self.read(self._ask(wire.TARGETS, wire.pack_weights(weights))),
+            self._replies(self._ask(wire.TARGETS, wire.pack_weights(weights))),
             lambda reply: pluralllm_scores.fault(reply.sums, self._part_sizes),
         )
         self._require(replies, "write a target table")
@@ -143,7 +147,7 @@ class Federation:
             UserError: fewer votes than `federation.min-groups`.
         """
         given: dict[str, FloatArray] = {}
-        for name, reply in self.read(self._ask(wire.VOTE, RecordDict())).items():
+        for name, reply in self._replies(self._ask(wire.VOTE, RecordDict())).items():
             votes_QK = reply.votes_QK
             if votes_QK is None or votes_QK.shape != self._vote_shape:
                 log.warning("group %s counts as missing: no votes of shape %s", name, self._vote_shape)
@@ -155,47 +159,30 @@ class Federation:
         self._require(given, "vote")
         return np.stack(list(given.values()))
 
-    def score(self, request: wire.ScoreRequest) -> dict[tuple[str, str], FloatArray]:
-        """Rewards of an evaluation: (metric, side) -> (G, J), a row of NaN for a group that did not answer.
-
-        Raises:
-            UserError: fewer groups answered than `federation.min-groups`.
-        """
-        return self.rewards(self._ask(wire.SCORE, wire.pack_score_request(request)), request)
-
-    def rewards(self, replies: Iterable[Message], request: wire.ScoreRequest) -> dict[tuple[str, str], FloatArray]:
-        """Check and stack the replies to a score request.
+    def score(
+        self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
+    ) -> dict[tuple[str, str], FloatArray]:
+        """Let the groups score answers; see `server_app.federation.rewards.Groups`.
 
         A group whose reply is an error, or holds rewards of wrong number, outside [0, 1] or NaN (against targets),
         counts as missing, with a warning that names it.
-
-        Args:
-            replies: as they came.
-            request: what was asked.
-
-        Returns:
-            (metric, side) -> rewards (G, J), a row of NaN for a missing group.
 
         Raises:
             UserError: fewer groups answered than `federation.min-groups`.
         """
         size = len(request.question_J)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
-        by_group = self._sound(replies, keys, size)
+        content = wire.pack_score_request(request)
+        by_group = self._without(
+            self._replies(self._ask(wire.SCORE, content, iteration=iteration, meanwhile=meanwhile)),
+            lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), size, key))), None),
+        )
         self._require(by_group, "score the answers")
         missing = np.full(size, np.nan)
         return {
             key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])
             for key in keys
         }
-
-    def _sound(
-        self, replies: Iterable[Message], keys: Sequence[tuple[str, str]], size: int
-    ) -> dict[str, wire.GroupReply]:
-        return self._without(
-            self.read(replies),
-            lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), size, key))), None),
-        )
 
     @staticmethod
     def _without(
@@ -210,7 +197,7 @@ class Federation:
                 log.warning("group %s counts as missing: %s", name, reason)
         return sound
 
-    def read(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
+    def _replies(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
         """Known groups' replies by name; what cannot be used is warned about and left out."""
         found: dict[str, list[wire.GroupReply]] = {name: [] for name in self.groups}
         for reply in replies:

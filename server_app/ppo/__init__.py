@@ -1,6 +1,8 @@
 """PPO on the groups' rewards."""
 
 from server_app.ppo.losses import (
+    entropy,
+    full_loss,
     gae,
     masked_mean,
     policy_loss,
@@ -10,4 +12,14 @@ from server_app.ppo.losses import (
     whiten_scores,
 )
 
-__all__ = ["gae", "masked_mean", "policy_loss", "shaped_rewards", "value_loss", "whiten", "whiten_scores"]
+__all__ = [
+    "entropy",
+    "full_loss",
+    "gae",
+    "masked_mean",
+    "policy_loss",
+    "shaped_rewards",
+    "value_loss",
+    "whiten",
+    "whiten_scores",
+]

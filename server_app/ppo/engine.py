@@ -142,7 +142,9 @@ class PPOEngine:
                             part.mask_JT,
                             clip_range=s.clip_range,
                         )
-                        (policy.loss / count).backward()
+                        ppo.full_loss(
+                            policy=policy.loss, value_coefficient=s.value_coefficient, num_tokens=count
+                        ).backward()
                         sums["policy_loss"] += float(policy.loss.detach())
                         sums["clip_fraction"] += float(policy.clipped)
                         sums["approximate_kl"] += float(policy.approximate_kl)
@@ -156,7 +158,7 @@ class PPOEngine:
                             part.mask_JT,
                             clip_range=s.clip_range_value,
                         )
-                        (s.value_coefficient * value / count).backward()
+                        ppo.full_loss(value=value, value_coefficient=s.value_coefficient, num_tokens=count).backward()
                         sums["value_loss"] += float(value.detach())
                 tokens += count
                 for group in self._optimizer.param_groups:
@@ -166,7 +168,7 @@ class PPOEngine:
         self._schedule.step()
         stats = {name: total / max(tokens, 1) for name, total in sums.items()}
         stats["kl"] = float(((rollout.logprob_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean())
-        stats["entropy"] = float(-ppo.masked_mean(rollout.logprob_JT, mask_JT))
+        stats["entropy"] = float(ppo.entropy(rollout.logprob_JT, mask_JT))
         stats["response_length"] = float(mask_JT.sum(1).float().mean())
         return stats
 

@@ -1,7 +1,8 @@
 """PPO as pure functions on tensors (appendix "Complete PPO Objective and Reward Integration").
 
-Axis letters: J rollouts, T response tokens. Every mask is True where a token counts: the response's tokens up to and
-including its end-of-sequence token.
+Axis letters: J rollouts, T response tokens. Every mask is bool and True where a token counts: the response's tokens up
+to and including its end-of-sequence token. Results are 0 outside it. Tensors that are not floating point, or not of the
+shapes their names tell, raise a ValueError: broadcasting would turn such a mistake into a wrong number.
 """
 
 from __future__ import annotations
@@ -15,21 +16,17 @@ VARIANCE_EPSILON = 1e-8
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `value` over the True cells of `mask` (same shape); 0 where there are none."""
+    """Mean of `value` over the True cells of `mask` (any shape, the same); 0 where there are none."""
+    _check(mask, value=value)
     return (value * mask).sum() / mask.sum().clamp(min=1)
 
 
 def whiten(value: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """Scale the masked cells to unit variance (unbiased), and to zero mean if `shift_mean`.
+    """Scale the True cells of `mask` (any shape, the same) to unit variance (unbiased), and to mean 0 if `shift_mean`.
 
-    Args:
-        value: any shape.
-        mask: bool, same shape, at least one True cell; equal cells have no variance and give their shift only.
-        shift_mean: whether the result's mean is 0; else it stays the mean of `value`.
-
-    Returns:
-        Whitened values; 0 where `mask` is False.
+    Equal cells have no variance and end at that mean.
     """
+    _check(mask, value=value)
     count = mask.sum().clamp(min=1)
     mean = masked_mean(value, mask)
     variance = ((value - mean).square() * mask).sum() / (count - 1).clamp(min=1)
@@ -38,33 +35,22 @@ def whiten(value: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
 
 
 def whiten_scores(score_J: Tensor, *, clamp: float) -> Tensor:
-    """Whiten the aggregated scalars of one rollout batch and clamp them (appendix "Format Scoring").
-
-    Args:
-        score_J: aggregated reward of each rollout.
-        clamp: results lie in [-clamp, clamp].
-
-    Returns:
-        Shape (J,).
-    """
+    """The aggregated rewards of one batch, whitened and cut at plus and minus `clamp` (appendix "Format Scoring")."""
     return whiten(score_J, torch.ones_like(score_J, dtype=torch.bool)).clamp(-clamp, clamp)
 
 
 def shaped_rewards(
     score_J: Tensor, logprob_JT: Tensor, reference_logprob_JT: Tensor, mask_JT: Tensor, *, kl_coefficient: float
 ) -> Tensor:
-    """Per-token rewards: the KL penalty on every token, the score on the last real one (Eq. rlhf-reward).
+    """Equation 13, reward with KL penalty: -beta (log pi - log pi_ref) on every token, the score added on the last.
 
-    Args:
-        score_J: reward of each whole answer.
-        logprob_JT: log pi of the sampled tokens under the policy that sampled them.
-        reference_logprob_JT: log pi_ref of the same tokens.
-        mask_JT: True on the response's tokens; each row holds at least one.
-        kl_coefficient: beta >= 0.
+    With the groups' aggregated reward as score a row sums to what Equation 1, the federated objective, maximises:
+    Agg(r_j) - beta KL[pi || pi_ref], the divergence estimated on the sampled tokens.
 
-    Returns:
-        Shape (J, T), 0 outside the mask.
+    pi is the policy that sampled, `kl_coefficient` the paper's beta; each row of the mask holds a True. Result (J, T).
     """
+    _check(mask_JT, axes=2, logprob_JT=logprob_JT, reference_logprob_JT=reference_logprob_JT)
+    _check(mask_JT[:, 0], score_J=score_J)
     reward_JT = -kl_coefficient * (logprob_JT - reference_logprob_JT) * mask_JT
     last_J = mask_JT.sum(1, keepdim=True) - 1
     return reward_JT.scatter_add(1, last_J, score_J.to(reward_JT.dtype).unsqueeze(1))
@@ -73,18 +59,15 @@ def shaped_rewards(
 def gae(
     reward_JT: Tensor, value_JT: Tensor, mask_JT: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Eq. gae); the episode ends with the last real token.
+    """Equation 11, GAE: A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V(s_(t+1)) - V(s_t).
 
-    Args:
-        reward_JT: per-token rewards.
-        value_JT: V(s_t), the value before token t.
-        mask_JT: True where a step counts.
-        gamma: discount in [0, 1].
-        gae_lambda: lambda_GAE in [0, 1].
+    V(s_t) is the value before token t; the episode ends with the last real token. `gamma` and `gae_lambda` lie in
+    [0, 1].
 
     Returns:
-        Advantages and returns (advantage + value), both (J, T) and 0 outside the mask.
+        Advantages and returns (advantage + value), both (J, T).
     """
+    _check(mask_JT, axes=2, reward_JT=reward_JT, value_JT=value_JT)
     reward_JT, value_JT = reward_JT * mask_JT, value_JT * mask_JT
     advantage_JT = torch.zeros_like(reward_JT)
     running_J = torch.zeros_like(reward_JT[:, 0])
@@ -98,9 +81,20 @@ def gae(
     return advantage_JT, (advantage_JT + value_JT) * mask_JT
 
 
+def full_loss(
+    *, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, value_coefficient: float, num_tokens: int
+) -> Tensor:
+    """Equation 7, full PPO loss: (L_POLICY + c1 L_VF) / tokens; the PPO table gives the entropy no weight (c2 = 0).
+
+    Of the sums of a micro-batch, with the token count of its mini-batch, so that micro-batches add up to the mean over
+    the mini-batch. Linear in its parts, so that either may go backward alone. `value_coefficient` is the paper's c1.
+    """
+    return torch.as_tensor(policy / num_tokens + value_coefficient * value / num_tokens)
+
+
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Sums over the tokens of a micro-batch; divide by the mini-batch's token count.
+    """Sums over the tokens of a micro-batch.
 
     Attributes:
         loss: scalar with gradient.
@@ -116,20 +110,12 @@ class PolicyLoss:
 def policy_loss(
     logprob_JT: Tensor, old_logprob_JT: Tensor, advantage_JT: Tensor, mask_JT: Tensor, *, clip_range: float
 ) -> PolicyLoss:
-    """Clipped surrogate (Eq. ppo-policy) with the sign of a loss, summed over the masked tokens.
+    """Equation 8, policy loss: -sum_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t), rho_t = pi / pi_old.
 
-    A sum and not a mean, so that micro-batches of any split add up to the same mini-batch loss.
-
-    Args:
-        logprob_JT: under the current policy, with gradient.
-        old_logprob_JT: under the policy that sampled.
-        advantage_JT: advantages, already whitened.
-        mask_JT: True where a token counts.
-        clip_range: epsilon > 0.
-
-    Returns:
-        The sums.
+    The paper states what is maximised; this has the sign of a loss. A sum and not a mean, so that micro-batches of any
+    split add up to the same mini-batch loss. Advantages come whitened; `clip_range` is the paper's eps > 0.
     """
+    _check(mask_JT, axes=2, logprob_JT=logprob_JT, old_logprob_JT=old_logprob_JT, advantage_JT=advantage_JT)
     log_ratio_JT = (logprob_JT - old_logprob_JT) * mask_JT
     ratio_JT = log_ratio_JT.exp()
     plain_JT = -advantage_JT * ratio_JT
@@ -144,18 +130,30 @@ def policy_loss(
 def value_loss(
     value_JT: Tensor, old_value_JT: Tensor, return_JT: Tensor, mask_JT: Tensor, *, clip_range: float
 ) -> Tensor:
-    """Clipped half squared error of the value (Eq. ppo-vf), summed over the masked tokens.
+    """Equation 9, value loss: sum_t 1/2 (V_t - return_t)^2, or the clipped value's error where that is larger.
 
-    Args:
-        value_JT: current values, with gradient.
-        old_value_JT: values at rollout time.
-        return_JT: targets.
-        mask_JT: True where a token counts.
-        clip_range: how far the value may move from its old self before it stops being pulled.
-
-    Returns:
-        Scalar.
+    The clipped value is at most `clip_range` from `old_value_JT`, the one at rollout time; further out nothing pulls.
+    The returns of `gae` stand for the paper's sum of discounted rewards.
     """
+    _check(mask_JT, axes=2, value_JT=value_JT, old_value_JT=old_value_JT, return_JT=return_JT)
     near_JT = torch.maximum(torch.minimum(value_JT, old_value_JT + clip_range), old_value_JT - clip_range)
     error_JT = torch.maximum((value_JT - return_JT).square(), (near_JT - return_JT).square())
     return 0.5 * (error_JT * mask_JT).sum()
+
+
+def entropy(logprob_JT: Tensor, mask_JT: Tensor) -> Tensor:
+    """Equation 10, entropy -sum_x p(x) log p(x), estimated on the sampled tokens: their mean -log pi. Only reported."""
+    return -masked_mean(logprob_JT, mask_JT)
+
+
+def _check(mask: Tensor, *, axes: int | None = None, **tensors: Tensor) -> None:
+    """Shapes and types only, which a GPU tells without being waited for."""
+    if mask.dtype != torch.bool or (axes is not None and mask.ndim != axes):
+        raise ValueError(f"expected a bool mask{f' of {axes} axes' if axes else ''}, got {mask.dtype} {_shape(mask)}")
+    for name, tensor in tensors.items():
+        if tensor.shape != mask.shape or not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point {_shape(mask)}, got {tensor.dtype} {_shape(tensor)}")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,8 +1,4 @@
-"""APPA as a Flower Strategy: rollouts out, rewards back, aggregation, PPO (Algorithm appa).
-
-A round of Flower is an iteration of PPO: `configure_train` samples answers, `aggregate_train` turns rewards into an
-update. While the groups score, the server computes reference log-probabilities and values. Flower counts rounds from 1;
-a resumed run goes on counting iterations where it was stopped.
+"""APPA as a Flower Strategy: rollouts out, rewards back, aggregation, PPO.
 
 Axis letters: G groups, J rollouts.
 """
@@ -10,55 +6,29 @@ Axis letters: G groups, J rollouts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr import wire
 from appa_flwr.aggregation import Rule, State
+from appa_flwr.config import Config
+from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
+from server_app.federation.rewards import AggregatedReward, aggregated_reward, group_means
 from server_app.models.base import Base
 from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout
-from server_app.trl_rewards import aggregate, group_means
 
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass
-class _Iteration:
-    """What is carried from `configure_train` to `aggregate_train`."""
-
-    rollout: Rollout
-    answers: Answers
-    request: wire.ScoreRequest
-    seconds: dict[str, float]
-    reference: ReferencePass | None = None
-
-
-@dataclass(frozen=True)
-class RewardSettings:
-    """How rewards are asked for and mixed.
-
-    Attributes:
-        task: "dpa" or "opa".
-        metric: the reward metric.
-        alignment_weight: omega of Eq. final-reward.
-        fresh_context: whether every iteration draws new few-shot contexts.
-    """
-
-    task: str
-    metric: str
-    alignment_weight: float
-    fresh_context: bool
 
 
 class QuestionOrder:
@@ -78,23 +48,45 @@ class QuestionOrder:
         return np.array(taken)
 
 
-class AppaStrategy(Strategy):
+class _WithoutWeights(Strategy):
+    """Flower's hooks for rounds in which weights travel, which they do not here."""
+
+    def configure_train(self, *_: Any, **__: Any) -> Iterable[Message]:
+        """No message."""
+        return []
+
+    def aggregate_train(self, *_: Any, **__: Any) -> tuple[None, None]:
+        """Nothing."""
+        return None, None
+
+    def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
+        """No message."""
+        return []
+
+    def aggregate_evaluate(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def summary(self) -> None:
+        """Nothing that the run's own log lacks."""
+
+
+class AppaStrategy(_WithoutWeights):
     """Federated PPO: the policy stays on the server, the groups' data with the groups, only rewards travel.
+
+    `start` is Algorithm appa from top to bottom.
 
     Args:
         federation: who scores.
         engine: who samples and learns.
-        rule: who turns the groups' rewards into one.
+        rule: how the groups' rewards become one.
+        config: `task`, `metric`, the weight of alignment, the batch size and whether contexts are drawn anew.
         base: tokenizer.
         catalogue: the public questions.
         prompts: token ids of every question's prompt, by catalogue position.
         order: which questions come next.
-        batch_size: rollouts an iteration.
         num_iterations: of the whole run.
-        settings: how rewards are made.
-        report: called with each iteration's line for metrics.jsonl.
-        checkpoint: called after that with the number of iterations done and the rule's state.
-        done: iterations that were done before; the first round is the one after.
+        finished: called after each iteration with its line for metrics.jsonl and the rule's state.
+        done: iterations that an earlier session has done.
         state: the rule's state after these; None starts anew.
     """
 
@@ -103,101 +95,112 @@ class AppaStrategy(Strategy):
         federation: Federation,
         engine: PPOEngine,
         rule: Rule,
+        config: Config,
         *,
         base: Base,
         catalogue: wire.Catalogue,
         prompts: Sequence[Sequence[int]],
         order: QuestionOrder,
-        batch_size: int,
         num_iterations: int,
-        settings: RewardSettings,
-        report: Callable[[dict[str, Any]], None],
-        checkpoint: Callable[[int, State], None],
+        finished: Callable[[Iteration, State], None],
         done: int = 0,
         state: State | None = None,
     ) -> None:
-        self._federation, self._engine, self._rule = federation, engine, rule
+        self._federation, self._engine, self._rule, self._config = federation, engine, rule, config
         self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
-        self._batch_size, self._num_iterations = batch_size, num_iterations
-        self._settings, self._report, self._checkpoint = settings, report, checkpoint
-        self._done = done
+        self._num_iterations, self._finished, self._done = num_iterations, finished, done
         self._state = rule.init(len(federation.groups)) if state is None else state
-        self._now: _Iteration | None = None
 
-    def summary(self) -> None:
-        """Nothing beside the run's own log."""
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
+    ) -> Result:
+        """Run `num_rounds` iterations of Algorithm appa.
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sample this iteration's answers and ask every group to score them."""
-        started = time.monotonic()
-        iteration = self._done + server_round
-        question_J = self._order.take(self._batch_size)
-        rollout = self._engine.rollout([self._prompts[q] for q in question_J])
-        texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
-        answers = parse_answers(self._settings.task, texts, question_J, self._catalogue)
-        draw = iteration if self._settings.fresh_context else 0
-        request = answers.request([self._settings.metric], draw=draw)
-        self._now = _Iteration(rollout, answers, request, {"rollout": time.monotonic() - started})
-        self._federation.grid.meanwhile = self._reference_pass
-        return self._federation.messages(wire.SCORE, wire.pack_score_request(request), round_number=iteration)
-
-    def _reference_pass(self) -> None:
-        if self._now is None:
-            raise RuntimeError("no rollouts for a reference pass: configure_train comes first")
-        started = time.monotonic()
-        self._now.reference = self._engine.reference_pass(self._now.rollout.sequences)
-        self._now.seconds["reference"] = time.monotonic() - started
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the rewards and update the policy.
+        Args:
+            grid: not used: the federation asks the groups, over a grid that computes while it waits.
+            initial_arrays: not used: no weights travel.
+            num_rounds: iterations to do, after those done before.
+            timeout: not used: `federation.reply-timeout` holds.
 
         Raises:
-            UserError: fewer groups answered than `federation.min-groups`; the policy is left as it was.
+            UserError: fewer groups answered than `federation.min-groups`; policy and state are those of the iteration
+                before.
         """
-        now, self._now = self._now, None
-        if now is None or now.reference is None:
-            raise RuntimeError("no rollouts to update on: configure_train and the grid's meanwhile come first")
-        now.seconds["federation_wait"] = self._federation.grid.seconds_waited
-        reward_GJ = self._federation.rewards(replies, now.request)[self._settings.metric, wire.TARGET_SIDE]
-        result = aggregate(
-            self._rule, self._state, reward_GJ, now.answers, alignment_weight=self._settings.alignment_weight
-        )
-        started = time.monotonic()
-        score_J = torch.tensor(result.aggregate_J, dtype=torch.float32, device=now.rollout.logprob_JT.device)
-        learned = self._engine.update(now.rollout, now.reference, score_J)
-        now.seconds["update"] = time.monotonic() - started
-        self._state, iteration = result.state, self._done + server_round
-        present_G: npt.NDArray[np.bool_] = np.logical_not(np.isnan(reward_GJ).any(axis=1))
-        names = self._federation.groups
-        self._report(
-            {
-                "iteration": iteration,
-                "num_iterations": self._num_iterations,
-                "fairness_index": result.fairness_index,
-                "fell_back": result.fell_back,
-                "weights": dict(zip(names, result.weight_G.tolist(), strict=True)),
-                "history": dict(zip(names, result.state.history_G.tolist(), strict=True)),
-                "rewards": group_means(names, reward_GJ),
-                "reward": float(result.aggregate_J.mean()),
-                "format_score": float(now.answers.format_score_J.mean()),
-                **learned,
-                "missing_groups": [name for g, name in enumerate(names) if not present_G[g]],
-                "seconds": {name: round(value, 4) for name, value in now.seconds.items()},
-            }
-        )
-        self._checkpoint(iteration, result.state)
-        return None, None
+        for _number in range(num_rounds):
+            iteration, seconds = self._done + 1, dict[str, float]()
+            with _timed(seconds, "rollout"):
+                rollout, answers = self._sample()
+            scored, reference = self._ask(iteration, rollout, answers, seconds)
+            with _timed(seconds, "update"):
+                learned = self._update(rollout, reference, scored)
+            self._done, self._state = iteration, scored.result.state
+            self._finished(self._line(iteration, answers, scored, learned, seconds), self._state)
+        return Result()
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nothing: evaluation is a phase of its own."""
-        return []
+    def _sample(self) -> tuple[Rollout, Answers]:
+        """Rollouts of the next questions, and what can be read in them."""
+        question_J = self._order.take(self._config.rollout.batch_size)
+        rollout = self._engine.rollout([self._prompts[q] for q in question_J])
+        texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
+        return rollout, parse_answers(self._config.task, texts, question_J, self._catalogue)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing: evaluation is a phase of its own."""
-        return None
+    def _ask(
+        self, iteration: int, rollout: Rollout, answers: Answers, seconds: dict[str, float]
+    ) -> tuple[AggregatedReward, ReferencePass]:
+        """The groups score and the rule aggregates; reference log-probs and values are computed meanwhile."""
+        passes: list[ReferencePass] = []
+
+        def reference_pass() -> None:
+            with _timed(seconds, "reference"):
+                passes.append(self._engine.reference_pass(rollout.sequences))
+
+        scored = aggregated_reward(
+            self._federation,
+            self._rule,
+            self._state,
+            answers,
+            metric=self._config.reward_metric,
+            alignment_weight=self._config.appa.alignment_weight,
+            iteration=iteration,
+            fresh_context=self._config.pluralllm.context_resampling == "every-iteration",
+            meanwhile=reference_pass,
+        )
+        seconds["federation_wait"] = self._federation.grid.seconds_waited
+        return scored, passes[0]
+
+    def _update(self, rollout: Rollout, reference: ReferencePass, scored: AggregatedReward) -> dict[str, float]:
+        device = rollout.logprob_JT.device
+        score_J = torch.tensor(scored.result.aggregate_J, dtype=torch.float32, device=device)
+        return self._engine.update(rollout, reference, score_J)
+
+    def _line(
+        self,
+        iteration: int,
+        answers: Answers,
+        scored: AggregatedReward,
+        learned: dict[str, float],
+        seconds: dict[str, float],
+    ) -> Iteration:
+        names, result = self._federation.groups, scored.result
+        means = group_means(names, scored.reward_GJ)
+        return Iteration(
+            iteration=iteration,
+            num_iterations=self._num_iterations,
+            fairness_index=result.fairness_index,
+            fell_back=result.fell_back,
+            weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
+            history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
+            rewards=means,
+            reward=float(result.aggregate_J.mean()),
+            format_score=float(answers.format_score_J.mean()),
+            **learned,
+            missing_groups=tuple(name for name, mean in means.items() if mean is None),
+            seconds={name: round(value, 4) for name, value in seconds.items()},
+        )
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started

@@ -17,7 +17,8 @@ from appa_flwr.config import Config
 from appa_flwr.run.records import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
 from pluralllm import card as cards
 from pluralllm.data import OptionEmbedding
-from pluralllm.settings import episode_config, model_config
+from pluralllm.episodes import EpisodeConfig
+from pluralllm.model import ModelConfig
 from server_app import checkpoint
 from server_app.predictor.pretraining import Pretraining
 
@@ -50,7 +51,7 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
     cards.check_fit(
         card,
         path,
-        network=model_config(config),
+        network=ModelConfig.of(config.embedding, config.pluralllm, config.sums),
         embedding=_embedding(config, catalogue),
         questions=catalogue.questions,
         held_out=[catalogue.questions[q] for q in np.flatnonzero(~catalogue.train_Q)],
@@ -73,8 +74,8 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        network=Network(**vars(model_config(config))),
-        episodes=EpisodeShape(**vars(episode_config(config))),
+        network=Network(**vars(ModelConfig.of(config.embedding, config.pluralllm, config.sums))),
+        episodes=EpisodeShape(**vars(EpisodeConfig(num_context=config.pluralllm.num_context_questions))),
         embedding=_embedding(config, catalogue),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),

@@ -19,8 +19,7 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.run.records import Round
 from appa_flwr.seeds import child_seed
-from pluralllm.model import PluralLLM
-from pluralllm.settings import model_config
+from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.training import BETAS, step_size_factor
 from server_app.federation.grid import OverlapGrid
 
@@ -230,7 +229,7 @@ def _strategy(config: Config, num_nodes: int) -> _FedAvg | _FedProx | _FedAdam |
 def initial_weights(config: Config) -> ArrayRecord:
     """PluralLLM before any training, by the run's seed."""
     torch.manual_seed(child_seed(config.seed, "pluralllm"))
-    return ArrayRecord(PluralLLM(model_config(config)).state_dict())
+    return ArrayRecord(PluralLLM(ModelConfig.of(config.embedding, config.pluralllm, config.sums)).state_dict())
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from peft import AutoPeftModelForCausalLM
-from real_run import TINY_RUN, Finished, Runner
+from real_run import TINY_RUN, Finished, RealRuns
+from real_surveys import GLOBALQA, needs_surveys
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,7 +29,6 @@ from server_app.federation.catalogue import build_catalogue
 
 pytestmark = pytest.mark.slow
 
-GLOBALQA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "globalqa.jsonl"
 COUNTRIES = split_names(str(preset("paper")["groups"]))
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
 BASELINES = ("uniform", "majority")
@@ -55,9 +55,19 @@ PHASES = (
 )
 
 
+ITERATIONS = [1, 2, 3, 4, 5]
+KEYS = {
+    "appa__fairness_threshold": THRESHOLD,
+    "appa__ema_decay": DECAY,
+    "appa__temperature": TEMPERATURE,
+    "ppo__num_iterations": 5,
+    "run__checkpoint_every": 2,
+}
+
+
 @pytest.fixture(scope="module")
-def finished(appa_run: Runner) -> Finished:
-    return appa_run("dpa", appa__fairness_threshold=THRESHOLD, appa__ema_decay=DECAY, appa__temperature=TEMPERATURE)
+def finished(appa_run: RealRuns) -> Finished:
+    return appa_run("dpa", **KEYS)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +103,8 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
     completed(finished)
     assert [phase["phase"] for phase in finished.json("phases.json")] == list(PHASES)
     assert all(phase["seconds"] >= 0 for phase in finished.json("phases.json"))
-    for iteration in (1, 2, 3):  # one line an iteration, with time left
-        (line,) = [line for line in finished.out.splitlines() if line.startswith(f"[ppo {iteration}/3]")]
+    for iteration in ITERATIONS:  # one line an iteration, with time left
+        (line,) = [line for line in finished.out.splitlines() if line.startswith(f"[ppo {iteration}/5]")]
         assert "reward" in line
         assert line.endswith("s left)")
     # The search did see the run: Flower's processes and Ray's.
@@ -106,9 +116,9 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
 
 def test_every_iteration_has_a_complete_line(finished, survey):
     lines = finished.lines("metrics.jsonl")
-    assert [line["iteration"] for line in lines] == [1, 2, 3]
+    assert [line["iteration"] for line in lines] == ITERATIONS
     for line in lines:
-        assert line["num_iterations"] == 3
+        assert line["num_iterations"] == 5
         assert line["missing_groups"] == []
         assert line["fell_back"] is False
         for name in ("weights", "history", "rewards"):
@@ -228,7 +238,7 @@ def test_the_report_shows_the_summary(finished):
     for policy in (*TRAINED, *BASELINES, *CEILINGS):
         for name in ("avg_as", "min_as"):
             assert f"{rows[policy, 'js'][name]:.3f}" in page
-    assert "3 of 3" in page
+    assert "5 of 5" in page
     for group in finished.lines("metrics.jsonl")[0]["rewards"]:
         assert group in page
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -253,42 +263,26 @@ def test_the_run_folder_tells_its_config(finished):
     assert config.run_folder == finished.folder
 
 
-def test_the_same_seed_gives_the_same_numbers(finished, appa_run):
-    again = appa_run("again", appa__fairness_threshold=THRESHOLD, appa__ema_decay=DECAY, appa__temperature=TEMPERATURE)
+def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finished, appa_run):
+    appa_run.killed("again", after="[ppo 3/", **KEYS)
+    broken = finished.folder.with_name("again")
+    assert 3 <= len((broken / "metrics.jsonl").read_text().splitlines()) < 5
+    again = appa_run.resumed("again")
     completed(again)
+    assert "resumed at iteration" in again.out
+    assert "[pluralllm 2/" not in again.out
 
     def timeless(run: Finished) -> list[dict[str, Any]]:
         return [{key: value for key, value in line.items() if key != "seconds"} for line in run.lines("metrics.jsonl")]
 
     assert timeless(again) == timeless(finished)
-    assert again.json("summary.json") == finished.json("summary.json")
-    assert again.json("examples.json") == finished.json("examples.json")
-    assert again.json("pluralllm.json") == finished.json("pluralllm.json")
+    for name in ("summary.json", "examples.json", "pluralllm.json"):
+        assert again.json(name) == finished.json(name)
+    weights = Path("policy") / "model.safetensors"
+    assert (again.folder / weights).read_bytes() == (finished.folder / weights).read_bytes()
 
 
-# --- the other task, and real data ----------------------------------------------------------------
-
-
-def test_the_ranking_task_completes(appa_run):
-    run = appa_run(
-        "opa", task="opa", rule="min", ppo__num_iterations=2, sft__steps=150
-    )  # rankings are learned more slowly
-    completed(run)
-    rows = rows_of(run)
-    assert set(rows) == {(policy, "borda") for policy in (*TRAINED, *BASELINES, *CEILINGS)}
-    for policy in (*TRAINED, *BASELINES):
-        assert rows[policy, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + AVERAGE_SLACK
-        assert rows[policy, "borda"]["min_as"] <= rows["ceiling-min", "borda"]["min_as"] + WORST_SLACK
-    for line in run.lines("metrics.jsonl"):
-        assert line["fell_back"] is None  # `min` has no threshold
-        assert sum(line["weights"].values()) == pytest.approx(1.0)
-    for example in run.json("examples.json"):
-        parsed = formats.parse("opa", example["ppo"], len(example["options"]))
-        assert parsed.prediction is not None or example["mean_reward"] == 0
-    assert any(example["mean_reward"] > 0 for example in run.json("examples.json"))
-
-
-@pytest.mark.skipif(not GLOBALQA.is_file(), reason="no real survey data beside this checkout")
+@needs_surveys
 def test_real_answers_of_the_papers_countries_with_adapters(appa_run):
     groups = ";".join(COUNTRIES)
     # real questions make long prompts

@@ -1,10 +1,9 @@
-"""Aggregation rules: hand-worked numbers, identities, missing groups, late joiners and bad input."""
+"""The aggregation's equations and rules: hand-worked numbers, identities, missing groups, late joiners, bad input."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated
 
 import numpy as np
 import pytest
@@ -12,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from appa_flwr.aggregation import RULES, Combination, State, Valid, make
+from appa_flwr.aggregation import (
+    RULES,
+    Combination,
+    Rule,
+    State,
+    adaptive_aggregate,
+    alpha_aggregate,
+    alpha_weights,
+    historical_alignment,
+    make,
+    parameters,
+    reversed_softmax,
+)
 from appa_flwr.errors import UserError
+from appa_flwr.ranges import Temperature
 
 NEVER = 2.0  # a fairness threshold above 1
 ALL_RULES = [
@@ -36,44 +48,64 @@ def once(rule, reward_GJ, training_GJ=None, history_G=None):
     return rule.apply(state, reward_GJ, reward_GJ if training_GJ is None else training_GJ)
 
 
-def test_average_by_hand():
-    result = once(make("average"), [[0.2, 1.0], [0.6, 0.0]])
-    np.testing.assert_allclose(result.aggregate_J, [0.4, 0.5])
-    np.testing.assert_array_equal(result.weight_G, [0.5, 0.5])
-    assert result.fell_back is None
-
-
-def test_min_by_hand():
-    result = once(make("min"), [[0.2, 0.3, 0.9], [0.6, 0.3, 0.5], [0.7, 0.8, 0.5]])
-    np.testing.assert_array_equal(result.aggregate_J, [0.2, 0.3, 0.5])
+def test_average_and_min_by_hand():
+    average = once(make("average"), [[0.2, 1.0], [0.6, 0.0]])
+    np.testing.assert_allclose(average.aggregate_J, [0.4, 0.5])
+    np.testing.assert_array_equal(average.weight_G, [0.5, 0.5])
+    minimum = once(make("min"), [[0.2, 0.3, 0.9], [0.6, 0.3, 0.5], [0.7, 0.8, 0.5]])
+    np.testing.assert_array_equal(minimum.aggregate_J, [0.2, 0.3, 0.5])
     # rollout 1 goes to group 0, 2 is shared by groups 0 and 1, 3 by groups 1 and 2: (1.5, 1, .5) / 3
-    np.testing.assert_allclose(result.weight_G, [1 / 2, 1 / 3, 1 / 6])
-    assert result.fell_back is None
+    np.testing.assert_allclose(minimum.weight_G, [1 / 2, 1 / 3, 1 / 6])
+    assert average.fell_back is minimum.fell_back is None
 
 
-def test_alpha_by_hand():
-    log3 = math.log(3)
-    # alpha = 1: log((1 + 3) / 2) = log 2, shares 1/4 and 3/4
-    up = once(make("alpha", alpha=1), [[0.0], [log3]])
-    assert up.aggregate_J == pytest.approx([math.log(2)], abs=1e-15)
-    np.testing.assert_allclose(up.weight_G, [0.25, 0.75])
-    # alpha = -1: -log((1 + 1/3) / 2) = log 1.5, shares 3/4 and 1/4
-    down = once(make("alpha", alpha=-1), [[0.0], [log3]])
-    assert down.aggregate_J == pytest.approx([math.log(1.5)], abs=1e-15)
-    np.testing.assert_allclose(down.weight_G, [0.75, 0.25])
+@pytest.mark.parametrize(
+    ("alpha", "aggregate", "weights"),
+    [
+        # log((1 + 3) / 2) = log 2, shares 1/4 and 3/4
+        (1, math.log(2), [0.25, 0.75]),
+        # -log((1 + 1/3) / 2) = log 1.5, shares 3/4 and 1/4
+        (-1, math.log(1.5), [0.75, 0.25]),
+    ],
+)
+def test_alpha_by_hand(alpha, aggregate, weights):
+    reward_GJ = [[0.0], [math.log(3)]]
+    assert alpha_aggregate(reward_GJ, alpha=alpha) == pytest.approx([aggregate], abs=1e-15)
+    np.testing.assert_allclose(alpha_weights(reward_GJ, alpha=alpha), weights)
 
 
 def test_appa_by_hand():
     # logits (1 - h) / .1 = 5 and 4, so alpha = e / (e + 1) = .7310586 and .2689414.
     # exp(.7310586 * .4) = 1.3396698, exp(.2689414 * .8) = 1.2400517, mean 1.2898607, log .2545343
-    result = once(make("appa"), [[0.4], [0.8]], history_G=[0.5, 0.6])
-    np.testing.assert_allclose(result.weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)
-    assert result.aggregate_J == pytest.approx([0.2545343], abs=2e-7)
     # FI: mean .6, deviation .2, 1 / (1 + 1/9) = .9 < .99
+    # h: .8 * .5 + .2 * .4 and .8 * .6 + .2 * .8
+    history_G, reward_GJ = [0.5, 0.6], [[0.4], [0.8]]
+    weight_G = reversed_softmax(history_G, temperature=0.1)
+    np.testing.assert_allclose(weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)
+    aggregate_J = adaptive_aggregate(reward_GJ, weight_G, fairness=0.9, fairness_threshold=0.99)
+    assert aggregate_J == pytest.approx([0.2545343], abs=2e-7)
+    after_G = historical_alignment(history_G, reward_GJ, decay=0.8)
+    np.testing.assert_allclose(after_G, [0.48, 0.64])
+    # the rule puts the same together, with the paper's numbers as defaults
+    result = once(make("appa"), reward_GJ, history_G=history_G)
     assert result.fairness_index == pytest.approx(0.9)
     assert result.fell_back is False
-    # h: .8 * .5 + .2 * .4 and .8 * .6 + .2 * .8
-    np.testing.assert_allclose(result.state.history_G, [0.48, 0.64])
+    for found, expected in (
+        (result.weight_G, weight_G),
+        (result.aggregate_J, aggregate_J),
+        (result.state.history_G, after_G),
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight():
+    # Equation 22 (2 groups): alpha_g exp(alpha_g r_g) / sum exp(alpha r); at r = (0, log 16) and alpha = (3/4, 1/4) the
+    # powers are 1 and 2, so it is (3/4) / 3 and (1/4) 2 / 3
+    reward_GJ, weight_G, step = np.array([[0.0], [math.log(16)]]), np.array([0.75, 0.25]), 1e-6
+    for group, expected in enumerate((1 / 4, 1 / 6)):
+        bump_GJ = step * np.eye(2)[:, [group]]
+        up, down = (adaptive_aggregate(reward_GJ + x, weight_G, fairness=0.0) for x in (bump_GJ, -bump_GJ))
+        assert (up - down) / (2 * step) == pytest.approx([expected], abs=1e-8)
 
 
 def test_appa_falls_back_to_the_mean_from_the_threshold_on_and_still_reports_its_weights():
@@ -111,8 +143,14 @@ def test_history_lags_one_iteration_and_decays():
 
 
 def test_low_temperature_picks_the_worst_group_and_does_not_overflow():
-    result = once(make("appa", temperature=1e-9), [[0.4], [0.8]], history_G=[0.5, 0.6])
-    np.testing.assert_array_equal(result.weight_G, [1.0, 0.0])
+    np.testing.assert_array_equal(reversed_softmax([0.5, 0.6], temperature=1e-9), [1.0, 0.0])
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.0, 1.0)), st.floats(0.01, 10.0))
+def test_the_lowest_history_has_the_largest_weight(history_G, temperature):
+    # Equation 23
+    weight_G = reversed_softmax(history_G, temperature=temperature)
+    assert weight_G[np.argmin(history_G)] == weight_G.max()
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=IDS)
@@ -175,48 +213,42 @@ def test_weights_sum_to_one_and_follow_the_groups(rule, reward_GJ, random):
 
 @given(rewards, st.floats(-1e308, 1e308))
 def test_alpha_lies_between_the_extremes_and_grows(reward_GJ, alpha):
-    def aggregate(value):
-        return once(make("alpha", alpha=value), reward_GJ).aggregate_J
-
     slack = 1e-12
-    assert (aggregate(alpha) >= reward_GJ.min(axis=0) - slack).all()
-    assert (aggregate(alpha) <= reward_GJ.max(axis=0) + slack).all()
+    aggregate_J = alpha_aggregate(reward_GJ, alpha=alpha)
+    assert (aggregate_J >= reward_GJ.min(axis=0) - slack).all()
+    assert (aggregate_J <= reward_GJ.max(axis=0) + slack).all()
     larger = alpha + abs(alpha) / 2 if abs(alpha) < 1e307 else math.inf
-    assert (aggregate(larger) >= aggregate(alpha) - slack).all()
+    assert (alpha_aggregate(reward_GJ, alpha=larger) >= aggregate_J - slack).all()
 
 
 @given(rewards, st.floats(-50, 50), st.floats(-3, 3))
 def test_alpha_follows_a_shift_of_all_rewards(reward_GJ, alpha, shift):
-    rule = make("alpha", alpha=alpha)
     np.testing.assert_allclose(
-        once(rule, reward_GJ + shift).aggregate_J, once(rule, reward_GJ).aggregate_J + shift, atol=1e-12
+        alpha_aggregate(reward_GJ + shift, alpha=alpha), alpha_aggregate(reward_GJ, alpha=alpha) + shift, atol=1e-12
     )
 
 
 @given(rewards)
 def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
-    def same(name, **params):
-        return once(make(name, **params), reward_GJ)
-
-    for alpha, rule in ((-math.inf, make("min")), (0.0, make("average")), (1e-300, make("average"))):
-        left, right = same("alpha", alpha=alpha), once(rule, reward_GJ)
-        np.testing.assert_allclose(left.aggregate_J, right.aggregate_J, rtol=1e-15)
-        np.testing.assert_allclose(left.weight_G, right.weight_G, rtol=1e-15)
-    np.testing.assert_array_equal(same("alpha", alpha=math.inf).aggregate_J, reward_GJ.max(axis=0))
-    np.testing.assert_allclose(same("alpha", alpha=-1e300).aggregate_J, reward_GJ.min(axis=0), atol=1e-12)
+    for alpha, expected_J, slack in (
+        (-math.inf, reward_GJ.min(axis=0), 0.0),
+        (-1e300, reward_GJ.min(axis=0), 1e-12),
+        (0.0, reward_GJ.mean(axis=0), 0.0),
+        (1e-300, reward_GJ.mean(axis=0), 0.0),
+        (math.inf, reward_GJ.max(axis=0), 0.0),
+    ):
+        np.testing.assert_allclose(alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
 
 
 @pytest.mark.parametrize("alpha", [-30.0, -1.0, -1e-7, 1e-7, 2.0, 30.0])
 def test_alpha_weights_are_the_gradient(alpha):
-    rule = make("alpha", alpha=alpha)
     reward_GJ = np.random.default_rng(2).random((4, 6))
-    weight_G = once(rule, reward_GJ).weight_G
+    weight_G = alpha_weights(reward_GJ, alpha=alpha)
     step = 1e-6
     for group in range(4):
-        bump_G = np.zeros((4, 1))
-        bump_G[group] = step
-        rise = once(rule, reward_GJ + bump_G).aggregate_J - once(rule, reward_GJ - bump_G).aggregate_J
-        assert rise.mean() / (2 * step) == pytest.approx(weight_G[group], abs=1e-7)
+        bump_GJ = step * np.eye(4)[:, [group]]
+        up, down = (alpha_aggregate(reward_GJ + x, alpha=alpha) for x in (bump_GJ, -bump_GJ))
+        assert (up - down).mean() / (2 * step) == pytest.approx(weight_G[group], abs=1e-7)
 
 
 def test_states_are_not_changed_and_cannot_be():
@@ -255,19 +287,39 @@ def test_a_rule_needs_a_group():
         State(history_G=np.zeros(2), answered_G=np.zeros(3, bool))
 
 
+TWO = [[0.1, 0.2], [0.3, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("equation", "message"),
+    [
+        (lambda: alpha_aggregate([0.1, 0.2], alpha=1.0), r"reward_GJ .*\(G, J\), got shape \(2,\)"),
+        (lambda: alpha_aggregate([[0.1, np.nan]], alpha=1.0), "reward_GJ must be finite"),
+        (lambda: alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
+        (lambda: alpha_weights(np.zeros((0, 2)), alpha=1.0), r"\(0, 2\)"),
+        (lambda: adaptive_aggregate(TWO, [1.0], fairness=0.5), r"weight_G .*\(2\), got shape \(1,\)"),
+        (lambda: adaptive_aggregate(TWO, [0.5, 0.5], fairness=0.5, fairness_threshold=-1), "fairness_threshold must"),
+        (lambda: historical_alignment([0.0], TWO), "history_G"),
+        (lambda: historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
+        (lambda: reversed_softmax(TWO), r"history_G .*\(G\)"),
+        (lambda: reversed_softmax([0.1], temperature="0.1"), "temperature must be a valid number"),
+        (lambda: reversed_softmax([0.1], temperature=0.0), "temperature must be greater than 0"),
+    ],
+)
+def test_equations_refuse_what_does_not_fit(equation, message):
+    with pytest.raises(ValueError, match=message):
+        equation()
+
+
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
         ("apa", {}, r"unknown rule 'apa': did you mean 'appa'\? valid are average, min, alpha, appa"),
         ("appa", {"temprature": 1}, r"parameter of rule 'appa' 'temprature': did you mean 'temperature'"),
         ("average", {"temperature": 1}, "unknown parameter of rule 'average' 'temperature'"),
-        ("appa", {"temperature": 0}, "'temperature' of rule 'appa' must be above 0, got 0"),
-        ("appa", {"temperature": "0.1"}, "must be a number"),
-        ("appa", {"temperature": True}, "must be a number"),
-        ("appa", {"ema_decay": 1.0}, "at least 0 and under 1"),
-        ("min", {"max_cov": 0.0}, "above 0"),
-        ("appa", {"fairness_threshold": -0.1}, "at least 0"),
-        ("alpha", {"alpha": math.nan}, "-inf and inf included"),
+        ("appa", {"temperature": 0}, "'temperature' of rule 'appa' must be greater than 0, got 0"),
+        ("appa", {"temperature": "0.1"}, "must be a valid number, got '0.1'"),
+        ("appa", {"temperature": True}, "must be a valid number"),
         ("alpha", {}, "rule 'alpha' needs parameter 'alpha'"),
     ],
 )
@@ -276,13 +328,18 @@ def test_wrong_names_and_values_are_user_errors(name, params, message):
         make(name, **params)
 
 
-def test_a_new_rule_is_a_function_and_a_line(monkeypatch):
-    def first_group(now, *, scale: Annotated[float, Valid("above 0", lambda value: value > 0)] = 1.0):
-        return Combination(scale * now.training_reward_GJ[0], np.eye(len(now.history_G))[0])
+def test_a_new_rule_is_a_class_and_an_entry(monkeypatch):
+    class First(Rule):
+        name = "first"
+        scale: Temperature = 1.0
 
-    monkeypatch.setitem(RULES, "first", first_group)
+        def combine(self, reward_GJ, history_G, fairness):
+            return Combination(self.scale * reward_GJ[0], np.eye(len(history_G))[0])
+
+    monkeypatch.setitem(RULES, "first", First)
     result = once(make("first", scale=2.0), [[np.nan], [0.3], [0.1]])
     np.testing.assert_allclose(result.aggregate_J, [0.6])
     np.testing.assert_array_equal(result.weight_G, [0.0, 1.0, 0.0])
-    with pytest.raises(UserError, match="above 0"):
+    assert parameters("first") == ("ema_decay", "min_mean", "max_cov", "scale")
+    with pytest.raises(UserError, match="greater than 0"):
         make("first", scale=-1.0)

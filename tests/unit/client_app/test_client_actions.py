@@ -22,8 +22,7 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import data, outgoing, predictor, scoring, state
 from client_app.main import app
-from pluralllm.model import PluralLLM
-from pluralllm.settings import model_config
+from pluralllm.model import ModelConfig, PluralLLM
 from server_app.federation.catalogue import build_catalogue
 
 SMALL = {
@@ -81,7 +80,7 @@ class Node:
 
 def weights(config: Config) -> ArrayRecord:
     torch.manual_seed(5)
-    model = PluralLLM(model_config(config))
+    model = PluralLLM(ModelConfig.of(config.embedding, config.pluralllm, config.sums))
     # a fresh network answers the same whatever its context; noise on every weight makes group and draw matter
     return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
 
@@ -376,8 +375,8 @@ FAULTS = [
     (wire.CATALOGUE, state, "remember_data"),
     (TRAIN, predictor, "train_round"),
     (TRAIN, outgoing, "send_weights"),
-    (wire.TARGETS, predictor, "table"),
-    (wire.TARGETS, predictor, "scores"),
+    (wire.TARGETS, predictor.Predictor, "table"),
+    (wire.TARGETS, predictor.Predictor, "scores"),
     (wire.VOTE, scoring, "votes"),
     (wire.SCORE, scoring, "score"),
     *((kind, data, "context_config") for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE)),

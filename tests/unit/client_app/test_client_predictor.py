@@ -15,12 +15,11 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from client_app import data, predictor
-from client_app.predictor import Member, Predicted
+from client_app.predictor import Member, Predictor
 from pluralllm.data import GroupData, OptionEmbedding, group_data
 from pluralllm.episodes import EpisodeConfig
-from pluralllm.model import PluralLLM
+from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.prediction import context_order
-from pluralllm.settings import model_config
 from pluralllm.training import local_update
 from server_app.federation.catalogue import build_catalogue
 
@@ -39,6 +38,9 @@ CONFIG = Config.load(
 )
 
 
+SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm, CONFIG.sums)
+
+
 def member(group: GroupData) -> Member:
     return Member(group, None)
 
@@ -46,7 +48,7 @@ def member(group: GroupData) -> Member:
 @pytest.fixture(scope="module")
 def start() -> ArrayRecord:
     torch.manual_seed(1)
-    return ArrayRecord(PluralLLM(model_config(CONFIG)).state_dict())
+    return ArrayRecord(PluralLLM(SIZES).state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +68,11 @@ def groups(embedding) -> list[Member]:
     return found
 
 
-def loaded(weights: ArrayRecord) -> PluralLLM:
-    return predictor.load(CONFIG, weights)
+def noisy() -> ArrayRecord:
+    """Weights of a network that answers as its context does; a fresh one answers the same whatever its context."""
+    model = PluralLLM(SIZES)
+    torch.manual_seed(3)
+    return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
 
 
 def flat(weights: ArrayRecord) -> np.ndarray:
@@ -94,7 +99,7 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 
 
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
-    model = PluralLLM(model_config(CONFIG))
+    model = PluralLLM(SIZES)
     model.load_state_dict(start.to_torch_state_dict())
     seed = child_seed(CONFIG.seed, "pluralllm", groups[0].data.group, 3)
     result = local_update(
@@ -136,7 +141,7 @@ def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
 
 
 def test_a_table_holds_distributions_over_real_options(start, embedding, groups):
-    table_QK = predictor.table(CONFIG, loaded(start), groups[0], embedding, draw=0).probability_QK
+    table_QK = predictor.load(CONFIG, start, embedding).table(groups[0], draw=0).probability_QK
     assert table_QK.shape == embedding.option_QK.shape
     assert (table_QK[embedding.option_QK] > 0).all()
     assert not table_QK[~embedding.option_QK].any()
@@ -154,13 +159,10 @@ def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
     assert moved(1e-6) == pytest.approx(free, rel=1e-3)
 
 
-def test_one_draw_says_nothing_of_uncertainty_and_several_do(start, embedding, groups):
-    model = PluralLLM(model_config(CONFIG))
-    torch.manual_seed(3)  # a fresh network answers the same whatever its context
-    noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
-    one = predictor.table(CONFIG, loaded(noisy), groups[1], embedding, draw=0)
+def test_one_draw_says_nothing_of_uncertainty_and_several_do(embedding, groups):
+    one = predictor.load(CONFIG, noisy(), embedding).table(groups[1], draw=0)
     config = Config.load({**CONFIG.flat(), "pluralllm.draws": 3})
-    several = predictor.table(config, loaded(noisy), groups[1], embedding, draw=0)
+    several = predictor.load(config, noisy(), embedding).table(groups[1], draw=0)
     assert not one.spread_Q.any()
     assert (several.spread_Q > 0).all()
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
@@ -174,12 +176,9 @@ def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=N
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[answers.question_N] = answers.answer_NK
     truth_QK[~train_Q] = answers.answer_NK[0]
-    config = Config.load(
-        {**CONFIG.flat(), **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
-    )
-    found = predictor.table(config, loaded(start), mine, embedding, draw=0)
-    predicted = Predicted(config, loaded(start), mine, embedding, found)
-    return predictor.scores(predicted, truth_QK, train_Q, mean_of_others=mean_of_others), (~train_Q).sum()
+    ours = predictor.load(Config.load({**CONFIG.flat(), **changes}), start, embedding)
+    found = ours.scores(mine, ours.table(mine, draw=0), truth_QK, train_Q, mean_of_others=mean_of_others)
+    return found, (~train_Q).sum()
 
 
 def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
@@ -211,12 +210,8 @@ def test_every_context_size_is_scored(start, embedding, groups):
         assert all(sums["cells"] == cells for sums in by_size.values())
 
 
-def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups, start):
-    """A network that answers as its context does: the configured size gives the configured score."""
-    torch.manual_seed(3)
-    model = PluralLLM(model_config(CONFIG))
-    noisy = ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
-    found, _ = scored(noisy, embedding, groups[1].data, count=12, pluralllm__num_context_questions=16)
+def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups):
+    found, _ = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
     for sums in found.values():
         assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
@@ -226,18 +221,18 @@ def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups, start)
 def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monkeypatch):
     """The server knows the weights and the held-out answers: from the score by one answer it could tell that answer."""
     drawn: dict[int, set[int]] = {}
-    table = predictor.table
+    table = Predictor.table
 
-    def recorded(config, model, mine, embedding, *, draw, rows=None, num_context=None):
+    def recorded(ours, mine, *, draw, rows=None, num_context=None):
         if num_context is not None:
-            seed = child_seed(config.seed, "context", draw)
+            seed = child_seed(ours.seed, "context", draw)
             order = context_order(mine.data, embedding.question_ids, num_context=num_context, seed=seed)
             drawn.setdefault(num_context, set()).update(order[:num_context].tolist())
             times[num_context] = times.get(num_context, 0) + 1
-        return table(config, model, mine, embedding, draw=draw, rows=rows, num_context=num_context)
+        return table(ours, mine, draw=draw, rows=rows, num_context=num_context)
 
     times: dict[int, int] = {}
-    monkeypatch.setattr(predictor, "table", recorded)
+    monkeypatch.setattr(Predictor, "table", recorded)
     few, _ = scored(start, embedding, groups[1].data, count=9)
     assert not any(name.startswith("context-") for name in few["held-out"])
     scored(start, embedding, groups[1].data, count=len(groups[1].data))
@@ -251,10 +246,8 @@ def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embeddin
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[mine.data.question_N] = mine.data.answer_NK
     for known in (mine, member(GroupData("B", mine.data.question_N[:0], mine.data.answer_NK[:0]))):
-        found = predictor.table(CONFIG, loaded(start), known, embedding, draw=0)
-        sums = predictor.scores(
-            Predicted(CONFIG, loaded(start), known, embedding, found), truth_QK, every_Q, mean_of_others=None
-        )
+        ours = predictor.load(CONFIG, start, embedding)
+        sums = ours.scores(known, ours.table(known, draw=0), truth_QK, every_Q, mean_of_others=None)
         assert sums["held-out"]["pluralllm"]["cells"] == 0.0
 
 
@@ -268,12 +261,11 @@ def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embeddi
     for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
         option_K = embedding.option_QK[row]
         distances.append(jensenshannon(np.full(option_K.sum(), 1 / option_K.sum()), answer_K[option_K]))
-    found = predictor.validate(CONFIG, loaded(start), [(mine, truth)], embedding)
-    assert found.cells == len(held_out)
-    assert found.error == pytest.approx(np.mean(distances), abs=1e-6)
+    ours = predictor.load(CONFIG, start, embedding)
+    assert ours.validate([(mine, truth)]) == (len(held_out), pytest.approx(np.mean(distances), abs=1e-6))
     nobody = GroupData("Nobody", whole.question_N[:0], whole.answer_NK[:0])
     one = GroupData("One", truth.question_N[:1], truth.answer_NK[:1])
-    several = predictor.validate(CONFIG, loaded(start), [(mine, nobody), (mine, truth), (mine, one)], embedding)
-    assert several.cells == len(held_out) + 1
-    assert several.error == pytest.approx((sum(distances) + distances[0]) / (len(held_out) + 1), abs=1e-6)
-    assert predictor.validate(CONFIG, loaded(start), [(mine, nobody)], embedding) == predictor.Validated(0, 0.0)
+    mean = (sum(distances) + distances[0]) / (len(held_out) + 1)
+    several = ours.validate([(mine, nobody), (mine, truth), (mine, one)])
+    assert several == (len(held_out) + 1, pytest.approx(mean, abs=1e-6))
+    assert ours.validate([(mine, nobody)]) == (0, 0.0)

@@ -97,7 +97,9 @@ def test_only_training_questions_are_trained_on(finished, monkeypatch):
     seen = []
     score = grpo.LocalGroups.score
     monkeypatch.setattr(
-        grpo.LocalGroups, "score", lambda self, request: seen.append(request.question_J) or score(self, request)
+        grpo.LocalGroups,
+        "score",
+        lambda self, request, **keys: seen.append(request.question_J) or score(self, request, **keys),
     )
     monkeypatch.setattr(group_rewards, "parse_answers", random_answers)
     model = grpo.load_model(config, material.base.source, quantized=False)

@@ -123,17 +123,9 @@ def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str,
     assert (predicted[:, M:] == 0).all()
 
 
-def test_absent_context_questions_count_as_not_given(model: PluralLLM, batch: dict[str, Tensor]) -> None:
-    present = torch.tensor([True, False, True, True, False]).expand(B, C)
-    fewer = {name: value[:, present[0]] if name.startswith("context") else value for name, value in batch.items()}
-    masked = probability(model, batch | {"context_present": present})
-    torch.testing.assert_close(masked, probability(model, fewer), **TOLERANCE)
-    assert (masked - probability(model, batch)).abs().max() > 1e-3
-
-
 def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Tensor]) -> None:
     none = {name: value[:, :0] if name.startswith("context") else value for name, value in batch.items()}
-    absent = batch | {"context_present": torch.zeros(B, C, dtype=torch.bool)}
+    absent = batch | {"context_options": torch.zeros_like(batch["context_options"])}
     prior = probability(model, none)
     assert prior.isfinite().all()
     torch.testing.assert_close(probability(model, absent), prior, **TOLERANCE)

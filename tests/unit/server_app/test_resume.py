@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from server_app import checkpoint
-from server_app import main as server
+from server_app import checkpoint, main
+from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
 from server_app.models.tiny import TinyRecipe, build
 from server_app.run_folder import RunFolder
@@ -85,7 +85,7 @@ def session(config: Config) -> InProcessGrid:
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(server.base_models, "load_model", loaded)
         patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
-        server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return grid
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real_surveys import GLOBALQA, needs_surveys
 from report_runs import predictor_card, write_run
 from rich.console import Console
 
@@ -23,7 +24,6 @@ from appa_flwr.run.resume import resumable
 from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[4]
-GLOBALQA = REPO.parent / "shared" / "data" / "globalqa.jsonl"
 
 SURVEY_ROWS = [
     {
@@ -125,9 +125,8 @@ def test_participants_of_the_generated_survey():
     assert launcher.participants(config) == generate(num_questions=20, num_groups=3, seed=0).groups
 
 
+@needs_surveys
 def test_the_papers_countries_are_in_the_real_survey():
-    if not GLOBALQA.exists():
-        pytest.skip("no real survey data beside this checkout")
     config = Config.load({"survey": str(GLOBALQA), "groups": "Nigeria,Egypt,Germany"})
     assert launcher.participants(config) == ("Nigeria", "Egypt", "Germany")
 

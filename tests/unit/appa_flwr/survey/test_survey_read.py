@@ -10,7 +10,7 @@ import pytest
 from appa_flwr.errors import UserError
 from appa_flwr.survey import cells, read
 from appa_flwr.survey.cells import Reason
-from appa_flwr.survey.tables import MAX_LINE_BYTES, split_object
+from appa_flwr.survey.tables import MAX_LINE_BYTES
 from appa_flwr.survey.types import Question
 
 YES_NO = ["Yes", "No", "Don't know"]
@@ -147,31 +147,6 @@ def test_json_lines_that_are_none_are_rejected_one_by_one(jsonl):
     bad = dict.fromkeys((2, 3, 4, 5, 6, 8, 9, 10), Reason.BAD_LINE)
     assert dict(reasons(survey)) == bad | {7: Reason.EMPTY_ID, 11: Reason.TOO_LONG}
     assert set(survey.answers["A"]) == {"q1"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a": 1, "distribution": [0.1, 0.2], "b": "x"}',
-        ' { "distribution" : [ "]" , "\\"]" , [1, {"c": "}"}] ] , "a" : null } \n',
-        '{"distribution": 3}',
-        "{}",
-        '{"a": "\\u00e9", "distribution": {"x": [1]}, "distribution": []}',
-    ],
-)
-def test_the_object_scanner_agrees_with_the_json_module(text):
-    cells_read = split_object(text)
-    if isinstance(cells_read.get("distribution"), str):
-        cells_read["distribution"] = json.loads(cells_read["distribution"])
-    assert cells_read == json.loads(text)
-
-
-@pytest.mark.parametrize("text", ['{"a"}', '{"a": }', '{"a": 1,}', "{,}", '{"a": 1 "b": 2}', "{a: 1}", "{", ""])
-def test_the_object_scanner_refuses_what_the_json_module_refuses(text):
-    with pytest.raises(ValueError):  # noqa: PT011 - the json module's own error has no other type to name
-        json.loads(text)
-    with pytest.raises(ValueError):  # noqa: PT011
-        split_object(text)
 
 
 # --- rejected cells -----------------------------------------------------------------------------------

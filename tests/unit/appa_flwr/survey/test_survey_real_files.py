@@ -5,26 +5,24 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
+from real_surveys import SURVEYS, needs_surveys
 
 from appa_flwr.config import preset, split_names
 from appa_flwr.survey import export, read
 from appa_flwr.survey.split import split_questions
 
-DATA = Path(__file__).resolve().parents[4].parent / "shared" / "data"
 COUNTRIES = split_names(str(preset("paper")["groups"]))
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real survey files are not at ../shared/data")
 
 
 def rows(name):
-    with (DATA / name).open(encoding="utf-8") as stream:
+    with (SURVEYS / name).open(encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]
 
 
-@needs_data
+@needs_surveys
 @pytest.mark.parametrize("name", ["globalqa.jsonl", "opinionqa.jsonl", "gss_demographics.jsonl"])
 def test_every_clean_row_is_kept_and_normalised(name):
     # An independent, plain reading of the file: sums of these rows are off one by thousandths at most.
@@ -35,7 +33,7 @@ def test_every_clean_row_is_kept_and_normalised(name):
         assert abs(shares.sum() - 1) < 0.02
         group = row["group"] if "attribute" not in row else f"{row['attribute']}/{row['group']}"
         expected[group, row["question_id"]] = shares / shares.sum()
-    survey = read.read_survey(DATA / name, aliases={}, strict=True)
+    survey = read.read_survey(SURVEYS / name, aliases={}, strict=True)
     kept = {(group, key): shares for group, mine in survey.answers.items() for key, shares in mine.items()}
     assert set(kept) == set(expected)
     for key, shares in kept.items():
@@ -43,24 +41,24 @@ def test_every_clean_row_is_kept_and_normalised(name):
     assert int(read.summary(survey)["kept"].sum()) == len(expected)
 
 
-@needs_data
+@needs_surveys
 def test_the_papers_eight_countries():
     answered = defaultdict(set)
     for row in rows("globalqa.jsonl"):
         answered[row["group"]].add(row["question_id"])
-    survey = read.read_survey(DATA / "globalqa.jsonl", groups=COUNTRIES)
+    survey = read.read_survey(SURVEYS / "globalqa.jsonl", groups=COUNTRIES)
     assert survey.groups == COUNTRIES
     assert {name: set(mine) for name, mine in survey.answers.items()} == {name: answered[name] for name in COUNTRIES}
-    questions = read.read_questions(DATA / "globalqa.jsonl", groups=COUNTRIES)
+    questions = read.read_questions(SURVEYS / "globalqa.jsonl", groups=COUNTRIES)
     assert questions == survey.questions
     assert {question.question_id for question in questions} == set().union(*(answered[name] for name in COUNTRIES))
     split = split_questions(questions)
     assert 0.15 < len(split.test) / len(questions) < 0.25
 
 
-@needs_data
+@needs_surveys
 def test_dropping_refusals_leaves_no_refusal_and_the_same_options_for_all(tmp_path):
-    path = DATA / "globalqa.jsonl"
+    path = SURVEYS / "globalqa.jsonl"
     survey = read.read_survey(path, groups=COUNTRIES, refusals="drop")
     options = {option for question in survey.questions for option in question.options}
     assert not options & {
@@ -84,10 +82,10 @@ def test_dropping_refusals_leaves_no_refusal_and_the_same_options_for_all(tmp_pa
     }
 
 
-@needs_data
+@needs_surveys
 def test_aliases_join_the_countries_that_have_two_names():
-    joined = read.read_survey(DATA / "globalqa.jsonl")
-    apart = read.read_survey(DATA / "globalqa.jsonl", aliases={})
+    joined = read.read_survey(SURVEYS / "globalqa.jsonl")
+    apart = read.read_survey(SURVEYS / "globalqa.jsonl", aliases={})
     two_names = (
         ("Britain", "Great Britain"), ("S. Korea", "South Korea"), ("Czech Rep.", "Czechia"), ("Taiwan ROC", "Taiwan")
     )  # fmt: skip
@@ -102,7 +100,7 @@ def test_aliases_join_the_countries_that_have_two_names():
         assert set(joined.answers[new]) == both
 
 
-@needs_data
+@needs_surveys
 def test_the_published_csv_gives_the_same_answers(tmp_path):
     # The file's rows put back into the shape in which the data are published: one row a question.
     public, answers = {}, defaultdict(lambda: defaultdict(list))
@@ -114,7 +112,8 @@ def test_the_published_csv_gives_the_same_answers(tmp_path):
         writer.writerow(["question", "selections", "options", "source"])
         for key, (text, options) in public.items():
             writer.writerow([text, str(answers[key]), options, ""])
-    ours, published = read.read_survey(DATA / "globalqa.jsonl"), read.read_survey(tmp_path / "global.csv", strict=True)
+    ours = read.read_survey(SURVEYS / "globalqa.jsonl")
+    published = read.read_survey(tmp_path / "global.csv", strict=True)
     assert {(name, len(mine)) for name, mine in published.answers.items()} == {
         (name, len(mine)) for name, mine in ours.answers.items()
     }
@@ -126,9 +125,9 @@ def test_the_published_csv_gives_the_same_answers(tmp_path):
                 assert found.tobytes() == by_question[mine.question_id].tobytes()
 
 
-@needs_data
+@needs_surveys
 def test_counts_and_refusals_beside_the_answers():
-    survey = read.read_survey(DATA / "opinionqa.jsonl", refusals="separate", min_respondents=100)
+    survey = read.read_survey(SURVEYS / "opinionqa.jsonl", refusals="separate", min_respondents=100)
     kept = {}
     for row in rows("opinionqa.jsonl"):
         if row["n"] >= 100:
@@ -141,5 +140,5 @@ def test_counts_and_refusals_beside_the_answers():
     told = {(f"{row['attribute']}/{row['group']}", row["question_id"]): row["refusal_rate"] for row in rows(
         "gss_demographics.jsonl"
     )}  # fmt: skip
-    gss = read.read_survey(DATA / "gss_demographics.jsonl", refusals="separate")
+    gss = read.read_survey(SURVEYS / "gss_demographics.jsonl", refusals="separate")
     assert {(name, key): rate for name, mine in gss.refusal_rates.items() for key, rate in mine.items()} == told

@@ -163,8 +163,9 @@ def test_two_groups_on_one_node_and_their_messages():
     federation.gather((), patience=0.0)
     assert federation.groups == ("A", "B")
     assert len(federation.homes(federation.groups)) == 1
-    (message,) = federation.messages(wire.SCORE, RecordDict(), round_number=4)
-    assert (message.metadata.dst_node_id, message.metadata.group_id) == (5, "4")
+    with pytest.raises(UserError, match="could score"):
+        federation.score(REQUEST, iteration=4)
+    assert [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.pushed[2:]] == [(5, "4")]
 
 
 def test_two_nodes_for_one_group_are_an_error():

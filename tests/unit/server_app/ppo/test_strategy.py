@@ -5,24 +5,22 @@ Axis letters: G groups, J rollouts, Q questions.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from fakes import FakeGrid, catalogue_of, random_tables, scoring_node
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord
 
 from appa_flwr import aggregation, formats, wire
+from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.fairness import fairness_index
-from appa_flwr.report import artifacts
 from appa_flwr.rewards import js
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, RewardSettings
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
@@ -74,7 +72,7 @@ class GivenOrder:
         return np.array(QUESTIONS[:count])
 
 
-def build(rule="appa", *, min_groups=2, nodes=None, fresh_context=False, checkpoints=None, resumed=None, **params):
+def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", checkpoints=None, resumed=None, **params):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
     nodes = nodes or {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
     federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
@@ -85,22 +83,27 @@ def build(rule="appa", *, min_groups=2, nodes=None, fresh_context=False, checkpo
         federation,
         engine,
         aggregation.make(rule, **params),
+        Config.load({"rollout.batch-size": 5, "ppo.num-mini-batches": 1, "pluralllm.context-resampling": contexts}),
         base=FakeBase(),
         catalogue=CATALOGUE,
         prompts=[[q] for q in range(4)],
         order=GivenOrder(),
-        batch_size=5,
         num_iterations=3,
-        settings=RewardSettings("dpa", "js", 0.85, fresh_context),
-        report=lines.append,
-        checkpoint=lambda iteration, state: checkpoints.append((iteration, state)),
+        finished=lambda line, state: (lines.append(line), checkpoints.append((line.iteration, state))),
         **resumed,
     )
     return strategy, federation, engine, lines
 
 
 def run(strategy, federation, rounds):
-    strategy.start(federation.grid, ArrayRecord(), num_rounds=rounds, timeout=0.02)
+    strategy.start(federation.grid, ArrayRecord(), num_rounds=rounds)
+
+
+def asked(strategy, federation):
+    """The messages of one iteration."""
+    before = len(federation.grid._grid.pushed)
+    run(strategy, federation, 1)
+    return federation.grid._grid.pushed[before:]
 
 
 def silent_after_joining(node, *, from_request):
@@ -134,7 +137,7 @@ def alignment_rewards(names=GROUPS):
 
 def test_the_groups_are_asked_what_the_policy_wrote():
     strategy, federation, engine, _ = build()
-    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), federation.grid))
+    messages = asked(strategy, federation)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
     assert [m.metadata.dst_node_id for m in messages] == [0, 1, 2]
     assert {m.metadata.message_type for m in messages} == {wire.SCORE}
@@ -146,8 +149,8 @@ def test_the_groups_are_asked_what_the_policy_wrote():
 
 
 def test_fresh_contexts_draw_by_the_iteration():
-    strategy, federation, _, _ = build(fresh_context=True)
-    (message, *_) = strategy.configure_train(7, ArrayRecord(), ConfigRecord(), federation.grid)
+    strategy, federation, _, _ = build(contexts="every-iteration", resumed={"done": 6})
+    (message, *_) = asked(strategy, federation)
     assert wire.unpack_score_request(message.content).draw == 7
 
 
@@ -159,22 +162,19 @@ def test_values_are_computed_while_the_groups_score():
     events.clear()
     run(strategy, federation, 2)
     assert events == ["push", "reference", "pull"] * 2
-    assert set(lines[0]["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
-    assert all(seconds >= 0 for seconds in lines[0]["seconds"].values())
+    assert set(lines[0].seconds) == {"rollout", "reference", "federation_wait", "update"}
+    assert all(seconds >= 0 for seconds in lines[0].seconds.values())
 
 
-def test_the_line_is_what_the_report_reads(tmp_path):
+def test_the_line_tells_the_iteration():
     strategy, federation, _, lines = build()
     run(strategy, federation, 3)
-    (tmp_path / artifacts.CONFIG_FILE).write_text("{}")
-    (tmp_path / artifacts.METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    read = artifacts.read_run(tmp_path).iterations
-    assert [entry.iteration for entry in read] == [1, 2, 3]
-    last = read[-1]
+    assert [line.iteration for line in lines] == [1, 2, 3]
+    last = lines[-1]
     assert (last.num_iterations, last.missing_groups) == (3, ())
     assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
     for name, value in LEARNED.items():
-        assert name == "approximate_kl" or getattr(last, name) == value
+        assert getattr(last, name) == value
     reward_GJ = alignment_rewards()
     assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
     assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
@@ -189,26 +189,26 @@ def test_weights_history_and_scores_are_the_rule_s():
     # .85 r + .15 s for the answers that could be read, 0 for the others
     format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
     training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
-    assert list(lines[0]["weights"].values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
+    assert list(lines[0].weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
     history_G = 0.2 * reward_GJ.mean(1)
-    assert list(lines[0]["history"].values()) == pytest.approx(history_G.tolist())
+    assert list(lines[0].history.values()) == pytest.approx(history_G.tolist())
     raw_G = np.exp((1 - history_G) / 0.1)
     alpha_G = raw_G / raw_G.sum()
-    assert list(lines[1]["weights"].values()) == pytest.approx(alpha_G.tolist())
+    assert list(lines[1].weights.values()) == pytest.approx(alpha_G.tolist())
     expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
     np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
-    assert lines[1]["reward"] == pytest.approx(expected_J.mean())
-    assert lines[1]["fell_back"] is False
-    assert list(lines[1]["history"].values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
+    assert lines[1].reward == pytest.approx(expected_J.mean())
+    assert lines[1].fell_back is False
+    assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
 
 
 def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
     kept: list = []
-    settings = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.8, "fresh_context": True}
+    settings = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.8, "contexts": "every-iteration"}
     strategy, federation, engine, lines = build(checkpoints=kept, **settings)
     run(strategy, federation, 3)
     assert [iteration for iteration, _ in kept] == [1, 2, 3]
-    assert [list(line["history"].values()) for line in lines] == [state.history_G.tolist() for _, state in kept]
+    assert [list(line.history.values()) for line in lines] == [state.history_G.tolist() for _, state in kept]
     done, state = kept[0]
     later: list = []
     resumed, federation_again, engine_again, rest = build(
@@ -216,7 +216,9 @@ def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
     )
     run(resumed, federation_again, 2)
     assert [iteration for iteration, _ in later] == [2, 3]
-    assert [{**line, "seconds": 0} for line in rest] == [{**line, "seconds": 0} for line in lines[1:]]
+    assert [line.model_copy(update={"seconds": {}}) for line in rest] == [
+        line.model_copy(update={"seconds": {}}) for line in lines[1:]
+    ]
     for again, once in zip(engine_again.scores, engine.scores[1:], strict=True):
         assert torch.equal(again, once)
 
@@ -230,7 +232,7 @@ def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
 def test_a_rule_without_threshold_reports_null():
     strategy, federation, engine, lines = build("min")
     run(strategy, federation, 1)
-    assert lines[0]["fell_back"] is None
+    assert lines[0].fell_back is None
     reward_GJ = alignment_rewards()
     np.testing.assert_allclose(engine.scores[0][0], 0.85 * reward_GJ[:, 0].min() + 0.15, rtol=1e-6)
 
@@ -240,14 +242,14 @@ def test_a_missing_group_is_null_and_keeps_its_history():
     nodes[1] = silent_after_joining(nodes[1], from_request=1)
     strategy, federation, engine, lines = build("average", nodes=nodes)
     run(strategy, federation, 2)
-    first, second = json.loads(json.dumps(lines))
-    assert first["missing_groups"] == []
-    assert second["missing_groups"] == ["B"]
-    assert second["rewards"]["B"] is None
-    assert second["weights"] == {"A": 0.5, "B": 0.0, "C": 0.5}
-    assert second["history"]["B"] == first["history"]["B"]
+    first, second = lines
+    assert first.missing_groups == ()
+    assert second.missing_groups == ("B",)
+    assert second.rewards["B"] is None
+    assert second.weights == {"A": 0.5, "B": 0.0, "C": 0.5}
+    assert second.history["B"] == first.history["B"]
     reward_GJ = alignment_rewards(("A", "C"))
-    assert second["fairness_index"] == pytest.approx(fairness_index(reward_GJ))
+    assert second.fairness_index == pytest.approx(fairness_index(reward_GJ))
     np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
 
 
@@ -268,24 +270,11 @@ def test_a_failed_quorum_updates_and_reports_nothing():
     run(strategy, federation, 1)
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
-    assert list(lines[-1]["history"].values()) == pytest.approx((0.36 * mean_G).tolist())
+    assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
 
 
 def catalogue_message():
     return FakeGrid({}).create_message(wire.pack_catalogue(CATALOGUE), wire.CATALOGUE, 0, "")
-
-
-def test_replies_without_rollouts_are_a_programming_error():
-    strategy, _, engine, _ = build()
-    with pytest.raises(RuntimeError, match="configure_train"):
-        strategy.aggregate_train(1, [])
-    assert engine.scores == []
-
-
-def test_there_is_no_evaluation_round():
-    strategy, federation, _, _ = build()
-    assert list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), federation.grid)) == []
-    assert strategy.aggregate_evaluate(1, [Message(RecordDict(), reply_to=catalogue_message())]) is None
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():

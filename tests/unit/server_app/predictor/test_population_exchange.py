@@ -1,6 +1,6 @@
 """The sums over groups through real messages: what the groups end up with, and what a node refuses.
 
-Axis letters: Q questions, K options, W = 1 + F as in `pluralllm.population`.
+Axis letters: Q questions, K options, W as in `pluralllm.model`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from client_app import population, state
 from client_app.data import all_groups
 from client_app.main import _member, app
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import fit_population, population_sums, prior_from_sums
+from pluralllm.population import population_sums, prior_from_sums
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
@@ -67,15 +67,15 @@ def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes
         tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
     )
     training = [answers(homes, name, catalogue.train_Q) for name in seen]
-    expected = fit_population(training, embedding, seed=chosen.seed, num_directions=0)
+    sums = population_sums(training, embedding)
     tables = {name: state.population(homes[name].state, name, "table") for name in homes}
-    for name, table_QKW in zip(seen, expected.own, strict=True):
-        np.testing.assert_allclose(tables[name], table_QKW, atol=1e-6)
-        assert table_QKW.any()
-    np.testing.assert_allclose(tables[unseen], expected.outside, atol=1e-6)
+    for data in training:
+        np.testing.assert_allclose(tables[data.group], prior_from_sums(*sums, own=data)[..., None], atol=1e-6)
+        assert tables[data.group].any()
+    np.testing.assert_allclose(tables[unseen], prior_from_sums(*sums)[..., None], atol=1e-6)
     assert not tables[unseen][~catalogue.train_Q].any()
     assert (summary.prior, summary.min_groups) == (True, 3)
-    assert summary.training == expected.outside[..., 0].any(1).sum()
+    assert summary.training == prior_from_sums(*sums).any(1).sum()
     steps = [wire.unpack_sums_request(r.message.content).step for r in grid.requests if r.kind == wire.POPULATION]
     assert list(dict.fromkeys(steps)) == [wire.KEYS, wire.COUNTS, wire.ANSWERS, wire.FIT]
 

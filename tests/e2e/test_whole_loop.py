@@ -1,4 +1,4 @@
-"""Each of the paper's architectures goes through the whole loop, from a folder as a download leaves it."""
+"""The whole loop in one process: rankings, and the paper's architectures each from a folder as a download leaves it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 
 from appa_flwr import formats
 from appa_flwr.config import Config
-from server_app import main as server
+from server_app import main
+from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
 
 SMALL = {
@@ -62,15 +63,48 @@ class InLine(Executor):
         return done
 
 
-def run_of(name, folder, **keys):
-    questions = build_catalogue(Config.load(SMALL)).questions
-    places = {"model": str(families.save(name, folder / "model", questions)), "run.output-dir": str(folder / "runs")}
-    config = Config.load({**SMALL, **places, "run-name": "r", **keys})
+def run_of(folder, **keys):
+    """The whole loop in this process, with the groups' real ClientApp."""
+    places = {"run.output-dir": str(folder / "runs"), "run.cache-dir": str(folder / "cache"), "run-name": "r"}
+    config = Config.load({**SMALL, **places, **keys})
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         patched.setattr(server.report, "build", lambda path: path / "report.html")  # seconds of plots
-        server.app(InProcessGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        main.app(InProcessGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return config
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_ranking_task(tmp_path):
+    ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "eval.ceilings": True}
+    tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "policy.tuning": "full"}
+    learning = {
+        "rollout.response-length": 48,
+        "sft.steps": 150,
+        "sft.batch-size": 16,
+        "sft.learning-rate": 1e-3,
+        "ppo.learning-rate": 2e-4,
+    }
+    config = run_of(tmp_path, **ranking, **tiny, **learning)
+    folder = config.run_folder
+    rows = {(row["policy"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
+    answers = ("base", "sft", "ppo", "uniform", "majority")
+    assert rows.keys() == {(policy, "borda") for policy in (*answers, "ceiling-average", "ceiling-min")}
+    for policy in answers:
+        # the ceilings are found by an optimiser
+        assert rows[policy, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + 1e-4
+        assert rows[policy, "borda"]["min_as"] <= rows["ceiling-min", "borda"]["min_as"] + 0.02
+    for line in lines_of(folder):
+        assert line["fell_back"] is None  # `min` has no threshold
+        assert sum(line["weights"].values()) == pytest.approx(1.0)
+    examples = json.loads((folder / "examples.json").read_text())
+    for example in examples:
+        parsed = formats.parse("opa", example["ppo"], len(example["options"]))
+        assert parsed.prediction is not None or example["mean_reward"] == 0
+    assert any(example["mean_reward"] > 0 for example in examples)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +118,10 @@ def run_of(name, folder, **keys):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_whole_loop_from_a_folder(name, keys, tmp_path):
-    config = run_of(name, tmp_path, **keys)
+    questions = build_catalogue(Config.load(SMALL)).questions
+    config = run_of(tmp_path, model=str(families.save(name, tmp_path / "model", questions)), **keys)
     folder = config.run_folder
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder)
     assert [line["iteration"] for line in lines] == [1, 2]
     assert all(math.isfinite(line[key]) for line in lines for key in ("policy_loss", "value_loss", "kl"))
     assert abs(lines[0]["kl"]) < 1e-2 < abs(lines[1]["kl"])  # the policy begins as the reference and leaves it

@@ -5,32 +5,25 @@ Axis letters: G groups, Q questions, K options, W = 1 + F: the mean of other gro
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from fakes import FakeGrid
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from in_process import flower_task
 from scipy.spatial.distance import jensenshannon
 
-from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import generate
 from experiments.benchmarks import pluralllm as benchmark
 from experiments.pluralllm import report
-from experiments.pluralllm.protocol import PARTS, Recipe, measure, split_problem, train
+from experiments.pluralllm.protocol import PARTS, Recipe, load_problem, measure, split_problem, survey_file, train
 from pluralllm.data import GroupData
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.training import local_update
-from server_app.federation.grid import OverlapGrid
-from server_app.predictor.pretraining import pretrain
 
 NUM_QUESTIONS = 40
 RECIPE = Recipe(rounds=2, num_context=4, min_groups=1, episodes=EpisodeConfig(num_context=4, num_targets=8))
@@ -100,7 +93,7 @@ def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, prio
 
 def test_scores_are_those_of_scipy_for_the_cells_of_each_part(problem):
     # a model without training answers uniformly, without a prior
-    recipe = replace(RECIPE, learning_rate=0.0, rounds=1)
+    recipe = replace(RECIPE, rounds=0)
     found = measure(problem, train(problem, recipe, seed=0), recipe, seed=0, sizes=(1, 4))
     parts = (problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train)
     for name, groups in zip(PARTS, parts, strict=True):
@@ -130,50 +123,42 @@ def test_scores_by_context_size_are_those_of_a_recipe_with_that_size(problem):
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
-def test_a_federation_of_flower_comes_to_the_same_weights(problem, strategy):
-    recipe = replace(RECIPE, strategy=strategy, local_steps=2)
-
-    def node(data):
-        def answer(message: Message) -> Message:
-            model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim))
-            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-            round_number = int(message.content["config"]["server-round"])
-            result = local_update(
-                model,
-                data,
-                problem.embedding,
-                steps=recipe.local_steps,
-                learning_rate=recipe.local_learning_rate,
-                optimizer="sgd",
-                episodes=recipe.episodes,
-                generator=torch.Generator().manual_seed(child_seed(0, "pluralllm", data.group, round_number)),
-            )
-            metrics = MetricRecord({"num-examples": result.num_examples, "loss": result.loss})
-            content = {"arrays": ArrayRecord(OrderedDict(model.state_dict())), "metrics": metrics}
-            return Message(RecordDict(content), reply_to=message)
-
-        return answer
-
-    config = Config.load(
-        {
-            "pluralllm.strategy": strategy,
-            "pluralllm.rounds": recipe.rounds,
-            "pluralllm.server-learning-rate": recipe.learning_rate,
-            "pluralllm.validate-every": 0,
-        }
-    )
+def test_a_groups_answers_weigh_and_the_rounds_add_up(problem, strategy):
+    """One group alone under plain averaging is that group's own training, round after round."""
+    alone = replace(problem, seen_train=problem.seen_train[:1])
+    found = train(alone, replace(RECIPE, strategy=strategy, local_steps=2), seed=0).model
     torch.manual_seed(child_seed(0, "pluralllm"))
-    start = ArrayRecord(PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim)).state_dict())
-    grid = OverlapGrid(FakeGrid({n: node(data) for n, data in enumerate(problem.seen_train)}))
-    with flower_task():
-        found = pretrain(grid, config, start, nodes=range(3), progress=lambda step, of, loss: None)
-    ours = train(problem, recipe, seed=0).model.state_dict()
-    moved, apart = (
-        np.concatenate([(ours[name].numpy() - there[name].numpy()).ravel() for name in ours])
-        for there in (start, found.weights)
-    )
-    # FedAdam's steps depend on the sign of changes as small as rounding
-    assert np.linalg.norm(apart) < 1e-3 * np.linalg.norm(moved)
+    model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim))
+    for round_number in (1, 2):
+        seed = child_seed(0, "pluralllm", alone.seen_train[0].group, round_number)
+        local_update(
+            model,
+            alone.seen_train[0],
+            problem.embedding,
+            steps=2,
+            learning_rate=RECIPE.local_learning_rate,
+            optimizer="sgd",
+            episodes=RECIPE.episodes,
+            generator=torch.Generator().manual_seed(seed),
+        )
+    apart = max(float((found.state_dict()[name] - value).abs().max()) for name, value in model.state_dict().items())
+    assert (apart < 1e-6) is (strategy == "fedavg")
+
+
+@pytest.mark.parametrize("named", [None, "option", "variable"])
+def test_a_survey_that_is_not_there_is_an_error_that_names_both_ways_to_say_where(named, tmp_path, monkeypatch):
+    monkeypatch.delenv("APPA_SURVEYS", raising=False)
+    folder = tmp_path if named == "option" else None
+    if named == "variable":
+        monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
+    where = f" in {tmp_path}" if named else ""
+    with pytest.raises(
+        UserError, match=rf"^no globalqa\.jsonl{where}; .* --surveys DIR or by the variable APPA_SURVEYS$"
+    ):
+        load_problem("globalqa", seed=0, folder=folder)
+    if named:
+        (tmp_path / "globalqa.jsonl").touch()
+        assert survey_file("globalqa", folder) == tmp_path / "globalqa.jsonl"
 
 
 def test_the_rows_of_a_table_differ_in_what_it_is_about():
@@ -184,7 +169,7 @@ def test_the_rows_of_a_table_differ_in_what_it_is_about():
         if name != report.EMBEDDINGS
     }
     assert [row.recipe.strategy for row in by_table[report.STRATEGIES]] == ["central", "fedavg", "fedadam", "fedadam"]
-    assert [row.recipe.learning_rate for row in by_table[report.STRATEGIES]][-2:] == [recipe.learning_rate, 0.0]
+    assert [row.recipe.rounds for row in by_table[report.STRATEGIES]][-2:] == [recipe.rounds, 0]
     assert [row.recipe.min_groups for row in by_table[report.MIN_GROUPS]] == [1, 2, 3]
     assert [row.recipe.episodes.embedding_noise for row in by_table[report.NOISE]] == [0.3, 1.0]
     assert [row.recipe for row in by_table[report.CONTEXT]] == [recipe]
@@ -200,7 +185,7 @@ def test_a_cell_gives_mean_and_range():
     assert report.cell([0.25, 0.5, 0.3]) == "0.3500 (0.2500 to 0.5000)"
 
 
-@pytest.mark.parametrize(("table", "lines"), [("federation.min-groups", 3 + 3), ("context-sizes", 7)])
+@pytest.mark.parametrize(("table", "lines"), [("min-groups", 3 + 3), ("context-sizes", 7)])
 def test_a_table_is_printed_whole(problem, monkeypatch, capsys, table, lines):
     monkeypatch.setattr(report, "load_problem", lambda *_, **__: problem)
     report.problem.cache_clear()

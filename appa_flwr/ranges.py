@@ -1,0 +1,58 @@
+"""Default and range of each of the paper's APPA hyperparameters (Table appa-hparams), for config, rules and equations.
+
+They stand in a module of their own so that a group, which reads the config, does not import the aggregation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+EMA_DECAY = 0.8
+EmaDecay = Annotated[float, Field(ge=0, lt=1)]
+"""lambda of Equation 5."""
+
+TEMPERATURE = 0.1
+Temperature = Annotated[float, Field(gt=0)]
+"""T of Equation 6."""
+
+FAIRNESS_THRESHOLD = 0.99
+FairnessThreshold = Annotated[float, Field(ge=0)]
+"""tau of Equation 3; the index never exceeds 1, so a threshold above 1 is never reached."""
+
+ALIGNMENT_WEIGHT = 0.85
+AlignmentWeight = Annotated[float, Field(ge=0, le=1)]
+"""omega of Equation 20."""
+
+MIN_MEAN = 1e-6
+MinMean = Annotated[float, Field(ge=0, lt=1)]
+"""mu_min, a safeguard of Equation 4; rewards end at 1."""
+
+MAX_COV = 10.0
+MaxCov = Annotated[float, Field(gt=0)]
+"""CoV_max, a safeguard of Equation 4."""
+
+Alpha = Annotated[float, Field(ge=-math.inf, allow_inf_nan=True)]
+"""alpha of Equation 2: any number from -inf (minimum) over 0 (mean) to inf (maximum); `ge` keeps nan out."""
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def check(name: str, value: object, kind: Any) -> None:
+    """Hold an equation's parameter to its range.
+
+    Raises:
+        ValueError: `value` is no number, or outside `kind`, one of the types above.
+    """
+    try:
+        TypeAdapter(kind, config=STRICT).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{name} {complaint(error)}") from None
+
+
+def complaint(error: ValidationError) -> str:
+    """The first problem with a value, as in "must be greater than 0, got -1"."""
+    problem = error.errors()[0]
+    return f"{problem['msg'].replace('Input should', 'must')}, got {problem['input']!r}"

@@ -1,0 +1,28 @@
+"""What every `python -m experiments...` starts with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import typer
+
+from appa_flwr.errors import UserError
+from appa_flwr.launch.launcher import RunFailed
+
+RUN_FAILED, USER_ERROR = 1, 2
+
+
+def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], object] = typer.run) -> None:
+    """Run a command; a mistake of its user is one line on stderr and exit code 2, a run that failed exit code 1.
+
+    Args:
+        main: the command.
+        call: what reads its options and calls it.
+    """
+    try:
+        call(main)
+    except (UserError, RunFailed) as error:
+        spec = sys.modules["__main__"].__spec__
+        print(f"{spec.name if spec else main.__name__}: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)

@@ -1,0 +1,477 @@
+"""A run's phases in their order: each takes what it needs, writes what it found into the run's folder, and returns it.
+
+join -> population -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo ->
+scores -> report
+
+With run.phases = "pluralllm" it is join -> population -> pluralllm -> targets -> report.
+
+A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
+and PPO's checkpoint.
+
+Axis letters: G groups, Q questions, K options, J held-out or training questions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import ArrayRecord
+from transformers import PreTrainedModel
+
+from appa_flwr import aggregation, report, wire
+from appa_flwr.config import TINY_MODEL, Config, split_names
+from appa_flwr.errors import UserError
+from appa_flwr.files import replaced_folder, writing
+from appa_flwr.rewards import metrics_of
+from appa_flwr.run.files import CHECKPOINT_FILE, EXAMPLES, METRICS, POLICY, SFT_MODEL, SUMMARY, WEIGHTS_FILE
+from appa_flwr.run.records import Card, Example, Iteration, PopulationSummary, SummaryRow
+from appa_flwr.run.resume import LAST_PHASE
+from appa_flwr.seeds import child_seed
+from pluralllm import card as cards
+from server_app import checkpoint as checkpoints
+from server_app import evaluation
+from server_app.checkpoint import Checkpoint
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Federation
+from server_app.models import base as base_models
+from server_app.models import sft, tiny
+from server_app.models.base import Base
+from server_app.models.card import model_card
+from server_app.models.policy import FullModels, LoraModels, PolicyModels
+from server_app.ppo.engine import PPOEngine
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder
+from server_app.predictor import phase as pluralllm_phase
+from server_app.predictor import scores as pluralllm_scores
+from server_app.predictor import sums
+from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.run_folder import RunFolder
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+NUM_EXAMPLES = 12
+
+log = logging.getLogger("appa.server")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What every phase needs."""
+
+    config: Config
+    folder: RunFolder
+    federation: Federation
+    catalogue: wire.Catalogue
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """PluralLLM as the groups will use it: weights, and the card that says how they were made."""
+
+    weights: ArrayRecord
+    card: Card
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyInputs:
+    """What the policy starts from and learns from.
+
+    Attributes:
+        base: the starting point.
+        prompts: token ids of every question's prompt, by catalogue position.
+        train_J: training questions that are used.
+        test_J: held-out questions that are used.
+        majority_QK: the majority's answers, as scores.
+        sft_QK: what SFT teaches, as scores.
+    """
+
+    base: Base
+    prompts: list[list[int]]
+    train_J: IntArray
+    test_J: IntArray
+    majority_QK: FloatArray
+    sft_QK: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """A policy's answers to the held-out questions.
+
+    Attributes:
+        rows: of summary.json, those of earlier evaluations first.
+        texts: what it wrote.
+        reward_J: each answer's mean reward on the training metric.
+    """
+
+    rows: tuple[SummaryRow, ...]
+    texts: tuple[str, ...]
+    reward_J: FloatArray
+
+
+def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
+    """All phases of the config, from the roll call to the report."""
+    federation = Federation(grid, min_groups=config.federation.min_groups, timeout=config.federation.reply_timeout)
+    run = Run(config, folder, federation, _catalogue(config, folder))
+    alone = config.run.phases == "pluralllm"
+    if not alone:
+        base_models.check(config)
+    start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
+    given = pluralllm_phase.pretrained(config, run.catalogue, start)
+    answered = join(run)
+    population = share_sums(run)
+    # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        building = None if alone else executor.submit(prepare_base, run)
+        predictor = train_predictor(run, start, given, answered, population)
+        write_targets(run, predictor)
+        if building is not None:
+            votes_GQK = collect_votes(run)
+            with folder.phase("base") as phase:
+                base = building.result()
+                phase.step(1, 1, f"policy starts from {config.model}")
+    if not alone:
+        align(run, policy_inputs(run, base, votes_GQK))
+    with writing(folder.path):
+        path = report.build(folder.path)
+    folder.progress(LAST_PHASE, 1, 1, str(path), None)
+
+
+def align(run: Run, inputs: PolicyInputs) -> None:
+    """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
+    config, folder = run.config, run.folder
+    model = base_models.load_model(config, inputs.base.source, quantized=False)
+    base_scores = evaluate(run, "base", model, inputs, earlier=())
+    fine_tune(run, model, inputs)
+    del model
+    started = base_models.load_model(
+        config, str(folder.path / SFT_MODEL), quantized=config.policy.quantization != "none"
+    )
+    before = evaluate(run, "sft", started, inputs, earlier=base_scores.rows)
+    models = ppo_models(config, started)
+    train_policy(run, models, inputs)
+    after = evaluate(run, "ppo", models.policy(), inputs, earlier=before.rows)
+    write_examples(run, inputs, before, after)
+    rows = score_baselines(run, inputs, earlier=after.rows)
+    save_policy(run, models, inputs.base, rows)
+
+
+def _catalogue(config: Config, folder: RunFolder) -> wire.Catalogue:
+    def progress(done: int, of: int) -> None:
+        folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
+
+    return build_catalogue(config, progress=progress)
+
+
+def join(run: Run) -> dict[str, int]:
+    """Call the roll and hand out the catalogue; training questions that each group has answered."""
+    config, federation, catalogue = run.config, run.federation, run.catalogue
+    with run.folder.phase("join") as phase:
+        federation.gather(config.group_names, patience=config.federation.join_timeout)
+        for name in config.unseen_group_names:  # a misspelt one would train unnoticed
+            if name not in federation.groups and not config.group_names:
+                raise UserError(
+                    f'pluralllm.unseen-groups names "{name}", which has not joined; there are '
+                    f"{', '.join(federation.groups)}"
+                )
+        answered = federation.send_catalogue(catalogue)
+        lost = [name for name in federation.groups if name not in answered]
+        if config.data.strict and lost:
+            raise UserError(
+                f"data.strict = true, and the answers of {', '.join(lost)} cannot be used; their logs say why"
+            )
+        questions = f"{catalogue.train_Q.sum()} training and {(~catalogue.train_Q).sum()} held-out questions"
+        answers = ", ".join(f"{name} {count}" for name, count in answered.items())
+        phase.step(1, 1, f"{questions}; answers by group: {answers}")
+    return answered
+
+
+def share_sums(run: Run) -> PopulationSummary | None:
+    """The masked sums over groups; None where none are made."""
+    with run.folder.phase("population") as phase:
+        return sums.exchange_sums(run.federation, run.config, run.catalogue, progress=phase.step)
+
+
+def prepare_base(run: Run) -> Base:
+    """The base model, built here if it is the tiny one."""
+    torch.set_num_threads(1)
+    training = [run.catalogue.questions[q] for q in np.flatnonzero(run.catalogue.train_Q)]
+
+    def progress(step: int, of: int) -> None:
+        if step % max(1, of // 10) == 0:
+            run.folder.progress("base", step, of, "building the tiny policy (cached for later runs)", None)
+
+    return base_models.prepare(run.config, training, progress=progress)
+
+
+def train_predictor(
+    run: Run,
+    start: ArrayRecord,
+    given: pluralllm_phase.Pretrained | None,
+    answered: Mapping[str, int],
+    population: PopulationSummary | None,
+) -> Predictor:
+    """Pretrain PluralLLM over the groups, unless its weights are given or kept from an earlier session."""
+    path, config, federation = run.folder.path / WEIGHTS_FILE, run.config, run.federation
+    with run.folder.phase("pluralllm") as phase:
+        kept = checkpoints.load_weights(path, start)
+        if kept is not None:
+            phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
+        elif given is not None:
+            kept = given.pretraining
+            checkpoints.save_weights(path, kept)
+            phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
+        else:
+            seen = set(federation.groups) - set(config.unseen_group_names)
+            if not seen:
+                raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
+            kept = pretrain(
+                federation.grid,
+                config,
+                start,
+                nodes=federation.homes(seen),
+                progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
+            )
+            checkpoints.save_weights(path, kept)
+            if kept.chosen != config.pluralllm.rounds:
+                log.info("PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen)
+    card = pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given.card
+    return Predictor(kept.weights, card.model_copy(update={"population": population}))
+
+
+def write_targets(run: Run, predictor: Predictor) -> None:
+    """Every group writes its target table; the scores that come back go into PluralLLM's card."""
+    with run.folder.phase("targets") as phase:
+        replies = run.federation.send_targets(predictor.weights)
+        found = pluralllm_scores.scores(
+            {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
+        )
+        cards.write(run.folder.path / WEIGHTS_FILE, predictor.card.model_copy(update=found))
+        for part, predictors in found["scores"].items():
+            shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
+            phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
+
+
+def collect_votes(run: Run) -> FloatArray:
+    """Every group's votes (G, Q, K)."""
+    with run.folder.phase("votes") as phase:
+        votes_GQK = run.federation.votes()
+        # A predictor that ignores its context answers the same for every group, and nothing else would show it.
+        differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
+        phase.step(1, 1, f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same")
+    return votes_GQK
+
+
+def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
+    """Prompts, the questions that fit, and SFT's targets."""
+    prompts = [base.prompt_ids(run.config, question) for question in run.catalogue.questions]
+    train_J, test_J = fitting_questions(run.config, run.catalogue, [len(ids) for ids in prompts])
+    majority_QK, sft_QK = (
+        sft.sft_targets(votes_GQK, run.catalogue.option_QK, target=target)
+        for target in ("majority", run.config.sft.target)
+    )
+    return PolicyInputs(base, prompts, train_J, test_J, majority_QK, sft_QK)
+
+
+def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Training and held-out questions whose prompt and answer fit (SFT table: maximum sequence length).
+
+    Args:
+        config: the two lengths.
+        catalogue: the split.
+        tokens_Q: tokens of each question's prompt.
+
+    Raises:
+        UserError: no training or no held-out question fits.
+    """
+    longest, response = config.policy.max_sequence_length, config.rollout.response_length
+    fits_Q = np.array(tokens_Q) + response <= longest
+    train_J, test_J = np.flatnonzero(fits_Q & catalogue.train_Q), np.flatnonzero(fits_Q & ~catalogue.train_Q)
+    if not len(train_J) or not len(test_J):
+        raise UserError(
+            f"policy.max-sequence-length = {longest} leaves no training or no held-out question: the shortest prompt "
+            f"has {min(tokens_Q)} tokens and rollout.response-length is {response}"
+        )
+    if not fits_Q.all():
+        log.warning("%d questions are left out: longer than policy.max-sequence-length", int((~fits_Q).sum()))
+    return train_J, test_J
+
+
+def evaluate(
+    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
+) -> Evaluated:
+    """Let the groups score a policy's greedy answers to the held-out questions."""
+    config = run.config
+    with run.folder.phase(f"evaluate {name}") as phase:
+        answers = evaluation.greedy_answers(
+            model,
+            inputs.base,
+            config,
+            prompts=inputs.prompts,
+            question_J=inputs.test_J,
+            catalogue=run.catalogue,
+        )
+        # The training metric first: the examples in the report show its rewards.
+        metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
+        scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
+        rows = (*earlier, *scored.rows)
+        run.folder.write(SUMMARY, rows)
+        row = scored.rows[0]
+        phase.step(
+            1,
+            1,
+            f"Avg AS {row.avg_as:.3f}, Min AS {row.min_as:.3f}, FI {row.fi:.4f}, format {row.format_score:.3f}",
+        )
+    return Evaluated(rows, answers.texts, scored.reward_J)
+
+
+def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
+    """SFT of the model into the run's folder, unless an earlier session has done it."""
+    step = tiny.ANSWER_STEP if run.config.model == TINY_MODEL else sft.STEP
+    with run.folder.phase("sft") as phase:
+        if (run.folder.path / SFT_MODEL).exists():
+            phase.step(1, 1, f"resumed: the model is that in {SFT_MODEL}")
+            return
+        texts = sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, step=step)
+        sft.fine_tune(
+            model,
+            inputs.base,
+            run.config,
+            prompts=[inputs.prompts[q] for q in inputs.train_J],
+            answers=[texts[q] for q in inputs.train_J],
+            folder=run.folder.path / SFT_MODEL,
+            progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
+        )
+
+
+def ppo_models(config: Config, model: PreTrainedModel) -> PolicyModels:
+    """Policy, reference and value model on the SFT model."""
+    # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
+    torch.manual_seed(child_seed(config.seed, "adapters"))
+    if config.ppo.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.policy.tuning == "full":
+        return FullModels(model)
+    return LoraModels(
+        model,
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        policy_targets=list(split_names(config.lora.policy_targets)),
+        value_targets=list(split_names(config.lora.value_targets)),
+    )
+
+
+def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
+    """PPO on the groups' rewards, from the checkpoint where there is one."""
+    config, folder, groups = run.config, run.folder, run.federation.groups
+    iterations = config.iterations(len(inputs.train_J))
+    engine = PPOEngine(
+        models,
+        config.ppo,
+        config.rollout,
+        num_iterations=iterations,
+        stop_ids=inputs.base.stop_ids,
+        pad_id=inputs.base.pad_id,
+        seed=child_seed(config.seed, "ppo"),
+    )
+    order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
+    path = folder.path / CHECKPOINT_FILE
+    kept = checkpoints.load(path)
+    done = 0 if kept is None else kept.iteration
+    if kept is not None:
+        try:
+            engine.restore(kept.engine)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"{path}: does not fit this run's models ({error})") from error
+        order.take(done * config.rollout.batch_size)
+    folder.keep_iterations(done)
+    with folder.phase("ppo", done=done) as phase:
+        if done:
+            phase.step(done, iterations, f"resumed at iteration {done}")
+
+        def finished(line: Iteration, state: aggregation.State) -> None:
+            folder.append(METRICS, line)
+            phase.step(line.iteration, iterations, _shown(line))
+            every = config.run.checkpoint_every
+            if every and (line.iteration % every == 0 or line.iteration == iterations):
+                checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
+                phase.save_seconds()
+
+        strategy = AppaStrategy(
+            run.federation,
+            engine,
+            make_rule(config),
+            config,
+            base=inputs.base,
+            catalogue=run.catalogue,
+            prompts=inputs.prompts,
+            order=order,
+            num_iterations=iterations,
+            finished=finished,
+            done=done,
+            state=None if kept is None else kept.rule_state(groups),
+        )
+        strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done)
+
+
+def _shown(line: Iteration) -> str:
+    """An iteration in the log."""
+    rewards = [reward for reward in line.rewards.values() if reward is not None]
+    return (
+        f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
+        f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
+    )
+
+
+def write_examples(run: Run, inputs: PolicyInputs, before: Evaluated, after: Evaluated) -> None:
+    """Some held-out questions with the answers before and after PPO."""
+    examples = []
+    for j, position in enumerate(inputs.test_J[:NUM_EXAMPLES]):
+        question = run.catalogue.questions[position]
+        examples.append(
+            Example(
+                question=question.text,
+                options=question.options,
+                sft=before.texts[j],
+                ppo=after.texts[j],
+                mean_reward=float(after.reward_J[j]),
+            )
+        )
+    run.folder.write(EXAMPLES, tuple(examples))
+
+
+def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> tuple[SummaryRow, ...]:
+    """Trivial baselines and ceilings; all rows of summary.json."""
+    with run.folder.phase("baselines") as phase:
+        found = evaluation.baseline_rows(
+            run.federation,
+            run.config,
+            run.catalogue,
+            question_J=inputs.test_J,
+            majority_QK=inputs.majority_QK,
+        )
+        rows = (*earlier, *found)
+        run.folder.write(SUMMARY, rows)
+        phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
+    return rows
+
+
+def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:
+    """The aligned policy in Hugging Face's layout, with its model card."""
+    with replaced_folder(run.folder.path / POLICY) as beside:
+        models.save_policy(beside)
+        base.tokenizer.save_pretrained(beside)
+        card = model_card(run.config, rows, run.federation.groups)
+        (beside / "README.md").write_text(card)
+
+
+def make_rule(config: Config) -> aggregation.Rule:
+    """The aggregation rule with the parameters the config has for it."""
+    params = {name: getattr(config.appa, name) for name in aggregation.parameters(config.rule)}
+    return aggregation.make(config.rule, **params)

@@ -27,14 +27,8 @@ def row(policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey
     per_group = {"a": min_as, "b": 2 * avg_as - min_as}
     scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group}
     truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1} if survey else None
-    wrote = policy in ("base", "sft", "ppo")
-    return {
-        "policy": policy,
-        "metric": metric,
-        **scores,
-        "format_score": 0.95 if wrote else None,
-        "survey": truth,
-    }
+    form = 0.95 if policy in ("base", "sft", "ppo") else None
+    return {"policy": policy, "metric": metric, **scores, "format_score": form, "survey": truth}
 
 
 def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
@@ -168,15 +162,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
         }
         lines.append(entry)
 
-    middle = {
-        "base": 0.738,
-        "sft": 0.776,
-        "ppo": 0.834,
-        "uniform": 0.79,
-        "majority": 0.71,
-        "ceiling-average": 0.954,
-        "ceiling-min": 0.943,
-    }
+    middle = dict(zip(POLICIES, (0.738, 0.776, 0.834, 0.79, 0.71, 0.954, 0.943), strict=True))
 
     def scores(policy: str, shift: float) -> dict[str, Any]:
         flat = 0.3 if policy == "ceiling-min" else 1.0
@@ -201,25 +187,12 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
     ]
     return write_run(
         folder,
-        config={
-            "task": "dpa",
-            "metric": "js",
-            "rule": "appa",
-            "seed": seed,
-            "model": "tiny",
-            "survey": "generated",
-            "appa.fairness-threshold": 0.99,
-            "groups": "",
-            "ppo.num-iterations": iterations,
-        },
+        config=CONFIG | {"ppo.num-iterations": iterations},
         metrics=lines,
         summary=summary,
         phases=[
-            {"phase": "policy", "seconds": 80.2},
-            {"phase": "pluralllm", "seconds": 22.0},
-            {"phase": "sft", "seconds": 31.0},
-            {"phase": "ppo", "seconds": 170.5},
-            {"phase": "evaluation", "seconds": 6.4},
+            {"phase": phase, "seconds": seconds}
+            for phase, seconds in (("policy", 80.2), ("pluralllm", 22.0), ("ppo", 170.5), ("evaluation", 6.4))
         ],
         pluralllm=predictor_card(groups),
         examples=[

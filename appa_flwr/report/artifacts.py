@@ -13,7 +13,6 @@ from pathlib import Path
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
 from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, SUMMARY, read_config
 from appa_flwr.run.records import (
     POLICIES,
@@ -41,7 +40,6 @@ __all__ = [
     "SummaryRow",
     "is_known",
     "read_run",
-    "write_atomically",
 ]
 
 METRIC_ORDER = ("js", "js-distance", "wasserstein", "cosine", "borda")
@@ -171,12 +169,6 @@ def read_run(run_folder: Path) -> Run:
         examples=examples or (),
         missing=tuple(missing),
     )
-
-
-def write_atomically(path: Path, data: bytes) -> Path:
-    """`replace_file` for pictures and pages, whose folder may have to be made; the path."""
-    replace_file(path, data, parents=True)
-    return path
 
 
 def is_known(value: float | None) -> bool:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from appa_flwr.config import split_names
 from appa_flwr.report import findings, predictor, template
 from appa_flwr.report.artifacts import POLICIES, TRAINED_POLICIES, PluralLLM, Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE
@@ -62,7 +61,7 @@ class Column(NamedTuple):
     """A column of numbers: a measure by a metric, against the survey truth or PluralLLM's targets."""
 
     measure: str
-    metric: str | None
+    metric: str
     survey: bool = False
 
     def value(self, run: Run, policy: str) -> float | None:
@@ -113,13 +112,13 @@ def _plain_table(head: Iterable[str], rows: Iterable[Sequence[str]], *, texts: i
 
 def metric_name(run: Run) -> str:
     """The training metric as tables call it."""
-    return METRIC_NAMES.get(run.training_metric or DASH, run.training_metric or DASH)
+    return METRIC_NAMES.get(run.training_metric, run.training_metric)
 
 
 def truths(run: Run) -> list[tuple[str, bool]]:
     """(name, whether it is the survey's) of what the answers are compared with."""
-    truths = [("PluralLLM targets", False), ("survey truth", True)]
-    return truths if any(row.survey is not None for row in run.summary) else truths[:1]
+    both = [("PluralLLM targets", False), ("survey truth", True)]
+    return both if any(row.survey is not None for row in run.summary) else both[:1]
 
 
 def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
@@ -139,7 +138,7 @@ def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
 
 def _policy_row(run: Run, policy: str, spans: Spans) -> list[Cell]:
     """The rule, the numbers of each span of columns, and the format score."""
-    row = [Cell(str(run.config.get("rule", DASH)) if policy == "ppo" else DASH, "text")]
+    row = [Cell(run.settings.rule if policy == "ppo" else DASH, "text")]
     for columns in (*spans.values(), [Column(FORMAT, run.training_metric)]):
         row += [_score_cell(run, policy, column, _edge(number)) for number, column in enumerate(columns)]
     return row
@@ -182,9 +181,9 @@ def per_group_table(run: Run) -> Table:
             if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
                 spans.setdefault(name, {})[POLICY_NAMES[policy].removesuffix(" answer")] = scores.per_group
     by_ppo = next(iter(spans.values()), {}).get(POLICY_NAMES["ppo"], {})
-    unseen = split_names(str(run.config.get("pluralllm.unseen-groups", "")))
+    unseen = run.settings.unseen_group_names
     rows = []
-    for group in sorted(run.groups, key=lambda group: min(by_ppo.get(group, math.inf), math.inf)):
+    for group in sorted(run.groups, key=lambda group: by_ppo[group] if is_known(by_ppo.get(group)) else math.inf):
         row = [Cell(group + (" (unseen)" if group in unseen else ""), tag="th")]
         for policies in spans.values():
             row += [Cell(_number(found.get(group)), _edge(number)) for number, found in enumerate(policies.values())]
@@ -200,27 +199,29 @@ def per_group_table(run: Run) -> Table:
     return Table(_head(["Group"], names, last), [rows], caption)
 
 
-def resolved(run: Run) -> dict[str, str]:
-    """Config key -> what it stood for in this run, of the keys that left a choice to it."""
-    found = {"groups": f"all {len(run.groups)}"} if run.groups and not run.config.get("groups") else {}
-    if run.config.get("metric") == "auto":
-        found["metric"] = run.settings.reward_metric
-    if run.iterations and run.config.get("ppo.num-iterations") == 0:
-        found["ppo.num-iterations"] = str(run.iterations[-1].num_iterations)
-    return found
+def shown_config(run: Run) -> dict[str, str]:
+    """Every key with its value, and with what it came to where it left a choice to the run."""
+    came_to = {"metric": run.settings.reward_metric if run.settings.metric == "auto" else ""}
+    if run.groups and not run.settings.group_names:
+        came_to["groups"] = f"all {len(run.groups)}"
+    if run.iterations and not run.settings.ppo.num_iterations:
+        came_to["ppo.num-iterations"] = str(run.iterations[-1].num_iterations)
+    shown = {
+        key: f"{value}" + (f" (here {came_to[key]})" if came_to.get(key) else "") for key, value in run.config.items()
+    }
+    return {key: shown[key].strip() for key in (*FIRST_KEYS, *sorted(set(shown) - set(FIRST_KEYS)))}
 
 
-def _shown(run: Run, key: str) -> str:
-    """A config value, and what it resolved to."""
-    meant = resolved(run).get(key)
-    return f"{run.config[key]} (here {meant})".strip() if meant else str(run.config[key])
+def config_table(run: Run) -> Table:
+    """All keys, those that a reader asks for first on top."""
+    rows = [[Cell(key, tag="th"), Cell(value, "text wrap")] for key, value in shown_config(run).items()]
+    return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
 
 
 def facts(run: Run) -> Iterable[tuple[str, str]]:
-    """Task, rule, metric, groups, seed, model, survey, iterations and total time."""
-    for key in ("task", "rule", "metric", "model", "survey", "seed"):
-        if run.config.get(key) not in (None, ""):
-            yield key.capitalize(), _shown(run, key)
+    """Task, rule, metric, model, survey, seed, groups, iterations and total time."""
+    config = shown_config(run)
+    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey", "seed"))
     groups = run.groups
     listed = ", ".join(groups[:MOST_LISTED_GROUPS]) + (", …" if len(groups) > MOST_LISTED_GROUPS else "")
     yield "Groups", f"{len(groups)}: {listed}" if groups else "unknown"
@@ -228,13 +229,6 @@ def facts(run: Run) -> Iterable[tuple[str, str]]:
     yield "Iterations", f"{last.iteration} of {last.num_iterations}" if last else "none"
     seconds = findings.total_seconds(run)
     yield "Total time", "unknown" if seconds is None else findings.duration(seconds)
-
-
-def config_table(run: Run) -> Table:
-    """All keys, those that a reader asks for first on top."""
-    order = [key for key in FIRST_KEYS if key in run.config] + sorted(set(run.config) - set(FIRST_KEYS))
-    rows = [[Cell(key, tag="th"), Cell(_shown(run, key), "text wrap")] for key in order]
-    return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
 
 
 def predictor_table(found: PluralLLM) -> Table:

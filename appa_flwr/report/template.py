@@ -101,7 +101,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {{ picture("spider") }}{% if run.groups %}{{ table(per_group_table(run)) }}{% endif %}
 {% endcall %}
 {% call section("Fairness and weights") %}
-{% set found, rule = findings.fall_back(run.iterations), run.config.rule|default("this one") %}
+{% set found, rule = findings.fall_back(run.iterations), run.settings.rule %}
 {% if found %}
 <p>The rule ({{ rule }}) fell back to the plain mean in {{ found.fell_back }} of {{ found.total }} iterations (
 {{- found.share|percent }}); it weighted the groups in {{ found.total - found.fell_back }} (

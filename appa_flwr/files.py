@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import IO, Any
 
 from appa_flwr.errors import UserError
 
-PARTIAL = ".partial"
+PARTIAL, OLD = ".partial", ".old"
 LOCK_PAUSE = 0.2  # seconds between two tries
 
 
@@ -33,14 +34,21 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({reason})") from error
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write beside the file and rename over it.
+def replace_file(path: Path, data: bytes, *, parents: bool = False) -> None:
+    """Write next to the file and rename over it, so that a reader never sees half of it.
+
+    Args:
+        path: of the file.
+        data: its new content.
+        parents: make folders that are missing.
 
     Raises:
         UserError: it cannot be written; what was there before is intact.
     """
-    beside = hidden(path, PARTIAL)
+    beside = _hidden(path, PARTIAL)
     with writing(path):
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with beside.open("wb") as file:
                 file.write(data)
@@ -50,6 +58,56 @@ def replace_file(path: Path, data: bytes) -> None:
         except OSError:
             beside.unlink(missing_ok=True)  # the space is needed to say what happened
             raise
+
+
+@contextmanager
+def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
+    """Give a new folder to write into, and put it in place of `folder` once the block has ended without an error.
+
+    A folder cannot be renamed over another one. So the old one steps aside first; if the process ends right then,
+    `recover` takes it back.
+
+    Args:
+        folder: to be replaced; folders above it are made.
+        keep: leave the one that another process has put there meanwhile.
+
+    Raises:
+        UserError: it cannot be written; what was there before is intact.
+    """
+    beside, old = _hidden(folder, PARTIAL), _hidden(folder, OLD)
+    with writing(folder):
+        try:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            yield beside
+            for path in beside.rglob("*"):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        sync(file)
+            sync_folder(beside)
+            if not (keep and folder.exists()):
+                if folder.exists():
+                    os.rename(folder, old)
+                os.rename(beside, folder)
+                sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Tidy up after a process that ended while it replaced something in this folder."""
+    for old in folder.glob(f".*{OLD}"):
+        target = folder / old.name[1:].rsplit(".", 2)[0]
+        if target.exists():
+            shutil.rmtree(old)
+        else:
+            os.rename(old, target)
+    for beside in folder.glob(f".*{PARTIAL}"):
+        if beside.is_dir():
+            shutil.rmtree(beside)
+        else:
+            beside.unlink()
 
 
 def keep_lines(path: Path, count: int | None = None) -> int:
@@ -99,9 +157,9 @@ def _taken(file: IO[bytes]) -> bool:
     return True
 
 
-def hidden(path: Path, ending: str) -> Path:
-    """The name beside a path under which its replacement is written."""
-    return path.with_name(f".{path.name}{ending}")
+def _hidden(path: Path, ending: str) -> Path:
+    """A name next to a path, of this process alone; `recover` finds it."""
+    return path.with_name(f".{path.name}.{os.getpid()}{ending}")
 
 
 def sync(file: IO[Any]) -> None:

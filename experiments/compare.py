@@ -3,17 +3,15 @@
     python -m experiments.compare --rules average,min,appa --seeds 0,1,2
 
 Each cell is a real run through the launcher; runs that are already complete are not repeated. The reference answers
-(uniform, majority, ceilings) stand beside the rules, since a gain that does not beat them is none.
+(trivial baselines, ceilings) stand next to the rules, since a gain that does not beat them is none.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -22,16 +20,18 @@ from appa_flwr import markdown
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
+from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, read_config
+from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
 from appa_flwr.run.resume import check_resumable
 from experiments import entry
 
-REFERENCES = ("uniform", "majority", "ceiling-average", "ceiling-min")
+REFERENCES = (*TRIVIAL_BASELINES, *CEILINGS)
 STARTS = ("base", "sft")
-SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -69,26 +69,26 @@ def read_scores(folder: Path, metric: str) -> dict[str, Score]:
     Args:
         folder: the run folder.
         metric: which rows of summary.json.
+
+    Raises:
+        UserError: see `appa_flwr.run.files.read_config` and `read`.
     """
-    rows: list[dict[str, Any]] = json.loads((folder / SUMMARY).read_text())
-    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    fell_back = [line["fell_back"] for line in lines if line["fell_back"] is not None]
+    read_config(folder)
+    branches = [line.fell_back for line in METRICS.read(folder) or () if line.fell_back is not None]
     nan = float("nan")
-    scores = {}
-    for row in rows:
-        if row["metric"] != metric:
-            continue
-        survey = row["survey"] or {}
-        scores[row["policy"]] = Score(
-            row["avg_as"],
-            row["min_as"],
-            row["fi"],
-            nan if row["format_score"] is None else row["format_score"],
-            survey.get("avg_as", nan),
-            survey.get("min_as", nan),
-            float(np.mean(fell_back)) if fell_back and row["policy"] == "ppo" else nan,
+    return {
+        row.policy: Score(
+            row.avg_as,
+            row.min_as,
+            row.fi,
+            nan if row.format_score is None else row.format_score,
+            row.survey.avg_as if row.survey else nan,
+            row.survey.min_as if row.survey else nan,
+            float(np.mean(branches)) if branches and row.policy == "ppo" else nan,
         )
-    return scores
+        for row in SUMMARY.read(folder) or ()
+        if row.metric == metric
+    }
 
 
 def table(scores: Mapping[str, Sequence[Score]]) -> str:
@@ -156,15 +156,13 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
     ]
     trade_off(points, output / "trade_off.png", metric=metric)
     path = output / "compare.md"
-    beside = path.with_suffix(".partial")
-    beside.write_text(f"Metric: {metric}. Mean ± standard deviation over seeds.\n\n{table(found)}")
-    os.replace(beside, path)
+    replace_file(path, f"Metric: {metric}. Mean ± standard deviation over seeds.\n\n{table(found)}".encode())
     return path
 
 
 def _finish(config: Config, here: Path) -> None:
     folder = config.run_folder
-    if (folder / "report.html").exists():
+    if (folder / REPORT_FILE).exists():
         print(f"{folder.name}: complete already")
         return
     if folder.exists():

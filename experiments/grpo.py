@@ -11,7 +11,7 @@ Axis letters: G groups, Q questions, J answers, K options.
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,8 +32,9 @@ from appa_flwr.aggregation import RULES
 from appa_flwr.ceilings import OBJECTIVES, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
 from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
 from appa_flwr.naming import unknown_name
-from appa_flwr.report.artifacts import write_atomically
+from appa_flwr.run import files
 from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.generate import ground_truth
 from client_app import scoring
@@ -264,9 +265,9 @@ def plot(log: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
     axes.plot(steps, [min(_rewards(line)) for line in log], label="worst group")
     axes.set(xlabel="GRPO step", ylabel="alignment reward", title=title)
     axes.legend(frameon=False)
-    beside = path.with_name(f".{path.name}.partial")
-    figure.savefig(beside, format="png")
-    beside.replace(path)
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    replace_file(path, png.getvalue())
 
 
 def table(scores: Sequence[Score]) -> str:
@@ -327,7 +328,7 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     after = evaluated("grpo", load_model(config, str(out / POLICY), quantized=False))
     scores = [before, start, after, *reference_scores(material)]
     content = {"config": config.flat(), "steps": steps, "scores": [asdict(row) for row in scores], "log": log}
-    write_atomically(out / RESULT, (json.dumps(content, indent=1) + "\n").encode())
+    files.write(out / RESULT, content)
     plot(log, out / PLOT, title=f"GRPO on the rewards of {len(material.groups.groups)} groups, rule {config.rule}")
     return scores
 

@@ -14,137 +14,18 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from appa_flwr.config import Scalar
 from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
+from appa_flwr.run import files
+from appa_flwr.run.records import Card, EmbeddingSummary
 from appa_flwr.survey.types import Question
 from pluralllm.data import OptionEmbedding
-from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
 
-FORMAT = 2
-"""Version of the card, and of what its weights expect."""
 KEY = "pluralllm.checkpoint"
 HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
-
-_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
-
-
-class EmbeddingSummary(BaseModel):
-    """Which features the network was trained on.
-
-    Attributes:
-        kind: as the config's `embedding`.
-        model: folder or name of a pretrained model, empty without one.
-        dim: E.
-        probe: (E,) the features of the first question's first option: another encoder gives others.
-    """
-
-    model_config = _STRICT
-    kind: str
-    model: str
-    dim: int
-    probe: tuple[float, ...]
-
-
-class SurveySummary(BaseModel):
-    """What the network was trained on.
-
-    Attributes:
-        table: hash of all public questions, whatever their order.
-        training: hashes of the training questions.
-        num_questions: of the table.
-        num_held_out: questions no group trained on.
-        split_seed: of the split.
-        test_fraction: share of questions that was held out.
-        groups: groups that trained -> training questions they answered.
-        unseen_groups: groups that took part without training -> the same.
-    """
-
-    model_config = _STRICT
-    table: str
-    training: tuple[str, ...]
-    num_questions: int
-    num_held_out: int
-    split_seed: int
-    test_fraction: float
-    groups: dict[str, int]
-    unseen_groups: dict[str, int]
-
-
-class Round(BaseModel):
-    """A federated round.
-
-    Attributes:
-        round: its number, from 1.
-        loss: the groups' mean.
-        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
-            answers to held-out questions; None in a round that was not validated.
-    """
-
-    model_config = _STRICT
-    round: int
-    loss: float
-    validation: float | None = None
-
-
-class PopulationSummary(BaseModel):
-    """Which questions' answers were summed over the groups.
-
-    Attributes:
-        prior: whether the network was given the sums.
-        min_groups: a sum is of the answers of so many groups at least.
-        training: training questions that have a sum.
-        held_out: held-out questions that have one.
-    """
-
-    model_config = _STRICT
-    prior: bool
-    min_groups: int
-    training: int
-    held_out: int
-
-
-class Card(BaseModel):
-    """A checkpoint's card, and the `pluralllm.json` of a run.
-
-    Attributes:
-        format: `FORMAT`.
-        weights: SHA-256 of the file of weights.
-        network: sizes.
-        episodes: shape of a training step's batch.
-        embedding: its features.
-        survey: its questions and groups.
-        training: the config's keys of the training.
-        rounds: every round.
-        chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
-            validated, 0 without training.
-        population: the sums over the groups, None where none were made.
-        scores: part -> predictor -> measure -> mean; see `server_app.predictor.scores`.
-        groups: group -> the same for it alone.
-        calibration: part -> what is known of the uncertainty.
-        by_context: part -> number of context answers, as text -> measure -> mean over answers, and "cells".
-    """
-
-    model_config = _STRICT
-    format: int = FORMAT
-    weights: str = ""
-    network: ModelConfig
-    episodes: EpisodeConfig
-    embedding: EmbeddingSummary
-    survey: SurveySummary
-    training: dict[str, Scalar]
-    rounds: tuple[Round, ...] = ()
-    chosen: int = Field(0, ge=0)
-    population: PopulationSummary | None = None
-    scores: dict[str, dict[str, dict[str, float]]] = {}
-    groups: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    calibration: dict[str, dict[str, float]] = {}
-    by_context: dict[str, dict[str, dict[str, float]]] = {}
 
 
 def question_hash(question: Question) -> str:
@@ -177,8 +58,7 @@ def write(weights: Path, card: Card) -> None:
         UserError: it cannot be written; an earlier card is intact.
     """
     tied = card.model_copy(update={"weights": _sha256(weights)})
-    content = json.dumps(tied.model_dump(), indent=1, allow_nan=True) + "\n"
-    replace_file(card_path(weights), content.encode())
+    files.write(card_path(weights), tied)
 
 
 def read(weights: Path) -> Card:
@@ -196,15 +76,8 @@ def read(weights: Path) -> Card:
                 f"{where}: there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
                 "pluralllm.json beside it"
             )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise UserError(f"{where}: its card is of format {found}, and this version reads format {FORMAT}")
-        card = Card.model_validate(content)
-    except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
-        reason = error.errors()[0]["loc"] if isinstance(error, ValidationError) else type(error).__name__
-        raise UserError(f"{path}: cannot be read as the card of a PluralLLM checkpoint ({reason})") from None
+    card = files.read(path, Card)
+    assert card is not None  # it is a file
     if card.weights != _sha256(weights):
         raise UserError(f"{where}: its card {path.name} belongs to other weights; both files come from one run")
     return card

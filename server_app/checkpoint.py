@@ -22,13 +22,10 @@ from safetensors import SafetensorError, safe_open
 from appa_flwr.aggregation import State
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from pluralllm.card import Round
+from appa_flwr.run.records import Round
 from server_app.predictor.pretraining import Pretraining
 
-FORMAT = 1
-"""Version of the checkpoint's content."""
 PRETRAINING = "pretraining"
-_WITHOUT = "without it the run resumes before PPO"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +66,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """
     # Through memory: where the disk is full, torch's own writer hides the reason.
     data = io.BytesIO()
-    torch.save({"format": FORMAT, **vars(checkpoint)}, data)
+    torch.save(vars(checkpoint), data)
     replace_file(path, data.getvalue())
 
 
@@ -77,20 +74,16 @@ def load(path: Path) -> Checkpoint | None:
     """The checkpoint, with its tensors on the CPU; None where there is none.
 
     Raises:
-        UserError: it cannot be read, or another version of this software wrote it.
+        UserError: it cannot be read.
     """
     if not path.exists():
         return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise UserError(
             f"{path}: cannot be read ({_first_line(error)}); without it the run resumes before PPO"
         ) from None
-    found = content.pop("format", None) if isinstance(content, dict) else None
-    if found != FORMAT:
-        raise UserError(f"{path}: is of format {found}, and this version reads format {FORMAT}; {_WITHOUT}")
-    return Checkpoint(**content)
 
 
 def save_weights(path: Path, pretraining: Pretraining) -> None:
@@ -101,8 +94,8 @@ def save_weights(path: Path, pretraining: Pretraining) -> None:
     """
     arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in pretraining.weights.items()}
     # One entry: safetensors writes several in the order of a hash, and the same weights would be other bytes.
-    told = {"rounds": [entry.model_dump() for entry in pretraining.rounds], "chosen": pretraining.chosen}
-    replace_file(path, safetensors.numpy.save(arrays, metadata={PRETRAINING: json.dumps(told)}))
+    known = {"rounds": [entry.model_dump() for entry in pretraining.rounds], "chosen": pretraining.chosen}
+    replace_file(path, safetensors.numpy.save(arrays, metadata={PRETRAINING: json.dumps(known)}))
 
 
 def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
@@ -120,9 +113,9 @@ def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
     try:
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            told = json.loads((file.metadata() or {})[PRETRAINING])
-            rounds = tuple(Round.model_validate(entry) for entry in told["rounds"])
-            chosen = int(told["chosen"])
+            known = json.loads((file.metadata() or {})[PRETRAINING])
+            rounds = tuple(Round.model_validate(entry) for entry in known["rounds"])
+            chosen = int(known["chosen"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(
             f"{path}: cannot be read ({_first_line(error)}); without it PluralLLM is trained anew"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,8 @@ from appa_flwr import wire
 from appa_flwr.ceilings import shared_answer
 from appa_flwr.config import Config
 from appa_flwr.rewards import metrics_of
-from appa_flwr.scores import Scores, alignment_scores
+from appa_flwr.run.records import CEILINGS, Scores, SummaryRow
+from appa_flwr.scores import alignment_scores
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.models.base import Base
@@ -25,11 +25,9 @@ from server_app.ppo.rollouts import Decoding, sample
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Row = dict[str, Any]
 
 SIDES = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
 PROBE_DIGITS = 9
-CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 
 
 def greedy_answers(
@@ -67,7 +65,7 @@ def greedy_answers(
 
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
-    """Answers that no model wrote: a baseline or a ceiling."""
+    """Answers that no model wrote: a trivial baseline or a ceiling."""
     return Answers(question_J, ("",) * len(question_J), prediction_JK, np.full(len(question_J), np.nan))
 
 
@@ -81,7 +79,7 @@ class Scored:
         reward_J: each answer's reward on the first metric, averaged over the groups that answered.
     """
 
-    rows: list[Row]
+    rows: list[SummaryRow]
     reward_J: FloatArray
 
 
@@ -102,25 +100,25 @@ def score(federation: Federation, policy: str, answers: Answers, *, metrics: Seq
         truth_GJ = rewards[metric, wire.TRUTH_SIDE]
         known = bool((~np.isnan(truth_GJ)).any())
         rows.append(
-            {
-                "policy": policy,
-                "metric": metric,
-                **_scores(federation, rewards[metric, wire.TARGET_SIDE], config),
-                "format_score": float(answers.format_score_J.mean()) if written else None,
-                "survey": _scores(federation, truth_GJ, config) if known else None,
-            }
+            SummaryRow(
+                policy=policy,
+                metric=metric,
+                **vars(_scores(federation, rewards[metric, wire.TARGET_SIDE], config)),
+                format_score=float(answers.format_score_J.mean()) if written else None,
+                survey=_scores(federation, truth_GJ, config) if known else None,
+            )
         )
     return Scored(rows, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
 
 
-def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Row:
-    scores: Scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
-    return {
-        "fi": scores.fairness_index,
-        "avg_as": scores.avg_as,
-        "min_as": scores.min_as,
-        "per_group": dict(zip(federation.groups, scores.per_group_G.tolist(), strict=True)),
-    }
+def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Scores:
+    found = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
+    return Scores(
+        fi=found.fairness_index,
+        avg_as=found.avg_as,
+        min_as=found.min_as,
+        per_group=dict(zip(federation.groups, found.per_group_G.tolist(), strict=True)),
+    )
 
 
 def baseline_rows(
@@ -130,8 +128,8 @@ def baseline_rows(
     *,
     question_J: IntArray,
     majority_QK: FloatArray,
-) -> list[Row]:
-    """Uniform and majority answers, and the two ceilings: the frame in which a learned score must be read.
+) -> list[SummaryRow]:
+    """The trivial baselines (uniform, majority) and the two ceilings: the frame in which a learned score must be read.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
     them away (docs/decisions/ceilings.md), so this asks for those; `ceilings = false` leaves it out.

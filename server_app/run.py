@@ -17,7 +17,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +27,13 @@ from transformers import PreTrainedModel
 from appa_flwr import aggregation, report, wire
 from appa_flwr.config import TINY_MODEL, Config, split_names
 from appa_flwr.errors import UserError
-from appa_flwr.files import writing
+from appa_flwr.files import replaced_folder, writing
 from appa_flwr.rewards import metrics_of
-from appa_flwr.run.resume import LAST_PHASE, WEIGHTS_FILE
+from appa_flwr.run.files import CHECKPOINT_FILE, EXAMPLES, METRICS, POLICY, SFT_MODEL, SUMMARY, WEIGHTS_FILE
+from appa_flwr.run.records import Card, Example, Iteration, PopulationSummary, SummaryRow
+from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.seeds import child_seed
 from pluralllm import card as cards
-from pluralllm.card import Card, PopulationSummary
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
 from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.run_folder import CHECKPOINT_FILE, POLICY, SFT_MODEL, RunFolder, replaced_folder
+from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -110,7 +110,7 @@ class Evaluated:
         reward_J: each answer's mean reward on the training metric.
     """
 
-    rows: list[evaluation.Row]
+    rows: tuple[SummaryRow, ...]
     texts: tuple[str, ...]
     reward_J: FloatArray
 
@@ -147,7 +147,7 @@ def align(run: Run, inputs: PolicyInputs) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
     model = base_models.load_model(config, inputs.base.source, quantized=False)
-    base_scores = evaluate(run, "base", model, inputs, earlier=[])
+    base_scores = evaluate(run, "base", model, inputs, earlier=())
     fine_tune(run, model, inputs)
     del model
     started = base_models.load_model(
@@ -304,7 +304,7 @@ def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Seque
 
 
 def evaluate(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[evaluation.Row]
+    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Evaluated:
     """Let the groups score a policy's greedy answers to the held-out questions."""
     config = run.config
@@ -320,14 +320,13 @@ def evaluate(
         # The training metric first: the examples in the report show its rewards.
         metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
         scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
-        rows = [*earlier, *scored.rows]
-        run.folder.write_json("summary.json", rows)
+        rows = (*earlier, *scored.rows)
+        run.folder.write(SUMMARY, rows)
         row = scored.rows[0]
         phase.step(
             1,
             1,
-            f"Avg AS {row['avg_as']:.3f}, Min AS {row['min_as']:.3f}, FI {row['fi']:.4f}, "
-            f"format {row['format_score']:.3f}",
+            f"Avg AS {row.avg_as:.3f}, Min AS {row.min_as:.3f}, FI {row.fi:.4f}, format {row.format_score:.3f}",
         )
     return Evaluated(rows, answers.texts, scored.reward_J)
 
@@ -396,12 +395,12 @@ def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
         if done:
             phase.step(done, iterations, f"resumed at iteration {done}")
 
-        def finished(line: dict[str, Any], state: aggregation.State) -> None:
-            folder.append_json("metrics.jsonl", line)
-            phase.step(line["iteration"], iterations, _shown(line))
+        def finished(line: Iteration, state: aggregation.State) -> None:
+            folder.append(METRICS, line)
+            phase.step(line.iteration, iterations, _shown(line))
             every = config.run.checkpoint_every
-            if every and (line["iteration"] % every == 0 or line["iteration"] == iterations):
-                checkpoints.save(path, Checkpoint.of(line["iteration"], groups, state, engine.state()))
+            if every and (line.iteration % every == 0 or line.iteration == iterations):
+                checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
                 phase.save_seconds()
 
         strategy = AppaStrategy(
@@ -421,12 +420,12 @@ def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
         strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done)
 
 
-def _shown(line: Mapping[str, Any]) -> str:
+def _shown(line: Iteration) -> str:
     """An iteration in the log."""
-    rewards = [reward for reward in line["rewards"].values() if reward is not None]
+    rewards = [reward for reward in line.rewards.values() if reward is not None]
     return (
-        f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line['fairness_index']:.4f}, "
-        f"format {line['format_score']:.3f}, KL {line['kl']:.2f}, waited {line['seconds']['federation_wait']:.2f} s"
+        f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
+        f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
     )
 
 
@@ -436,18 +435,18 @@ def write_examples(run: Run, inputs: PolicyInputs, before: Evaluated, after: Eva
     for j, position in enumerate(inputs.test_J[:NUM_EXAMPLES]):
         question = run.catalogue.questions[position]
         examples.append(
-            {
-                "question": question.text,
-                "options": list(question.options),
-                "sft": before.texts[j],
-                "ppo": after.texts[j],
-                "mean_reward": float(after.reward_J[j]),
-            }
+            Example(
+                question=question.text,
+                options=question.options,
+                sft=before.texts[j],
+                ppo=after.texts[j],
+                mean_reward=float(after.reward_J[j]),
+            )
         )
-    run.folder.write_json("examples.json", examples)
+    run.folder.write(EXAMPLES, tuple(examples))
 
 
-def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[evaluation.Row]) -> list[evaluation.Row]:
+def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> tuple[SummaryRow, ...]:
     """Trivial baselines and ceilings; all rows of summary.json."""
     with run.folder.phase("baselines") as phase:
         found = evaluation.baseline_rows(
@@ -457,13 +456,13 @@ def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[evaluat
             question_J=inputs.test_J,
             majority_QK=inputs.majority_QK,
         )
-        rows = [*earlier, *found]
-        run.folder.write_json("summary.json", rows)
+        rows = (*earlier, *found)
+        run.folder.write(SUMMARY, rows)
         phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
     return rows
 
 
-def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[evaluation.Row]) -> None:
+def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:
     """The aligned policy in Hugging Face's layout, with its model card."""
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from appa_flwr.report import build
-from appa_flwr.report.artifacts import PluralLLM, read_run
+from appa_flwr.report.artifacts import read_run
 from appa_flwr.report.page import page
+from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
+from appa_flwr.run.records import Card
 
 POLICIES = ("base", "sft", "ppo", "uniform", "majority", "ceiling-average", "ceiling-min")
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
@@ -25,14 +27,8 @@ def row(policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey
     per_group = {"a": min_as, "b": 2 * avg_as - min_as}
     scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group}
     truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1} if survey else None
-    wrote = policy in ("base", "sft", "ppo")
-    return {
-        "policy": policy,
-        "metric": metric,
-        **scores,
-        "format_score": 0.95 if wrote else None,
-        "survey": truth,
-    }
+    form = 0.95 if policy in ("base", "sft", "ppo") else None
+    return {"policy": policy, "metric": metric, **scores, "format_score": form, "survey": truth}
 
 
 def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
@@ -40,9 +36,16 @@ def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
 
 
 def predictor_card(groups: tuple[str, ...] = COUNTRIES, **changed: object) -> dict[str, Any]:
-    """What a report reads of pluralllm.json: the mean of the others is known for all 240 answers of the seen groups,
-    and for 180 of the unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
+    """A pluralllm.json: the mean of the others is known for all 240 answers of the seen groups, and for 180 of the
+    unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
     card = {
+        "network": {"embedding_dim": 8, "hidden_dim": 8, "num_blocks": 1, "num_heads": 2, "population": False},
+        "episodes": dict.fromkeys(("num_context", "num_targets", "num_episodes"), 4)
+        | dict.fromkeys(("embedding_noise", "population_dropout"), 0.2),
+        "embedding": {"kind": "ngrams", "model": "", "dim": 8, "probe": [0.5]},
+        "survey": dict.fromkeys(("num_questions", "num_held_out", "split_seed"), 7)
+        | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}, "unseen_groups": {}},
+        "training": {},
         "rounds": [
             {
                 "round": r,
@@ -90,6 +93,8 @@ def write_run(folder: Path, **files: object) -> Path:
             text = "".join(json.dumps(line) + "\n" for line in content)
             (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
         else:
+            if name == "config":
+                content = {SCHEMA_KEY: SCHEMA} | dict(content)
             (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
@@ -111,6 +116,7 @@ def line(
         "policy_loss": 0.01,
         "value_loss": 0.2,
         "clip_fraction": 0.05,
+        "approximate_kl": 0.01,
         "entropy": 1.0,
         "response_length": 12.0,
         "missing_groups": [],
@@ -156,15 +162,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
         }
         lines.append(entry)
 
-    middle = {
-        "base": 0.738,
-        "sft": 0.776,
-        "ppo": 0.834,
-        "uniform": 0.79,
-        "majority": 0.71,
-        "ceiling-average": 0.954,
-        "ceiling-min": 0.943,
-    }
+    middle = dict(zip(POLICIES, (0.738, 0.776, 0.834, 0.79, 0.71, 0.954, 0.943), strict=True))
 
     def scores(policy: str, shift: float) -> dict[str, Any]:
         flat = 0.3 if policy == "ceiling-min" else 1.0
@@ -181,34 +179,20 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: in
             "policy": policy,
             "metric": metric,
             **scores(policy, shift),
-            "survey": scores(policy, shift + 0.03),
             "format_score": 0.97 if policy in ("base", "sft", "ppo") else None,
+            "survey": scores(policy, shift + 0.03),
         }
         for metric, shift in (("js", 0.0), ("js-distance", 0.25), ("wasserstein", -0.04), ("cosine", 0.05))
         for policy in POLICIES
     ]
     return write_run(
         folder,
-        config={
-            "task": "dpa",
-            "metric": "js",
-            "rule": "appa",
-            "seed": seed,
-            "model": "tiny",
-            "survey": "generated",
-            "appa.fairness-threshold": 0.99,
-            "groups": "",
-            "ppo.num-iterations": iterations,
-            "lora": False,
-        },
+        config=CONFIG | {"ppo.num-iterations": iterations},
         metrics=lines,
         summary=summary,
         phases=[
-            {"phase": "policy", "seconds": 80.2},
-            {"phase": "pluralllm", "seconds": 22.0},
-            {"phase": "sft", "seconds": 31.0},
-            {"phase": "ppo", "seconds": 170.5},
-            {"phase": "evaluation", "seconds": 6.4},
+            {"phase": phase, "seconds": seconds}
+            for phase, seconds in (("policy", 80.2), ("pluralllm", 22.0), ("ppo", 170.5), ("evaluation", 6.4))
         ],
         pluralllm=predictor_card(groups),
         examples=[
@@ -260,7 +244,7 @@ def cells(page: str, first: str) -> list[str]:
     raise AssertionError(f"no row starts with {first!r}")
 
 
-def found_predictor(folder: Path, **changed: object) -> PluralLLM:
+def found_predictor(folder: Path, **changed: object) -> Card:
     found = read_run(write_run(folder, config=CONFIG, pluralllm=predictor_card(**changed))).pluralllm
     assert found is not None
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, check_groups
 from appa_flwr.errors import UserError
-from appa_flwr.files import lock, replace_file, writing
-from appa_flwr.run.resume import CONFIG_FILE, LOG_FILE
+from appa_flwr.files import lock, writing
+from appa_flwr.run.files import ERROR_FILE, LOG_FILE, write_config
 from appa_flwr.survey.types import Rejection, Survey
 
 APP_NAME = "appa-flwr"
-ERROR_FILE = "error.txt"
 SHOWN_REJECTIONS = 5
 LOCK_SECONDS = 15.0  # after a kill, the processes of the run may need a moment to end
 
@@ -126,5 +124,5 @@ def claim_run_folder(config: Config) -> Path:
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
             f"appa run --resume {folder}"
         )
-    replace_file(folder / CONFIG_FILE, (json.dumps(config.flat(), indent=1) + "\n").encode())
+    write_config(folder, config)
     return folder

@@ -19,9 +19,9 @@ from appa_flwr.errors import UserError
 from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.flower import RunFailed, launch
 from appa_flwr.launch.processes import Stopped
-from appa_flwr.run.resume import WEIGHTS_FILE, resumable
+from appa_flwr.run.files import REPORT_FILE, WEIGHTS_FILE
+from appa_flwr.run.resume import resumable
 
-REPORT_FILE = "report.html"
 RUN_FAILED = 1
 USER_ERROR = 2
 SIGNAL_BASE = 128

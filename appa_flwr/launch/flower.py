@@ -22,13 +22,11 @@ from pathlib import Path
 from rich.console import Console
 
 from appa_flwr.config import Config, to_toml_table
-from appa_flwr.launch.checks import ERROR_FILE, claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Show, Tail, read_progress, shown
-from appa_flwr.run.resume import PROGRESS_FILE
+from appa_flwr.run.files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
 
-FLOWER_LOG = "flower.log"
-SUPERLINK_LOG = "superlink.log"
 COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
 SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
@@ -141,7 +139,7 @@ def _run(config: Config, flower: LocalFlower, *, app_folder: Path, num_groups: i
     command += ["--run-config", str(settings), "--federation-config", simulation]
     log = config.run_folder / FLOWER_LOG
     # What a resumed run wrote before was shown before.
-    progress, log_tail = Tail(config.run_folder / PROGRESS_FILE, skip=True), Tail(log, skip=True)
+    progress, log_tail = Tail(config.run_folder / PROGRESS.name, skip=True), Tail(log, skip=True)
     client = flower.start(command, log=log)
 
     def follow() -> None:

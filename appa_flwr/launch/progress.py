@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+
+from appa_flwr.run.records import Progress
+
+Show = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
-class ProgressRecord:
-    """One line of `progress.jsonl`: `step` of the phase's `of` steps are done.
-
-    `seconds_left` is for the whole run, None where unknown.
-    """
-
-    phase: str
-    step: int
-    of: int
-    message: str
-    seconds_left: float | None
-
-    @property
-    def left(self) -> str:
-        """Time left in words, empty where unknown."""
-        if self.seconds_left is None:
-            return ""
-        minutes, seconds = divmod(max(0, round(self.seconds_left)), 60)
-        return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
-
-    @property
-    def line(self) -> str:
-        """The record as one plain line."""
-        text = f"[{self.phase} {self.step}/{self.of}] {self.message}".rstrip()
-        return f"{text} ({self.left})" if self.left else text
+def time_left(record: Progress) -> str:
+    """Time left in words, empty where unknown."""
+    if record.seconds_left is None:
+        return ""
+    minutes, seconds = divmod(max(0, round(record.seconds_left)), 60)
+    return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"
 
 
-Show = Callable[[ProgressRecord], None]
+def plain_line(record: Progress) -> str:
+    """The record as one plain line."""
+    text = f"[{record.phase} {record.step}/{record.of}] {record.message}".rstrip()
+    left = time_left(record)
+    return f"{text} ({left})" if left else text
 
 
 class Tail:
@@ -64,19 +51,19 @@ class Tail:
         return complete.decode("utf-8", errors="replace")
 
 
-def read_progress(tail: Tail) -> Iterator[ProgressRecord]:
+def read_progress(tail: Tail) -> Iterator[Progress]:
     """New records of a progress file."""
     for line in tail.text().splitlines():
-        yield ProgressRecord(**json.loads(line))
+        yield Progress.model_validate_json(line)
 
 
 @contextmanager
 def shown(console: Console) -> Iterator[Show]:
     """What shows a record: one bar a phase on a terminal, one plain line a record in logs and pipes."""
     if not console.is_terminal:
-        yield lambda record: print(record.line, flush=True)
+        yield lambda record: print(plain_line(record), flush=True)
         return
-    with Progress(
+    with Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
@@ -86,12 +73,12 @@ def shown(console: Console) -> Iterator[Show]:
     ) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def show(record: ProgressRecord) -> None:
+        def show(record: Progress) -> None:
             for task in tasks.values():
                 bars.update(task, left="")  # the time left stands next to the phase that runs
             if record.phase not in tasks:
                 tasks[record.phase] = bars.add_task(record.phase, left="", message="")
             task = tasks[record.phase]
-            bars.update(task, completed=record.step, total=record.of, left=record.left, message=record.message)
+            bars.update(task, completed=record.step, total=record.of, left=time_left(record), message=record.message)
 
         yield show

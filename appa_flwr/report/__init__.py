@@ -6,16 +6,16 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
+from appa_flwr.files import replace_file
 from appa_flwr.report import findings, predictor
-from appa_flwr.report.artifacts import PluralLLM, Run, is_known, read_run, write_atomically
-from appa_flwr.report.page import page
+from appa_flwr.report.artifacts import PluralLLM, Run, read_run
+from appa_flwr.report.page import page, truths
 from appa_flwr.report.plots import predictor as predictor_plots
 from appa_flwr.report.plots import results, training
+from appa_flwr.run.files import PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
-PLOTS_FOLDER = "plots"
-REPORT_FILE = "report.html"
 SPIDER_POLICIES = ("base", "sft", "ppo", "uniform")
 
 Picture = tuple[str, bytes, str]
@@ -32,24 +32,20 @@ def build(run_folder: Path) -> Path:
         The path of report.html.
 
     Raises:
-        UserError: the folder is no run, or one of its files is broken (the message names file, line or row).
-        OSError: the folder cannot be written to.
+        UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it).
     """
     run = read_run(Path(run_folder))
     pictures = {name: (png, text) for name, png, text in _pictures(run)}
     for name, (png, _) in pictures.items():
-        write_atomically(run.folder / PLOTS_FOLDER / f"{name}.png", png)
-    return write_atomically(run.folder / REPORT_FILE, page(run, pictures).encode("utf-8"))
+        replace_file(run.folder / PLOTS_FOLDER / f"{name}.png", png, parents=True)
+    replace_file(run.folder / REPORT_FILE, page(run, pictures).encode())
+    return run.folder / REPORT_FILE
 
 
 def _pictures(run: Run) -> Iterable[Picture]:
     """Every picture the run has the numbers for."""
-    metric = run.training_metric or ""
-    ways = [
-        (name, way)
-        for name, survey in (("PluralLLM targets", False), ("survey truth", True))
-        for way in findings.ways(run, survey=survey)
-    ]
+    metric = run.training_metric
+    ways = [(name, way) for name, survey in truths(run) for way in findings.ways(run, survey=survey)]
     if ways:
         yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
     scores = {policy: run.scores(policy, metric, survey=False) for policy in SPIDER_POLICIES}
@@ -81,28 +77,16 @@ def _predictor_pictures(found: PluralLLM) -> Iterable[Picture]:
 
 def _training_pictures(run: Run) -> Iterable[Picture]:
     """The pictures that need iterations; the run has at least one."""
-    lines, found, waiting = (
-        run.iterations,
-        findings.fall_back(run.iterations),
-        findings.federation_share(run.iterations),
-    )
+    lines, found = run.iterations, findings.fall_back(run.iterations)
     title, threshold = "Fairness index", None
     if found is not None:
         title += f"; grey: plain mean taken in {found.fell_back} of {found.total} iterations ({found.share:.0%})"
-        given = run.config.get("appa.fairness-threshold")
-        threshold = float(given) if isinstance(given, int | float) and is_known(given) else None
+        threshold = run.settings.appa.fairness_threshold
     yield "fairness", training.fairness(lines, threshold=threshold, title=title), "fairness index over the iterations"
-    title = "Weight per group; dotted: all equal" + (
-        "; grey: not used, plain mean taken" if found and found.fell_back else ""
-    )
+    unused = "; grey: not used, plain mean taken" if found and found.fell_back else ""
+    title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(run.groups) if run.groups else None
     curves = functools.partial(training.group_curves, lines, run.groups)
-    weights = curves(
-        lambda line: line.weights,
-        title=title,
-        axis="weight (share)",
-        shade=True,
-        level=1 / len(run.groups) if run.groups else None,
-    )
+    weights = curves(lambda line: line.weights, title=title, axis="weight (share)", shade=True, level=level)
     yield "weights", weights, "weight per group over the iterations"
     history = curves(lambda line: line.history, title="History per group", axis="smoothed past reward (0 to 1)")
     yield "history", history, "history per group over the iterations"
@@ -110,5 +94,6 @@ def _training_pictures(run: Run) -> Iterable[Picture]:
     rewards = curves(lambda line: line.rewards, title=title, axis=axis, smooth=True)
     yield "rewards", rewards, "alignment reward per group over the iterations"
     yield "ppo_health", training.ppo_health(lines), "measures of the health of PPO over the iterations"
+    waiting = findings.federation_share(lines)
     title = "Time per iteration" + ("" if waiting is None else f"; {waiting:.1%} of it waiting for groups")
     yield "seconds_per_iteration", training.seconds_per_iteration(lines, title=title), "seconds per iteration"

@@ -3,8 +3,6 @@
 A gain over the base policy can be nothing but hedging: a policy that learns to answer uniformly beats a
 bad base. So a gain counts only where PPO also beats the uniform answer, and only as PPO's own where it beats
 SFT too.
-
-Axis letters: none; scores are those of Appendix "Group, Average, and Minimum Alignment Scores".
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from appa_flwr.report.artifacts import Iteration, Run, Scores, is_known
+from appa_flwr.report.artifacts import Run, is_known
+from appa_flwr.run.records import Iteration, Scores
 
 Measure = Literal["Avg AS", "Min AS"]
 Verdict = Literal["gain", "not over sft", "none", "unknown"]

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from appa_flwr.config import Config, split_names
-from appa_flwr.errors import UserError
 from appa_flwr.report import findings, predictor, template
 from appa_flwr.report.artifacts import POLICIES, TRAINED_POLICIES, PluralLLM, Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE
@@ -63,7 +61,7 @@ class Column(NamedTuple):
     """A column of numbers: a measure by a metric, against the survey truth or PluralLLM's targets."""
 
     measure: str
-    metric: str | None
+    metric: str
     survey: bool = False
 
     def value(self, run: Run, policy: str) -> float | None:
@@ -83,6 +81,10 @@ Spans = Mapping[str, Sequence[Column]]
 
 def _number(value: float | None, decimals: int = SCORE_DECIMALS) -> str:
     return f"{value:.{decimals}f}" if value is not None and is_known(value) else DASH
+
+
+def _percent(share: float, decimals: int = 1) -> str:
+    return f"{share:.{decimals}%}"
 
 
 def _edge(number: int) -> str | None:
@@ -108,14 +110,15 @@ def _plain_table(head: Iterable[str], rows: Iterable[Sequence[str]], *, texts: i
     return Table([[Cell(name, tag="th") for name in head]], blocks, caption)
 
 
-def _metric(run: Run) -> str:
-    return METRIC_NAMES.get(run.training_metric or DASH, run.training_metric or DASH)
+def metric_name(run: Run) -> str:
+    """The training metric as tables call it."""
+    return METRIC_NAMES.get(run.training_metric, run.training_metric)
 
 
-def _truths(run: Run) -> list[tuple[str, bool]]:
+def truths(run: Run) -> list[tuple[str, bool]]:
     """(name, whether it is the survey's) of what the answers are compared with."""
-    truths = [("PluralLLM targets", False), ("survey truth", True)]
-    return truths if any(row.survey is not None for row in run.summary) else truths[:1]
+    both = [("PluralLLM targets", False), ("survey truth", True)]
+    return both if any(row.survey is not None for row in run.summary) else both[:1]
 
 
 def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
@@ -135,7 +138,7 @@ def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
 
 def _policy_row(run: Run, policy: str, spans: Spans) -> list[Cell]:
     """The rule, the numbers of each span of columns, and the format score."""
-    row = [Cell(str(run.config.get("rule", DASH)) if policy == "ppo" else DASH, "text")]
+    row = [Cell(run.settings.rule if policy == "ppo" else DASH, "text")]
     for columns in (*spans.values(), [Column(FORMAT, run.training_metric)]):
         row += [_score_cell(run, policy, column, _edge(number)) for number, column in enumerate(columns)]
     return row
@@ -148,19 +151,19 @@ def _present(run: Run) -> list[str]:
 def training_metric_table(run: Run) -> Table:
     """Policies by FI, Avg AS and Min AS on the training metric, against both truths next to each other."""
     spans = {
-        name: [Column(measure, run.training_metric, survey) for measure in MEASURES] for name, survey in _truths(run)
+        name: [Column(measure, run.training_metric, survey) for measure in MEASURES] for name, survey in truths(run)
     }
     rows = [[Cell(POLICY_NAMES[policy], tag="th"), *_policy_row(run, policy, spans)] for policy in _present(run)]
     trained = sum(policy in TRAINED_POLICIES for policy in _present(run))
     head = _head(["Policy", "Server\nagg."], dict.fromkeys(spans, MEASURES), [FORMAT])
-    caption = f"Training metric {_metric(run)}, held-out questions. {TABLE_NOTE}"
+    caption = f"Training metric {metric_name(run)}, held-out questions. {TABLE_NOTE}"
     return Table(head, [rows[:trained], rows[trained:]], caption)
 
 
 def all_metrics_table(run: Run) -> Table:
     """Every metric in the layout of the paper's tables, with a block of rows per truth."""
     blocks = []
-    for name, survey in _truths(run):
+    for name, survey in truths(run):
         spans = {measure: [Column(measure, metric, survey) for metric in run.metrics] for measure in MEASURES}
         block = [[Cell(POLICY_NAMES[policy], "text"), *_policy_row(run, policy, spans)] for policy in _present(run)]
         block[0].insert(0, Cell(name, tag="th", down=len(block)))
@@ -173,14 +176,14 @@ def all_metrics_table(run: Run) -> Table:
 def per_group_table(run: Run) -> Table:
     """A row per group on the training metric, the worst served by PPO (or by what there is) first."""
     spans: dict[str, dict[str, Mapping[str, float]]] = {}
-    for name, survey in _truths(run):
+    for name, survey in truths(run):
         for policy in ("base", "sft", "ppo", "uniform"):
             if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
                 spans.setdefault(name, {})[POLICY_NAMES[policy].removesuffix(" answer")] = scores.per_group
     by_ppo = next(iter(spans.values()), {}).get(POLICY_NAMES["ppo"], {})
-    unseen = split_names(str(run.config.get("pluralllm.unseen-groups", "")))
+    unseen = run.settings.unseen_group_names
     rows = []
-    for group in sorted(run.groups, key=lambda group: min(by_ppo.get(group, math.inf), math.inf)):
+    for group in sorted(run.groups, key=lambda group: by_ppo[group] if is_known(by_ppo.get(group)) else math.inf):
         row = [Cell(group + (" (unseen)" if group in unseen else ""), tag="th")]
         for policies in spans.values():
             row += [Cell(_number(found.get(group)), _edge(number)) for number, found in enumerate(policies.values())]
@@ -188,7 +191,7 @@ def per_group_table(run: Run) -> Table:
             missed = sum(group in line.missing_groups for line in run.iterations)
             row += [Cell(_number(run.iterations[-1].weights.get(group)), "edge"), Cell(str(missed), "edge")]
         rows.append(row)
-    caption = f"Alignment score ({_metric(run)}) on held-out questions, worst served first." if spans else ""
+    caption = f"Alignment score ({metric_name(run)}) on held-out questions, worst served first." if spans else ""
     if unseen:
         caption += " Unseen: the group has not trained the preference predictor."
     names = {name: list(policies) for name, policies in spans.items()}
@@ -196,67 +199,29 @@ def per_group_table(run: Run) -> Table:
     return Table(_head(["Group"], names, last), [rows], caption)
 
 
-def _verdicts(run: Run) -> Iterable[tuple[str, list[str], bool]]:
-    """Whether PPO gained, in words and figures computed from the rows, against each truth."""
-    for name, survey in _truths(run):
-        if gains := findings.gains(run, survey=survey):
-            title = f"Against the {name} ({_metric(run)}): {findings.verdict_word(gains)}"
-            yield title, [findings.sentence(gain) for gain in gains], all(gain.verdict == "gain" for gain in gains)
+def shown_config(run: Run) -> dict[str, str]:
+    """Every key with its value, and with what it came to where it left a choice to the run."""
+    came_to = {"metric": run.settings.reward_metric if run.settings.metric == "auto" else ""}
+    if run.groups and not run.settings.group_names:
+        came_to["groups"] = f"all {len(run.groups)}"
+    if run.iterations and not run.settings.ppo.num_iterations:
+        came_to["ppo.num-iterations"] = str(run.iterations[-1].num_iterations)
+    shown = {
+        key: f"{value}" + (f" (here {came_to[key]})" if came_to.get(key) else "") for key, value in run.config.items()
+    }
+    return {key: shown[key].strip() for key in (*FIRST_KEYS, *sorted(set(shown) - set(FIRST_KEYS)))}
 
 
-def _ways(run: Run) -> Iterable[str]:
-    """The share of the way from base to ceiling, in one sentence a truth."""
-    for name, survey in _truths(run):
-        shares = [
-            f"{way.measure} " + ("base is at the ceiling already" if way.covered is None else f"{way.covered:.0%}")
-            for way in findings.ways(run, survey=survey)
-        ]
-        if shares:
-            yield f"Way from base to ceiling covered by PPO, {name}: {', '.join(shares)}."
+def config_table(run: Run) -> Table:
+    """All keys, those that a reader asks for first on top."""
+    rows = [[Cell(key, tag="th"), Cell(value, "text wrap")] for key, value in shown_config(run).items()]
+    return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
 
 
-def _fall_back(run: Run, found: findings.FallBack | None) -> str:
-    """How often the rule took the plain mean."""
-    rule = run.config.get("rule", "this one")
-    if found is None:
-        return f"The rule ({rule}) has no threshold: it never switches to the plain mean." if run.iterations else ""
-    return (
-        f"The rule ({rule}) fell back to the plain mean in {found.fell_back} of {found.total} iterations "
-        f"({found.share:.1%}); it weighted the groups in {found.total - found.fell_back} ({1 - found.share:.1%})."
-    )
-
-
-WARNING = (
-    f"Warning: the adaptive branch was taken in less than {1 / findings.HARDLY_EVER:.0%} of the iterations, so this "
-    "run is in effect one with the rule average. With appa.fairness-threshold above 1 the branch is always taken."
-)
-
-
-def resolved(run: Run) -> dict[str, str]:
-    """Config key -> what it stood for in this run, of the keys that left a choice to it."""
-    found = {"groups": f"all {len(run.groups)}"} if run.groups and not run.config.get("groups") else {}
-    if run.config.get("metric") == "auto":
-        try:
-            config = Config.load({key: value for key, value in run.config.items() if value is not None})
-            found["metric"] = config.reward_metric
-        except UserError:  # keys of another version: the scores say it as well
-            found |= {"metric": run.metrics[0]} if run.metrics else {}
-    if run.iterations and run.config.get("ppo.num-iterations") == 0:
-        found["ppo.num-iterations"] = str(run.iterations[-1].num_iterations)
-    return found
-
-
-def _shown(run: Run, key: str) -> str:
-    """A config value, and what it resolved to."""
-    meant = resolved(run).get(key)
-    return f"{run.config[key]}" + (f" (here {meant})" if meant else "")
-
-
-def _facts(run: Run) -> Iterable[tuple[str, str]]:
-    """Task, rule, metric, groups, seed, model, survey, iterations and total time."""
-    for key in ("task", "rule", "metric", "model", "survey", "seed"):
-        if run.config.get(key) not in (None, ""):
-            yield key.capitalize(), _shown(run, key)
+def facts(run: Run) -> Iterable[tuple[str, str]]:
+    """Task, rule, metric, model, survey, seed, groups, iterations and total time."""
+    config = shown_config(run)
+    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey", "seed"))
     groups = run.groups
     listed = ", ".join(groups[:MOST_LISTED_GROUPS]) + (", …" if len(groups) > MOST_LISTED_GROUPS else "")
     yield "Groups", f"{len(groups)}: {listed}" if groups else "unknown"
@@ -266,26 +231,32 @@ def _facts(run: Run) -> Iterable[tuple[str, str]]:
     yield "Total time", "unknown" if seconds is None else findings.duration(seconds)
 
 
-def _config_table(run: Run) -> Table:
-    order = [key for key in FIRST_KEYS if key in run.config] + sorted(set(run.config) - set(FIRST_KEYS))
-    rows = [[Cell(key, tag="th"), Cell(_shown(run, key), "text wrap")] for key in order]
-    return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
+def predictor_table(found: PluralLLM) -> Table:
+    """The preference predictor's scores, a block of rows per part."""
+    rows = [(row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in predictor.rows(found)]
+    return _plain_table(predictor.HEAD, rows, texts=2, caption=predictor.note(found))
 
 
-def _predictor_tables(found: PluralLLM) -> dict[str, Table]:
-    tables = {}
-    if found.scores:
-        rows = [
-            (row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in predictor.rows(found)
-        ]
-        tables["predictor"] = _plain_table(predictor.HEAD, rows, texts=2, caption=predictor.note(found))
-    if curves := predictor.context_curves(found):
-        tables["by_context"] = _plain_table(*predictor.context_rows(curves), texts=1, caption=predictor.CONTEXT_TITLE)
-    return tables
+def context_table(found: PluralLLM) -> Table | None:
+    """Its scores by number of context answers, None where these were not measured."""
+    curves = predictor.context_curves(found)
+    return _plain_table(*predictor.context_rows(curves), texts=1, caption=predictor.CONTEXT_TITLE) if curves else None
 
 
 _JINJA = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-_JINJA.filters |= {"base64": lambda png: base64.b64encode(png).decode("ascii"), "number": _number}
+_JINJA.filters |= {
+    "base64": lambda png: base64.b64encode(png).decode("ascii"),
+    "number": _number,
+    "percent": _percent,
+}
+_JINJA.globals |= {"findings": findings, "predictor": predictor}
+_JINJA.globals |= {
+    made.__name__: made
+    for made in (
+        facts, truths, metric_name, training_metric_table, all_metrics_table, per_group_table, predictor_table,
+        context_table, config_table,
+    )
+}  # fmt: skip
 
 
 def page(run: Run, pictures: Mapping[str, tuple[bytes, str]]) -> str:
@@ -298,24 +269,4 @@ def page(run: Run, pictures: Mapping[str, tuple[bytes, str]]) -> str:
     Returns:
         An HTML document that needs no other file.
     """
-    found, waiting = findings.fall_back(run.iterations), findings.federation_share(run.iterations)
-    tables = {"predictor": None, "by_context": None, "config": _config_table(run), "per_group": per_group_table(run)}
-    if run.summary:
-        tables |= {"training_metric": training_metric_table(run), "all_metrics": all_metrics_table(run)}
-    learned = run.pluralllm
-    if learned is not None:
-        tables |= _predictor_tables(learned)
-    return _JINJA.from_string(template.PAGE).render(
-        run=run,
-        name=run.folder.resolve().name,
-        pictures=pictures,
-        tables=tables,
-        facts=_facts(run),
-        verdicts=_verdicts(run),
-        ways=_ways(run),
-        fall_back=_fall_back(run, found),
-        warning=WARNING if found is not None and found.hardly_adaptive else "",
-        waiting="" if waiting is None else f"{waiting:.1%} of the iterations' time was spent waiting for groups.",
-        trust=predictor.trust(learned) if learned else [],
-        predictor=[*filter(None, [predictor.kept(learned)]), *predictor.uncertainty(learned)] if learned else [],
-    )
+    return _JINJA.from_string(template.PAGE).render(run=run, pictures=pictures)

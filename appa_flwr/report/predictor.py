@@ -1,7 +1,4 @@
-"""What a run says of its preference predictor, in rows and sentences for the page and the terminal.
-
-No axis letters: everything here is one number of a named part, predictor and measure.
-"""
+"""What a run says of its preference predictor, in rows and sentences for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from appa_flwr.report.artifacts import PluralLLM
+from appa_flwr.run.records import Card
 
 MEASURES: Mapping[str, str] = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was."}
 HEAD = ("Groups / questions", "Predictor", *MEASURES.values(), "Answers")
@@ -25,8 +22,8 @@ PREDICTORS: Mapping[str, str] = {
 BASELINES = ("mean-of-others", "nearest-question", "uniform")
 HELD_OUT = "held-out"
 NOTE = (
-    "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it at "
-    "home and sent sums. Training questions are predicted from the group's other answers."
+    "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
+    "themselves and sent sums. Training questions are predicted from the group's other answers."
 )
 CONTEXT_TITLE = "PluralLLM's JS by number of context answers"
 DECIMALS = 3
@@ -84,7 +81,7 @@ class ContextCurve:
         return " to ".join(f"{count:.0f}" for count in dict.fromkeys(self.cells))
 
 
-def rows(found: PluralLLM) -> list[Row]:
+def rows(found: Card) -> list[Row]:
     """The score table, a block of rows a part."""
     return [
         Row(
@@ -99,7 +96,7 @@ def rows(found: PluralLLM) -> list[Row]:
     ]
 
 
-def table(found: PluralLLM) -> Table:
+def table(found: Card) -> Table:
     """The score table for a terminal."""
     shown = Table(*HEAD)
     for row in rows(found):
@@ -110,7 +107,7 @@ def table(found: PluralLLM) -> Table:
     return shown
 
 
-def note(found: PluralLLM) -> str:
+def note(found: Card) -> str:
     """What the table holds, and how the mean of the other groups came about or why it is not there."""
     sums = found.population
     if not any("mean-of-others" in predictors for predictors in found.scores.values()):
@@ -131,7 +128,7 @@ def note(found: PluralLLM) -> str:
     return f"{NOTE} {others}"
 
 
-def kept(found: PluralLLM) -> str | None:
+def kept(found: Card) -> str | None:
     """A sentence on the round whose weights were kept; None where nothing was trained."""
     chosen = next((entry for entry in found.rounds if entry.round == found.chosen), None)
     if chosen is None:
@@ -145,21 +142,21 @@ def kept(found: PluralLLM) -> str | None:
     return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
 
 
-def context_curves(found: PluralLLM) -> list[ContextCurve]:
+def context_curves(found: Card) -> list[ContextCurve]:
     """PluralLLM's score by context size, a curve a part that has any."""
     curves = []
     for part, sizes in found.by_context.items():
         if not sizes:
             continue
         cells = [score["cells"] for score in sizes.values()]
-        beside = found.scores.get(part, {})
+        others = found.scores.get(part, {})
         curves.append(
             ContextCurve(
                 part=_part(part),
-                js={size: score["js"] for size, score in sizes.items()},
+                js={size: sizes[size]["js"] for size in sorted(sizes)},
                 cells=(min(cells), max(cells)),
-                levels={name: beside[name]["js"] for name in BASELINES if name in beside},
-                fewer=_fewer(beside),
+                levels={name: others[name]["js"] for name in BASELINES if name in others},
+                fewer=_fewer(others),
             )
         )
     return curves
@@ -180,7 +177,7 @@ def context_rows(curves: Sequence[ContextCurve]) -> tuple[tuple[str, ...], list[
     return head, body
 
 
-def by_context(found: PluralLLM) -> Table | None:
+def by_context(found: Card) -> Table | None:
     """PluralLLM's JS by number of context answers for a terminal; None where it was not measured."""
     curves = context_curves(found)
     if not curves:
@@ -192,7 +189,7 @@ def by_context(found: PluralLLM) -> Table | None:
     return shown
 
 
-def uncertainty(found: PluralLLM) -> list[str]:
+def uncertainty(found: Card) -> list[str]:
     """A sentence a part on the predictor's own uncertainty; empty where it was not computed."""
     sentences = []
     for part, measured in found.calibration.items():
@@ -206,7 +203,7 @@ def uncertainty(found: PluralLLM) -> list[str]:
     return sentences
 
 
-def trust(found: PluralLLM) -> list[str]:
+def trust(found: Card) -> list[str]:
     """A sentence for each kind of group on how well its learned targets agree with its survey answers."""
     sentences = []
     for part, predictors in found.scores.items():
@@ -225,7 +222,7 @@ def trust(found: PluralLLM) -> list[str]:
     return sentences
 
 
-def by_group(found: PluralLLM) -> list[GroupScores]:
+def by_group(found: Card) -> list[GroupScores]:
     """Every group with its scores on held-out questions, unseen ones last, the worst predicted first."""
     groups = [
         GroupScores(

@@ -19,10 +19,6 @@ PAGE: Final = """\
 </table></div>
 {%- endmacro -%}
 
-{%- macro bullets(items) -%}
-<ul>{% for item in items %}<li>{{ item }}</li>{% endfor %}</ul>
-{%- endmacro -%}
-
 {%- macro section(title) -%}
 {% set content = caller()|trim %}{% if content %}<h2>{{ title }}</h2>
 {{ content }}
@@ -37,7 +33,7 @@ PAGE: Final = """\
 
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Run {{ name }}</title>
+<title>Run {{ run.folder.resolve().name }}</title>
 <style>
 body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:#1b1b1b;
  background:#fff;max-width:1120px;margin:0 auto;padding:24px 20px 80px}
@@ -64,44 +60,80 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 .small{color:#555;font-size:.92em}
 </style></head>
 <body>
-<h1>Report of run {{ name }}</h1>
-<dl class="facts">{% for key, value in facts %}<dt>{{ key }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+<h1>Report of run {{ run.folder.resolve().name }}</h1>
+<dl class="facts">{% for key, value in facts(run) %}<dt>{{ key }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 {% if run.missing %}
-<div class="missing"><b>This report is incomplete</b>{{ bullets(run.missing) }}</div>
+<div class="missing"><b>This report is incomplete</b>
+<ul>{% for sentence in run.missing %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
 {% endif %}
-{% for title, sentences, passed in verdicts %}
-<div class="verdict{{ "" if passed else " none" }}"><b>{{ title }}</b>{{ bullets(sentences) }}</div>
-{% if loop.last %}
-<p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
+{% for name, survey in truths(run) %}
+{% set gains = findings.gains(run, survey=survey) %}
+{% if gains %}
+<div class="verdict{{ "" if gains|map(attribute="verdict")|unique|list == ["gain"] else " none" }}">
+<b>Against the {{ name }} ({{ metric_name(run) }}): {{ findings.verdict_word(gains) }}</b>
+<ul>{% for gain in gains %}<li>{{ findings.sentence(gain) }}</li>{% endfor %}</ul></div>
 {% endif %}
 {% endfor %}
+{% if run.row("ppo", run.training_metric) %}
+<p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
+{% endif %}
 {% call section("Results") %}
 {% if run.summary %}
-{{ table(tables.training_metric) }}
-{% for sentence in trust %}<p class="small">{{ sentence }}</p>{% endfor %}
-{% if run.metrics|length > 1 %}<h3>All metrics</h3>{{ table(tables.all_metrics) }}{% endif %}
+{{ table(training_metric_table(run)) }}
+{% for sentence in (predictor.trust(run.pluralllm) if run.pluralllm else []) %}
+<p class="small">{{ sentence }}</p>
+{% endfor %}
+{% if run.metrics|length > 1 %}<h3>All metrics</h3>{{ table(all_metrics_table(run)) }}{% endif %}
 {% endif %}
 {% endcall %}
 {% call section("Way to the ceiling") %}
-{% for sentence in ways %}<p>{{ sentence }}</p>{% endfor %}{{ picture("way_to_ceiling") }}
+{% for name, survey in truths(run) %}
+{% for way in findings.ways(run, survey=survey) %}
+{% if loop.first %}<p>Way from base to ceiling covered by PPO, {{ name }}: {% endif %}
+{{ way.measure }} {{ "base is at the ceiling already" if way.covered is none else way.covered|percent(0) }}
+{{- "" if loop.last else ", " -}}
+{% if loop.last %}.</p>{% endif %}
+{% endfor %}
+{% endfor %}
+{{ picture("way_to_ceiling") }}
 {% endcall %}
 {% call section("Per group") %}
-{{ picture("spider") }}{% if run.groups %}{{ table(tables.per_group) }}{% endif %}
+{{ picture("spider") }}{% if run.groups %}{{ table(per_group_table(run)) }}{% endif %}
 {% endcall %}
 {% call section("Fairness and weights") %}
-{% if fall_back %}<p>{{ fall_back }}</p>{% endif %}
-{% if warning %}<div class="warning">{{ warning }}</div>{% endif %}
+{% set found, rule = findings.fall_back(run.iterations), run.settings.rule %}
+{% if found %}
+<p>The rule ({{ rule }}) fell back to the plain mean in {{ found.fell_back }} of {{ found.total }} iterations (
+{{- found.share|percent }}); it weighted the groups in {{ found.total - found.fell_back }} (
+{{- (1 - found.share)|percent }}).</p>
+{% if found.hardly_adaptive %}
+<div class="warning">Warning: the adaptive branch was taken in less than {{ (1 / findings.HARDLY_EVER)|percent(0) }}
+of the iterations, so this run is in effect one with the rule average. With appa.fairness-threshold above 1 the branch
+is always taken.</div>
+{% endif %}
+{% elif run.iterations %}
+<p>The rule ({{ rule }}) has no threshold: it never switches to the plain mean.</p>
+{% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
 {% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}
 {% call section("Time") %}
 {{ picture("seconds_per_phase") }}
-{% if waiting %}<p>{{ waiting }}</p>{% endif %}{{ picture("seconds_per_iteration") }}
+{% set share = findings.federation_share(run.iterations) %}
+{% if share is not none %}
+<p>{{ share|percent }} of the iterations' time was spent waiting for groups.</p>
+{% endif %}
+{{ picture("seconds_per_iteration") }}
 {% endcall %}
 {% call section("Preference predictor") %}
-{% if tables.predictor %}{{ table(tables.predictor) }}{{ bullets(predictor) }}{% endif %}
+{% set found = run.pluralllm %}
+{% if found and found.scores %}
+{{ table(predictor_table(found)) }}
+<ul>{% for sentence in [predictor.kept(found)] + predictor.uncertainty(found) if sentence %}<li>{{ sentence }}</li>
+{% endfor %}</ul>
+{% endif %}
 {{ picture("pluralllm") }}
-{% if tables.by_context %}{{ table(tables.by_context) }}{% endif %}
+{% if found and context_table(found) %}{{ table(context_table(found)) }}{% endif %}
 {{ picture("pluralllm_context") }}{{ picture("pluralllm_groups") }}
 {% endcall %}
 {% call section("Example answers") %}
@@ -112,6 +144,6 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 <p class="small">Mean reward over the groups: {{ example.mean_reward|number }}</p>
 {% endfor %}
 {% endcall %}
-{% call section("Configuration") %}{{ table(tables.config) }}{% endcall %}
+{% call section("Configuration") %}{{ table(config_table(run)) }}{% endcall %}
 </body></html>
 """

@@ -1,15 +1,30 @@
-"""Which run folders a run can be resumed from, and with which config."""
+"""Which run folders a run can begin in, which it can be resumed from, and with which config."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.run.files import (
+    CARD,
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    ERROR_FILE,
+    EXAMPLES,
+    METRICS,
+    PHASES,
+    POLICY,
+    PROGRESS,
+    SFT_MODEL,
+    SUMMARY,
+    WEIGHTS_FILE,
+    read_config,
+)
+from appa_flwr.run.records import Progress
 
-CONFIG_FILE, PROGRESS_FILE, WEIGHTS_FILE = "config.json", "progress.jsonl", "pluralllm.safetensors"
-LOG_FILE = "run.log"  # locked by the run's server while it lives
 LAST_PHASE = "report"
 # Where a run lies, how long it waits and how often it saves changes none of its numbers.
 FREE_KEYS = (
@@ -21,27 +36,24 @@ FREE_KEYS = (
     "run.checkpoint-every",
     "run.resume",
 )
+# What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
+_BEGUN = (
+    *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, SUMMARY, EXAMPLES)),
+    *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SFT_MODEL, POLICY),
+)
 
 
 def resumable(folder: Path) -> Config:
     """The config of the run in this folder, set to resume it where it lies now.
 
     Raises:
-        UserError: there is no run, or it is finished.
+        UserError: there is no run that this version can read, or it is finished.
     """
-    path = folder / CONFIG_FILE
-    try:
-        flat = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no run to resume, it has no {CONFIG_FILE} (a run writes to runs/NAME)") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(flat, dict):
-        raise UserError(f"{path}: must hold the keys of a config")
-    if _finished(folder / PROGRESS_FILE):
+    config = read_config(folder)
+    if _finished(folder / PROGRESS.name):
         raise UserError(f"{folder}: the run is finished, there is nothing to resume; appa report {folder} shows it")
     here = folder.resolve()
-    return Config.load({**flat, "run.output-dir": str(here.parent), "run-name": here.name, "run.resume": True})
+    return Config.load({**config.flat(), "run.output-dir": str(here.parent), "run-name": here.name, "run.resume": True})
 
 
 def check_resumable(config: Config) -> None:
@@ -50,17 +62,41 @@ def check_resumable(config: Config) -> None:
     Raises:
         UserError: see `resumable`; or a key that matters has another value.
     """
-    began = resumable(config.run_folder).flat()
-    for key, value in config.flat().items():
-        if key not in FREE_KEYS and value != began[key]:
-            raise UserError(
-                f"{key} = {json.dumps(value)}, but the run in {config.run_folder} began with "
-                f"{json.dumps(began[key])}; a resumed run keeps its keys, all of them are in {CONFIG_FILE}"
-            )
+    for key, value, began in _changed(config, resumable(config.run_folder)):
+        raise UserError(
+            f"{key} = {json.dumps(value)}, but the run in {config.run_folder} began with {json.dumps(began)}; "
+            f"a resumed run keeps its keys, all of them are in {CONFIG_FILE}"
+        )
+
+
+def check_new(config: Config) -> None:
+    """Whether the run folder of a config that does not say `resume` is free for it.
+
+    It is where nothing was begun there; the launcher may have left this very config.
+
+    Raises:
+        UserError: it holds a run.
+    """
+    folder = config.run_folder
+    begun = any((folder / name).exists() for name in _BEGUN)
+    if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
+        raise UserError(
+            f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
+            "run.resume=true"
+        )
+
+
+def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:
+    before = began.flat()
+    return (
+        (key, value, before[key])
+        for key, value in config.flat().items()
+        if key not in FREE_KEYS and value != before[key]
+    )
 
 
 def _finished(progress: Path) -> bool:
     try:
-        return bool(json.loads(progress.read_text(encoding="utf-8").splitlines()[-1])["phase"] == LAST_PHASE)
+        return Progress.model_validate_json(progress.read_bytes().splitlines()[-1]).phase == LAST_PHASE
     except (OSError, IndexError, ValueError):
         return False

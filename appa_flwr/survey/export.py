@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
 from appa_flwr.survey.types import Question, Survey
 
 QUESTIONS_FILE: Final = "questions.jsonl"
@@ -73,14 +73,9 @@ def export_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     root = Path(folder)
     by_id = {question.question_id: question for question in survey.questions}
     files = {name: root / GROUPS_FOLDER / f"{slug}.jsonl" for name, slug in slugs(survey.groups).items()}
-    try:
-        (root / GROUPS_FOLDER).mkdir(parents=True, exist_ok=True)
-        for name, file in files.items():
-            _write(file, _private_rows(name, survey, by_id))
-        _write(root / QUESTIONS_FILE, map(_public_row, survey.questions))
-    except OSError as error:
-        cause = error.strerror or type(error).__name__
-        raise UserError(f"{folder}: cannot write the split there ({cause})") from None
+    for name, file in files.items():
+        _write(file, _private_rows(name, survey, by_id))
+    _write(root / QUESTIONS_FILE, map(_public_row, survey.questions))
     return Exported(root / QUESTIONS_FILE, files)
 
 
@@ -101,11 +96,5 @@ def _private_rows(group: str, survey: Survey, by_id: Mapping[str, Question]) -> 
 
 
 def _write(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    # Beside the target, so that the rename stays on one file system and a reader never sees half a file.
-    beside = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        beside.replace(file)
-    finally:
-        beside.unlink(missing_ok=True)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    replace_file(file, lines.encode(), parents=True)

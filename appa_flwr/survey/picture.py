@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from appa_flwr import rewards
-from appa_flwr.report.artifacts import write_atomically
+from appa_flwr.files import replace_file
 from appa_flwr.report.plots import style
 from appa_flwr.survey.types import FloatArray, Survey
 
@@ -75,7 +75,8 @@ def draw(survey: Survey, path: Path) -> Path:
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        return write_atomically(path, _picture(survey, disagreement(survey)))
+        replace_file(path, _picture(survey, disagreement(survey)), parents=True)
+    return path
 
 
 @style.picture

@@ -28,7 +28,8 @@ from transformers import PretrainedConfig
 from appa_flwr import markdown
 from appa_flwr.config import Scalar
 from appa_flwr.errors import UserError
-from appa_flwr.report.artifacts import write_atomically
+from appa_flwr.files import replace_file
+from appa_flwr.run import files
 from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
@@ -247,9 +248,10 @@ def main(
         results.append(result)
         total = median(seconds(update) for update in result.measured.updates)
         print(f"{len(results)} of {len(cells)}: {result.axis} {result.value}: {total:.2f} s an update", flush=True)
-    write_atomically(out / "results.json", json.dumps([asdict(result) for result in results], indent=1).encode())
-    write_atomically(out / "results.md", table(results).encode())
-    write_atomically(out / "engine.png", plot(results))
+    out.mkdir(parents=True, exist_ok=True)
+    files.write(out / "results.json", [asdict(result) for result in results])
+    replace_file(out / "results.md", table(results).encode())
+    replace_file(out / "engine.png", plot(results))
     print(table(results))
     print(f"results: {out}")
 

@@ -8,7 +8,6 @@ seconds are what to compare; wall-clock seconds stand beside them in the result 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,8 +22,9 @@ import typer
 from appa_flwr import markdown
 from appa_flwr.config import Scalar, parse_override
 from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
 from appa_flwr.naming import unknown_name
-from appa_flwr.report.artifacts import write_atomically
+from appa_flwr.run import files
 from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
@@ -211,11 +211,10 @@ def compare(
                     )
             both.check()
             done[name] = both
-            write_atomically(
-                out / "results.json", json.dumps({n: asdict(b) for n, b in done.items()}, indent=1).encode()
-            )
-            write_atomically(out / "results.md", table(done).encode())
-            write_atomically(out / "ppo_vs_trl.png", plot(done))
+            out.mkdir(parents=True, exist_ok=True)
+            files.write(out / "results.json", {n: asdict(b) for n, b in done.items()})
+            replace_file(out / "results.md", table(done).encode())
+            replace_file(out / "ppo_vs_trl.png", plot(done))
     return done
 
 

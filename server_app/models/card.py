@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from huggingface_hub import ModelCardData
 
 from appa_flwr import markdown
 from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.run.records import SummaryRow
 
 _LOADING = {
     "full": """from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,7 +24,7 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 }
 
 
-def model_card(config: Config, rows: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> str:
+def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]) -> str:
     """A model card in the hub's format.
 
     Args:
@@ -40,14 +40,14 @@ def model_card(config: Config, rows: Sequence[Mapping[str, Any]], groups: Sequen
     )
     scores = [
         [
-            row["policy"],
-            f"{row['avg_as']:.3f}",
-            f"{row['min_as']:.3f}",
-            f"{row['fi']:.4f}",
-            "-" if row["format_score"] is None else f"{row['format_score']:.3f}",
+            row.policy,
+            f"{row.avg_as:.3f}",
+            f"{row.min_as:.3f}",
+            f"{row.fi:.4f}",
+            "-" if row.format_score is None else f"{row.format_score:.3f}",
         ]
         for row in rows
-        if row["metric"] == config.reward_metric
+        if row.metric == config.reward_metric
     ]
     return f"""---
 {front.to_yaml()}

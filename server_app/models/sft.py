@@ -19,8 +19,8 @@ from trl import SFTConfig, SFTTrainer
 
 from appa_flwr import formats
 from appa_flwr.config import Config, split_names
+from appa_flwr.files import replaced_folder
 from server_app.models.base import Base
-from server_app.run_folder import replaced_folder
 
 FloatArray = npt.NDArray[np.float64]
 

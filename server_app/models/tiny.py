@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from appa_flwr import formats
-from appa_flwr.errors import UserError
+from appa_flwr.files import replaced_folder
 from appa_flwr.survey.types import Question
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -127,22 +124,9 @@ def load_or_build(
     folder = cache / f"tiny-{recipe.task}-{recipe.key(questions)}"
     if (folder / "config.json").is_file():
         return folder
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".building-", dir=cache))
-    except OSError as error:
-        raise UserError(f"cache-dir = {cache}: cannot be written ({error.strerror})") from error
-    try:
-        model, tokenizer = build(recipe, questions, progress=progress)
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        try:
-            os.rename(beside, folder)
-        except OSError:  # another process finished the same recipe first
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with replaced_folder(folder, keep=True) as beside:
+        for part in build(recipe, questions, progress=progress):
+            part.save_pretrained(beside)
     return folder
 
 

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from appa_flwr import wire
 from appa_flwr.aggregation import Rule, State
 from appa_flwr.config import Config
+from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.federation.rewards import AggregatedReward, aggregated_reward, group_means
@@ -101,7 +102,7 @@ class AppaStrategy(_WithoutWeights):
         prompts: Sequence[Sequence[int]],
         order: QuestionOrder,
         num_iterations: int,
-        finished: Callable[[dict[str, Any], State], None],
+        finished: Callable[[Iteration, State], None],
         done: int = 0,
         state: State | None = None,
     ) -> None:
@@ -179,24 +180,23 @@ class AppaStrategy(_WithoutWeights):
         scored: AggregatedReward,
         learned: dict[str, float],
         seconds: dict[str, float],
-    ) -> dict[str, Any]:
-        """The iteration's line for metrics.jsonl."""
+    ) -> Iteration:
         names, result = self._federation.groups, scored.result
         means = group_means(names, scored.reward_GJ)
-        return {
-            "iteration": iteration,
-            "num_iterations": self._num_iterations,
-            "fairness_index": result.fairness_index,
-            "fell_back": result.fell_back,
-            "weights": dict(zip(names, result.weight_G.tolist(), strict=True)),
-            "history": dict(zip(names, result.state.history_G.tolist(), strict=True)),
-            "rewards": means,
-            "reward": float(result.aggregate_J.mean()),
-            "format_score": float(answers.format_score_J.mean()),
+        return Iteration(
+            iteration=iteration,
+            num_iterations=self._num_iterations,
+            fairness_index=result.fairness_index,
+            fell_back=result.fell_back,
+            weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
+            history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
+            rewards=means,
+            reward=float(result.aggregate_J.mean()),
+            format_score=float(answers.format_score_J.mean()),
             **learned,
-            "missing_groups": [name for name, mean in means.items() if mean is None],
-            "seconds": {name: round(value, 4) for name, value in seconds.items()},
-        }
+            missing_groups=tuple(name for name, mean in means.items() if mean is None),
+            seconds={name: round(value, 4) for name, value in seconds.items()},
+        )
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord
 
 from appa_flwr import wire
 from appa_flwr.config import Config
+from appa_flwr.run.records import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
 from pluralllm import card as cards
-from pluralllm.card import Card, EmbeddingSummary, SurveySummary
 from pluralllm.data import OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
@@ -74,8 +74,8 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        network=ModelConfig.of(config.embedding, config.pluralllm, config.sums),
-        episodes=EpisodeConfig(num_context=config.pluralllm.num_context_questions),
+        network=Network(**vars(ModelConfig.of(config.embedding, config.pluralllm, config.sums))),
+        episodes=EpisodeShape(**vars(EpisodeConfig(num_context=config.pluralllm.num_context_questions))),
         embedding=_embedding(config, catalogue),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),

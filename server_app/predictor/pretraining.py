@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedProx, FedYog
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.run.records import Round
 from appa_flwr.seeds import child_seed
-from pluralllm.card import Round
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.training import BETAS, step_size_factor
 from server_app.federation.grid import OverlapGrid

@@ -1,6 +1,6 @@
 """PluralLLM's scores on the server: the groups' sums, checked and added up over seen and unseen groups.
 
-No axis letters: everything here is sums by part ("training" or "held-out" questions), predictor and measure.
+A part is the "training" or the "held-out" questions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from appa_flwr import wire
+from appa_flwr.run.records import Means, PartScores
 from pluralllm.scores import (
     CALIBRATION,
     CONTEXT_SIZES,
@@ -26,7 +27,7 @@ Sums = Mapping[tuple[str, str], Mapping[str, float]]
 CELLS, SPREAD, RANK_CORRELATION = "cells", "spread", "rank_correlation"
 ALWAYS = (PREDICTOR, UNIFORM, NEAREST)
 SOMETIMES = (MEAN_OF_OTHERS, SHARED)
-BY_SIZE = {by_size(size): str(size) for size in CONTEXT_SIZES}
+BY_SIZE = {by_size(size): size for size in CONTEXT_SIZES}
 NAME_LENGTH = 40  # of a stranger's name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
@@ -63,20 +64,18 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
 
 
 def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, Any]:
-    """The tables of `pluralllm.json`.
+    """The tables of a `Card`, whose parts tell seen and unseen groups apart: "seen/held-out" and the like.
 
     Args:
         by_group: group -> its sums.
         unseen: groups that did not train.
 
     Returns:
-        "scores": part -> predictor -> measure -> mean over all answers of these groups, and "cells"; a part is
-        "seen/held-out" and the like. "groups": group -> the same for it alone. "by_context": part -> number of context
-        questions -> the same of PluralLLM with so many. "calibration": part -> mean "spread", and the groups' mean
-        "rank_correlation" of spread and error where it is defined.
+        The fields "scores", "groups", "by_context" and "calibration". Means are over all answers of these groups; the
+        rank correlation is that of spread and error, over the groups where it is defined.
     """
     pooled: dict[tuple[str, str], dict[str, float]] = {}
-    groups: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in by_group}
+    groups: dict[str, PartScores] = {name: {} for name in by_group}
     for group, sums in by_group.items():
         for (part, name), measures in sums.items():
             if not measures[CELLS]:  # the group has not answered one of these questions
@@ -87,9 +86,9 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
                 total[measure] = total.get(measure, 0.0) + value
             if name != CALIBRATION and name not in BY_SIZE:
                 groups[group].setdefault(part_name, {})[name] = _means(measures)
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    calibration: dict[str, dict[str, float]] = {}
-    by_context: dict[str, dict[str, dict[str, float]]] = {}
+    found: PartScores = {}
+    calibration: dict[str, Means] = {}
+    by_context: dict[str, dict[int, Means]] = {}
     for (part_name, name), total in pooled.items():
         means = _means(total)
         if name == CALIBRATION:
@@ -104,6 +103,6 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
     return {"scores": found, "groups": groups, "by_context": by_context, "calibration": calibration}
 
 
-def _means(sums: Mapping[str, float]) -> dict[str, float]:
+def _means(sums: Mapping[str, float]) -> Means:
     cells = sums[CELLS]
     return {CELLS: cells} | {key: value / cells for key, value in sums.items() if key != CELLS}

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from appa_flwr import secure_sum, wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from pluralllm.card import PopulationSummary
+from appa_flwr.run.records import PopulationSummary
 from server_app.federation.groups import Federation
 
 FloatArray = npt.NDArray[np.float64]

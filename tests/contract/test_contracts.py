@@ -137,5 +137,21 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
-    code = {path.relative_to(REPO).as_posix() for package in SHIPPED for path in (REPO / package).rglob("*.py")}
-    assert set(bundle.namelist()) == code | {"pyproject.toml", ".info/CONTENT"}
+    shipped = {path.relative_to(REPO).as_posix() for package in SHIPPED for path in (REPO / package).rglob("*.py")}
+    assert set(bundle.namelist()) == shipped | {"pyproject.toml", ".info/CONTENT"}
+    # The server app builds the report from the bundle, where there are no files but these.
+    bundle.extractall(app := tmp_path / "app")
+    code = f"""
+import pathlib
+from appa_flwr import report
+from appa_flwr.config import Config
+from appa_flwr.run.files import write_config
+folder = pathlib.Path({str(tmp_path)!r}, "run")
+folder.mkdir()
+write_config(folder, Config())
+print(report.__file__, report.build(folder))
+"""
+    env = {**os.environ, "PYTHONPATH": str(app)}
+    built = subprocess.run([sys.executable, "-c", code], cwd=app, env=env, capture_output=True, text=True, check=False)
+    assert built.stdout.split() == [str(app / "appa_flwr/report/__init__.py"), str(tmp_path / "run/report.html")], built
+    assert "<h2>Configuration</h2>" in (tmp_path / "run/report.html").read_text()

@@ -19,7 +19,8 @@ from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr import formats
-from appa_flwr.config import Config, preset, split_names
+from appa_flwr.config import preset, split_names
+from appa_flwr.run.files import read_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
@@ -256,7 +257,7 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_
 
 
 def test_the_run_folder_tells_its_config(finished):
-    config = Config.load(finished.json("config.json"))
+    config = read_config(finished.folder)
     assert config.appa.fairness_threshold == THRESHOLD
     assert config.run_folder == finished.folder
 
@@ -299,7 +300,7 @@ def test_real_answers_of_the_papers_countries_with_adapters(appa_run):
     assert all(tuple(row["per_group"]) == COUNTRIES for row in rows.values())
     assert all(tuple(line["rewards"]) == COUNTRIES for line in run.lines("metrics.jsonl"))
     # The uniform answer against the countries' own answers, straight from the file.
-    public = build_catalogue(Config.load(run.json("config.json")))
+    public = build_catalogue(read_config(run.folder))
     held_out = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if not train}
     rewards: dict[str, list[float]] = {name: [] for name in COUNTRIES}
     for line in GLOBALQA.read_text().splitlines():

@@ -17,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.report.artifacts import is_known, write_atomically
+from appa_flwr.files import replace_file
+from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.findings import Way
 from appa_flwr.report.plots import style
 
@@ -199,7 +200,8 @@ def trade_off(points: Sequence[TradeOffPoint], path: Path, *, metric: str = "js"
     for point in points:
         if not point.avg_as or len(point.avg_as) != len(point.min_as):
             raise ValueError(f"{point.name}: needs one Min AS for each of one or more Avg AS")
-    return write_atomically(path, trade_off_picture(points, metric=metric))
+    replace_file(path, trade_off_picture(points, metric=metric), parents=True)
+    return path
 
 
 @style.picture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -10,9 +11,12 @@ import sys
 import textwrap
 
 import pytest
+from fakes import tiny_causal_lm
 
 from appa_flwr import files
 from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from server_app.models.tiny import TinyRecipe, build_tokenizer
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -41,8 +45,11 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path, full_disk, monkeypatch
 
 
 def test_a_folder_that_has_gone_is_named(tmp_path):
+    path = tmp_path / "gone" / "x.json"
     with pytest.raises(UserError, match=r"gone/x\.json: cannot be written \(No such file or directory\)"):
-        files.replace_file(tmp_path / "gone" / "x.json", b"")
+        files.replace_file(path, b"")
+    files.replace_file(path, b"", parents=True)
+    assert path.exists()
 
 
 def test_a_real_limit_on_the_size_of_files_leaves_the_old_one(tmp_path):
@@ -70,6 +77,86 @@ def test_only_the_system_s_errors_are_the_user_s():
         raise RuntimeError("from a library: No space left on device (os error 28)")
     with pytest.raises(RuntimeError, match="a bug"), files.writing("x"):
         raise RuntimeError("a bug")
+
+
+def test_a_folder_is_replaced_once_the_new_one_is_whole(tmp_path):
+    target = tmp_path / "policy"
+    with files.replaced_folder(target) as beside:
+        (beside / "first").write_text("1")
+        assert not target.exists()
+    with (
+        pytest.raises(UserError, match=r"policy: cannot be written \(Is a directory\)"),
+        files.replaced_folder(target) as beside,
+    ):
+        (beside / "half").mkdir() or (beside / "half").write_text("fails")
+    assert [path.name for path in target.iterdir()] == ["first"]
+    with files.replaced_folder(target) as beside:
+        (beside / "second").write_text("2")
+        assert [path.name for path in target.iterdir()] == ["first"]
+    assert [path.name for path in target.iterdir()] == ["second"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+class Killed(BaseException):
+    """Ends the process as far as the files can tell."""
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_folder_survives_a_kill_at_any_moment_of_its_replacement(tmp_path, monkeypatch, renames):
+    with files.replaced_folder(tmp_path / "policy") as beside:
+        (beside / "weights").write_text("old")
+    rename, left = os.rename, [renames]
+
+    def killed(source, target):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        rename(source, target)
+
+    monkeypatch.setattr(files.os, "rename", killed)
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *args, **kwargs: None)  # a dead process tidies nothing up
+    with contextlib.suppress(Killed), files.replaced_folder(tmp_path / "policy") as beside:
+        (beside / "weights").write_text("new")
+    monkeypatch.undo()
+    files.recover(tmp_path)
+    assert (tmp_path / "policy" / "weights").read_text() == ("new" if renames == 2 else "old")
+    assert list(tmp_path.iterdir()) == [tmp_path / "policy"]
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Within, the system itself refuses to write a file longer than that; to root too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_that_another_process_finished_meanwhile_can_be_kept(tmp_path):
+    for keep, left in ((True, "theirs"), (False, "ours")):
+        with files.replaced_folder(tmp_path / "model", keep=keep) as beside:
+            (beside / "ours").touch()
+            (tmp_path / "model").mkdir(exist_ok=True)
+            (tmp_path / "model" / "theirs").touch()
+        assert [path.name for path in (tmp_path / "model").iterdir()] == [left]
+        assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+
+
+def test_a_disk_that_takes_no_more_of_a_model_is_one_line_and_leaves_the_last_one(tmp_path):
+    tokenizer = build_tokenizer(TinyRecipe("dpa"), [Question("q", "What?", ("a", "b"))])
+    for part in (tiny_causal_lm(), tokenizer):  # written by two libraries, each with an exception of its own
+        with files.replaced_folder(tmp_path / "policy") as beside:
+            (beside / "whole").touch()
+        with (
+            files_of_at_most(2000),
+            pytest.raises(UserError, match=rf"^{tmp_path}/policy: cannot be written \(.*File too large.*\)$"),
+            files.replaced_folder(tmp_path / "policy") as beside,
+        ):
+            part.save_pretrained(beside)
+        assert [path.name for path in (tmp_path / "policy").iterdir()] == ["whole"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "policy"]
 
 
 @pytest.mark.parametrize(

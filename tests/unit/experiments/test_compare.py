@@ -2,8 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+import report_runs
+from report_runs import line
 
 from appa_flwr.errors import UserError
+from appa_flwr.run.files import write_config
 from experiments import compare
 
 RUNS = {  # rule, seed -> Avg AS and Min AS of PPO
@@ -17,7 +20,6 @@ resumed: list[bool] = []
 
 
 def write_run(folder: Path, rule: str, seed: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for metric in METRICS:
         off = 0.0 if metric == "js" else -0.5  # the other metric must not leak into the table
@@ -31,10 +33,9 @@ def write_run(folder: Path, rule: str, seed: int) -> None:
             survey = {"avg_as": avg - 0.1, "min_as": low - 0.1, "fi": 1.0, "per_group": {}} if policy == "ppo" else None
             row = {"policy": policy, "metric": metric, "avg_as": avg + off, "min_as": low + off, "fi": 0.99}
             rows.append(row | {"format_score": form, "per_group": {}, "survey": survey})
-    (folder / "summary.json").write_text(json.dumps(rows))
-    lines = [{"fell_back": None if rule == "min" else i < 3} for i in range(4)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "report.html").write_text("")
+    lines = [line(i, planned=4, fell_back=None if rule == "min" else i < 4) for i in (1, 2, 3, 4)]
+    report_runs.write_run(folder, summary=rows, metrics=lines)
+    (folder / "report.html").touch()
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def launched(monkeypatch):
         runs.append((config.rule, config.seed, config.ppo.num_iterations))
         resumed.append(config.run.resume)
         write_run(config.run_folder, config.rule, config.seed)
-        (config.run_folder / "config.json").write_text(json.dumps(config.flat()))
+        write_config(config.run_folder, config)
         return config.run_folder
 
     monkeypatch.setattr(compare, "launch", launch)
@@ -106,6 +107,15 @@ def test_a_run_with_other_keys_is_not_resumed(launched, tmp_path):
     with pytest.raises(UserError, match=r"num-iterations = 8"):
         run(tmp_path, overrides=["ppo.num-iterations=8"])
     assert launched == []
+
+
+def test_a_complete_run_of_an_older_schema_is_not_compared(launched, tmp_path):
+    run(tmp_path)
+    config = json.loads((tmp_path / "min-seed1" / "config.json").read_text())
+    del config["schema"]
+    (tmp_path / "min-seed1" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"min-seed1: another version of appa-flwr wrote this run"):
+        run(tmp_path)
 
 
 def test_an_unknown_rule_is_refused_before_any_run(launched, tmp_path):

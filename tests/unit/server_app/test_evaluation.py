@@ -5,7 +5,6 @@ Axis letters: G groups, Q questions, K options, J answers.
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ from fakes import PAD_ID, PROMPTS, FakeGrid, catalogue_of, random_tables, scorin
 
 from appa_flwr import rewards
 from appa_flwr.config import Config
-from appa_flwr.report import artifacts
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
 from server_app.federation.grid import OverlapGrid
@@ -70,7 +68,7 @@ def test_a_group_that_does_not_answer_has_no_rebuilt_target():
 def test_a_policy_s_rows(federation):
     answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
     scored = evaluation.score(federation, "ppo", answers, metrics=["js", "cosine"], config=CONFIG)
-    assert [(row["policy"], row["metric"]) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
+    assert [(row.policy, row.metric) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
     def reward(metric, table_QK, q):
@@ -80,12 +78,12 @@ def test_a_policy_s_rows(federation):
         return float(rewards.METRICS[metric](predictions[q], table_QK[q, :size], [True] * size))
 
     for row in scored.rows:
-        for tables, scores in ((TABLES, row), (TRUTHS, row["survey"])):
-            per_group = {n: sum(reward(row["metric"], tables[n], q) for q in TEST_J) / 3 for n in GROUPS}
-            assert scores["per_group"] == pytest.approx(per_group)
-            assert scores["avg_as"] == pytest.approx(sum(per_group.values()) / 3)
-            assert scores["min_as"] == pytest.approx(min(per_group.values()))
-        assert row["format_score"] == pytest.approx(2 / 3)
+        for tables, scores in ((TABLES, row), (TRUTHS, row.survey)):
+            per_group = {n: sum(reward(row.metric, tables[n], q) for q in TEST_J) / 3 for n in GROUPS}
+            assert scores.per_group == pytest.approx(per_group)
+            assert scores.avg_as == pytest.approx(sum(per_group.values()) / 3)
+            assert scores.min_as == pytest.approx(min(per_group.values()))
+        assert row.format_score == pytest.approx(2 / 3)
     mean_J = [np.mean([reward("js", TABLES[n], q) for n in GROUPS]) for q in TEST_J]
     np.testing.assert_allclose(scored.reward_J, mean_J)
 
@@ -95,12 +93,12 @@ def test_groups_without_survey_answers_leave_the_truth_empty(federation):
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
     (row,) = evaluation.score(federate(nodes), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
-    assert row["survey"] is None
-    assert row["format_score"] is None  # no model wrote these
+    assert row.survey is None
+    assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
     (row,) = evaluation.score(federate(nodes), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
-    assert row["survey"]["avg_as"] == row["survey"]["min_as"] == row["survey"]["per_group"]["B"]
-    assert np.isnan(row["survey"]["per_group"]["A"])
+    assert row.survey.avg_as == row.survey.min_as == row.survey.per_group["B"]
+    assert np.isnan(row.survey.per_group["A"])
 
 
 @pytest.fixture
@@ -108,30 +106,28 @@ def majority_QK():
     return np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
 
 
-def test_baselines_are_rows_the_report_reads(federation, majority_QK, tmp_path):
+def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation, majority_QK):
     rows = evaluation.baseline_rows(
         federation, CONFIG, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
     )
-    (tmp_path / artifacts.CONFIG_FILE).write_text("{}")
-    (tmp_path / artifacts.SUMMARY_FILE).write_text(json.dumps(rows))
-    run = artifacts.read_run(tmp_path)
+    found = {(row.policy, row.metric): row for row in rows}
     metrics = rewards.metrics_of("dpa")
     pairs = [(policy, metric) for policy in ("uniform", "majority") for metric in metrics]
     pairs += [(policy, metric) for policy in ("ceiling-average", "ceiling-min") for metric in metrics]
-    assert [(row.policy, row.metric) for row in run.summary] == pairs
+    assert [(row.policy, row.metric) for row in rows] == pairs
     sizes = {1: 3, 2: 4, 4: 5}
     uniform = [
         np.mean([float(rewards.js([1 / n] * n, TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
         for group in GROUPS
     ]
-    assert list(run.row("uniform", "js").targets.per_group.values()) == pytest.approx(uniform)
+    assert list(found["uniform", "js"].per_group.values()) == pytest.approx(uniform)
     for metric in metrics:
-        best_average, best_minimum = run.row("ceiling-average", metric), run.row("ceiling-min", metric)
+        best_average, best_minimum = found["ceiling-average", metric], found["ceiling-min", metric]
         for policy in ("uniform", "majority", "ceiling-min"):
-            assert run.row(policy, metric).targets.avg_as <= best_average.targets.avg_as + 1e-4
+            assert found[policy, metric].avg_as <= best_average.avg_as + 1e-4
         for policy in ("uniform", "majority", "ceiling-average"):
-            assert run.row(policy, metric).targets.min_as <= best_minimum.targets.min_as + 1e-4
-    assert run.row("uniform", "js").targets.avg_as < run.row("ceiling-average", "js").targets.avg_as - 0.01
+            assert found[policy, metric].min_as <= best_minimum.min_as + 1e-4
+    assert found["uniform", "js"].avg_as < found["ceiling-average", "js"].avg_as - 0.01
 
 
 def test_without_ceilings_no_target_is_asked_for(federation, majority_QK):
@@ -141,7 +137,7 @@ def test_without_ceilings_no_target_is_asked_for(federation, majority_QK):
     rows = evaluation.baseline_rows(
         federation, config, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
     )
-    assert {row["policy"] for row in rows} == {"uniform", "majority"}
+    assert {row.policy for row in rows} == {"uniform", "majority"}
     assert len(grid.pushed) == 2 * len(GROUPS)
 
 

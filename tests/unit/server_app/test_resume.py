@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from server_app import checkpoint, main, run_folder
+from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
 from server_app.models.tiny import TinyRecipe, build
@@ -188,7 +188,7 @@ def saving_policy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Killed
         rename(source, target)
 
-    monkeypatch.setattr(run_folder.os, "rename", killed)
+    monkeypatch.setattr(files.os, "rename", killed)
 
 
 # In the order in which one run meets them: when, iterations kept, and whether PluralLLM and SFT have to be done again.
@@ -248,7 +248,7 @@ def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"^seed = 1, but the run in .*copy began with 0; .* config\.json$"):
         session(config_of(shared, "copy", seed=1, **{"run.resume": True}))
-    with pytest.raises(UserError, match=r"nowhere: no run to resume, it has no config\.json"):
+    with pytest.raises(UserError, match=r"nowhere: not a run folder, it has no config\.json"):
         session(config_of(shared, "nowhere", **{"run.resume": True}))
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
     assert not (shared / "runs" / "nowhere").exists()

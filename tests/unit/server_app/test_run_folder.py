@@ -6,24 +6,28 @@ import contextlib
 import errno
 import json
 import os
-import resource
 
 import pytest
-from fakes import tiny_causal_lm
+from report_runs import line
 
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.launch.progress import Tail, read_progress
-from appa_flwr.report import artifacts
-from appa_flwr.survey.types import Question
+from appa_flwr.run import files as files_of_run
+from appa_flwr.run.files import EXAMPLES, METRICS
+from appa_flwr.run.records import Iteration
+from appa_flwr.run.resume import LAST_PHASE
 from server_app import run_folder as run_folders
-from server_app.models.tiny import TinyRecipe, build_tokenizer
-from server_app.run_folder import RunFolder, replaced_folder
+from server_app.run_folder import RunFolder
 
 
 def config_in(folder, **keys):
     return Config.load({"run.output-dir": str(folder), "run-name": "r", **keys})
+
+
+def iteration(number):
+    return Iteration(**line(number, planned=5, fell_back=None))
 
 
 @pytest.fixture
@@ -31,13 +35,6 @@ def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(run_folders.time, "monotonic", lambda: now[0])
     return now
-
-
-def test_the_config_reads_back(tmp_path):
-    config = config_in(tmp_path / "a" / "b", rule="alpha", **{"appa.alpha": float("-inf")})
-    folder = RunFolder(config)
-    assert folder.path == tmp_path / "a" / "b" / "r"
-    assert Config.load(json.loads((folder.path / "config.json").read_text())) == config
 
 
 def test_phases_are_timed_and_their_steps_reach_the_launcher(tmp_path, clock, capsys):
@@ -70,25 +67,17 @@ def test_a_phase_that_fails_is_not_counted_as_done(tmp_path):
     assert not (folder.path / "phases.json").exists()
 
 
-def test_whole_files_are_replaced_as_a_whole(tmp_path):
-    folder = RunFolder(config_in(tmp_path))
-    folder.write_json("summary.json", [1, float("nan")])
-    with pytest.raises(TypeError):
-        folder.write_json("summary.json", [object()])
-    read = json.loads((folder.path / "summary.json").read_text())
-    assert read[0] == 1
-    assert read[1] != read[1]
-    assert not list(folder.path.glob(".*"))
-
-
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
     folder = RunFolder(config_in(tmp_path))
+    assert folder.path == tmp_path / "r"
     assert (folder.path / "metrics.jsonl").read_text() == ""
-    for value in (1, 2):
-        folder.append_json("metrics.jsonl", {"reward": value})
+    for number in (1, 2):
+        folder.append(METRICS, iteration(number))
         lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-        assert json.loads(lines[-1]) == {"reward": value}
-        assert len(lines) == value
+        assert json.loads(lines[-1]) == line(number, planned=5, fell_back=None)
+        assert len(lines) == number
+    folder.write(EXAMPLES, ())
+    assert (folder.path / "examples.json").read_text() == "[]\n"
 
 
 def test_the_reason_of_a_failure_is_one_line(tmp_path):
@@ -98,28 +87,63 @@ def test_the_reason_of_a_failure_is_one_line(tmp_path):
     assert "failed: no such" in (folder.path / "run.log").read_text()
 
 
-def test_an_earlier_run_in_the_same_folder_leaves_nothing_behind(tmp_path):
-    earlier = RunFolder(config_in(tmp_path, seed=1))
-    with earlier.phase("ppo"):
-        earlier.append_json("metrics.jsonl", {"iteration": 1})
-    for name in ("summary.json", "pluralllm.json", "examples.json"):
-        earlier.write_json(name, [])
-    (earlier.path / "checkpoint.pt").touch()
-    (earlier.path / "pluralllm.safetensors").touch()
+def finished(folder: RunFolder) -> None:
+    folder.progress(LAST_PHASE, 1, 1, "", None)
     for name in ("sft-model", "policy"):
-        (earlier.path / name).mkdir()
-    earlier.fail("a mistake of yesterday")
-    with pytest.raises(UserError, match=f"^{earlier.path}: another run is writing here"):
+        (folder.path / name).mkdir()
+        (folder.path / name / "weights").write_text(name)
+    for name in ("checkpoint.pt", "pluralllm.safetensors", "summary.json", "report.html"):
+        (folder.path / name).write_text(name)
+
+
+def broken(folder: RunFolder) -> None:
+    folder.append(METRICS, iteration(1))
+    with (folder.path / "progress.jsonl").open("a") as file:
+        file.write('{"half a li')
+    folder.fail("a mistake of yesterday")
+
+
+def without_its_config(folder: RunFolder) -> None:
+    (folder.path / "sft-model").mkdir()
+    (folder.path / "config.json").unlink()
+
+
+@pytest.mark.parametrize("spoil", [finished, broken, without_its_config, lambda folder: None])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_folder_that_holds_a_run_is_refused_and_not_touched(tmp_path, spoil, seed):
+    with RunFolder(config_in(tmp_path, seed=1)) as earlier:
+        spoil(earlier)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(UserError) as refused:
+        RunFolder(config_in(tmp_path, seed=seed))
+    assert str(refused.value) == (
+        f'run-name = "r": {earlier.path} holds a run already; choose another run-name, or go on with it: '
+        "run.resume=true"
+    )
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_a_run_that_the_launcher_announced_can_begin_or_be_resumed_and_no_other_can(tmp_path):
+    config = config_in(tmp_path, seed=1)
+    config.run_folder.mkdir()
+    files_of_run.write_config(config.run_folder, config)
+    (config.run_folder / "flower.log").write_text("refused by Flower")
+    with pytest.raises(UserError, match="holds a run already"):
         RunFolder(config_in(tmp_path, seed=2))
-    assert (earlier.path / "error.txt").exists()
-    with earlier:  # closes it
-        pass
-    later = RunFolder(config_in(tmp_path, seed=2))
-    lines = {"metrics.jsonl", "progress.jsonl", "run.log"}
-    assert {p.name for p in later.path.iterdir()} == {"config.json", *lines}
-    assert not any((later.path / name).read_text() for name in lines)
-    assert not (later.path / "error.txt").exists()
-    assert artifacts.read_run(later.path).config["seed"] == 2
+    assert len(list(config.run_folder.iterdir())) == 2
+    for resume in (False, True):
+        again = config_in(tmp_path, seed=1, **{"run.resume": resume})
+        with RunFolder(again) as folder:
+            assert files_of_run.read_config(folder.path) == config
+
+
+def test_a_run_that_is_still_written_is_not_resumed(tmp_path):
+    config = config_in(tmp_path)
+    with (
+        RunFolder(config) as folder,
+        pytest.raises(UserError, match=f"^{folder.path}: another run is writing here"),
+    ):
+        RunFolder(config_in(tmp_path, **{"run.resume": True}))
 
 
 def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
@@ -128,75 +152,8 @@ def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
         RunFolder(config_in(tmp_path / "file" / "deeper"))
 
 
-def test_a_folder_is_replaced_once_the_new_one_is_whole(tmp_path):
-    target = tmp_path / "policy"
-    with replaced_folder(target) as beside:
-        (beside / "first").write_text("1")
-        assert not target.exists()
-    with (
-        pytest.raises(UserError, match=r"policy: cannot be written \(Is a directory\)"),
-        replaced_folder(target) as beside,
-    ):
-        (beside / "half").mkdir() or (beside / "half").write_text("fails")
-    assert [path.name for path in target.iterdir()] == ["first"]
-    with replaced_folder(target) as beside:
-        (beside / "second").write_text("2")
-        assert [path.name for path in target.iterdir()] == ["first"]
-    assert [path.name for path in target.iterdir()] == ["second"]
-    assert list(tmp_path.iterdir()) == [target]
-
-
 class Killed(BaseException):
     """Ends the process as far as the run can tell."""
-
-
-@pytest.mark.parametrize("renames", [0, 1, 2])
-def test_a_folder_survives_a_kill_at_any_moment_of_its_replacement(tmp_path, monkeypatch, renames):
-    config = config_in(tmp_path)
-    with RunFolder(config) as folder, replaced_folder(folder.path / "policy") as beside:
-        (beside / "weights").write_text("old")
-    rename, left = os.rename, [renames]
-
-    def killed(source, target):
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        rename(source, target)
-
-    monkeypatch.setattr(run_folders.os, "rename", killed)
-    monkeypatch.setattr(run_folders.shutil, "rmtree", lambda *args, **kwargs: None)  # a dead process tidies nothing up
-    with contextlib.suppress(Killed), replaced_folder(folder.path / "policy") as beside:
-        (beside / "weights").write_text("new")
-    monkeypatch.undo()
-    with RunFolder(Config.load({**config.flat(), "run.resume": True})) as again:
-        assert (again.path / "policy" / "weights").read_text() == ("new" if renames == 2 else "old")
-        assert not list(again.path.glob(".*"))
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    """Within, the system itself refuses to write a file longer than that; to root too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_disk_that_takes_no_more_of_a_model_is_one_line_and_leaves_the_last_one(tmp_path):
-    tokenizer = build_tokenizer(TinyRecipe("dpa"), [Question("q", "What?", ("a", "b"))])
-    for part in (tiny_causal_lm(), tokenizer):  # written by two libraries, each with an exception of its own
-        with replaced_folder(tmp_path / "policy") as beside:
-            (beside / "whole").touch()
-        with (
-            files_of_at_most(2000),
-            pytest.raises(UserError, match=rf"^{tmp_path}/policy: cannot be written \(.*File too large.*\)$"),
-            replaced_folder(tmp_path / "policy") as beside,
-        ):
-            part.save_pretrained(beside)
-        assert [path.name for path in (tmp_path / "policy").iterdir()] == ["whole"]
-    assert list(tmp_path.iterdir()) == [tmp_path / "policy"]
 
 
 def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
@@ -205,10 +162,10 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
         with folder.phase("sft"):
             clock[0] += 10.0
         with contextlib.suppress(Killed), folder.phase("ppo") as phase:
-            for iteration in (1, 2, 3):
-                folder.append_json("metrics.jsonl", {"iteration": iteration})
+            for number in (1, 2, 3):
+                folder.append(METRICS, iteration(number))
                 clock[0] += 5.0
-                phase.step(iteration, 5, "")
+                phase.step(number, 5, "")
             phase.save_seconds()
             raise Killed
         with (folder.path / "progress.jsonl").open("a") as file:
@@ -217,7 +174,7 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
     clock[0] += 1000.0
     with RunFolder(Config.load({**config.flat(), "run.resume": True})) as again:
         assert not (again.path / "error.txt").exists()
-        assert json.loads((again.path / "config.json").read_text()) == config.flat()
+        assert files_of_run.read_config(again.path) == config
         again.keep_iterations(2)
         with again.phase("sft"):
             clock[0] += 1.0
@@ -231,10 +188,7 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
         ("ppo", 2, None),
         ("ppo", 3, 8),
     ]
-    assert [json.loads(line)["iteration"] for line in (folder.path / "metrics.jsonl").read_text().splitlines()] == [
-        1,
-        2,
-    ]
+    assert [entry.iteration for entry in METRICS.read(folder.path)] == [1, 2]
     assert json.loads((folder.path / "phases.json").read_text()) == [
         {"phase": "sft", "seconds": 11.0},
         {"phase": "ppo", "seconds": 19.0},
@@ -243,7 +197,7 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
 
 def test_fewer_iterations_than_the_checkpoint_counts_are_an_error(tmp_path):
     folder = RunFolder(config_in(tmp_path))
-    folder.append_json("metrics.jsonl", {"iteration": 1})
+    folder.append(METRICS, iteration(1))
     with pytest.raises(UserError, match=r"metrics\.jsonl: has 1 lines, but checkpoint\.pt was written after 2"):
         folder.keep_iterations(2)
 
@@ -256,6 +210,6 @@ def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothi
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"):
-        folder.append_json("metrics.jsonl", {})
+        folder.append(METRICS, iteration(1))
     folder.fail("the disk is full")
     assert not (folder.path / "error.txt").exists()

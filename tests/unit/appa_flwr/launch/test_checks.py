@@ -10,6 +10,7 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.files import lock
 from appa_flwr.launch import checks
+from appa_flwr.run.files import ERROR_FILE
 from appa_flwr.run.resume import resumable
 from appa_flwr.survey.generate import generate
 
@@ -92,9 +93,9 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_p
     with pytest.raises(UserError, match=rf'^run-name = "mine": {folder} holds a run .* appa run --resume {folder}$'):
         checks.claim_run_folder(Config.load({**config.flat(), "seed": 1}))
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("config.json", before)]
-    (folder / checks.ERROR_FILE).write_text("why it ended")
+    (folder / ERROR_FILE).write_text("why it ended")
     assert checks.claim_run_folder(resumed) == folder
-    assert not (folder / checks.ERROR_FILE).exists()
+    assert not (folder / ERROR_FILE).exists()
 
 
 def test_a_run_that_is_still_written_is_not_resumed(tmp_path, monkeypatch):

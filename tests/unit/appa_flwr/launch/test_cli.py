@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from flwr.common.config import flatten_dict
+from report_runs import predictor_card, write_run
 
 from appa_flwr.config import KEYS, Config
 from appa_flwr.launch import cli
+from appa_flwr.run.files import write_config
 from appa_flwr.run.resume import resumable
 
 
@@ -58,7 +60,7 @@ def stopped(tmp_path):
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     config = Config.load({"run.output-dir": "elsewhere", "run-name": "before-it-was-moved", "seed": 3})
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    write_config(folder, config)
     line = json.dumps({"phase": "ppo", "step": 1, "of": 2, "message": "", "seconds_left": None})
     (folder / "progress.jsonl").write_text(line + "\n")
     return folder
@@ -71,13 +73,18 @@ def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies(stopped, monkeypat
         assert resumable(name) == Config.load({"seed": 3, **here})
 
 
+def finish(progress):
+    progress.write_text(progress.read_text().replace('"ppo"', '"report"'))
+
+
 @pytest.mark.parametrize(
     ("spoil", "more", "says"),
     [
-        (lambda folder: (folder / "config.json").unlink(), [], "no run to resume, it has no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), [], "config.json: cannot be read"),
-        (lambda folder: (folder / "config.json").write_text("[]"), [], "config.json: must hold the keys"),
-        (lambda folder: (folder / "progress.jsonl").write_text('{"phase": "report"}\n'), [], "the run is finished"),
+        (lambda folder: (folder / "config.json").unlink(), [], "not a run folder, it has no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), [], "config.json is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), [], "config.json: input should be an object"),
+        (lambda folder: (folder / "config.json").write_text("{}"), [], "another version of appa-flwr wrote this run"),
+        (lambda folder: finish(folder / "progress.jsonl"), [], "the run is finished"),
         (lambda folder: None, ["-c", "seed=4"], "it takes no FILE and no -c"),
         (lambda folder: None, ["my.toml"], "it takes no FILE and no -c"),
     ],
@@ -96,19 +103,17 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
 
     def launch(config, **_):
         asked.append(config)
-        config.run_folder.mkdir(parents=True)
         scores = {"js": 0.9123, "js_distance": 0.7654, "wasserstein": 0.8, "cells": 17.0}
-        card = {
-            "rounds": [{"round": 1, "loss": 0.5, "validation": 0.25}],
-            "chosen": 1,
-            "population": None,
-            "by_context": {"unseen/held-out": {"4": {**scores, "js": 0.7171}}},
-            "scores": {"unseen/held-out": {"uniform": scores, "pluralllm": {**scores, "js": 0.9876}}},
-            "groups": {},
-            "calibration": {"unseen/held-out": {"spread": 0.012, "rank_correlation": 0.34}},
-        }
-        (config.run_folder / "config.json").write_text("{}")
-        (config.run_folder / "pluralllm.json").write_text(json.dumps(card))
+        card = predictor_card(
+            rounds=[{"round": 1, "loss": 0.5, "validation": 0.25}],
+            chosen=1,
+            population=None,
+            by_context={"unseen/held-out": {"4": {**scores, "js": 0.7171}}},
+            scores={"unseen/held-out": {"uniform": scores, "pluralllm": {**scores, "js": 0.9876}}},
+            groups={},
+            calibration={"unseen/held-out": {"spread": 0.012, "rank_correlation": 0.34}},
+        )
+        write_run(config.run_folder, config={}, pluralllm=card)
         return config.run_folder
 
     monkeypatch.setattr(cli, "launch", launch)

@@ -19,6 +19,7 @@ from appa_flwr.launch import flower
 from appa_flwr.launch.checks import ERROR_FILE
 from appa_flwr.launch.flower import FLOWER_LOG, SUPERLINK_LOG, flower_environment
 from appa_flwr.launch.processes import processes_of
+from appa_flwr.run.files import read_config
 
 SERVER = """
 import json, os, time
@@ -203,5 +204,5 @@ def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed(app
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == shown(folder)  # what was shown before is not shown again
     config = json.loads((folder / "seen.json").read_text())["config"]
-    assert config == json.loads((folder / "config.json").read_text()) | {"run.resume": True}
+    assert config == read_config(folder).flat() | {"run.resume": True}
     assert (folder / FLOWER_LOG).read_text().startswith(log)

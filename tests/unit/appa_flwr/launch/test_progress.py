@@ -7,7 +7,8 @@ import re
 import pytest
 from rich.console import Console
 
-from appa_flwr.launch.progress import ProgressRecord, Tail, read_progress, shown
+from appa_flwr.launch.progress import Tail, read_progress, shown
+from appa_flwr.run.records import Progress
 
 
 def test_tail_gives_complete_lines_once(tmp_path):
@@ -46,8 +47,8 @@ def test_without_a_terminal_a_record_is_a_plain_line(tmp_path, capsys, seconds, 
 def test_a_terminal_has_one_bar_a_phase_and_the_time_left_next_to_the_one_that_runs():
     screen = io.StringIO()
     with shown(Console(file=screen, force_terminal=True, width=120)) as show:
-        show(ProgressRecord("sft", 300, 300, "loss [1.25]", 90.0))
-        show(ProgressRecord("ppo", 7, 100, "FI 0.97", 61.0))
+        show(Progress(phase="sft", step=300, of=300, message="loss [1.25]", seconds_left=90.0))
+        show(Progress(phase="ppo", step=7, of=100, message="FI 0.97", seconds_left=61.0))
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).rstrip().splitlines()[-2:]
     assert last[0].split() == ["sft", "━" * 40, "300/300", "loss", "[1.25]"]
     assert last[1].startswith("ppo ")

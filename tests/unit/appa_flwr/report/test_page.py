@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from report_runs import (
     found_predictor,
     line,
     page_of,
+    predictor_card,
     predictor_scores,
     row,
     scored_run,
@@ -34,28 +34,15 @@ from appa_flwr.report import build, predictor
 def test_results_table_holds_the_numbers_of_the_summary(tmp_path: Path) -> None:
     page = page_of(scored_run(tmp_path))
     # policy, rule, targets' FI, Avg, Min, survey truth's FI, Avg, Min (each score 0.1 lower), format.
-    assert cells(page, "PPO") == [
-        "PPO",
-        "appa",
-        "0.9876",
-        "0.860",
-        "0.800",
-        "0.9876",
-        "0.760",
-        "0.700",
-        "0.950",
-    ]
+    assert cells(page, "PPO") == ["PPO", "appa", "0.9876", "0.860", "0.800", "0.9876", "0.760", "0.700", "0.950"]
     # Base lies below the uniform answer everywhere: every score carries the dagger.
     assert cells(page, "Base")[3:5] == ["0.700†", "0.600†"]
     assert cells(page, "Uniform answer")[2:] == ["0.9876", "0.790", "0.750", "0.9876", "0.690", "0.650", "–"]
     assert cells(page, "Ceiling (worst group)")[3:5] == ["0.880", "0.840"]
-
-
-def test_bold_marks_the_best_of_base_sft_and_ppo_but_no_reference(tmp_path: Path) -> None:
-    page = page_of(scored_run(tmp_path))
+    # Bold is the best of base, SFT and PPO, not SFT's score nor the ceiling's, which is higher than PPO's.
     assert "<b>0.860</b>" in page
     assert "<b>0.810</b>" not in page
-    assert "<b>0.900</b>" not in page  # the ceiling's, higher than PPO's
+    assert "<b>0.900</b>" not in page
 
 
 def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
@@ -82,46 +69,46 @@ def test_per_group_table_puts_the_worst_served_first(tmp_path: Path) -> None:
     assert table.index(">a<") < table.index(">b<")
 
 
-def test_verdict_gives_the_three_gains(tmp_path: Path) -> None:
-    page = page_of(scored_run(tmp_path))
-    # .860 - .700, .860 - .790, .860 - .810; and .800 - .600, .800 - .750, .800 - .770
-    assert "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, +0.050 over SFT: a gain." in page
-    assert "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, +0.030 over SFT: a gain." in page
-    assert "PPO gained on Avg AS and Min AS." in page
-    assert "no gain" not in page
-
-
-def test_a_gain_over_base_that_does_not_beat_uniform_is_none(tmp_path: Path) -> None:
-    page = page_of(scored_run(tmp_path, ppo=(0.780, 0.740), sft=(0.760, 0.720)))
-    assert "+0.080 over base, -0.010 over the uniform answer, +0.020 over SFT: no gain" in page
-    assert "hedging" in page
-    assert "PPO did not gain." in page
-    assert ": a gain." not in page
-
-
 @pytest.mark.parametrize(
-    ("ppo", "expected"),
+    ("changed", "expected", "gained"),
     [
-        ((0.860, 0.740), "PPO gained on Avg AS only."),
-        ((0.800, 0.760), "PPO did not gain over SFT."),
-        ((0.690, 0.590), "not even over base"),
+        # .860 - .700, .860 - .790, .860 - .810; and .800 - .600, .800 - .750, .800 - .770
+        (
+            {},
+            (
+                "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, +0.050 over SFT: a gain.",
+                "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, +0.030 over SFT: a gain.",
+                "PPO gained on Avg AS and Min AS.",
+            ),
+            True,
+        ),
+        # above base, but not above the uniform answer
+        (
+            {"ppo": (0.780, 0.740), "sft": (0.760, 0.720)},
+            ("+0.080 over base, -0.010 over the uniform answer, +0.020 over SFT: no gain", "hedging", "did not gain."),
+            False,
+        ),
+        ({"ppo": (0.860, 0.740)}, ("PPO gained on Avg AS only.",), True),
+        ({"ppo": (0.800, 0.760)}, ("PPO did not gain over SFT.",), False),
+        ({"ppo": (0.690, 0.590)}, ("not even over base",), False),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
-        ((0.7904, 0.7504), "PPO did not gain."),
+        ({"ppo": (0.7904, 0.7504)}, ("PPO did not gain.",), False),
     ],
 )
-def test_verdict_follows_the_numbers(tmp_path: Path, ppo: tuple[float, float], expected: str) -> None:
-    assert expected in page_of(scored_run(tmp_path, ppo=ppo))
+def test_verdict_follows_the_numbers(
+    tmp_path: Path, changed: dict[str, tuple[float, float]], expected: tuple[str, ...], gained: bool
+) -> None:
+    page = page_of(scored_run(tmp_path, **changed))
+    assert [text for text in expected if text not in page] == []
+    assert (": a gain." in page) == gained
+    assert ('class="verdict none"' in page) == (changed != {})
 
 
 @pytest.mark.parametrize(
     ("branches", "text", "warned"),
     [
         # 3 of 4 fell back: one in four weighted.
-        (
-            [True, True, False, True],
-            "in 3 of 4 iterations (75.0%); it weighted the groups in 1 (25.0%)",
-            False,
-        ),
+        ([True, True, False, True], "in 3 of 4 iterations (75.0%); it weighted the groups in 1 (25.0%)", False),
         # 10 of 11: 1/11 = 9.1 % weighted, under a tenth.
         ([True] * 10 + [False], "in 10 of 11 iterations (90.9%); it weighted the groups in 1 (9.1%)", True),
         # 9 of 10: exactly a tenth is not under it.
@@ -136,18 +123,15 @@ def test_fall_back_share_and_warning(tmp_path: Path, branches: list[bool | None]
     assert ("Warning: the adaptive branch" in page) == warned
 
 
-def test_share_of_time_waiting_for_groups(tmp_path: Path) -> None:
+def test_times(tmp_path: Path) -> None:
     lines = [line(i, planned=2, fell_back=None) for i in (1, 2)]
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting: 12.5 %; both together 8 s.
     page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
-    assert "12.5% of the iterations&#39; time" in page
+    assert "12.5% of the iterations' time" in page
     assert "8.0 s" in page
-
-
-def test_total_time_is_that_of_the_phases(tmp_path: Path) -> None:
+    # Where the phases are known the total is theirs: 365 s = 6 min 5 s.
     phases = [{"phase": "policy", "seconds": 80.4}, {"phase": "ppo", "seconds": 284.6}]
-    # 365 s = 6 min 5 s
-    assert "6 min 5 s" in page_of(write_run(tmp_path, config=CONFIG, phases=phases))
+    assert "6 min 5 s" in page_of(write_run(tmp_path, phases=phases))
 
 
 def test_all_text_is_escaped(tmp_path: Path) -> None:
@@ -156,21 +140,18 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run}
     write_run(
         tmp_path,
-        config=CONFIG | {"model": evil, "rule": evil, evil: evil},
+        config=CONFIG | {"model": evil, "survey": evil, "groups": f"a,{evil}"},
         summary=[
             {"policy": policy, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for policy in POLICIES
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
-        pluralllm={
-            "rounds": [{"round": 1, "loss": 0.5, "validation": None}],
-            "chosen": 1,
-            "population": None,
-            "by_context": {f"{evil}/held-out": {"1": predictor_scores(0.5)}},
-            "scores": {f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
-            "groups": {evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
-            "calibration": {evil: {"spread": 0.5, "rank_correlation": 0.1}},
-        },
+        pluralllm=predictor_card(
+            by_context={f"{evil}/held-out": {"1": predictor_scores(0.5)}},
+            scores={f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
+            groups={evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
+            calibration={evil: {"spread": 0.5, "rank_correlation": 0.1}},
+        ),
         examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
     )
     page = built_page(tmp_path)
@@ -179,35 +160,31 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     assert page.count(escape("alert('x')")) >= 12
 
 
-def test_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+def test_page_needs_no_other_file(tmp_path: Path) -> None:
     page = built_page(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     assert len(sources) == len(list((tmp_path / "plots").glob("*.png"))) == 12
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
     assert all(path.read_bytes().startswith(PNG_START) for path in (tmp_path / "plots").glob("*.png"))
-    assert (
-        page.count('alt="score of the preference predictor by number of context answers" title="pluralllm_context"')
-        == 1
-    )
-    assert page.count('alt="loss and validation error of the preference predictor over its rounds"') == 1
+    alt = "score of the preference predictor by number of context answers"
+    assert page.count(f'alt="{alt}" title="pluralllm_context"') == 1
     assert "incomplete" not in page
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize(
-    "groups", [COUNTRIES[:3], tuple(f"$group {i} of many with a very long name$" for i in range(64))]
+    ("groups", "spider"),
+    [
+        (("a", "b"), False),  # two spokes are no plane
+        (COUNTRIES[:3], True),
+        (tuple(f"$group {i} of many with a very long name$" for i in range(64)), True),
+    ],
 )
-def test_few_and_many_groups(tmp_path: Path, groups: tuple[str, ...]) -> None:
+def test_few_and_many_groups(tmp_path: Path, groups: tuple[str, ...], spider: bool) -> None:
     page = built_page(fake_run(tmp_path, groups=groups, iterations=35))
     assert all(escape(group) in page for group in groups)
-    assert (tmp_path / "plots" / "spider.png").exists()
-
-
-def test_two_groups_have_no_spider_plot(tmp_path: Path) -> None:
-    build(fake_run(tmp_path, groups=("a", "b"), iterations=1))
-    assert not (tmp_path / "plots" / "spider.png").exists()
-    assert (tmp_path / "plots" / "weights.png").exists()
+    assert (tmp_path / "plots" / "spider.png").exists() == spider
 
 
 def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
@@ -218,8 +195,8 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
 
 
-def test_the_targets_own_error_stands_beside_the_alignment_scores(tmp_path: Path) -> None:
-    page = built_page(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
+def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Path) -> None:
+    page = page_of(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
     results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)
     assert (
         "The PluralLLM targets themselves agree with the survey answers of seen groups by JS 0.930 on held-out "
@@ -233,16 +210,12 @@ def test_the_targets_own_error_stands_beside_the_alignment_scores(tmp_path: Path
     # the table: PluralLLM first in each part, its natural JS distance and its Wasserstein score beside it
     assert cells(rest, "seen / held-out") == ["seen / held-out", "PluralLLM", "0.930", "0.780", "0.880", "240"]
     assert "spread over context draws 0.042, its rank correlation with the error 0.31" in rest
-    assert (tmp_path / "plots" / "pluralllm_groups.png").read_bytes().startswith(PNG_START)
 
 
-def test_unseen_groups_are_marked_beside_their_alignment_scores(tmp_path: Path) -> None:
+def test_unseen_groups_are_marked(tmp_path: Path) -> None:
     fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)
-    page = built_page(tmp_path)
-    assert "(unseen)" not in page
-    config = json.loads((tmp_path / "config.json").read_text())
-    write_run(tmp_path, config={**config, "pluralllm.unseen-groups": "b"})
-    marked = built_page(tmp_path)
+    assert "(unseen)" not in page_of(tmp_path)
+    marked = page_of(write_run(tmp_path, config={**CONFIG, "pluralllm.unseen-groups": "b"}))
     assert "<th>b (unseen)</th>" in marked
     assert marked.count("(unseen)") == 1
 

@@ -48,25 +48,19 @@ def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path
     assert unseen.get_title("left").endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
 
 
-def test_seen_groups_alone_have_one_panel(tmp_path: Path) -> None:
-    only = {"seen/held-out": {"8": predictor_scores(0.9)}}
-    figure = figure_of(
-        predictor_plots.predictor_by_context, predictor.context_curves(found_predictor(tmp_path, by_context=only))
-    )
-    (axes,) = figure.axes
-    assert curve_of(axes) == {8: 0.9}
+def test_one_panel_stands_alone_and_several_below_each_other(tmp_path: Path) -> None:
+    def axes_of(*parts: str) -> list[Any]:
+        found = found_predictor(tmp_path, by_context={part: {"8": predictor_scores(0.9)} for part in parts})
+        made = figure_of(predictor_plots.predictor_by_context, predictor.context_curves(found))
+        return list(made.axes)
 
-
-def test_panels_of_several_parts_stand_below_each_other(tmp_path: Path) -> None:
-    parts = ("seen/held-out", "seen/training", "unseen/held-out")
-    several = {part: {"8": predictor_scores(0.9)} for part in parts}
-    figure = figure_of(
-        predictor_plots.predictor_by_context, predictor.context_curves(found_predictor(tmp_path, by_context=several))
+    (only,) = axes_of("seen/held-out")
+    assert curve_of(only) == {8: 0.9}
+    first, second, third = (
+        axes.get_position() for axes in axes_of("seen/held-out", "seen/training", "unseen/held-out")
     )
-    boxes = [axes.get_position() for axes in figure.axes]
-    assert len(boxes) == 3
-    assert boxes[0].y0 == boxes[1].y0 > boxes[2].y1
-    assert boxes[0].x1 < boxes[1].x0
+    assert first.y0 == second.y0 > third.y1
+    assert first.x1 < second.x0
 
 
 def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -> None:
@@ -112,7 +106,7 @@ def test_smoothing_skips_gaps() -> None:
     np.testing.assert_allclose(smooth_I, [1.5, 1.5, np.nan, 6.0, 6.0])
 
 
-def test_trade_off_writes_a_png(tmp_path: Path) -> None:
+def test_trade_off_shows_each_seed_its_mean_and_their_spread(tmp_path: Path) -> None:
     points = [
         plots.TradeOffPoint("appa", (0.83, 0.84, 0.82), (0.78, 0.79, 0.77)),
         plots.TradeOffPoint("alpha", (0.82,), (0.76,)),
@@ -120,6 +114,15 @@ def test_trade_off_writes_a_png(tmp_path: Path) -> None:
     ]
     path = plots.trade_off(points, tmp_path / "deep" / "trade_off.png", metric="js")
     assert path.read_bytes().startswith(PNG_START)
+    (axes,) = figure_of(results.trade_off_picture, points, metric="js").axes
+    marks = {line.get_label(): line.get_xydata() for line in axes.lines}
+    assert marks["appa (3 seeds)"].tolist() == [pytest.approx([0.83, 0.78])]
+    assert marks["alpha (1 seed)"].tolist() == [[0.82, 0.76]]
+    assert marks["Uniform answer"].tolist() == [[0.79, 0.75]]
+    across, upwards = (bar.get_segments()[0] for bar in axes.collections)
+    # Three values 0.01 apart have the standard deviation 0.01.
+    assert across[:, 0] == pytest.approx([0.82, 0.84])
+    assert upwards[:, 1] == pytest.approx([0.77, 0.79])
 
 
 @pytest.mark.parametrize("points", [[], [plots.TradeOffPoint("appa", (0.8, 0.9), (0.7,))]])

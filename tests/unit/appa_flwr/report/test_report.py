@@ -13,6 +13,7 @@ from report_runs import (
     COUNTRIES,
     GOOD,
     built_page,
+    cells,
     fake_run,
     found_predictor,
     line,
@@ -138,73 +139,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_broken_line_is_named(tmp_path: Path) -> None:
-    write_run(tmp_path, config=CONFIG, metrics=[line(1, planned=3, fell_back=None)])
-    with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write('\n{"iteration": 2, "num_it')
-    with pytest.raises(UserError, match=r"metrics\.jsonl: line 3 is not JSON"):
+def test_two_rows_of_one_policy_and_metric_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, config=CONFIG, summary=[row("ppo", 0.8, 0.7), row("ppo", 0.8, 0.7)])
+    with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 are both policy 'ppo', metric 'js'"):
         build(tmp_path)
 
 
-def test_broken_json_file_is_named_with_its_line(tmp_path: Path) -> None:
-    write_run(tmp_path, config=CONFIG)
-    (tmp_path / "phases.json").write_text('[\n {"phase": "sft",\n  "seconds": }\n]', encoding="utf-8")
-    with pytest.raises(UserError, match=r"phases\.json: line 3 is not JSON"):
-        build(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "summary",
-            [row("ppo", 0.8, 0.7), row("gpt", 0.8, 0.7)],
-            r"summary\.json, row 2, key 'policy': 'gpt' is not",
-        ),
-        (
-            "summary",
-            [row("ppo", 0.8, 0.7), row("ppo", 0.8, 0.7)],
-            r"summary\.json: rows 1 and 2 are both policy 'ppo'",
-        ),
-        (
-            "summary",
-            [row("ppo", 0.8, 0.7) | {"fi": "high"}],
-            r"row 1, key 'fi': must be a number, found \"high\"",
-        ),
-        ("summary", {}, r"summary\.json: must be a list, found \{\}"),
-        (
-            "metrics",
-            [line(1, planned=3, fell_back=None) | {"kl": None}],
-            r"line 1, key 'kl': must be a number, found null",
-        ),
-        ("metrics", [{"iteration": 1}], r"metrics\.jsonl: line 1: key 'num_iterations' is missing"),
-        ("phases", [{"phase": "sft"}], r"phases\.json, row 1: key 'seconds' is missing"),
-        ("config", {"task": ["dpa"]}, r"config\.json, 'task': must be a single value"),
-        (
-            "pluralllm",
-            {"rounds": [{"round": 1.5, "loss": 1.0}], "scores": {}},
-            r"key 'round': must be a whole number",
-        ),
-        # the layout of format 1
-        (
-            "pluralllm",
-            {"format": 1, "rounds": [{"round": 1, "loss": 1.0}], "scores": {}, "groups": {}, "calibration": {}},
-            r"pluralllm\.json, key 'rounds', item 1: key 'validation' is missing",
-        ),
-        ("pluralllm", {"format": 1, "rounds": []}, r"pluralllm\.json: key 'chosen' is missing"),
-        (
-            "pluralllm",
-            predictor_card(population={"prior": False, "min_groups": 3, "training": 1}),
-            r"pluralllm\.json, key 'population': key 'held_out' is missing",
-        ),
-        (
-            "pluralllm",
-            predictor_card(by_context={"seen/held-out": {"0": predictor_scores(0.5)}}),
-            r"key 'by_context', 'seen/held-out': a number of context answers must be 1 or more, found \"0\"",
-        ),
-    ],
-)
-def test_wrong_value_is_named(tmp_path: Path, name: str, content: object, message: str) -> None:
-    write_run(tmp_path, **({"config": CONFIG} | {name: content}))
-    with pytest.raises(UserError, match=message):
-        build(tmp_path)
+def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path: Path) -> None:
+    config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2}
+    page = page_of(write_run(tmp_path, config=config, metrics=[line(1, planned=107, fell_back=None)]))
+    for key, shown in (("metric", "auto (here borda)"), ("ppo.num-iterations", "0 (here 107)")):
+        assert cells(page, key) == [key, shown]
+    assert read_run(tmp_path).training_metric == "borda"

@@ -98,11 +98,11 @@ def test_slugs_are_safe_and_all_different():
 def test_a_folder_that_cannot_be_written_is_a_users_mistake(tmp_path):
     file = tmp_path / "file"
     file.write_text("in the way")
-    with pytest.raises(UserError, match="cannot write the split there") as caught:
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\)") as caught:
         export.export_split(survey(), file)
     assert str(file) in str(caught.value)
     (tmp_path / "questions.jsonl").mkdir()
-    with pytest.raises(UserError, match="cannot write the split there"):
+    with pytest.raises(UserError, match="cannot be written"):
         export.export_split(survey(), tmp_path)
 
 

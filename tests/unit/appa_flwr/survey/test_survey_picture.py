@@ -56,6 +56,14 @@ def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_gr
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["survey.png"]
 
 
+def test_a_dollar_sign_is_no_formula_and_shows_without_a_backslash():
+    given = survey(2)
+    figure = picture._picture.__wrapped__(given, picture.disagreement(given))
+    names = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert "Group 1 of $ everyone $ in a land…" in names
+    assert not any("\\" in name for name in names)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
     picture.draw(survey(2, name="日本 {}"), tmp_path / "survey.png")

@@ -6,12 +6,25 @@ import pytest
 from huggingface_hub import ModelCard
 
 from appa_flwr.config import Config
+from appa_flwr.run.records import SummaryRow
 from server_app.models.card import model_card
 
 ROWS = [
-    {"policy": "ppo", "metric": "js", "avg_as": 0.9126, "min_as": 0.9, "fi": 0.998, "format_score": 0.97},
-    {"policy": "uniform", "metric": "js", "avg_as": 0.821, "min_as": 0.801, "fi": 0.999, "format_score": None},
-    {"policy": "ppo", "metric": "cosine", "avg_as": 0.1234, "min_as": 0.1, "fi": 0.5, "format_score": 0.97},
+    SummaryRow(
+        policy=policy,
+        metric=metric,
+        avg_as=avg,
+        min_as=avg - 0.01,
+        fi=0.998,
+        per_group={},
+        format_score=score,
+        survey=None,
+    )
+    for policy, metric, avg, score in (
+        ("ppo", "js", 0.9126, 0.97),
+        ("uniform", "js", 0.821, None),
+        ("ppo", "cosine", 0.1234, 0.9),
+    )
 ]
 
 
@@ -33,7 +46,7 @@ def test_the_hub_reads_it(tuning, library):
 
 def test_scores_of_the_training_metric_beside_the_baselines():
     text = card()
-    assert "| ppo | 0.913 | 0.900 | 0.9980 | 0.970 |" in text
-    assert "| uniform | 0.821 | 0.801 | 0.9990 | - |" in text
+    assert "| ppo | 0.913 | 0.903 | 0.9980 | 0.970 |" in text
+    assert "| uniform | 0.821 | 0.811 | 0.9980 | - |" in text
     assert "0.123" not in text
     assert "A, B C" in text

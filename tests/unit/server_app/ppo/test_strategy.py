@@ -5,8 +5,6 @@ Axis letters: G groups, J rollouts, Q questions.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from appa_flwr import aggregation, formats, wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.fairness import fairness_index
-from appa_flwr.report import artifacts
 from appa_flwr.rewards import js
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
@@ -92,7 +89,7 @@ def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", checkpoints
         prompts=[[q] for q in range(4)],
         order=GivenOrder(),
         num_iterations=3,
-        finished=lambda line, state: (lines.append(line), checkpoints.append((line["iteration"], state))),
+        finished=lambda line, state: (lines.append(line), checkpoints.append((line.iteration, state))),
         **resumed,
     )
     return strategy, federation, engine, lines
@@ -165,22 +162,19 @@ def test_values_are_computed_while_the_groups_score():
     events.clear()
     run(strategy, federation, 2)
     assert events == ["push", "reference", "pull"] * 2
-    assert set(lines[0]["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
-    assert all(seconds >= 0 for seconds in lines[0]["seconds"].values())
+    assert set(lines[0].seconds) == {"rollout", "reference", "federation_wait", "update"}
+    assert all(seconds >= 0 for seconds in lines[0].seconds.values())
 
 
-def test_the_line_is_what_the_report_reads(tmp_path):
+def test_the_line_tells_the_iteration():
     strategy, federation, _, lines = build()
     run(strategy, federation, 3)
-    (tmp_path / artifacts.CONFIG_FILE).write_text("{}")
-    (tmp_path / artifacts.METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    read = artifacts.read_run(tmp_path).iterations
-    assert [entry.iteration for entry in read] == [1, 2, 3]
-    last = read[-1]
+    assert [line.iteration for line in lines] == [1, 2, 3]
+    last = lines[-1]
     assert (last.num_iterations, last.missing_groups) == (3, ())
     assert tuple(last.weights) == tuple(last.history) == tuple(last.rewards) == GROUPS
     for name, value in LEARNED.items():
-        assert name == "approximate_kl" or getattr(last, name) == value
+        assert getattr(last, name) == value
     reward_GJ = alignment_rewards()
     assert list(last.rewards.values()) == pytest.approx(reward_GJ.mean(1).tolist())
     assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
@@ -195,17 +189,17 @@ def test_weights_history_and_scores_are_the_rule_s():
     # .85 r + .15 s for the answers that could be read, 0 for the others
     format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
     training_GJ = np.where([True, True, False, True, False], 0.85 * reward_GJ + 0.15 * format_J, 0.0)
-    assert list(lines[0]["weights"].values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
+    assert list(lines[0].weights.values()) == pytest.approx([1 / 3] * 3)  # h^0 = 0 for all
     history_G = 0.2 * reward_GJ.mean(1)
-    assert list(lines[0]["history"].values()) == pytest.approx(history_G.tolist())
+    assert list(lines[0].history.values()) == pytest.approx(history_G.tolist())
     raw_G = np.exp((1 - history_G) / 0.1)
     alpha_G = raw_G / raw_G.sum()
-    assert list(lines[1]["weights"].values()) == pytest.approx(alpha_G.tolist())
+    assert list(lines[1].weights.values()) == pytest.approx(alpha_G.tolist())
     expected_J = np.log(np.exp(alpha_G[:, None] * training_GJ).mean(0))
     np.testing.assert_allclose(engine.scores[1], expected_J, rtol=1e-5, atol=1e-6)
-    assert lines[1]["reward"] == pytest.approx(expected_J.mean())
-    assert lines[1]["fell_back"] is False
-    assert list(lines[1]["history"].values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
+    assert lines[1].reward == pytest.approx(expected_J.mean())
+    assert lines[1].fell_back is False
+    assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
 
 
 def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
@@ -214,7 +208,7 @@ def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
     strategy, federation, engine, lines = build(checkpoints=kept, **settings)
     run(strategy, federation, 3)
     assert [iteration for iteration, _ in kept] == [1, 2, 3]
-    assert [list(line["history"].values()) for line in lines] == [state.history_G.tolist() for _, state in kept]
+    assert [list(line.history.values()) for line in lines] == [state.history_G.tolist() for _, state in kept]
     done, state = kept[0]
     later: list = []
     resumed, federation_again, engine_again, rest = build(
@@ -222,7 +216,9 @@ def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
     )
     run(resumed, federation_again, 2)
     assert [iteration for iteration, _ in later] == [2, 3]
-    assert [{**line, "seconds": 0} for line in rest] == [{**line, "seconds": 0} for line in lines[1:]]
+    assert [line.model_copy(update={"seconds": {}}) for line in rest] == [
+        line.model_copy(update={"seconds": {}}) for line in lines[1:]
+    ]
     for again, once in zip(engine_again.scores, engine.scores[1:], strict=True):
         assert torch.equal(again, once)
 
@@ -236,7 +232,7 @@ def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
 def test_a_rule_without_threshold_reports_null():
     strategy, federation, engine, lines = build("min")
     run(strategy, federation, 1)
-    assert lines[0]["fell_back"] is None
+    assert lines[0].fell_back is None
     reward_GJ = alignment_rewards()
     np.testing.assert_allclose(engine.scores[0][0], 0.85 * reward_GJ[:, 0].min() + 0.15, rtol=1e-6)
 
@@ -246,14 +242,14 @@ def test_a_missing_group_is_null_and_keeps_its_history():
     nodes[1] = silent_after_joining(nodes[1], from_request=1)
     strategy, federation, engine, lines = build("average", nodes=nodes)
     run(strategy, federation, 2)
-    first, second = json.loads(json.dumps(lines))
-    assert first["missing_groups"] == []
-    assert second["missing_groups"] == ["B"]
-    assert second["rewards"]["B"] is None
-    assert second["weights"] == {"A": 0.5, "B": 0.0, "C": 0.5}
-    assert second["history"]["B"] == first["history"]["B"]
+    first, second = lines
+    assert first.missing_groups == ()
+    assert second.missing_groups == ("B",)
+    assert second.rewards["B"] is None
+    assert second.weights == {"A": 0.5, "B": 0.0, "C": 0.5}
+    assert second.history["B"] == first.history["B"]
     reward_GJ = alignment_rewards(("A", "C"))
-    assert second["fairness_index"] == pytest.approx(fairness_index(reward_GJ))
+    assert second.fairness_index == pytest.approx(fairness_index(reward_GJ))
     np.testing.assert_allclose(engine.scores[1][0], 0.85 * reward_GJ[:, 0].mean() + 0.15, rtol=1e-6)
 
 
@@ -274,7 +270,7 @@ def test_a_failed_quorum_updates_and_reports_nothing():
     run(strategy, federation, 1)
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
-    assert list(lines[-1]["history"].values()) == pytest.approx((0.36 * mean_G).tolist())
+    assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
 
 
 def catalogue_message():

@@ -1,0 +1,163 @@
+"""The files in a run's folder: their names, what is in them, and how they are read and written.
+
+config.json            the version of all of this, and every key of the run
+progress.jsonl         a line a step, for the launcher
+run.log                the same for a person; its lock says that the run is being written
+phases.json            seconds of each phase
+pluralllm.json         the card of PluralLLM's weights: its training and its error
+pluralllm.safetensors  PluralLLM's final weights
+metrics.jsonl          a line a PPO iteration
+summary.json           the scores of every policy, trivial baseline and ceiling
+examples.json          some answers before and after PPO
+sft-model/             the policy as PPO starts from it
+checkpoint.pt          PPO's state after some iteration
+policy/                the aligned policy, in Hugging Face's layout
+report.html, plots/    the report
+error.txt              why the run ended early
+flower.log             what `flwr run` said, by the launcher
+superlink.log          what the SuperLink said of a run that failed, by the launcher
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from appa_flwr.config import Config, Scalar
+from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
+from appa_flwr.run.records import Card, Example, Iteration, Phase, Progress, SummaryRow
+
+SCHEMA = 1
+"""Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
+
+T = TypeVar("T")
+
+SCHEMA_KEY = "schema"
+CONFIG_FILE, LOG_FILE, ERROR_FILE = "config.json", "run.log", "error.txt"
+WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
+SFT_MODEL, POLICY = "sft-model", "policy"
+REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
+FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
+
+_SHOWN = 40  # characters of a wrong value in a message
+
+
+@dataclass(frozen=True)
+class JsonFile(Generic[T]):
+    """A file that is one JSON value."""
+
+    name: str
+    kind: type[T]
+
+    def read(self, folder: Path) -> T | None:
+        """Its content, None where there is no file; see `read`."""
+        return read(folder / self.name, self.kind)
+
+
+@dataclass(frozen=True)
+class LineFile(Generic[T]):
+    """A file with a JSON value a line."""
+
+    name: str
+    kind: type[T]
+
+    def read(self, folder: Path) -> tuple[T, ...] | None:
+        """Its lines, None where there is no file; see `read`."""
+        path = folder / self.name
+        data, adapter = _bytes(path), TypeAdapter(self.kind)
+        if data is None:
+            return None
+        lines = enumerate(data.split(b"\n"), start=1)
+        return tuple(_parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
+
+
+PROGRESS = LineFile("progress.jsonl", Progress)
+METRICS = LineFile("metrics.jsonl", Iteration)
+PHASES = JsonFile("phases.json", tuple[Phase, ...])
+CARD = JsonFile("pluralllm.json", Card)
+SUMMARY = JsonFile("summary.json", tuple[SummaryRow, ...])
+EXAMPLES = JsonFile("examples.json", tuple[Example, ...])
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """The content of a JSON file, None where there is no file.
+
+    Raises:
+        UserError: it cannot be read, is not JSON, or a value in it is wrong; the one line names file, row and key.
+    """
+    data = _bytes(path)
+    return None if data is None else _parse(data, TypeAdapter(kind), str(path))
+
+
+def dumps(content: object, *, indent: int | None = None) -> str:
+    """JSON text of records and of what holds them; NaN and infinities are written as Python's json does."""
+    return json.dumps(to_jsonable_python(content), indent=indent)
+
+
+def write(path: Path, content: object) -> None:
+    """Replace a JSON file as a whole.
+
+    Raises:
+        UserError: it cannot be written; what was there before is intact.
+    """
+    replace_file(path, (dumps(content, indent=1) + "\n").encode())
+
+
+def read_config(folder: Path) -> Config:
+    """The config of the run in this folder.
+
+    Raises:
+        UserError: there is no run, it is of another schema, or a key is wrong.
+    """
+    path = folder / CONFIG_FILE
+    flat = read(path, dict[str, Scalar])
+    if flat is None:
+        raise UserError(f"{folder}: not a run folder, it has no {CONFIG_FILE} (a run writes to runs/NAME)")
+    schema = flat.pop(SCHEMA_KEY, "none")
+    if schema != SCHEMA:
+        raise UserError(
+            f"{folder}: another version of appa-flwr wrote this run (its schema is {schema}, this version's {SCHEMA}); "
+            "read or resume it with that version, or run it again"
+        )
+    try:
+        return Config.load(flat)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Begin a run's folder.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    write(folder / CONFIG_FILE, {SCHEMA_KEY: SCHEMA, **config.flat()})
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
+    try:
+        return adapter.validate_json(data, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    context = problem.get("ctx", {})
+    if problem["type"] == "json_invalid":
+        raise UserError(f"{where} is not JSON ({context['error'].replace('line 1 ', '')})")
+    places = (f"row {place + 1}" if isinstance(place, int) else f"key {place[:_SHOWN]!r}" for place in problem["loc"])
+    message = str(context["error"]) if problem["type"] == "value_error" else problem["msg"]
+    found = "" if problem["type"] == "missing" else f", found {json.dumps(problem['input'], default=str)[:_SHOWN]}"
+    raise UserError(f"{', '.join((where, *places))}: {message[0].lower()}{message[1:]}{found}")

@@ -1,0 +1,272 @@
+"""What a run writes, as models: its writers dump them and every reader loads them (`appa_flwr.run.files`).
+
+A field's place and name here are its place and name in the file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from appa_flwr.config import Scalar
+
+CARD_FORMAT = 2
+"""Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
+
+TRAINED_POLICIES = ("base", "sft", "ppo")
+TRIVIAL_BASELINES = ("uniform", "majority")
+CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
+"""Policy -> objective of the best shared answer."""
+POLICIES = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
+
+Means = dict[str, float]
+PartScores = dict[str, dict[str, Means]]
+"""Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "cells", the answers scored."""
+
+
+class Record(BaseModel):
+    """Something that is written as a JSON object; the number of a measure may be NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Progress(Record):
+    """A line of progress.jsonl: a step of a phase is done.
+
+    Attributes:
+        of: steps the phase has.
+        seconds_left: estimate for the phase, None where unknown.
+    """
+
+    phase: str
+    step: int
+    of: int
+    message: str
+    seconds_left: float | None
+
+
+class Iteration(Record):
+    """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
+
+    Attributes:
+        fell_back: whether the rule took the plain mean, None for a rule that has no threshold.
+        weights: weight per group, as the rule reported it.
+        history: smoothed past alignment reward per group.
+        rewards: mean alignment reward per group; None for a group that did not answer.
+        seconds: seconds per part of the iteration.
+    """
+
+    iteration: int
+    num_iterations: int
+    fairness_index: float
+    fell_back: bool | None
+    weights: dict[str, float]
+    history: dict[str, float]
+    rewards: dict[str, float | None]
+    reward: float
+    format_score: float
+    policy_loss: float
+    value_loss: float
+    clip_fraction: float
+    approximate_kl: float
+    kl: float
+    entropy: float
+    response_length: float
+    missing_groups: tuple[str, ...]
+    seconds: dict[str, float]
+
+
+def _policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"'{name}' is not one of {', '.join(POLICIES)}")
+    return name
+
+
+class _Evaluated(Record):
+    policy: Annotated[str, AfterValidator(_policy)]
+    metric: str
+
+
+class Scores(Record):
+    """One policy under one metric, against one kind of target; all in [0, 1].
+
+    Source: Appendix "Group, Average, and Minimum Alignment Scores".
+    """
+
+    fi: float
+    avg_as: float
+    min_as: float
+    per_group: dict[str, float]
+
+
+class SummaryRow(Scores, _Evaluated):
+    """A row of summary.json: a policy's scores under a metric, against PluralLLM's targets.
+
+    Attributes:
+        format_score: mean format score in [0, 1], None for answers that no model wrote.
+        survey: scores against the groups' real survey answers, None where no group has any.
+    """
+
+    format_score: float | None
+    survey: Scores | None
+
+    @property
+    def targets(self) -> Scores:
+        """The scores against PluralLLM's targets."""
+        return self
+
+
+class Phase(Record):
+    """A row of phases.json: seconds of a phase, added up over resumed sessions."""
+
+    phase: str
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """The phase's name."""
+        return self.phase
+
+
+class Example(Record):
+    """A row of examples.json: a held-out question with the answers of two policies.
+
+    Attributes:
+        mean_reward: of PPO's answer, over the groups.
+    """
+
+    question: str
+    options: tuple[str, ...]
+    sft: str
+    ppo: str
+    mean_reward: float
+
+
+class Network(Record):
+    """PluralLLM's sizes, see `pluralllm.model.ModelConfig`."""
+
+    embedding_dim: int
+    hidden_dim: int
+    num_blocks: int
+    num_heads: int
+    population: bool
+
+
+class EpisodeShape(Record):
+    """The batch of a training step, see `pluralllm.episodes.EpisodeConfig`."""
+
+    num_context: int
+    num_targets: int
+    num_episodes: int
+    embedding_noise: float
+    population_dropout: float
+
+
+class EmbeddingSummary(Record):
+    """Which features the network was trained on.
+
+    Attributes:
+        kind: as the config's `embedding.encoder`.
+        model: folder or name of a pretrained model, empty without one.
+        dim: E.
+        probe: (E,) the features of the first question's first option: another encoder gives others.
+    """
+
+    kind: str
+    model: str
+    dim: int
+    probe: tuple[float, ...]
+
+
+class SurveySummary(Record):
+    """What the network was trained on.
+
+    Attributes:
+        table: hash of all public questions, whatever their order.
+        training: hashes of the training questions.
+        num_questions: of the table.
+        num_held_out: questions no group trained on.
+        split_seed: of the split.
+        test_fraction: share of questions that was held out.
+        groups: groups that trained -> training questions they answered.
+        unseen_groups: groups that took part without training -> the same.
+    """
+
+    table: str
+    training: tuple[str, ...]
+    num_questions: int
+    num_held_out: int
+    split_seed: int
+    test_fraction: float
+    groups: dict[str, int]
+    unseen_groups: dict[str, int]
+
+
+class Round(Record):
+    """A federated round of PluralLLM's pretraining.
+
+    Attributes:
+        round: its number, from 1.
+        loss: the groups' mean.
+        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
+            answers to held-out questions; None in a round that was not validated.
+    """
+
+    round: int
+    loss: float
+    validation: float | None = None
+
+
+class PopulationSummary(Record):
+    """Which questions' answers were summed over the groups.
+
+    Attributes:
+        prior: whether the network was given the sums.
+        min_groups: a sum is of the answers of so many groups at least.
+        training: training questions that have a sum.
+        held_out: held-out questions that have one.
+    """
+
+    prior: bool
+    min_groups: int
+    training: int
+    held_out: int
+
+
+def _readable(version: int) -> int:
+    if version != CARD_FORMAT:
+        raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
+    return version
+
+
+class Card(Record):
+    """pluralllm.json: what PluralLLM's weights were trained on and how good they are. It holds no answer.
+
+    Attributes:
+        weights: SHA-256 of the file of weights.
+        training: the config's keys of the training.
+        rounds: every round.
+        chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
+            validated, 0 without training.
+        population: the sums over the groups, None where none were made.
+        scores: agreement with the groups' own survey answers; see `server_app.predictor.scores`.
+        groups: group -> the same for it alone.
+        calibration: part -> "spread" over context draws and its "rank_correlation" with the error.
+        by_context: part -> number of context answers -> measure -> mean over answers, and "cells".
+    """
+
+    format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
+    weights: str = ""
+    network: Network
+    episodes: EpisodeShape
+    embedding: EmbeddingSummary
+    survey: SurveySummary
+    training: dict[str, Scalar]
+    rounds: tuple[Round, ...] = ()
+    chosen: int = Field(0, ge=0)
+    population: PopulationSummary | None = None
+    scores: PartScores = {}
+    groups: dict[str, PartScores] = {}
+    calibration: dict[str, Means] = {}
+    by_context: dict[str, dict[Annotated[int, Field(ge=1)], Means]] = {}

@@ -1,0 +1,159 @@
+"""A run's files read back as they were written; a wrong one is one line that names file, row and key."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, predictor_scores, row, write_run
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.run import files
+from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, SUMMARY
+
+FILES = {"metrics": METRICS, "summary": SUMMARY, "phases": PHASES, "examples": EXAMPLES, "pluralllm": CARD}
+
+
+def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
+    fake_run(tmp_path, groups=(*COUNTRIES, "Österreich\u2028\n"), iterations=18)  # in one of which a group is missing
+    for file in (SUMMARY, PHASES, EXAMPLES):
+        path = tmp_path / file.name
+        rows = json.loads(path.read_text())
+        if file is SUMMARY:
+            rows[0] |= {"fi": math.nan, "min_as": 1e-06, "survey": None}
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+        before = path.read_bytes()
+        files.write(path, file.read(tmp_path))
+        assert path.read_bytes() == before
+    lines = METRICS.read(tmp_path)
+    assert [json.loads(files.dumps(entry)) for entry in lines] == [
+        json.loads(text) for text in (tmp_path / METRICS.name).read_text().splitlines()
+    ]
+    card = CARD.read(tmp_path)
+    assert list(card.by_context["unseen/held-out"]) == [16, 1, 2, 8]
+    files.write(tmp_path / CARD.name, card)
+    assert CARD.read(tmp_path) == card
+
+
+def test_what_is_not_there_is_none(tmp_path):
+    assert [file.read(tmp_path) for file in FILES.values()] == [None] * len(FILES)
+
+
+def test_the_config_reads_back(tmp_path):
+    config = Config.load({"rule": "alpha", "appa.alpha": float("-inf"), "groups": "Österreich;b, c"})
+    files.write_config(tmp_path, config)
+    assert files.read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            {"task": "dpa"},
+            "{folder}: another version of appa-flwr wrote this run (its schema is none, this version's 1); ",
+        ),
+        (
+            {"schema": 99},
+            "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 1); ",
+        ),
+        ({"schema": 1, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
+        ({"schema": 1, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ([], "{folder}/config.json: input should be "),
+        (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
+    ],
+)
+def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError) as refused:
+        files.read_config(tmp_path)
+    assert str(refused.value).startswith(says.format(folder=tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "summary",
+            [row("ppo", 0.8, 0.7), row("gpt", 0.8, 0.7)],
+            "summary.json, row 2, key 'policy': 'gpt' is not one of",
+        ),
+        (
+            "summary",
+            [row("ppo", 0.8, 0.7) | {"fi": "0.5"}],
+            "row 1, key 'fi': input should be a valid number, found \"0.5\"",
+        ),
+        (
+            "summary",
+            [row("ppo", 0.8, 0.7) | {"fi": True}],
+            "row 1, key 'fi': input should be a valid number, found true",
+        ),
+        ("summary", {}, "summary.json: input should be a valid array, found {}"),
+        (
+            "metrics",
+            [line(1, planned=3, fell_back=None), line(2, planned=3, fell_back=None) | {"kl": None}],
+            "metrics.jsonl: line 2, key 'kl': input should be a valid number, found null",
+        ),
+        ("metrics", [{"iteration": 1}], "metrics.jsonl: line 1, key 'num_iterations': field required"),
+        ("phases", [{"phase": "sft"}], "phases.json, row 1, key 'seconds': field required"),
+        ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
+        (
+            "pluralllm",
+            predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
+            "pluralllm.json, key 'rounds', row 1, key 'round': input should be a valid integer, found 1.5",
+        ),
+        (
+            "pluralllm",
+            {"format": 1},
+            "pluralllm.json, key 'format': the card is of format 1, and this version reads format 2",
+        ),
+        (
+            "pluralllm",
+            predictor_card(population={"prior": False, "min_groups": 3, "training": 1}),
+            "pluralllm.json, key 'population', key 'held_out': field required",
+        ),
+        (
+            "pluralllm",
+            predictor_card(by_context={"seen/held-out": {"0": predictor_scores(0.5)}}),
+            "key 'seen/held-out', key '0', key '[key]': input should be greater than or equal to 1",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path, name, content, says):
+    write_run(tmp_path, config=CONFIG, **{name: content})
+    with pytest.raises(UserError) as refused:
+        FILES[name].read(tmp_path)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "says"),
+    [
+        (
+            METRICS,
+            b'\n\n{"iteration": 2, "num_it',
+            "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at column",
+        ),
+        (
+            PHASES,
+            b'[\n {"phase": "sft",\n  "seconds": }\n]',
+            "phases.json is not JSON (expected value at line 3 column 14)",
+        ),
+        (SUMMARY, b'[{"policy": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
+    ],
+)
+def test_what_is_no_json_is_named_with_its_place(tmp_path, file, data, says):
+    (tmp_path / file.name).write_bytes(data)
+    with pytest.raises(UserError) as refused:
+        file.read(tmp_path)
+    assert says in str(refused.value)
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / PHASES.name).mkdir()
+    with pytest.raises(UserError, match=r"phases\.json: cannot be read \(Is a directory\)$"):
+        PHASES.read(tmp_path)

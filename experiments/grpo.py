@@ -61,14 +61,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Score:
-    """One policy, or one reference answer, on the held-out questions against the groups' true distributions.
+    """One policy, or one reference answer, on the held-out questions against the groups' true distributions; in [0, 1].
 
-    Attributes:
-        policy: its name.
-        avg_as: mean over groups, in [0, 1].
-        min_as: worst group, in [0, 1].
-        fi: fairness index, in [0, 1].
-        format_score: in [0, 1]; None for answers that no model wrote.
+    The format score is None for answers that no model wrote.
     """
 
     policy: str
@@ -80,16 +75,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """The public questions, and the groups behind them.
-
-    Attributes:
-        config: the run's.
-        catalogue: the questions.
-        target_GQK: the groups' true distributions, 0 on padding.
-        groups: who scores, by these distributions.
-        base: where the policy starts.
-        prompts: token ids of every question's prompt.
-    """
+    """The public questions with their prompts, the groups with their true answers, and where the policy starts."""
 
     config: Config
     catalogue: wire.Catalogue
@@ -110,12 +96,7 @@ class Material:
 
 
 def gather_material(config: Config, say: Say) -> Material:
-    """Draw the population, and find or build the base model.
-
-    Args:
-        config: survey, seed and model.
-        say: called with lines of progress.
-    """
+    """Draw the population, and find or build the base model; `say` gets lines of progress."""
     catalogue = build_catalogue(config)
     option_QK = catalogue.option_QK
     _, truth = ground_truth(
@@ -162,14 +143,8 @@ def fine_tuned(material: Material, folder: Path, say: Say) -> PreTrainedModel:
 def train(model: PreTrainedModel, material: Material, *, steps: int, say: Say) -> list[dict[str, float]]:
     """GRPO on the groups' aggregated rewards; the model is changed in place.
 
-    Args:
-        model: the policy.
-        material: questions and groups.
-        steps: optimizer steps, each on `rollout-batch-size` new completions.
-        say: called with lines of progress.
-
     Returns:
-        What the trainer logged, one entry a step.
+        What the trainer logged, one entry a step; each step takes `rollout.batch-size` new completions.
     """
     config, catalogue = material.config, material.catalogue
     rewards = GroupRewards(
@@ -279,16 +254,7 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(line, flush=True)) -> list[Score]:
-    """Base, SFT, GRPO; write scores, log, plot and policy.
-
-    Args:
-        config: the run's; its survey must be the generated one.
-        steps: of GRPO.
-        out: folder of the results.
-        say: called with lines of progress.
-
-    Returns:
-        The scores, in the order of the table.
+    """Base, SFT, GRPO; write scores, log, plot and policy into `out`, and return the scores.
 
     Raises:
         UserError: a survey that is not generated, or a batch that does not hold whole sets of completions.

@@ -5,26 +5,29 @@ Axis letters: B episodes, Q questions, M target questions, K options, W as in `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from appa_flwr.errors import UserError
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding
 from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes, to_device
 from pluralllm.model import PluralLLM
 
 Optimizer = Literal["sgd", "adam"]
+OPTIMIZERS: dict[Optimizer, type[torch.optim.SGD | torch.optim.Adam]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
 # one odd episode must not throw the weights away; ordinary gradients have a norm well under this
 MAX_GRADIENT_NORM = 1.0
 # Adam's moments, of the central run and of the federation's server
 BETAS = (0.9, 0.99)
 WARM_UP_STEPS = 5
 FALLING_SHARE = 1 / 3
-# of cross entropy in the loss, beside the distance
+# of cross entropy in the loss, next to the distance
 CROSS_ENTROPY_SHARE = 0.3
 # the root's slope must stay finite where a prediction is right
 ROOT_FLOOR = 1e-4
@@ -113,14 +116,6 @@ def step_size_factor(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (steps - step) / (FALLING_SHARE * steps))
 
 
-def _make_optimizer(name: str, parameters: Iterator[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate)
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=learning_rate)
-    raise UserError(f"unknown PluralLLM optimizer '{name}'; use 'sgd' or 'adam'")
-
-
 def local_update(
     model: PluralLLM,
     data: GroupData,
@@ -152,11 +147,11 @@ def local_update(
         Mean loss of the steps and the number of answered questions.
 
     Raises:
-        UserError: unknown optimizer, or a group without answers.
+        UserError: a group without answers.
     """
     parameters = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
-    update = _make_optimizer(optimizer, iter(parameters), learning_rate)
+    update = OPTIMIZERS[optimizer](parameters, lr=learning_rate)
     model.train()
     total = 0.0
     for _ in range(steps):

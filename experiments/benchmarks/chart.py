@@ -11,15 +11,7 @@ from appa_flwr.report.plots import BLUE, GREEN, ORANGE
 
 
 def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], *, axis: str) -> bytes:
-    """One bar a row, with the sum beside it.
-
-    Args:
-        rows: names, and up to three parts that all rows have.
-        axis: what the parts measure.
-
-    Returns:
-        A PNG.
-    """
+    """A PNG of one bar a row, its sum next to it; all rows have the same parts, three at most."""
     figure = Figure(figsize=(8, 1.2 + 0.32 * len(rows)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     parts = list(rows[0][1])

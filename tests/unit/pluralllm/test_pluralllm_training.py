@@ -241,20 +241,6 @@ def test_proximal_update_matches_autograd_on_the_full_objective() -> None:
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(ours.parameters(), start.parameters(), strict=True))
 
 
-def test_unknown_optimizer_is_named() -> None:
-    with pytest.raises(UserError, match="'rmsprop'"):
-        local_update(
-            small_model(),
-            random_group(5),
-            embedding(),
-            steps=1,
-            learning_rate=0.1,
-            optimizer="rmsprop",  # type: ignore[arg-type]
-            episodes=EpisodeConfig(),
-            generator=torch.Generator(),
-        )
-
-
 def test_the_network_learns_to_read_the_group_from_its_context() -> None:
     """Half the groups say yes to everything with 0.9, the others no: without context the best guess is 1/2.
 

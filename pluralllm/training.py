@@ -38,12 +38,7 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client may report about its update.
-
-    Attributes:
-        loss: mean of `loss` over the steps, >= 0.
-        num_examples: questions the group answered; the weight of its update in FedAvg.
-    """
+    """What a client may report: the mean loss over its steps, and how many questions the group answered, its weight."""
 
     loss: float
     num_examples: int
@@ -137,14 +132,11 @@ def local_update(
         embedding: the public table.
         steps: optimizer steps, >= 1.
         learning_rate: > 0.
-        optimizer: "sgd" or "adam"; a fresh one each round, as clients keep no state.
+        optimizer: a fresh one each round, as clients keep no state.
         episodes: shape of the batch of a step.
         generator: source of randomness.
         proximal: mu of FedProx: adds `mu / 2 |w - w_server|^2` to the loss; 0 leaves it out.
-        population: (Q, K, W) of the other groups, as in `sample_episodes`, or None.
-
-    Returns:
-        Mean loss of the steps and the number of answered questions.
+        population: (Q, K, W) of the other groups, or None.
 
     Raises:
         UserError: a group without answers.
@@ -184,23 +176,11 @@ def train_centrally(
     """Train `model` in place with Adam on the pooled answers: what federated training is measured against.
 
     One step sees episodes of every group, weighted by its number of answers as FedAvg weights its update. A fair
-    comparison gives it as many steps as rounds times local steps.
-
-    Args:
-        model: trained in place.
-        groups: training answers of every group, each with at least one.
-        embedding: the public table.
-        steps: optimizer steps, >= 1.
-        learning_rate: largest of Adam, > 0; it follows `step_size_factor`.
-        episodes: shape of each group's batch in a step.
-        generator: source of randomness.
-        populations: for each group the (Q, K, W) of the others, or None for no population prior.
+    comparison gives it as many steps as rounds times local steps. `learning_rate` is the largest, see
+    `step_size_factor`, and `populations` holds each group's (Q, K, W) of the others; the rest is as in `local_update`.
 
     Returns:
         Mean over steps of the weighted loss.
-
-    Raises:
-        UserError: a group without answers.
     """
     parameters = list(model.parameters())
     update = torch.optim.Adam(parameters, lr=learning_rate, betas=BETAS)

@@ -108,8 +108,8 @@ def steer(logit_JV: Tensor, position_J: Tensor, *, number: int, ends: bool) -> N
 
     Args:
         logit_JV: of the next token.
-        position_J: tokens each row will have with the next one, padding not counted.
-        number: of the next token in its answer, from 1.
+        position_J: tokens each row will have with it, padding not counted.
+        number: its place in its answer, from 1.
         ends: as in `Workload`.
     """
     logit_JV[:, [PAD_ID, EOS_ID]] = -_FAR

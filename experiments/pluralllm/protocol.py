@@ -7,7 +7,7 @@ everyone's training. The population prior, where asked for, is taken in one of t
 - "all": means over all answers of the seen groups. A question is then held out from the group that is scored and from
   the network's training, but other groups have answered it, as when a group is asked what others were asked before.
 
-Axis letters: G groups, Q questions, K options, P weights.
+Axis letters: G groups, Q questions, K options.
 """
 
 from __future__ import annotations

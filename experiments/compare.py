@@ -109,17 +109,9 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[str], output: Path, here: Path) -> Path:
-    """Run what is missing, then write compare.md and trade_off.png.
+    """Run what is missing, then write compare.md, whose path is returned, and trade_off.png.
 
-    Args:
-        rules: names of aggregation rules.
-        seeds: run seeds; a seed fixes the generated survey too, so rules are compared on the same one.
-        overrides: further `key=value` settings of every run.
-        output: folder of all the runs and of the result.
-        here: where the app folder is looked for.
-
-    Returns:
-        The table's path.
+    A seed fixes the generated survey too, so rules are compared on the same one.
 
     Raises:
         UserError: an unknown rule or key.

@@ -38,6 +38,15 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 """Which of a group's own answers PluralLLM is measured on."""
 
+FAILED, MEAN_REFUSED = 100, 101
+"""Flower error codes of a group's reply: an action failed; the node's own config forbids what was asked for."""
+
+REFUSALS = {
+    MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
+    " allow-mean=true in its own --node-config"
+}
+"""What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
+
 _GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _SUMS, _WEIGHTS, _SETTINGS, _KEYS, _TABLES, _MASKED = (
     "groups", "rewards", "votes", "counts", "sums", "weights", "settings", "keys", "tables", "masked",
 )  # fmt: skip

@@ -11,14 +11,31 @@ from functools import lru_cache
 
 from flwr.app import Context
 
+from appa_flwr import wire
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
+from client_app.outgoing import Refused
 
 Answers = Mapping[str, FloatArray]
 
 log = logging.getLogger("appa.client")
+
+
+def deployed(node_config: Mapping[str, object]) -> bool:
+    """Whether the node is a party of its own, and not a part of a simulation."""
+    return bool(node_config.get("group"))
+
+
+def check_allowed(config: Config, node_config: Mapping[str, object]) -> None:
+    """Refuse a run that asks for more than this node gives away, whoever submitted it.
+
+    Raises:
+        Refused: `sft.target` is "mean" and the node is deployed, without `allow-mean=true` in its own config.
+    """
+    if config.sft.target == "mean" and deployed(node_config) and node_config.get("allow-mean") is not True:
+        raise Refused(wire.MEAN_REFUSED)
 
 
 def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ def catalogue(message: Message, context: Context) -> Message:
     from pluralllm.data import group_data
 
     config = data.context_config(context)
+    data.check_allowed(config, context.node_config)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
@@ -80,7 +81,7 @@ def population(message: Message, context: Context) -> Message:
         data.context_config(context),
         public.train_Q,
         public.option_QK,
-        deployed=bool(context.node_config.get("group")),
+        deployed=data.deployed(context.node_config),
     )
     return outgoing.send_sums(message, sums.respond(wire.unpack_sums_request(message.content), node))
 
@@ -164,6 +165,7 @@ def targets(message: Message, context: Context) -> Message:
 def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
     config = data.context_config(context)
+    data.check_allowed(config, context.node_config)
     by_task = {"dpa": "mode", "opa": "ranking"}
     kind = "distribution" if config.sft.target == "mean" else by_task[config.task]
     public = state.catalogue(context.state)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ class Federation:
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._part_sizes: dict[str, int] = {}
+        self._errors: Counter[int] = Counter()  # of the last question, by code
 
     def homes(self, groups: Collection[str]) -> tuple[int, ...]:
         """Nodes that host one of these groups, in the order of the groups of the run."""
@@ -100,6 +102,7 @@ class Federation:
         return [self.grid.create_message(content, kind, node, str(round_number)) for node in asked]
 
     def _ask(self, kind: str, content: RecordDict, nodes: Sequence[int] | None = None) -> list[Message]:
+        self._errors.clear()
         return self.grid.send_and_receive(self.messages(kind, content, nodes=nodes), timeout=self._timeout)
 
     def sums(self, request: wire.SumsRequest, *, nodes: Sequence[int]) -> dict[int, wire.SumsReply]:
@@ -229,9 +232,9 @@ class Federation:
                 log.warning("group %s counts as missing: it answered %s times", name, len(answers))
         return {name: answers[0] for name, answers in found.items() if len(answers) == 1}
 
-    @staticmethod
-    def _read(reply: Message) -> tuple[wire.GroupReply, ...]:
+    def _read(self, reply: Message) -> tuple[wire.GroupReply, ...]:
         if reply.has_error():
+            self._errors[reply.error.code] += 1
             log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
             return ()
         try:
@@ -242,9 +245,14 @@ class Federation:
 
     def _require(self, present: Mapping[str, object], what: str) -> None:
         if len(present) < self._min_groups:
+            refused = [
+                f"{self._errors[code]} nodes refused: {why}"
+                for code, why in wire.REFUSALS.items()
+                if self._errors[code]
+            ]
             raise UserError(
                 f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
-                f"federation.min-groups = {self._min_groups}. The groups' own logs say why"
+                f"federation.min-groups = {self._min_groups}. " + ("; ".join(refused) or "The groups' own logs say why")
             )
 
 

@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.serverapp.exception import AggregationError
-from in_process import Crossed, InProcessGrid, deployed, flower_task
+from in_process import Crossed, InProcessGrid, deployed, flower_task, request
 
 from appa_flwr import secure_sum, wire
 from appa_flwr.config import Config
@@ -134,7 +134,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
     if reply.message.has_error():
         error = reply.message.error
         plain = re.fullmatch(r"\w+ failed: [A-Za-z]+ \(details are in the group's own log\)", error.reason or "")
-        if error.code != outgoing.FAILED or not plain:
+        if not plain if error.code == wire.FAILED else wire.REFUSALS.get(error.code) != error.reason:
             yield f"an error in its own words: {error.reason}"
         return
     content = reply.message.content
@@ -177,7 +177,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
     if reply.kind == wire.SCORE:
         yield from rewards(asked, content.array_records.get("rewards", {}), public)
     if reply.kind == wire.VOTE:
-        yield from votes(content.array_records.get("votes", {}), public, world.config)
+        yield from votes(content.array_records.get("votes", {}), public, world.config.task)
 
 
 def allowed(content: RecordDict, records: dict[str, type]) -> Iterator[str]:
@@ -195,7 +195,7 @@ def masked_sums(request: wire.SumsRequest, content: RecordDict, public: wire.Cat
     names = {wire.COUNTS: {"count", "parties"}, wire.ANSWERS: {"answers"}}
     record = content.array_records.get("masked", {})
     if set(record) != names.get(request.step, set()):
-        yield f"sums {set(record)} in the step {request.label}"
+        yield f"sums {set(record)} in the step {request.step}"
     for name, array in record.items():
         value = array.numpy()
         if value.dtype != np.uint64 or len(value) != len(public.questions):
@@ -258,17 +258,17 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
             yield f"{key} = {value} over {cells} answers"
 
 
-def votes(record: ArrayRecord, public: wire.Catalogue, config: Config) -> Iterator[str]:
+def votes(record: ArrayRecord, public: wire.Catalogue, task: str) -> Iterator[str]:
     if set(record) != {"0"}:
         yield f"votes {set(record)}"
     for array in record.values():
         vote_QK = array.numpy()
         if vote_QK.dtype != np.float64 or vote_QK.shape != public.option_QK.shape:
             yield f"votes of {vote_QK.dtype} {vote_QK.shape}"
-        elif config.sft.target != "mean":
+        else:
             for vote_K, size in zip(vote_QK, public.option_QK.sum(1), strict=True):
                 # DPA: one 1 and zeros; OPA: each of K..1 once; padding 0
-                ballot = [1.0] if config.task == "dpa" else list(range(size, 0, -1))
+                ballot = [1.0] if task == "dpa" else list(range(size, 0, -1))
                 if sorted(vote_K, reverse=True) != [*ballot, *[0.0] * (len(vote_K) - len(ballot))]:
                     yield f"a vote {vote_K}"
                 elif vote_K[size:].any():
@@ -281,17 +281,16 @@ def private_values(reply: Crossed, world: World) -> Iterator[str]:
     if reply.message.has_error():
         return
     content = reply.message.content
-    exempt = "votes" if world.config.sft.target == "mean" else None
     shares = np.unique(np.concatenate(world.rows))
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
             for key, array in record.items():
                 value = array.numpy()
-                if name != exempt and any(holds(value, row) for row in world.rows):
+                if any(holds(value, row) for row in world.rows):
                     yield f"a private answer in {name} {key}"
                 # Weights are so many that single ones meet a share by chance, and a reward against the group's own
                 # answer can be a share of it (one-hot answer, two options, Wasserstein): whole rows tell there.
-                derived = name in ("arrays", exempt) or key.endswith("|truth")
+                derived = name == "arrays" or key.endswith("|truth")
                 if not derived and np.isin(value.astype(np.float64), shares).any():
                     yield f"a private share in {name} {key}"
         else:
@@ -411,10 +410,10 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
     "changes",
     [
         {"task": "opa"},
-        {"sft_target": "majority"},
-        {"context_resampling": "every-iteration"},
-        {"population_prior": True},
-        {"population_prior": True, "mean_of_others": False},
+        {"sft__target": "majority"},
+        {"pluralllm__context_resampling": "every-iteration"},
+        {"sums__population_prior": True},
+        {"sums__population_prior": True, "sums__mean_of_others": False},
     ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
@@ -424,11 +423,31 @@ def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     assert audit(grid, world) == []
 
 
-def test_the_mean_as_sft_target_is_the_one_documented_way_out(tmp_path):
-    """With sft-target = mean a group gives away its training answers, as the config says; held-out ones stay."""
+def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
+    """`sft.target` is a key of whoever submits; a deployed node's answers do not leave by it."""
     world = make_world(tmp_path, sft__target="mean")
-    grid = talk(world)
-    assert audit(grid, world) == []  # in the votes, and nowhere else
+    grid = InProcessGrid(deployed(world.config, world.files))
+    with pytest.raises(UserError, match="only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* allow-mean=true"):
+        _talk(grid, world)
+    # Nor where the run began with another target: the vote is refused for itself.
+    grid.contexts = talk(replace(world, config=Config.load({**world.config.flat(), "sft.target": "votes"}))).contexts
+    for context in grid.contexts.values():
+        context.run_config = dict(world.config.flat())
+    grid.push_messages([request(wire.VOTE, node=node) for node in grid.contexts])
+    refused = [reply.kind for reply in grid.replies if reply.message.has_error()]
+    assert refused == [wire.CATALOGUE] * 3 + [wire.VOTE] * 3
+    assert audit(grid, world) == []
+
+
+def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_others(tmp_path):
+    world = make_world(tmp_path, sft__target="mean", pluralllm__rounds=1)
+    grid = InProcessGrid(deployed(world.config, world.files))
+    for context in grid.contexts.values():
+        context.node_config["allow-mean"] = True
+    _talk(grid, world)
+    findings = audit(grid, world)
+    assert findings
+    assert all(f"{wire.VOTE}: a " in finding for finding in findings), findings  # in the votes, and nowhere else
     public = build_catalogue(world.config)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     ballots = [reply for reply in grid.replies if reply.kind == wire.VOTE]
@@ -654,7 +673,7 @@ def test_an_error_in_its_own_words_is_caught(tmp_path):
     world = make_world(tmp_path)
     grid = talk(world)
     asked = grid.requests[0]
-    said = Message(Error(code=outgoing.FAILED, reason=f"no {DIARY}-1 in {world.rows[0][0]}"), reply_to=asked.message)
+    said = Message(Error(code=wire.FAILED, reason=f"no {DIARY}-1 in {world.rows[0][0]}"), reply_to=asked.message)
     reply = Crossed(message_to_proto(said).SerializeToString(deterministic=True), said)
     group = next(iter(world.files))
     public = build_catalogue(world.config)

@@ -140,7 +140,7 @@ def test_deployed_the_node_config_names_the_groups(named, expected):
 def test_a_node_that_nobody_configured_says_so_in_an_error():
     context = Context(1, 2, {}, RecordDict(), dict(config_of().flat()))
     reply = Node(context).ask(wire.ROLL_CALL)
-    assert reply.error.code == outgoing.FAILED
+    assert reply.error.code == wire.FAILED
     assert reply.error.reason.startswith("roll_call failed: UserError")
 
 
@@ -249,7 +249,7 @@ def test_a_node_that_forgot_everything_answers_with_errors():
     node.context.state = RecordDict()
     for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
         reply = node.ask(kind, node.content(kind, catalogue))
-        assert reply.error.code == outgoing.FAILED, kind
+        assert reply.error.code == wire.FAILED, kind
         assert reply.error.reason.split(".")[-1].startswith(f"{kind.split('.')[-1]} failed: UserError")
 
 
@@ -301,6 +301,30 @@ def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one()
         held_out_Q = known_Q & ~catalogue.train_Q
         assert held_out_Q.any()
         assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("node_config", "code"),
+    [
+        ({}, wire.MEAN_REFUSED),
+        ({"allow-mean": False}, wire.MEAN_REFUSED),
+        ({"allow-mean": "true"}, wire.MEAN_REFUSED),
+        ({"allow-mean": 1}, wire.MEAN_REFUSED),
+        ({"allow-mean": True}, None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
+def test_deployed_the_mean_is_refused_unless_the_nodes_own_config_allows_it(kind, node_config, code):
+    config = config_of(data__num_groups=2)
+    catalogue = build_catalogue(config)
+    node = Node(Context(1, 2, {"group": "Avaria"}, RecordDict(), dict(config.flat()))).prepared(catalogue)
+    node.context.node_config |= node_config
+    node.context.run_config = dict(config_of(data__num_groups=2, sft__target="mean").flat())
+    reply = node.ask(kind, node.content(kind, catalogue))
+    assert (reply.error.code if reply.has_error() else None) == code
+    if code:
+        assert reply.error.reason == wire.REFUSALS[code]
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -362,7 +386,7 @@ def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_t
     assert catalogue.option_QK.shape == (24, 4)
     node = one_node(config).prepared(catalogue)
     reply = node.ask(wire.SCORE, wire.pack_score_request(uniform_request(catalogue, **change)))
-    assert reply.error.code == outgoing.FAILED
+    assert reply.error.code == wire.FAILED
     assert reply.error.reason in {
         f"score failed: {kind} (details are in the group's own log)" for kind in ("UserError", "ValueError")
     }
@@ -402,7 +426,7 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
     crossed = cross(app(request(kind, content), node.context))
     reply = crossed.message
     assert not reply.has_content()
-    assert reply.error.code == outgoing.FAILED
+    assert reply.error.code == wire.FAILED
     action = kind.split(".")[-1]
     assert reply.error.reason == f"{action} failed: ValueError (details are in the group's own log)"
     assert reply.metadata.reply_to_message_id == f"{kind} to 1"

@@ -427,7 +427,7 @@ def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
     """`sft.target` is a key of whoever submits; a deployed node's answers do not leave by it."""
     world = make_world(tmp_path, sft__target="mean")
     grid = InProcessGrid(deployed(world.config, world.files))
-    with pytest.raises(UserError, match="only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* allow-mean=true"):
+    with pytest.raises(UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* allow-mean=true"):
         _talk(grid, world)
     # Nor where the run began with another target: the vote is refused for itself.
     grid.contexts = talk(replace(world, config=Config.load({**world.config.flat(), "sft.target": "votes"}))).contexts

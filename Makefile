@@ -1,4 +1,4 @@
-# One command each: `make run`, `make group`, `make test`, `make check`, `make format`. Nothing needs to be installed before but Python.
+# One command each: `make run`, `make group`, `make test`, `make check`, `make format`. Only Python has to be there before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -98,7 +98,13 @@ def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[
             for group in groups
         }
     policy = read.Policy(config.data.refusals, config.data.min_respondents, config.data.min_questions)
-    return read.read_groups(path, groups, policy=policy, strict=config.data.strict)
+    try:
+        return read.read_groups(path, groups, policy=policy, strict=config.data.strict)
+    except ModuleNotFoundError as missing:
+        raise UserError(
+            f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "
+            f"pip install {missing.name}, or give the answers as .jsonl or .csv"
+        ) from None
 
 
 def _generated(config: Config) -> Survey:

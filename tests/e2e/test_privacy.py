@@ -23,6 +23,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.common.serde import message_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, deployed, flower_task, request
+from talk import KINDS, TINY, talk
 
 from appa_flwr import secure_sum, wire
 from appa_flwr.config import Config
@@ -33,21 +34,9 @@ from appa_flwr.survey.types import Survey
 from client_app import outgoing, predictor, scoring, state
 from server_app import main as server
 from server_app.federation.catalogue import build_catalogue
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
-from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.predictor.sums import exchange_sums
 
-TINY = {
-    "data.num-groups": 3,
-    "data.num-questions": 32,
-    "federation.min-groups": 3,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
-    "pluralllm.rounds": 2,
-    "pluralllm.num-context-questions": 4,
+SMALL_RUN = {
+    **TINY,
     "policy.base-steps": 20,
     "sft.steps": 40,
     "sft.batch-size": 16,
@@ -57,7 +46,6 @@ TINY = {
     "ppo.num-mini-batches": 2,
     "rollout.response-length": 40,
 }
-KINDS = (wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
 DIARY = "CANARYdiary"
 HIDDEN_QUESTION = "CANARYquestion"
 SMALL = 0.001  # shares under this are few, and their digits as text are mostly zeros
@@ -88,7 +76,7 @@ class World:
 
 def make_world(folder: Path, **changes: object) -> World:
     config = Config.load(
-        {**TINY, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
+        {**SMALL_RUN, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
     )
     plain = generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
     rng = np.random.default_rng(20)
@@ -324,38 +312,12 @@ def holds(value: np.ndarray, row: np.ndarray) -> bool:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def talk(world: World) -> InProcessGrid:
-    """Every kind of message once, without a policy; ends early where the server refuses what it hears."""
+def talked(world: World) -> InProcessGrid:
+    """A talk without a policy; ends early where the server refuses what it hears."""
     grid = InProcessGrid(deployed(world.config, world.files))
     with contextlib.suppress(UserError, AggregationError):
-        _talk(grid, world)
+        talk(grid, world.config)
     return grid
-
-
-def _talk(grid: InProcessGrid, world: World) -> None:
-    catalogue = build_catalogue(world.config)
-    option_QK = catalogue.option_QK
-    uniform_QK = option_QK / option_QK.sum(1, keepdims=True)
-    metrics = ("borda",) if world.config.task == "opa" else ("js", "wasserstein", "cosine")
-    held_out = np.flatnonzero(~catalogue.train_Q)
-    with flower_task():
-        prompt = OverlapGrid(grid)
-        federation = Federation(prompt, min_groups=world.config.federation.min_groups, timeout=5.0)
-        federation.gather((), patience=0.0)
-        federation.send_catalogue(catalogue)
-        exchange_sums(federation, world.config, catalogue, progress=lambda step, of, text: None)
-        weights = pretrain(
-            prompt,
-            world.config,
-            initial_weights(world.config),
-            nodes=federation.homes(federation.groups),
-            progress=lambda step, of, loss: None,
-        ).weights
-        federation.send_targets(weights)
-        federation.votes()
-        federation.score(
-            wire.ScoreRequest(held_out, uniform_QK[held_out], metrics, (wire.TARGET_SIDE, wire.TRUTH_SIDE))
-        )
 
 
 @pytest.fixture(scope="module")
@@ -418,7 +380,7 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     world = make_world(tmp_path, **changes)
-    grid = talk(world)
+    grid = talked(world)
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert audit(grid, world) == []
 
@@ -428,9 +390,9 @@ def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
     world = make_world(tmp_path, sft__target="mean")
     grid = InProcessGrid(deployed(world.config, world.files))
     with pytest.raises(UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* allow-mean=true"):
-        _talk(grid, world)
+        talk(grid, world.config)
     # Nor where the run began with another target: the vote is refused for itself.
-    grid.contexts = talk(replace(world, config=Config.load({**world.config.flat(), "sft.target": "votes"}))).contexts
+    grid.contexts = talked(replace(world, config=Config.load({**world.config.flat(), "sft.target": "votes"}))).contexts
     for context in grid.contexts.values():
         context.run_config = dict(world.config.flat())
     grid.push_messages([request(wire.VOTE, node=node) for node in grid.contexts])
@@ -444,7 +406,7 @@ def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_oth
     grid = InProcessGrid(deployed(world.config, world.files))
     for context in grid.contexts.values():
         context.node_config["allow-mean"] = True
-    _talk(grid, world)
+    talk(grid, world.config)
     findings = audit(grid, world)
     assert findings
     assert all(f"{wire.VOTE}: a " in finding for finding in findings), findings  # in the votes, and nowhere else
@@ -460,7 +422,7 @@ def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_oth
 def test_training_answers_are_scored_once_whatever_the_server_asks(tmp_path):
     """Weights made for the purpose, sent again and again, would tell the training answers by their sums."""
     world = make_world(tmp_path, pluralllm__rounds=1)
-    grid = talk(world)
+    grid = talked(world)
     (first, *_) = [asked for asked in grid.requests if asked.kind == wire.TARGETS]
     again = InProcessGrid(grid.contexts)
     again.push_messages([first.message])
@@ -646,7 +608,7 @@ LEAKS = {
 def test_a_client_that_leaks_is_caught(kind, change, finding, tmp_path, monkeypatch):
     world = make_world(tmp_path, pluralllm__rounds=1)
     leaking(change, kind)(world, monkeypatch)
-    found = audit(talk(world), world)
+    found = audit(talked(world), world)
     assert any(f"{kind}: {finding}" in line for line in found), found
 
 
@@ -659,19 +621,19 @@ def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
         }
 
     monkeypatch.setattr(secure_sum, "mask", bare)
-    found = audit(talk(world), world)
+    found = audit(talked(world), world)
     assert any("answers: numbers without a mask" in line for line in found), found
 
 
 def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):
     world = make_world(tmp_path, pluralllm__rounds=1)
     monkeypatch.setattr(scoring, "votes", lambda opinion_QK, option_QK, *, kind: opinion_QK)
-    assert any("a private answer in votes" in line for line in audit(talk(world), world))
+    assert any("a private answer in votes" in line for line in audit(talked(world), world))
 
 
 def test_an_error_in_its_own_words_is_caught(tmp_path):
     world = make_world(tmp_path)
-    grid = talk(world)
+    grid = talked(world)
     asked = grid.requests[0]
     said = Message(Error(code=wire.FAILED, reason=f"no {DIARY}-1 in {world.rows[0][0]}"), reply_to=asked.message)
     reply = Crossed(message_to_proto(said).SerializeToString(deterministic=True), said)

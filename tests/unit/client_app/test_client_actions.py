@@ -6,6 +6,7 @@ Axis letters: Q public questions, J scored answers, K options.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -445,6 +446,17 @@ def test_a_bad_row_of_the_private_file_is_not_quoted_to_the_server(tmp_path, cap
     reply = Node(context).ask(wire.CATALOGUE, wire.pack_catalogue(build_catalogue(config)))
     assert reply.error.reason == "catalogue failed: UserError (details are in the group's own log)"
     assert "diary" in caplog.text
+
+
+def test_a_file_that_needs_more_than_a_group_has_installed_is_named_in_the_groups_own_log(monkeypatch, caplog):
+    content = wire.pack_catalogue(build_catalogue(config_of()))
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    node_config = {"group": "Avaria", "data": __file__.replace(".py", ".parquet")}
+    node = Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
+    assert node.ask(wire.CATALOGUE, content).error.code == wire.FAILED
+    assert ".parquet cannot be read without pyarrow" in caplog.text
+    assert "pip install pyarrow" in caplog.text
 
 
 def test_an_unknown_run_config_is_an_error_of_every_action():

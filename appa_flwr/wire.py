@@ -99,7 +99,7 @@ class GroupReply:
             is "mean" only, the distribution.
         counts: whole numbers, such as how many questions the group answered.
         sums: (part, predictor) -> measure -> its sum over the group's answers of that part, with their number "cells":
-            how good PluralLLM is, and what costs nothing beside it.
+            how good PluralLLM is, and what costs nothing next to it.
     """
 
     group: str
@@ -179,11 +179,7 @@ def pack_score_request(request: ScoreRequest) -> RecordDict:
 
 
 def unpack_score_request(content: RecordDict) -> ScoreRequest:
-    """Records -> score request.
-
-    Raises:
-        ValueError: records that `pack_score_request` cannot have made.
-    """
+    """Records -> score request; a ValueError where `pack_score_request` cannot have made them."""
     with _following_the_protocol("a score request"):
         arrays = numpy_arrays(content.array_records["answers"])
         settings = content.config_records["settings"]
@@ -200,16 +196,12 @@ def unpack_score_request(content: RecordDict) -> ScoreRequest:
 
 
 def pack_weights(weights: ArrayRecord) -> RecordDict:
-    """A request with PluralLLM's weights."""
+    """PluralLLM's weights -> records."""
     return RecordDict({"weights": weights})
 
 
 def unpack_weights(content: RecordDict) -> ArrayRecord:
-    """The weights of `pack_weights`.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The weights of `pack_weights`; a ValueError where there are none."""
     with _following_the_protocol("a message with weights"):
         return content.array_records["weights"]
 
@@ -222,11 +214,7 @@ def pack_sums_request(request: SumsRequest) -> RecordDict:
 
 
 def unpack_sums_request(content: RecordDict) -> SumsRequest:
-    """Records -> step.
-
-    Raises:
-        ValueError: records that `pack_sums_request` cannot have made.
-    """
+    """Records -> step; a ValueError where `pack_sums_request` cannot have made them."""
     with _following_the_protocol("a step of the sums"):
         keys = _keys(content.config_records["keys"]["public"])
         tables = numpy_arrays(content.array_records["tables"])
@@ -240,11 +228,7 @@ def pack_sums_reply(reply: SumsReply) -> RecordDict:
 
 
 def unpack_sums_reply(content: RecordDict) -> SumsReply:
-    """Records -> a node's part.
-
-    Raises:
-        ValueError: records that `pack_sums_reply` cannot have made.
-    """
+    """Records -> a node's part; a ValueError where `pack_sums_reply` cannot have made them."""
     with _following_the_protocol("a part of the sums"):
         keys = _keys(content.config_records["keys"]["public"])
         masked = numpy_arrays(content.array_records["masked"])

@@ -28,15 +28,10 @@ class Refused(UserError):
 
 
 def send(message: Message, replies: Sequence[wire.GroupReply]) -> Message:
-    """Answer a query with the groups' rewards, votes and counts.
-
-    Args:
-        message: what is answered.
-        replies: one for each group this node hosts.
+    """Answer a query with one reply for each group this node hosts.
 
     Raises:
-        UserError: a reward outside [0, 1], or NaN where only a real reward may stand; a fault of this client, which the
-            guard turns into an error reply.
+        UserError: a fault of this client: a reward outside [0, 1], or NaN where only a real reward may stand.
     """
     for reply in replies:
         for (metric, side), reward_J in reply.rewards.items():

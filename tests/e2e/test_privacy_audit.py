@@ -52,81 +52,61 @@ def both(*changes: Change) -> Change:
     return lambda content, row: [change(content, row) for change in changes] and None
 
 
+def share(row: np.ndarray) -> float:
+    return float(row[0])
+
+
 UNIFORM = "0|held-out|uniform"
 ONE_ANSWER = [put("sums", f"0|training|uniform|{measure}", 1.0) for measure in ("cells", "js")]
 MANY = [put("metrics", "num-examples", 30), put("metrics", "error", 0.5)]
 BITS = Array(np.arange(32, dtype=np.uint64) << 59)
-LEAKS = {
-    "an extra record": (wire.SCORE, put("", "notes", ConfigRecord({"x": 1})), "a record notes"),
-    "an extra record of numbers": (
-        wire.ROLL_CALL,
-        put("", "counts", lambda row: MetricRecord({"0|share": row.tolist()})),
-        "a private share in counts",
-    ),
-    "an extra array": (
-        wire.SCORE,
-        put("rewards", "0|js|diary", lambda row: Array(row.astype(np.float32))),
-        "a private answer in rewards 0|js|diary",
-    ),
-    "an extra name": (wire.ROLL_CALL, put("groups", "names", ["Avaria", f"{DIARY}-1"]), "the private text"),
-    "a share as text": (
-        wire.VOTE,
-        put("groups", "names", lambda row: [f"it is {row[0]:.7f}"]),
-        "a private answer as text",
-    ),
-    "a count with a fraction": (wire.CATALOGUE, put("counts", "0|known", lambda row: float(row[1])), "counts"),
-    "a share as a sum": (
-        wire.TARGETS,
-        put("sums", f"{UNIFORM}|js", lambda row: float(row[0])),
-        "a private share in sums",
-    ),
-    "a sum of its own": (wire.TARGETS, put("sums", f"{UNIFORM}|diary", 1.0), "sums that nobody asked for"),
-    "a list for a sum": (wire.TARGETS, put("sums", f"{UNIFORM}|js", [0.5, 0.25]), f"{UNIFORM}|js = [0.5, 0.25]"),
-    "the sums of one training answer": (
-        wire.TARGETS,
-        both(*ONE_ANSWER),
-        "0|training|uniform|js: a sum over 1.0 training answers",
-    ),
-    "a validation error": ("evaluate", both(*MANY), "an error over 30 held-out answers"),
-    "a share as validation error": (
-        "evaluate",
-        put("metrics", "error", lambda row: float(row[0])),
-        "a private share in metrics",
-    ),
-    "a sum of its own next to the masked ones": (wire.POPULATION, put("masked", "diary", BITS), "sums {"),
-    "an answer among the masked sums": (
-        wire.POPULATION,
-        put("masked", "answers", Array),
-        "a private answer in masked answers",
-    ),
-    "a private key": (wire.POPULATION, put("keys", "private", b"0" * 32), "keys {"),
-    "a loss": ("train", put("metrics", "loss", lambda row: float(row[0])), "a private share in metrics"),
-    "extra weights": ("train", put("arrays", "more", Array(np.zeros(1))), "weights other than those that came"),
-    "weights that are an answer": (
-        "train",
-        edit("arrays", "", lambda value, row: np.put(value, np.arange(len(row)) + 7, row)),
-        "a private answer in arrays",
-    ),
-    "rewards that are an answer": (
-        wire.SCORE,
-        edit("rewards", "0|js|truth", lambda value, row: np.put(value, np.arange(len(row)), row)),
-        "a private answer in rewards 0|js|truth",
-    ),
-    "a reward that is a share": (
-        wire.SCORE,
-        edit("rewards", "0|js|targets", lambda value, row: np.put(value, 0, row[0])),
-        "a private share in rewards 0|js|targets",
-    ),
-    "votes that are an answer": (wire.VOTE, edit("votes", "0", first_vote), "a private answer in votes"),
-    "votes that say how much": (
-        wire.VOTE,
-        edit("votes", "0", lambda value, row: np.copyto(value, 0.9 * value + 0.01)),
-        "a vote",
-    ),
-}
+ROLL, POPULATION, SCORE, VOTE, TARGETS = wire.ROLL_CALL, wire.POPULATION, wire.SCORE, wire.VOTE, wire.TARGETS
+TRAIN, EVALUATE = "train", "evaluate"
 
 
-@pytest.mark.parametrize(("kind", "change", "finding"), LEAKS.values(), ids=LEAKS.keys())
+def weights(value: np.ndarray, row: np.ndarray) -> None:
+    np.put(value, np.arange(len(row)) + 7, row)
+
+
+def answer(value: np.ndarray, row: np.ndarray) -> None:
+    np.put(value, np.arange(len(row)), row)
+
+
+def one_share(value: np.ndarray, row: np.ndarray) -> None:
+    value[0] = row[0]
+
+
+def soft(value: np.ndarray, row: np.ndarray) -> None:
+    np.copyto(value, 0.9 * value + 0.01)
+
+
+LEAKS = [
+    (SCORE, put("", "notes", ConfigRecord({"x": 1})), "a record notes"),
+    (ROLL, put("", "counts", lambda row: MetricRecord({"0|share": row.tolist()})), "a private share in counts"),
+    (SCORE, put("rewards", "0|js|x", lambda row: Array(row.astype(np.float32))), "a private answer in rewards 0|js|x"),
+    (ROLL, put("groups", "names", ["Avaria", f"{DIARY}-1"]), "the private text"),
+    (VOTE, put("groups", "names", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
+    (wire.CATALOGUE, put("counts", "0|known", share), "counts"),
+    (TARGETS, put("sums", f"{UNIFORM}|js", share), "a private share in sums"),
+    (TARGETS, put("sums", f"{UNIFORM}|diary", 1.0), "sums that nobody asked for"),
+    (TARGETS, put("sums", f"{UNIFORM}|js", [0.5, 0.25]), f"{UNIFORM}|js = [0.5, 0.25]"),
+    (TARGETS, both(*ONE_ANSWER), "0|training|uniform|js: a sum over 1.0 training answers"),
+    (EVALUATE, both(*MANY), "an error over 30 held-out answers"),
+    (EVALUATE, put("metrics", "error", share), "a private share in metrics"),
+    (POPULATION, put("masked", "diary", BITS), "sums {"),
+    (POPULATION, put("masked", "answers", Array), "a private answer in masked answers"),
+    (POPULATION, put("keys", "private", b"0" * 32), "keys {"),
+    (TRAIN, put("metrics", "loss", share), "a private share in metrics"),
+    (TRAIN, put("arrays", "more", Array(np.zeros(1))), "weights other than those that came"),
+    (TRAIN, edit("arrays", "", weights), "a private answer in arrays"),
+    (SCORE, edit("rewards", "0|js|truth", answer), "a private answer in rewards 0|js|truth"),
+    (SCORE, edit("rewards", "0|js|targets", one_share), "a private share in rewards 0|js|targets"),
+    (VOTE, edit("votes", "0", first_vote), "a private answer in votes"),
+    (VOTE, edit("votes", "0", soft), "a vote"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "finding"), LEAKS, ids=[f"{kind}: {finding}" for kind, _, finding in LEAKS])
 def test_a_client_that_leaks_is_caught(kind, change, finding, tmp_path, monkeypatch):
     world = make_world(tmp_path, pluralllm__rounds=1)
     by_kind = {"train": "send_weights", "evaluate": "send_error", wire.POPULATION: "send_sums"}

@@ -1,14 +1,22 @@
-# One command each: `make run`, `make test`, `make check`, `make format`. Nothing needs to be installed before but Python.
+# One command each: `make run`, `make group`, `make test`, `make check`, `make format`. Only Python has to be there before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := appa_flwr pluralllm server_app client_app experiments
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP := -m pip install --quiet --constraint constraints.txt
+INSTALL := $(BIN)/python $(PIP)
+GROUP_VENV ?= $(VENV)
 
-.PHONY: run test check format
+.PHONY: run group test check format
 
 run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
+
+# A group's machine: what joining, PluralLLM and scoring import, and no more.
+group:
+	test -x $(GROUP_VENV)/bin/python || $(PYTHON) -m venv $(GROUP_VENV)
+	$(GROUP_VENV)/bin/python $(PIP) --requirement requirements-group.txt
+	$(GROUP_VENV)/bin/python $(PIP) --no-deps --editable .
 
 # Files in their order: the few long tests of whole runs come first, not last on one core.
 test: $(VENV)/installed-dev

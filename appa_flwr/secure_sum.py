@@ -8,8 +8,6 @@ cancel to the last bit and no order matters.
 
 The server hands the public keys on, and it follows the protocol but is curious: one that lies about whose keys they are
 could take every node's part apart.
-
-No axis letters: arrays are of any shape, the same at every node.
 """
 
 from __future__ import annotations

@@ -38,11 +38,18 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 """Which of a group's own answers PluralLLM is measured on."""
 
-_GROUP_NAMES, _REWARDS, _VOTES, _COUNTS, _SUMS, _WEIGHTS, _SETTINGS, _KEYS, _TABLES, _MASKED = (
-    "groups", "rewards", "votes", "counts", "sums", "weights", "settings", "keys", "tables", "masked",
-)  # fmt: skip
+FAILED, MEAN_REFUSED = 100, 101
+"""Flower error codes of a group's reply: an action failed; the node's own config forbids what was asked for."""
+
+REFUSALS = {
+    MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
+    " allow-mean=true in its own --node-config"
+}
+"""What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
+
 _SEPARATOR = "|"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +99,7 @@ class GroupReply:
             is "mean" only, the distribution.
         counts: whole numbers, such as how many questions the group answered.
         sums: (part, predictor) -> measure -> its sum over the group's answers of that part, with their number "cells":
-            how good PluralLLM is, and what costs nothing beside it.
+            how good PluralLLM is, and what costs nothing next to it.
     """
 
     group: str
@@ -133,18 +140,12 @@ class SumsReply:
 def pack_catalogue(catalogue: Catalogue) -> RecordDict:
     """Catalogue -> records."""
     questions = [[q.question_id, q.text, list(q.options), q.ordinal] for q in catalogue.questions]
-    return RecordDict(
-        {
-            "catalogue": _arrays(
-                {
-                    "train": np.asarray(catalogue.train_Q, dtype=np.bool_),
-                    "embedding": np.asarray(catalogue.embedding_QKE, dtype=np.float32),
-                    "option": np.asarray(catalogue.option_QK, dtype=np.bool_),
-                }
-            ),
-            "questions": ConfigRecord({"json": json.dumps(questions)}),
-        }
-    )
+    arrays = {
+        "train": np.asarray(catalogue.train_Q, dtype=np.bool_),
+        "embedding": np.asarray(catalogue.embedding_QKE, dtype=np.float32),
+        "option": np.asarray(catalogue.option_QK, dtype=np.bool_),
+    }
+    return RecordDict({"catalogue": arrays_record(arrays), "questions": ConfigRecord({"json": json.dumps(questions)})})
 
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
@@ -154,7 +155,7 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         ValueError: records that `pack_catalogue` cannot have made.
     """
     with _following_the_protocol("a catalogue"):
-        arrays = _numpy(content.array_records["catalogue"])
+        arrays = numpy_arrays(content.array_records["catalogue"])
         train_Q = _array(arrays["train"], np.bool_, axes=1)
         embedding_QKE = _array(arrays["embedding"], np.float32, axes=3)
         option_QK = _array(arrays["option"], np.bool_, axes=2)
@@ -169,30 +170,19 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
 
 def pack_score_request(request: ScoreRequest) -> RecordDict:
     """Score request -> records."""
-    return RecordDict(
-        {
-            "answers": _arrays(
-                {
-                    "question": np.asarray(request.question_J, dtype=np.int64),
-                    "prediction": np.asarray(request.prediction_JK, dtype=np.float64),
-                }
-            ),
-            _SETTINGS: ConfigRecord(
-                {"metrics": list(request.metrics), "sides": list(request.sides), "draw": request.draw}
-            ),
-        }
-    )
+    arrays = {
+        "question": np.asarray(request.question_J, dtype=np.int64),
+        "prediction": np.asarray(request.prediction_JK, dtype=np.float64),
+    }
+    settings = ConfigRecord({"metrics": list(request.metrics), "sides": list(request.sides), "draw": request.draw})
+    return RecordDict({"answers": arrays_record(arrays), "settings": settings})
 
 
 def unpack_score_request(content: RecordDict) -> ScoreRequest:
-    """Records -> score request.
-
-    Raises:
-        ValueError: records that `pack_score_request` cannot have made.
-    """
+    """Records -> score request; a ValueError where `pack_score_request` cannot have made them."""
     with _following_the_protocol("a score request"):
-        arrays = _numpy(content.array_records["answers"])
-        settings = content.config_records[_SETTINGS]
+        arrays = numpy_arrays(content.array_records["answers"])
+        settings = content.config_records["settings"]
         question_J = _array(arrays["question"], np.int64, axes=1)
         prediction_JK = _array(arrays["prediction"], np.float64, axes=2)
         if len(question_J) != len(prediction_JK):
@@ -206,61 +196,42 @@ def unpack_score_request(content: RecordDict) -> ScoreRequest:
 
 
 def pack_weights(weights: ArrayRecord) -> RecordDict:
-    """A request with PluralLLM's weights."""
-    return RecordDict({_WEIGHTS: weights})
+    """PluralLLM's weights -> records."""
+    return RecordDict({"weights": weights})
 
 
 def unpack_weights(content: RecordDict) -> ArrayRecord:
-    """The weights of `pack_weights`.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The weights of `pack_weights`; a ValueError where there are none."""
     with _following_the_protocol("a message with weights"):
-        return content.array_records[_WEIGHTS]
+        return content.array_records["weights"]
 
 
 def pack_sums_request(request: SumsRequest) -> RecordDict:
     """Step -> records."""
-    return RecordDict(
-        {
-            _SETTINGS: ConfigRecord({"step": request.step}),
-            _KEYS: ConfigRecord({"public": list(request.public_keys)}),
-            _TABLES: _arrays(request.tables),
-        }
-    )
+    settings = ConfigRecord({"step": request.step})
+    keys = ConfigRecord({"public": list(request.public_keys)})
+    return RecordDict({"settings": settings, "keys": keys, "tables": arrays_record(request.tables)})
 
 
 def unpack_sums_request(content: RecordDict) -> SumsRequest:
-    """Records -> step.
-
-    Raises:
-        ValueError: records that `pack_sums_request` cannot have made.
-    """
+    """Records -> step; a ValueError where `pack_sums_request` cannot have made them."""
     with _following_the_protocol("a step of the sums"):
-        settings = content.config_records[_SETTINGS]
-        return SumsRequest(
-            str(settings["step"]),
-            _keys(content.config_records[_KEYS]["public"]),
-            _numpy(content.array_records[_TABLES]),
-        )
+        keys = _keys(content.config_records["keys"]["public"])
+        tables = numpy_arrays(content.array_records["tables"])
+        return SumsRequest(str(content.config_records["settings"]["step"]), keys, tables)
 
 
 def pack_sums_reply(reply: SumsReply) -> RecordDict:
     """A node's part -> records."""
     keys = [reply.public_key] if reply.public_key else []
-    return RecordDict({_KEYS: ConfigRecord({"public": keys}), _MASKED: _arrays(reply.masked)})
+    return RecordDict({"keys": ConfigRecord({"public": keys}), "masked": arrays_record(reply.masked)})
 
 
 def unpack_sums_reply(content: RecordDict) -> SumsReply:
-    """Records -> a node's part.
-
-    Raises:
-        ValueError: records that `pack_sums_reply` cannot have made.
-    """
+    """Records -> a node's part; a ValueError where `pack_sums_reply` cannot have made them."""
     with _following_the_protocol("a part of the sums"):
-        keys = _keys(content.config_records[_KEYS]["public"])
-        masked = _numpy(content.array_records[_MASKED])
+        keys = _keys(content.config_records["keys"]["public"])
+        masked = numpy_arrays(content.array_records["masked"])
         return SumsReply(
             keys[0] if keys else b"",
             {name: _array(value, np.uint64, axes=value.ndim) for name, value in masked.items()},
@@ -268,33 +239,16 @@ def unpack_sums_reply(content: RecordDict) -> SumsReply:
 
 
 def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
-    """The replies of the groups one node hosts -> records."""
-    content = RecordDict({_GROUP_NAMES: ConfigRecord({"names": [reply.group for reply in replies]})})
-    rewards = {
-        _SEPARATOR.join((str(g), metric, side)): reward_J
-        for g, reply in enumerate(replies)
-        for (metric, side), reward_J in reply.rewards.items()
-    }
-    votes = {str(g): reply.votes_QK for g, reply in enumerate(replies) if reply.votes_QK is not None}
-    counts: dict[str, int | float | list[int] | list[float]] = {
-        _SEPARATOR.join((str(g), name)): count
-        for g, reply in enumerate(replies)
-        for name, count in reply.counts.items()
-    }
-    sums: dict[str, int | float | list[int] | list[float]] = {
-        _SEPARATOR.join((str(g), *key, measure)): float(value)
-        for g, reply in enumerate(replies)
-        for key, measures in reply.sums.items()
-        for measure, value in measures.items()
-    }
-    if sums:
-        content[_SUMS] = MetricRecord(sums)
-    if rewards:
-        content[_REWARDS] = _arrays({key: np.asarray(value, dtype=np.float64) for key, value in rewards.items()})
-    if votes:
-        content[_VOTES] = _arrays({key: np.asarray(value, dtype=np.float64) for key, value in votes.items()})
-    if counts:
-        content[_COUNTS] = MetricRecord(counts)
+    """The replies of the groups one node hosts -> records; one that would be empty is left out."""
+    content = RecordDict({"groups": ConfigRecord({"names": [reply.group for reply in replies]})})
+    votes = [{} if reply.votes_QK is None else {(): reply.votes_QK} for reply in replies]
+    for name, by_group in (("rewards", [reply.rewards for reply in replies]), ("votes", votes)):
+        if arrays := _flat(by_group):
+            content[name] = arrays_record({key: np.asarray(array, np.float64) for key, array in arrays.items()})
+    if counts := _flat([{(name,): count for name, count in reply.counts.items()} for reply in replies]):
+        content["counts"] = MetricRecord({**counts})
+    if sums := _flat([{(*key, m): x for key, of in reply.sums.items() for m, x in of.items()} for reply in replies]):
+        content["sums"] = MetricRecord({key: float(value) for key, value in sums.items()})
     return content
 
 
@@ -305,55 +259,54 @@ def unpack_replies(content: RecordDict) -> tuple[GroupReply, ...]:
         ValueError: records that `pack_replies` cannot have made.
     """
     with _following_the_protocol("a reply"):
-        names = _strings(content.config_records[_GROUP_NAMES]["names"])
+        names = _strings(content.config_records["groups"]["names"])
         rewards: list[dict[tuple[str, str], npt.NDArray[np.float64]]] = [{} for _ in names]
-        for key, value in _numpy(content.array_records.get(_REWARDS, ArrayRecord())).items():
-            place, metric, side = key.split(_SEPARATOR)
-            rewards[_index(place, len(names))][metric, side] = _array(value, np.float64, axes=1)
+        for g, (metric, side), array in _entries(content.array_records, "rewards", names):
+            rewards[g][metric, side] = _array(array.numpy(), np.float64, axes=1)
         votes: list[npt.NDArray[np.float64] | None] = [None for _ in names]
-        for key, value in _numpy(content.array_records.get(_VOTES, ArrayRecord())).items():
-            votes[_index(key, len(names))] = _array(value, np.float64, axes=2)
+        for g, (), array in _entries(content.array_records, "votes", names):
+            votes[g] = _array(array.numpy(), np.float64, axes=2)
         counts: list[dict[str, int]] = [{} for _ in names]
-        for key, count in content.metric_records.get(_COUNTS, MetricRecord()).items():
-            place, name = key.split(_SEPARATOR)
-            counts[_index(place, len(names))][name] = int(str(count))
+        for g, (name,), count in _entries(content.metric_records, "counts", names):
+            counts[g][name] = int(str(count))
         sums: list[dict[tuple[str, str], dict[str, float]]] = [{} for _ in names]
-        for key, total in content.metric_records.get(_SUMS, MetricRecord()).items():
-            place, part, predictor, measure = key.split(_SEPARATOR)
-            sums[_index(place, len(names))].setdefault((part, predictor), {})[measure] = float(str(total))
-        return tuple(GroupReply(name, rewards[g], votes[g], counts[g], sums[g]) for g, name in enumerate(names))
+        for g, (part, predictor, measure), total in _entries(content.metric_records, "sums", names):
+            sums[g].setdefault((part, predictor), {})[measure] = float(str(total))
+        return tuple(map(GroupReply, names, rewards, votes, counts, sums))
 
 
 def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
-    """Named NumPy arrays as a record, for a node's own state."""
-    return _arrays(arrays)
+    """Named NumPy arrays as a record."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def numpy_arrays(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     """The arrays of `arrays_record`."""
-    return _numpy(record)
-
-
-def _arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
-
-
-def _numpy(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     return {name: array.numpy() for name, array in record.items()}
+
+
+def _flat(by_group: Sequence[Mapping[Any, _T]]) -> dict[str, _T]:
+    """One mapping of all groups: a key is the group's place in the reply, and its own parts."""
+    return {_SEPARATOR.join((str(g), *key)): value for g, mine in enumerate(by_group) for key, value in mine.items()}
+
+
+def _entries(records: Mapping[str, Any], name: str, groups: Sequence[str]) -> Iterator[tuple[int, list[str], Any]]:
+    """What `_flat` made of one record: (group's place, its parts, value).
+
+    Raises:
+        IndexError: a group the reply does not name; a negative place would pass for one counted from the end.
+    """
+    for key, value in records.get(name, {}).items():
+        place, *parts = key.split(_SEPARATOR)
+        if not 0 <= int(place) < len(groups):
+            raise IndexError("a group the reply does not name")
+        yield int(place), parts, value
 
 
 def _array(value: object, dtype: type[_Scalar], *, axes: int) -> npt.NDArray[_Scalar]:
     if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != axes:
         raise TypeError("an array of another type or number of axes")
     return value
-
-
-def _index(text: str, length: int) -> int:
-    """A group's place in its reply; a negative one would pass for a place counted from the end."""
-    index = int(text)
-    if not 0 <= index < length:
-        raise IndexError("a group the reply does not name")
-    return index
 
 
 def _keys(value: object) -> tuple[bytes, ...]:

@@ -11,32 +11,41 @@ from functools import lru_cache
 
 from flwr.app import Context
 
+from appa_flwr import wire
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
+from client_app.outgoing import Refused
 
 Answers = Mapping[str, FloatArray]
 
 log = logging.getLogger("appa.client")
 
 
+def deployed(node_config: Mapping[str, object]) -> bool:
+    """Whether the node is a party of its own, and not a part of a simulation."""
+    return bool(node_config.get("group"))
+
+
+def check_allowed(config: Config, node_config: Mapping[str, object]) -> None:
+    """Refuse a run that asks for more than this node gives away, whoever submitted it.
+
+    Raises:
+        Refused: `sft.target` is "mean" and the node is deployed, without `allow-mean=true` in its own config.
+    """
+    if config.sft.target == "mean" and deployed(node_config) and node_config.get("allow-mean") is not True:
+        raise Refused(wire.MEAN_REFUSED)
+
+
 def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, ...]:
     """The groups this node speaks for.
 
     In simulation node `partition-id` of `num-partitions` hosts every `num-partitions`-th group; deployed, the node's
-    own config names its group or groups (`group = "Kenya"`, several separated by semicolons).
-
-    Args:
-        config: the run's.
-        node_config: the node's.
-
-    Raises:
-        UserError: neither a partition nor a group is named.
+    own config names its group or groups (`group = "Kenya"`, several separated by semicolons), or a UserError says so.
     """
-    named = str(node_config.get("group", ""))
-    if named:
-        return tuple(name for part in named.split(";") if (name := part.strip()))
+    if deployed(node_config):
+        return tuple(name for part in str(node_config["group"]).split(";") if (name := part.strip()))
     if "partition-id" not in node_config:
         raise UserError('node-config lacks `group`: start the SuperNode with --node-config \'group="..." data="..."\'')
     first, step = int(str(node_config["partition-id"])), int(str(node_config["num-partitions"]))
@@ -58,12 +67,7 @@ def all_groups(config: Config) -> tuple[str, ...]:
 
 
 def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[str]) -> dict[str, Answers | UserError]:
-    """These groups' answers, and no others', from the node's own file or the run's survey, read once.
-
-    Args:
-        config: the run's.
-        node_config: the node's; `data` is the path of the groups' own file, where they have one.
-        groups: whose.
+    """These groups' answers, and no others', from the node's own file (`data`) or the run's survey, read once.
 
     Returns:
         Each group's answers, or why it has none that can be used.
@@ -74,14 +78,16 @@ def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[
     path = str(node_config.get("data", "")) or config.survey
     if path == GENERATED_SURVEY:
         everyone = _generated(config).answers
-        known = ", ".join(everyone)
-        return {
-            group: everyone.get(group)
-            or UserError(f"group '{group}' is not in the generated survey, which has {known}")
-            for group in groups
-        }
+        known = f"not in the generated survey, which has {', '.join(everyone)}"
+        return {group: everyone.get(group) or UserError(f"group '{group}' is {known}") for group in groups}
     policy = read.Policy(config.data.refusals, config.data.min_respondents, config.data.min_questions)
-    return read.read_groups(path, groups, policy=policy, strict=config.data.strict)
+    try:
+        return read.read_groups(path, groups, policy=policy, strict=config.data.strict)
+    except ModuleNotFoundError as missing:
+        raise UserError(
+            f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "
+            f"pip install {missing.name}, or give the answers as .jsonl or .csv"
+        ) from None
 
 
 def _generated(config: Config) -> Survey:
@@ -96,13 +102,9 @@ def _generate(num_questions: int, num_groups: int, seed: int) -> Survey:
 def known_answers(
     config: Config, node_config: Mapping[str, object], private: Answers, public: tuple[Question, ...]
 ) -> Answers:
-    """The answers to questions that the server's catalogue has with the same options in the same order.
+    """Those of a group's answers whose question the catalogue has with the same options in the same order.
 
-    Args:
-        config: the run's.
-        node_config: the node's; with `data`, its own file says which options its answers are about.
-        private: all of a group's answers.
-        public: the catalogue's questions.
+    With `data` in the node's config, its own file says which options its answers are about.
     """
     path = str(node_config.get("data", ""))
     # Without a file of its own the node read the very survey that the server read.

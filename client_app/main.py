@@ -43,6 +43,7 @@ def catalogue(message: Message, context: Context) -> Message:
     from pluralllm.data import group_data
 
     config = data.context_config(context)
+    data.check_allowed(config, context.node_config)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
@@ -57,9 +58,9 @@ def catalogue(message: Message, context: Context) -> Message:
         d_g = group_data(name, answers, embedding=embedding, question_ids=training)
         truth_QK = np.full(public.option_QK.shape, np.nan)
         for row, question in enumerate(public.questions):
-            if question.question_id in answers:
+            if (own := answers.get(question.question_id)) is not None:
                 truth_QK[row] = 0.0
-                truth_QK[row, : len(question.options)] = answers[question.question_id]
+                truth_QK[row, : len(own)] = own
         state.remember_data(context.state, d_g, truth_QK)
         replies.append(wire.GroupReply(name, counts={"answered": len(d_g), "known": len(answers)}))
     if not replies:
@@ -80,7 +81,7 @@ def population(message: Message, context: Context) -> Message:
         data.context_config(context),
         public.train_Q,
         public.option_QK,
-        deployed=bool(context.node_config.get("group")),
+        deployed=data.deployed(context.node_config),
     )
     return outgoing.send_sums(message, sums.respond(wire.unpack_sums_request(message.content), node))
 
@@ -163,8 +164,8 @@ def targets(message: Message, context: Context) -> Message:
 def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
     config = data.context_config(context)
-    by_task = {"dpa": "mode", "opa": "ranking"}
-    kind = "distribution" if config.sft.target == "mean" else by_task[config.task]
+    data.check_allowed(config, context.node_config)
+    kind = "distribution" if config.sft.target == "mean" else {"dpa": "mode", "opa": "ranking"}[config.task]
     public = state.catalogue(context.state)
     replies = []
     for name in state.groups(context.state):
@@ -181,7 +182,6 @@ def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
     public = state.catalogue(context.state)
-    option_QK = public.option_QK
     replies = []
     for name in state.groups(context.state):
         rewards = {}
@@ -193,7 +193,7 @@ def score(message: Message, context: Context) -> Message:
                 side_QK = _fresh_targets(context, name, draw=request.draw)
             else:
                 side_QK = state.targets(context.state, name)
-            for metric, reward_J in scoring.score(request, side_QK, option_QK).items():
+            for metric, reward_J in scoring.score(request, side_QK, public.option_QK).items():
                 rewards[metric, side] = reward_J
         replies.append(wire.GroupReply(name, rewards))
     return outgoing.send(message, replies)

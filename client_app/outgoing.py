@@ -16,22 +16,22 @@ from appa_flwr.errors import UserError
 
 Action = Callable[[Message, Context], Message]
 
-FAILED = 100
-"""Flower error code of a reply that says only which action failed and with which kind of exception."""
-
 log = logging.getLogger("appa.client")
 
 
-def send(message: Message, replies: Sequence[wire.GroupReply]) -> Message:
-    """Answer a query with the groups' rewards, votes and counts.
+class Refused(UserError):
+    """This node's own config forbids what was asked for; `code` is one of `wire.REFUSALS`."""
 
-    Args:
-        message: what is answered.
-        replies: one for each group this node hosts.
+    def __init__(self, code: int) -> None:
+        super().__init__(wire.REFUSALS[code])
+        self.code = code
+
+
+def send(message: Message, replies: Sequence[wire.GroupReply]) -> Message:
+    """Answer a query with one reply for each group this node hosts.
 
     Raises:
-        UserError: a reward outside [0, 1], or NaN where only a real reward may stand; a fault of this client, which the
-            guard turns into an error reply.
+        UserError: a fault of this client: a reward outside [0, 1], or NaN where only a real reward may stand.
     """
     for reply in replies:
         for (metric, side), reward_J in reply.rewards.items():
@@ -61,16 +61,20 @@ def send_sums(message: Message, reply: wire.SumsReply) -> Message:
 def guarded(action: Action) -> Action:
     """Turn any exception of an action into an error reply without private text.
 
-    Flower would send the exception's whole message to the server, and that may quote a survey row. The full traceback
-    stays in this group's own log.
+    Flower would send the exception's whole message to the server, and that may quote a survey row. The server is told
+    which action failed and the kind of exception, or a refusal's fixed words; the full traceback stays in this group's
+    own log.
     """
 
     def safely(message: Message, context: Context) -> Message:
         try:
             return action(message, context)
+        except Refused as refused:
+            log.error("action %s refused: %s", action.__name__, refused)
+            return Message(Error(code=refused.code, reason=wire.REFUSALS[refused.code]), reply_to=message)
         except Exception as error:
             log.exception("action %s failed", action.__name__)
             reason = f"{action.__name__} failed: {type(error).__name__} (details are in the group's own log)"
-            return Message(Error(code=FAILED, reason=reason), reply_to=message)
+            return Message(Error(code=wire.FAILED, reason=reason), reply_to=message)
 
     return safely

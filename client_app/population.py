@@ -24,7 +24,7 @@ from pluralllm.data import BoolArray, FloatArray, GroupData
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
-# at home: whoever takes one part out of the sum of three still sees that of two
+# deployed: whoever takes one part out of the sum of three still sees that of two
 MIN_NODES = 3
 _TOTALS = (wire.KEYS, wire.COUNTS, wire.ANSWERS)
 
@@ -35,11 +35,9 @@ class Node:
 
     Attributes:
         memory: the node's state.
-        config: the run's.
         train_Q: which questions are for training.
         option_QK: True where a question has that option.
-        deployed: whether it runs at the groups' own place, as a party of its own; in a simulation every group counts as
-            one, whatever node it is on.
+        deployed: whether it is a party of its own; in a simulation every group counts as one, whatever node it is on.
     """
 
     memory: RecordDict
@@ -65,10 +63,6 @@ class Node:
 def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
     """Do one step.
 
-    Args:
-        request: of the server.
-        node: what there is to sum.
-
     Raises:
         UserError: sums that this run has not switched on, a step out of order or for the second time, other nodes than
             before, or too few of them.
@@ -92,7 +86,7 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
         raise UserError("sums: the nodes that take part have changed since the first step")
     least = max(MIN_NODES, node.config.sums.min_groups)
     if node.deployed and len(request.public_keys) < least:
-        raise UserError(f"sums: {len(request.public_keys)} nodes take part, and at home they must be {least}")
+        raise UserError(f"sums: {len(request.public_keys)} nodes take part, and deployed they must be {least}")
     part = {wire.COUNTS: _counts, wire.ANSWERS: _answers}[request.step](request.tables, node)
     state.remember_exchange(node.memory, state.Exchange(memory.private, request.public_keys, done))
     return wire.SumsReply(
@@ -103,7 +97,7 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
 def _counts(tables: Arrays, node: Node) -> dict[str, FloatArray]:
     """How many groups, and how many parties, answered each question: which sums may be made.
 
-    Whoever hosts several groups can take all of them out of a sum, so at home they are one party.
+    Whoever hosts several groups can take all of them out of a sum, so deployed they are one party.
     """
     count_Q = np.zeros(len(node.train_Q))
     for name in node.seen:

@@ -22,24 +22,19 @@ def votes(opinion_QK: FloatArray, option_QK: BoolArray, *, kind: str) -> FloatAr
         opinion_QK: the group's own distribution where it has one and its prediction otherwise.
         option_QK: True for real options.
         kind: "mode": 1 on the most frequent option (ties: the first); "ranking": K for the most frequent down to 1;
-            "distribution": the opinion itself.
+            "distribution": the opinion itself. Another one is a UserError.
 
     Returns:
         (Q, K), 0 on padding.
-
-    Raises:
-        UserError: another kind.
     """
     if kind == "distribution":
-        shares_QK: FloatArray = np.where(option_QK, opinion_QK, 0.0)
-        return shares_QK
+        return np.where(option_QK, opinion_QK, 0.0)
     order_QK = np.argsort(-np.where(option_QK, opinion_QK, -np.inf), axis=1, kind="stable")
     place_QK = np.argsort(order_QK, axis=1, kind="stable")
     if kind == "mode":
         return np.where(place_QK == 0, 1.0, 0.0)
     if kind == "ranking":
-        scores_QK: FloatArray = np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)
-        return scores_QK
+        return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)
     raise UserError(f"unknown kind of vote '{kind}'; use 'mode', 'ranking' or 'distribution'")
 
 

@@ -1,6 +1,6 @@
 """What a node remembers between messages, in Flower's `Context.state`: deployed, every message meets a fresh process.
 
-Axis letters: Q public questions, N questions a group answered, K options, E features.
+Axis letters: Q public questions, N questions a group answered, K options, W as in `pluralllm.population`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from appa_flwr import wire
 from appa_flwr.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
 
+FloatArray = npt.NDArray[np.float64]
+
 _CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS, _EXCHANGE = "catalogue", "questions", "groups", "weights", "exchange"
+_NO_CATALOGUE = "this node has no catalogue of questions: it joined or restarted after the run began"
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """How far this node is in the sums over groups.
-
-    Attributes:
-        private: its key.
-        public_keys: of the nodes that take part; empty before the first sum.
-        steps_done: how many.
-    """
+    """How far this node is in the sums over groups: its key, the nodes' (none before the first sum), steps done."""
 
     private: bytes = b""
     public_keys: tuple[bytes, ...] = ()
@@ -48,7 +45,7 @@ def catalogue(state: RecordDict) -> wire.Catalogue:
         UserError: the server has sent none, as after a restart of this node.
     """
     if _CATALOGUE not in state:
-        raise UserError("this node has no catalogue of questions: it joined or restarted after the run began")
+        raise UserError(_NO_CATALOGUE)
     return wire.unpack_catalogue(state)
 
 
@@ -59,23 +56,19 @@ def embedding(public: wire.Catalogue) -> OptionEmbedding:
 
 
 def groups(state: RecordDict) -> tuple[str, ...]:
-    """The groups hosted here, in the order of all replies.
-
-    Raises:
-        UserError: the server has not sent its catalogue yet.
-    """
+    """The groups hosted here, in the order of all replies; a UserError before the catalogue has come."""
     if _GROUPS not in state:
-        raise UserError("this node has no catalogue of questions: it joined or restarted after the run began")
+        raise UserError(_NO_CATALOGUE)
     names = state.config_records[_GROUPS]["names"]
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
-def remember_data(state: RecordDict, data: GroupData, truth_QK: npt.NDArray[np.float64]) -> None:
-    """Keep a group's training answers, and apart from them all its answers for the truth column.
+def remember_data(state: RecordDict, data: GroupData, truth_QK: FloatArray) -> None:
+    """Keep a group's training answers D_g, the one source of context, and apart from them all its answers.
 
     Args:
         state: the node's.
-        data: training answers D_g only: the one source of context.
+        data: training answers only.
         truth_QK: every answer the group has, held-out ones too; rows of NaN elsewhere. Never context.
     """
     state[f"data {data.group}"] = wire.arrays_record(
@@ -89,7 +82,7 @@ def data(state: RecordDict, group: str) -> GroupData:
     return GroupData(group, arrays["question"], arrays["answer"])
 
 
-def truth(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
+def truth(state: RecordDict, group: str) -> FloatArray:
     """All of a group's own answers (Q, K), rows of NaN where it has none."""
     return _arrays(state, f"data {group}")["truth"]
 
@@ -109,12 +102,7 @@ def exchange(state: RecordDict) -> Exchange:
     return Exchange(record["private"], tuple(record["public"]), record["done"])
 
 
-def remember_population(
-    state: RecordDict,
-    group: str,
-    mean_QK: npt.NDArray[np.float64],
-    table_QKW: npt.NDArray[np.float64] | None,
-) -> None:
+def remember_population(state: RecordDict, group: str, mean_QK: FloatArray, table_QKW: FloatArray | None) -> None:
     """Keep what a group may know of the others.
 
     Args:
@@ -127,16 +115,14 @@ def remember_population(
     state[f"population {group}"] = wire.arrays_record(arrays)
 
 
-def population(state: RecordDict, group: str, name: str) -> npt.NDArray[np.float64] | None:
+def population(state: RecordDict, group: str, name: str) -> FloatArray | None:
     """The "mean" or the "table" of `remember_population`; None where there is none."""
     key = f"population {group}"
     return _arrays(state, key).get(name) if key in state else None
 
 
-def remember_targets(
-    state: RecordDict, group: str, target_QK: npt.NDArray[np.float64], spread_Q: npt.NDArray[np.float64]
-) -> None:
-    """Keep the group's target table, and beside it how uncertain each prediction is."""
+def remember_targets(state: RecordDict, group: str, target_QK: FloatArray, spread_Q: FloatArray) -> None:
+    """Keep the group's target table, and how uncertain each prediction is."""
     state[f"targets {group}"] = wire.arrays_record({"target": target_QK, "spread": spread_Q})
 
 
@@ -145,13 +131,9 @@ def has_targets(state: RecordDict, group: str) -> bool:
     return f"targets {group}" in state
 
 
-def targets(state: RecordDict, group: str) -> npt.NDArray[np.float64]:
-    """The group's target table (Q, K).
-
-    Raises:
-        UserError: it has not been written yet.
-    """
-    if f"targets {group}" not in state:
+def targets(state: RecordDict, group: str) -> FloatArray:
+    """The group's target table (Q, K); a UserError before it has been written."""
+    if not has_targets(state, group):
         raise UserError("the target table has not been written: PluralLLM's final weights have not arrived")
     return _arrays(state, f"targets {group}")["target"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ class Federation:
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._part_sizes: dict[str, int] = {}
+        self._errors: Counter[int] = Counter()  # of the last question, by code
 
     def homes(self, groups: Collection[str]) -> tuple[int, ...]:
         """Nodes that host one of these groups, in the order of the groups of the run."""
@@ -102,6 +104,7 @@ class Federation:
         meanwhile: Callable[[], None] | None = None,
     ) -> list[Message]:
         """One message to every node that hosts a group, or to those given; the replies that came."""
+        self._errors.clear()
         asked = self._nodes if nodes is None else nodes
         messages = [self.grid.create_message(content, kind, node, str(iteration)) for node in asked]
         return self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
@@ -216,9 +219,9 @@ class Federation:
                 log.warning("group %s counts as missing: it answered %s times", name, len(answers))
         return {name: answers[0] for name, answers in found.items() if len(answers) == 1}
 
-    @staticmethod
-    def _read(reply: Message) -> tuple[wire.GroupReply, ...]:
+    def _read(self, reply: Message) -> tuple[wire.GroupReply, ...]:
         if reply.has_error():
+            self._errors[reply.error.code] += 1
             log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
             return ()
         try:
@@ -229,9 +232,14 @@ class Federation:
 
     def _require(self, present: Mapping[str, object], what: str) -> None:
         if len(present) < self._min_groups:
+            refused = [
+                f"{self._errors[code]} nodes refused: {why}"
+                for code, why in wire.REFUSALS.items()
+                if self._errors[code]
+            ]
             raise UserError(
                 f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
-                f"federation.min-groups = {self._min_groups}. The groups' own logs say why"
+                f"federation.min-groups = {self._min_groups}. " + ("; ".join(refused) or "The groups' own logs say why")
             )
 
 

@@ -6,97 +6,19 @@ Axis letters: Q public questions, J scored answers, K options.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from in_process import cross, deployed, request, simulated
+from client_node import ACTIONS, TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
+from flwr.app import Context, RecordDict
+from in_process import deployed, simulated
 
 from appa_flwr import wire
-from appa_flwr.config import Config
-from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
-from client_app import data, outgoing, predictor, scoring, state
-from client_app.main import app
-from pluralllm.model import ModelConfig, PluralLLM
+from client_app import state
 from server_app.federation.catalogue import build_catalogue
-
-SMALL = {
-    "data.num-questions": 24,
-    "data.num-groups": 4,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
-    "pluralllm.local-steps": 1,
-    "pluralllm.num-context-questions": 4,
-}
-TRAIN = "train"
-ACTIONS = (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)
-SECRET = "secret 0.123456 question text"
-
-
-def config_of(**changes: object) -> Config:
-    return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
-
-
-class Node:
-    """One node: asks its ClientApp and keeps its context, replies crossed as bytes."""
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.config = data.context_config(context)
-
-    def ask(self, kind: str, content: RecordDict | None = None) -> Message:
-        return cross(app(request(kind, content, node=self.context.node_id), self.context)).message
-
-    def groups(self, kind: str, content: RecordDict | None = None) -> dict[str, wire.GroupReply]:
-        reply = self.ask(kind, content)
-        assert reply.has_content(), reply.error.reason
-        return {group.group: group for group in wire.unpack_replies(reply.content)}
-
-    def content(self, kind: str, catalogue: wire.Catalogue) -> RecordDict:
-        """What the server would send with this action."""
-        if kind == wire.CATALOGUE:
-            return wire.pack_catalogue(catalogue)
-        if kind == TRAIN:
-            config = ConfigRecord({"server-round": 1})
-            return RecordDict({"arrays": weights(self.config), "config": config})
-        if kind == wire.TARGETS:
-            return wire.pack_weights(weights(self.config))
-        if kind == wire.SCORE:
-            return wire.pack_score_request(uniform_request(catalogue))
-        return RecordDict()
-
-    def prepared(self, catalogue: wire.Catalogue) -> Node:
-        for kind in (wire.CATALOGUE, wire.TARGETS):
-            assert self.ask(kind, self.content(kind, catalogue)).has_content()
-        return self
-
-
-def weights(config: Config) -> ArrayRecord:
-    torch.manual_seed(5)
-    model = PluralLLM(ModelConfig.of(config.embedding, config.pluralllm, config.sums))
-    # a fresh network answers the same whatever its context; noise on every weight makes group and draw matter
-    return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
-
-
-def uniform_request(catalogue: wire.Catalogue, **changes: object) -> wire.ScoreRequest:
-    option_QK = catalogue.option_QK
-    wanted = wire.ScoreRequest(
-        np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",), (wire.TARGET_SIDE,)
-    )
-    return replace(wanted, **changes)
-
-
-def one_node(config: Config) -> Node:
-    (context,) = simulated(config, 1).values()
-    return Node(context)
-
 
 # --- who lives here -------------------------------------------------------------------------------
 
@@ -139,17 +61,11 @@ def test_deployed_the_node_config_names_the_groups(named, expected):
 def test_a_node_that_nobody_configured_says_so_in_an_error():
     context = Context(1, 2, {}, RecordDict(), dict(config_of().flat()))
     reply = Node(context).ask(wire.ROLL_CALL)
-    assert reply.error.code == outgoing.FAILED
+    assert reply.error.code == wire.FAILED
     assert reply.error.reason.startswith("roll_call failed: UserError")
 
 
 # --- what a node keeps ----------------------------------------------------------------------------
-
-
-def home_files(survey: Survey, folder, config: Config) -> tuple[Config, Mapping[str, object]]:
-    """The survey split into a public question file and one private file a group, and the run that uses them."""
-    written = export_split(survey, folder)
-    return Config.load({**config.flat(), "survey": str(written.questions)}), written.groups
 
 
 def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_path):
@@ -242,13 +158,11 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
 
 
 def test_a_node_that_forgot_everything_answers_with_errors():
-    config = config_of()
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
+    node, catalogue = prepared_node()
     node.context.state = RecordDict()
     for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
         reply = node.ask(kind, node.content(kind, catalogue))
-        assert reply.error.code == outgoing.FAILED, kind
+        assert reply.error.code == wire.FAILED, kind
         assert reply.error.reason.split(".")[-1].startswith(f"{kind.split('.')[-1]} failed: UserError")
 
 
@@ -266,9 +180,7 @@ def test_before_the_target_table_is_written_nobody_votes_or_scores():
 
 @pytest.mark.parametrize("task", ["dpa", "opa"])
 def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(task):
-    config = config_of(task=task)
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
+    node, catalogue = prepared_node(task=task)
     votes = {name: reply.votes_QK for name, reply in node.groups(wire.VOTE).items()}
     survey = generate(num_questions=24, num_groups=4, seed=0)
     assert set(votes) == set(survey.groups)
@@ -289,9 +201,7 @@ def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(ta
 
 
 def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one():
-    config = config_of(sft__target="mean")
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
+    node, catalogue = prepared_node(sft__target="mean")
     for group, reply in node.groups(wire.VOTE).items():
         truth_QK = state.truth(node.context.state, group)
         known_Q = ~np.isnan(truth_QK).any(1)
@@ -302,14 +212,36 @@ def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one()
         assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
 
 
+@pytest.mark.parametrize(
+    ("node_config", "code"),
+    [
+        ({}, wire.MEAN_REFUSED),
+        ({"allow-mean": False}, wire.MEAN_REFUSED),
+        ({"allow-mean": "true"}, wire.MEAN_REFUSED),
+        ({"allow-mean": 1}, wire.MEAN_REFUSED),
+        ({"allow-mean": True}, None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
+def test_deployed_the_mean_is_refused_unless_the_nodes_own_config_allows_it(kind, node_config, code):
+    config = config_of(data__num_groups=2)
+    catalogue = build_catalogue(config)
+    node = Node(Context(1, 2, {"group": "Avaria"}, RecordDict(), dict(config.flat()))).prepared(catalogue)
+    node.context.node_config |= node_config
+    node.context.run_config = dict(config_of(data__num_groups=2, sft__target="mean").flat())
+    reply = node.ask(kind, node.content(kind, catalogue))
+    assert (reply.error.code if reply.has_error() else None) == code
+    if code:
+        assert reply.error.reason == wire.REFUSALS[code]
+
+
 # --- scores ---------------------------------------------------------------------------------------
 
 
 def test_rewards_come_from_each_groups_own_table():
     """Answering with one group's own table earns that group, and no other, all of the reward."""
-    config = config_of()
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
+    node, catalogue = prepared_node()
     for group in state.groups(node.context.state):
         table_QK = state.targets(node.context.state, group)
         asked = uniform_request(catalogue, prediction_JK=table_QK)
@@ -319,9 +251,7 @@ def test_rewards_come_from_each_groups_own_table():
 
 
 def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
-    config = config_of(pluralllm__context_resampling="every-iteration")
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
+    node, catalogue = prepared_node(pluralllm__context_resampling="every-iteration")
 
     def rewards(draw: int) -> np.ndarray:
         asked = wire.pack_score_request(uniform_request(catalogue, draw=draw))
@@ -334,16 +264,10 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
         np.testing.assert_array_equal(rewards(draw), drawn[draw])
 
 
-def test_a_fresh_draw_where_the_run_has_one_fixed_table_is_an_error():
-    config = config_of()
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
-    assert node.ask(wire.SCORE, wire.pack_score_request(uniform_request(catalogue, draw=1))).has_error()
-
-
 @pytest.mark.parametrize(
     "change",
     [
+        {"draw": 1},  # the run has one fixed table
         {"metrics": ("js", "kindness")},
         {"sides": ("diary",)},
         {"question_J": np.arange(1, 25)},
@@ -353,104 +277,13 @@ def test_a_fresh_draw_where_the_run_has_one_fixed_table_is_an_error():
         {"prediction_JK": np.full((24, 4), -1.0)},
         {"prediction_JK": np.full((24, 4), np.inf)},
     ],
-    ids=["metric", "side", "past the end", "before the start", "narrow", "short", "negative", "infinite"],
+    ids=["draw", "metric", "side", "past the end", "before the start", "narrow", "short", "negative", "infinite"],
 )
 def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
-    config = config_of()
-    catalogue = build_catalogue(config)
+    node, catalogue = prepared_node()
     assert catalogue.option_QK.shape == (24, 4)
-    node = one_node(config).prepared(catalogue)
     reply = node.ask(wire.SCORE, wire.pack_score_request(uniform_request(catalogue, **change)))
-    assert reply.error.code == outgoing.FAILED
+    assert reply.error.code == wire.FAILED
     assert reply.error.reason in {
-        f"score failed: {kind} (details are in the group's own log)" for kind in ("UserError", "ValueError")
+        f"score failed: {kind} (details are in the group's own log)" for kind in ("UserError", "ValueError", "KeyError")
     }
-
-
-# --- the one exit ---------------------------------------------------------------------------------
-
-FAULTS = [
-    (wire.ROLL_CALL, data, "my_groups"),
-    (wire.CATALOGUE, data, "answers"),
-    (wire.CATALOGUE, state, "remember_data"),
-    (TRAIN, predictor, "train_round"),
-    (TRAIN, outgoing, "send_weights"),
-    (wire.TARGETS, predictor.Predictor, "table"),
-    (wire.TARGETS, predictor.Predictor, "scores"),
-    (wire.VOTE, scoring, "votes"),
-    (wire.SCORE, scoring, "score"),
-    *((kind, data, "context_config") for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE)),
-    *((kind, wire, "pack_replies") for kind in ACTIONS if kind != TRAIN),
-]
-
-
-@pytest.mark.parametrize(("kind", "module", "name"), FAULTS, ids=[f"{k}-{n}" for k, _, n in FAULTS])
-def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, monkeypatch, caplog):
-    config = config_of()
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
-
-    def fail(*args: object, **kwargs: object) -> None:
-        try:
-            raise KeyError(SECRET)
-        except KeyError as cause:
-            raise ValueError(SECRET) from cause
-
-    content = node.content(kind, catalogue)
-    monkeypatch.setattr(module, name, fail)
-    crossed = cross(app(request(kind, content), node.context))
-    reply = crossed.message
-    assert not reply.has_content()
-    assert reply.error.code == outgoing.FAILED
-    action = kind.split(".")[-1]
-    assert reply.error.reason == f"{action} failed: ValueError (details are in the group's own log)"
-    assert reply.metadata.reply_to_message_id == f"{kind} to 1"
-    for part in SECRET.split():
-        assert part.encode() not in crossed.data
-    assert SECRET in caplog.text  # the group itself can find out
-
-
-def test_a_bad_row_of_the_private_file_is_not_quoted_to_the_server(tmp_path, caplog):
-    survey = generate(num_questions=24, num_groups=2, seed=3)
-    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2, data__strict=True))
-    group, path = next(iter(files.items()))
-    bad = {"question_id": "diary", "question": "?", "options": ["x", "y"], "group": group, "distribution": [0.7, 0.7]}
-    path.write_text(path.read_text() + json.dumps(bad) + "\n")
-    (context, _) = deployed(config, files).values()
-    reply = Node(context).ask(wire.CATALOGUE, wire.pack_catalogue(build_catalogue(config)))
-    assert reply.error.reason == "catalogue failed: UserError (details are in the group's own log)"
-    assert "diary" in caplog.text
-
-
-def test_an_unknown_run_config_is_an_error_of_every_action():
-    config = config_of()
-    for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE):
-        node = one_node(config)
-        node.context.run_config = {**node.context.run_config, "surprise": 1}
-        assert app(request(kind), node.context).error.reason.startswith(kind.split(".")[-1])
-
-
-@pytest.mark.parametrize(
-    ("side", "reward", "leaves"),
-    [
-        (wire.TARGET_SIDE, [0.0, 1.0], True),
-        (wire.TARGET_SIDE, [0.5, 1.0 + 1e-9], False),
-        (wire.TARGET_SIDE, [-1e-9, 0.5], False),
-        (wire.TARGET_SIDE, [0.5, np.nan], False),
-        (wire.TARGET_SIDE, [0.5, np.inf], False),
-        (wire.TRUTH_SIDE, [0.5, np.nan], True),
-        (wire.TRUTH_SIDE, [np.nan, 1.5], False),
-        (wire.TRUTH_SIDE, [np.nan, -np.inf], False),
-    ],
-)
-def test_nothing_but_a_reward_leaves_as_a_reward(side, reward, leaves, monkeypatch):
-    config = config_of(data__num_questions=24)
-    catalogue = build_catalogue(config)
-    node = one_node(config).prepared(catalogue)
-    monkeypatch.setattr(scoring, "score", lambda *args: {"js": np.array(reward)})
-    asked = uniform_request(catalogue, sides=(side,))
-    reply = node.ask(wire.SCORE, wire.pack_score_request(asked))
-    assert reply.has_content() == leaves
-    if leaves:
-        got = wire.unpack_replies(reply.content)[0].rewards["js", side]
-        np.testing.assert_array_equal(got, reward)

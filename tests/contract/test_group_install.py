@@ -1,0 +1,98 @@
+"""What a group's machine installs is enough to take part, and no more than it uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from group_life import installed
+from in_process import InProcessGrid, deployed
+from packaging.requirements import Requirement
+from talk import KINDS, TINY, talk
+
+from appa_flwr.config import Config
+from appa_flwr.survey.export import export_split
+from appa_flwr.survey.generate import generate
+
+REPO = Path(__file__).resolve().parents[2]
+LIST = REPO / "requirements-group.txt"
+HEAVY = {
+    "trl",
+    "transformers",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "datasets",
+    "matplotlib",
+    "sklearn",
+    "pandas",
+    "ray",
+}
+
+
+def requirements() -> list[str]:
+    return [line for line in LIST.read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory) -> Path:
+    """A run's messages and replies, with everything installed."""
+    folder = tmp_path_factory.mktemp("talk")
+    written = export_split(generate(num_questions=32, num_groups=3, seed=0), folder)
+    config = Config.load(
+        {**TINY, "survey": str(written.questions), "sums.population-prior": True, "run.cache-dir": str(folder)}
+    )
+    grid = InProcessGrid(deployed(config, written.groups))
+    talk(grid, config)
+    messages = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]
+    path = folder / "talk.pickle"
+    path.write_bytes(pickle.dumps({"config": config.flat(), "files": dict(written.groups), "messages": messages}))
+    return path
+
+
+def life(record: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
+    listed = record.with_name("requirements.txt")
+    listed.write_text("\n".join(lines))
+    return subprocess.run(
+        [sys.executable, str(REPO / "tests" / "group_life.py"), str(listed), str(record)],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_group_takes_part_with_no_more_than_its_list(record):
+    done = life(record, requirements())
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {line["kind"] for line in found["answered"]} == set(KINDS)
+    assert [line for line in found["answered"] if not line["same"]] == []
+    assert HEAVY.isdisjoint(found["imported"])
+    # and the list holds nothing that is not imported
+    assert {Requirement(line).name for line in requirements()} <= set(found["imported"])
+
+
+@pytest.mark.parametrize("name", ["torch"])
+def test_without_one_of_them_it_could_not(name, record):
+    done = life(record, [line for line in requirements() if not line.startswith(name)])
+    assert any(not line["same"] for line in json.loads(done.stdout)["answered"])
+
+
+def test_a_groups_list_is_a_part_of_the_requirements():
+    project = {}
+    for requirement in map(
+        Requirement, tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
+    ):
+        project[requirement.name] = str(requirement.specifier)
+    assert requirements()
+    for requirement in map(Requirement, requirements()):
+        assert str(requirement.specifier) == project[requirement.name]
+        assert not requirement.extras  # of flwr: its simulation, and so ray, is the server's
+    assert not HEAVY & installed(requirements())

@@ -1,0 +1,156 @@
+"""The audit of `test_privacy.py` itself: clients that leak on purpose are caught.
+
+Axis letters: Q public questions, K options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from audit import DIARY, audit, make_world, private_values, structure, talked
+from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_to_proto
+from in_process import Crossed
+
+from appa_flwr import secure_sum, wire
+from client_app import outgoing, scoring
+from server_app.federation.catalogue import build_catalogue
+
+Change = Callable[[RecordDict, np.ndarray], None]
+
+
+def put(record: str, key: str, value: object) -> Change:
+    """Set an entry of a record, or a whole record where none is named; functions are given a private answer."""
+
+    def change(content: RecordDict, row: np.ndarray) -> None:
+        (content[record] if record else content)[key] = value(row) if callable(value) else value
+
+    return change
+
+
+def edit(record: str, key: str, alter: Callable[[np.ndarray, np.ndarray], None]) -> Change:
+    """Alter an array in place, given a private answer; the largest one where none is named."""
+
+    def change(content: RecordDict, row: np.ndarray) -> None:
+        arrays = content.array_records[record]
+        name = key or max(arrays, key=lambda name: arrays[name].numpy().size)
+        value = arrays[name].numpy().copy()
+        alter(value, row)
+        arrays[name] = Array(value)
+
+    return change
+
+
+def first_vote(vote_QK: np.ndarray, row: np.ndarray) -> None:
+    vote_QK[0] = 0.0
+    vote_QK[0, : len(row)] = row
+
+
+def both(*changes: Change) -> Change:
+    return lambda content, row: [change(content, row) for change in changes] and None
+
+
+def share(row: np.ndarray) -> float:
+    return float(row[0])
+
+
+UNIFORM = "0|held-out|uniform"
+ONE_ANSWER = [put("sums", f"0|training|uniform|{measure}", 1.0) for measure in ("cells", "js")]
+MANY = [put("metrics", "num-examples", 30), put("metrics", "error", 0.5)]
+BITS = Array(np.arange(32, dtype=np.uint64) << 59)
+ROLL, POPULATION, SCORE, VOTE, TARGETS = wire.ROLL_CALL, wire.POPULATION, wire.SCORE, wire.VOTE, wire.TARGETS
+TRAIN, EVALUATE = "train", "evaluate"
+
+
+def weights(value: np.ndarray, row: np.ndarray) -> None:
+    np.put(value, np.arange(len(row)) + 7, row)
+
+
+def answer(value: np.ndarray, row: np.ndarray) -> None:
+    np.put(value, np.arange(len(row)), row)
+
+
+def one_share(value: np.ndarray, row: np.ndarray) -> None:
+    value[0] = row[0]
+
+
+def soft(value: np.ndarray, row: np.ndarray) -> None:
+    np.copyto(value, 0.9 * value + 0.01)
+
+
+LEAKS = [
+    (SCORE, put("", "notes", ConfigRecord({"x": 1})), "a record notes"),
+    (ROLL, put("", "counts", lambda row: MetricRecord({"0|share": row.tolist()})), "a private share in counts"),
+    (SCORE, put("rewards", "0|js|x", lambda row: Array(row.astype(np.float32))), "a private answer in rewards 0|js|x"),
+    (ROLL, put("groups", "names", ["Avaria", f"{DIARY}-1"]), "the private text"),
+    (VOTE, put("groups", "names", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
+    (wire.CATALOGUE, put("counts", "0|known", share), "counts"),
+    (TARGETS, put("sums", f"{UNIFORM}|js", share), "a private share in sums"),
+    (TARGETS, put("sums", f"{UNIFORM}|diary", 1.0), "sums that nobody asked for"),
+    (TARGETS, put("sums", f"{UNIFORM}|js", [0.5, 0.25]), f"{UNIFORM}|js = [0.5, 0.25]"),
+    (TARGETS, both(*ONE_ANSWER), "0|training|uniform|js: a sum over 1.0 training answers"),
+    (EVALUATE, both(*MANY), "an error over 30 held-out answers"),
+    (EVALUATE, put("metrics", "error", share), "a private share in metrics"),
+    (POPULATION, put("masked", "diary", BITS), "sums {"),
+    (POPULATION, put("masked", "answers", Array), "a private answer in masked answers"),
+    (POPULATION, put("keys", "private", b"0" * 32), "keys {"),
+    (TRAIN, put("metrics", "loss", share), "a private share in metrics"),
+    (TRAIN, put("arrays", "more", Array(np.zeros(1))), "weights other than those that came"),
+    (TRAIN, edit("arrays", "", weights), "a private answer in arrays"),
+    (SCORE, edit("rewards", "0|js|truth", answer), "a private answer in rewards 0|js|truth"),
+    (SCORE, edit("rewards", "0|js|targets", one_share), "a private share in rewards 0|js|targets"),
+    (VOTE, edit("votes", "0", first_vote), "a private answer in votes"),
+    (VOTE, edit("votes", "0", soft), "a vote"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "finding"), LEAKS, ids=[f"{kind}: {finding}" for kind, _, finding in LEAKS])
+def test_a_client_that_leaks_is_caught(kind, change, finding, tmp_path, monkeypatch):
+    world = make_world(tmp_path, pluralllm__rounds=1)
+    by_kind = {"train": "send_weights", "evaluate": "send_error", wire.POPULATION: "send_sums"}
+    honest = getattr(outgoing, by_kind.get(kind, "send"))
+
+    def dishonest(message: Message, *args: object, **kwargs: object) -> Message:
+        reply = honest(message, *args, **kwargs)
+        if message.metadata.message_type == kind:
+            change(reply.content, world.rows[0])
+        return reply
+
+    monkeypatch.setattr(outgoing, honest.__name__, dishonest)
+    found = audit(talked(world), world)
+    assert any(f"{kind}: {finding}" in line for line in found), found
+
+
+def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
+    world = make_world(tmp_path, pluralllm__rounds=1)
+
+    def bare(arrays, *, private, public_keys, step):
+        return {
+            name: np.rint(array * secure_sum.SCALE).astype(np.int64).view(np.uint64) for name, array in arrays.items()
+        }
+
+    monkeypatch.setattr(secure_sum, "mask", bare)
+    found = audit(talked(world), world)
+    assert any("answers: numbers without a mask" in line for line in found), found
+
+
+def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):
+    world = make_world(tmp_path, pluralllm__rounds=1)
+    monkeypatch.setattr(scoring, "votes", lambda opinion_QK, option_QK, *, kind: opinion_QK)
+    assert any("a private answer in votes" in line for line in audit(talked(world), world))
+
+
+def test_an_error_in_its_own_words_is_caught(tmp_path):
+    world = make_world(tmp_path)
+    grid = talked(world)
+    asked = grid.requests[0]
+    said = Message(Error(code=wire.FAILED, reason=f"no {DIARY}-1 in {world.rows[0][0]}"), reply_to=asked.message)
+    reply = Crossed(message_to_proto(said).SerializeToString(deterministic=True), said)
+    group = next(iter(world.files))
+    public = build_catalogue(world.config)
+    assert "an error in its own words" in next(structure(asked, reply, group=group, public=public, world=world))
+    found = " ".join(private_values(reply, world))
+    assert "private text" in found
+    assert "as text" in found

@@ -1,0 +1,60 @@
+"""Every kind of message once, from the server's own code, without a policy."""
+
+from __future__ import annotations
+
+import numpy as np
+from in_process import InProcessGrid, flower_task
+
+from appa_flwr import wire
+from appa_flwr.config import Config
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Federation
+from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.predictor.sums import exchange_sums
+
+KINDS = (wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
+
+TINY = {
+    "data.num-groups": 3,
+    "data.num-questions": 32,
+    "federation.min-groups": 3,
+    "embedding.dim": 8,
+    "pluralllm.hidden-dim": 8,
+    "pluralllm.blocks": 1,
+    "pluralllm.heads": 2,
+    "pluralllm.rounds": 2,
+    "pluralllm.num-context-questions": 4,
+}
+
+
+def talk(grid: InProcessGrid, config: Config) -> None:
+    """Ask the grid's groups everything that a run would, up to the first score.
+
+    Raises:
+        UserError: the server refuses what it hears.
+        AggregationError: of Flower's, for the same reason.
+    """
+    catalogue = build_catalogue(config)
+    option_QK = catalogue.option_QK
+    uniform_QK = option_QK / option_QK.sum(1, keepdims=True)
+    metrics = ("borda",) if config.task == "opa" else ("js", "wasserstein", "cosine")
+    held_out = np.flatnonzero(~catalogue.train_Q)
+    with flower_task():
+        overlap = OverlapGrid(grid)
+        federation = Federation(overlap, min_groups=config.federation.min_groups, timeout=5.0)
+        federation.gather((), patience=0.0)
+        federation.send_catalogue(catalogue)
+        exchange_sums(federation, config, catalogue, progress=lambda step, of, text: None)
+        weights = pretrain(
+            overlap,
+            config,
+            initial_weights(config),
+            nodes=federation.homes(federation.groups),
+            progress=lambda step, of, loss: None,
+        ).weights
+        federation.send_targets(weights)
+        federation.votes()
+        federation.score(
+            wire.ScoreRequest(held_out, uniform_QK[held_out], metrics, (wire.TARGET_SIDE, wire.TRUTH_SIDE))
+        )

@@ -1,0 +1,111 @@
+"""The one exit: whatever goes wrong inside a group, its text stays there, and only rewards leave as rewards."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from client_node import TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
+from flwr.app import Context, RecordDict
+from in_process import cross, deployed, request
+
+from appa_flwr import wire
+from appa_flwr.survey.generate import generate
+from client_app import data, outgoing, predictor, scoring, state
+from client_app.main import app
+from server_app.federation.catalogue import build_catalogue
+
+SECRET = "secret 0.123456 question text"
+
+FAULTS = [
+    (wire.ROLL_CALL, data, "my_groups"),
+    (wire.CATALOGUE, data, "answers"),
+    (wire.CATALOGUE, state, "remember_data"),
+    (TRAIN, predictor, "train_round"),
+    (TRAIN, outgoing, "send_weights"),
+    (wire.TARGETS, predictor.Predictor, "table"),
+    (wire.TARGETS, predictor.Predictor, "scores"),
+    (wire.VOTE, scoring, "votes"),
+    (wire.SCORE, scoring, "score"),
+    (wire.SCORE, wire, "pack_replies"),
+]
+
+
+@pytest.mark.parametrize(("kind", "module", "name"), FAULTS, ids=[f"{k}-{n}" for k, _, n in FAULTS])
+def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, monkeypatch, caplog):
+    node, catalogue = prepared_node()
+
+    def fail(*args: object, **kwargs: object) -> None:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as cause:
+            raise ValueError(SECRET) from cause
+
+    content = node.content(kind, catalogue)
+    monkeypatch.setattr(module, name, fail)
+    crossed = cross(app(request(kind, content), node.context))
+    reply = crossed.message
+    assert not reply.has_content()
+    assert reply.error.code == wire.FAILED
+    action = kind.split(".")[-1]
+    assert reply.error.reason == f"{action} failed: ValueError (details are in the group's own log)"
+    assert reply.metadata.reply_to_message_id == f"{kind} to 1"
+    for part in SECRET.split():
+        assert part.encode() not in crossed.data
+    assert SECRET in caplog.text  # the group itself can find out
+
+
+def test_a_bad_row_of_the_private_file_is_not_quoted_to_the_server(tmp_path, caplog):
+    survey = generate(num_questions=24, num_groups=2, seed=3)
+    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2, data__strict=True))
+    group, path = next(iter(files.items()))
+    bad = {"question_id": "diary", "question": "?", "options": ["x", "y"], "group": group, "distribution": [0.7, 0.7]}
+    path.write_text(path.read_text() + json.dumps(bad) + "\n")
+    (context, _) = deployed(config, files).values()
+    reply = Node(context).ask(wire.CATALOGUE, wire.pack_catalogue(build_catalogue(config)))
+    assert reply.error.reason == "catalogue failed: UserError (details are in the group's own log)"
+    assert "diary" in caplog.text
+
+
+def test_a_file_that_needs_more_than_a_group_has_installed_is_named_in_the_groups_own_log(monkeypatch, caplog):
+    content = wire.pack_catalogue(build_catalogue(config_of()))
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    node_config = {"group": "Avaria", "data": __file__.replace(".py", ".parquet")}
+    node = Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
+    assert node.ask(wire.CATALOGUE, content).error.code == wire.FAILED
+    assert ".parquet cannot be read without pyarrow" in caplog.text
+    assert "pip install pyarrow" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE])
+def test_an_unknown_run_config_is_an_error_of_every_action(kind):
+    node = one_node(config_of())
+    node.context.run_config = {**node.context.run_config, "surprise": 1}
+    assert app(request(kind), node.context).error.reason.startswith(kind.split(".")[-1])
+
+
+@pytest.mark.parametrize(
+    ("side", "reward", "leaves"),
+    [
+        (wire.TARGET_SIDE, [0.0, 1.0], True),
+        (wire.TARGET_SIDE, [0.5, 1.0 + 1e-9], False),
+        (wire.TARGET_SIDE, [-1e-9, 0.5], False),
+        (wire.TARGET_SIDE, [0.5, np.nan], False),
+        (wire.TARGET_SIDE, [0.5, np.inf], False),
+        (wire.TRUTH_SIDE, [0.5, np.nan], True),
+        (wire.TRUTH_SIDE, [np.nan, 1.5], False),
+        (wire.TRUTH_SIDE, [np.nan, -np.inf], False),
+    ],
+)
+def test_nothing_but_a_reward_leaves_as_a_reward(side, reward, leaves, monkeypatch):
+    node, catalogue = prepared_node()
+    monkeypatch.setattr(scoring, "score", lambda *args: {"js": np.array(reward)})
+    asked = uniform_request(catalogue, sides=(side,))
+    reply = node.ask(wire.SCORE, wire.pack_score_request(asked))
+    assert reply.has_content() == leaves
+    if leaves:
+        got = wire.unpack_replies(reply.content)[0].rewards["js", side]
+        np.testing.assert_array_equal(got, reward)

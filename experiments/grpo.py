@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr import wire
 from appa_flwr.aggregation import RULES
-from appa_flwr.ceilings import OBJECTIVES, shared_answer
+from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.naming import unknown_name
@@ -245,9 +245,10 @@ def reference_scores(material: Material) -> list[Score]:
     """The uniform answer and the best shared answers: the frame in which a learned score must be read."""
     test_J, option_JK = material.test_J, material.catalogue.option_QK[material.test_J]
     found = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
-    for objective in OBJECTIVES:
+    metric = material.config.reward_metric
+    for objective in OBJECTIVES if metric in SOLVED_METRICS else ():
         found[f"ceiling-{objective}"] = shared_answer(
-            material.target_GQK[:, test_J], option_JK, metric=material.config.reward_metric, objective=objective
+            material.target_GQK[:, test_J], option_JK, metric=metric, objective=objective
         )
     return [score(name, evaluation.given_answers(test_J, answer_JK), material) for name, answer_JK in found.items()]
 

@@ -1,13 +1,11 @@
-"""The best that one shared answer per question can reach: what no policy that answers all groups alike can
-exceed.
+"""The best that one shared answer per question can reach: what no policy that answers all groups alike can exceed.
 
-Legend: G groups, Q questions, K answer options (padded, `options` True for a real option), C candidate
-answers, N answers collected so far.
+Legend: G groups, Q questions, K answer options (padded, `options` True for a real option), C candidate answers, N
+answers collected so far.
 
-Two objectives, both over the groups' alignment scores (Equations group-as and avg-min-as): the mean over
-groups, which falls apart into one weighted problem per question, and the worst group's score, a concern of
-all questions jointly. By duality the latter is the least, over group weights, of the best weighted score,
-so both rest on `best_weighted_answer`.
+Two objectives, both over the groups' alignment scores (Equations group-as and avg-min-as): the mean over groups, which
+falls apart into one weighted problem per question, and the worst group's score, a concern of all questions jointly. By
+duality the latter is the least, over group weights, of the best weighted score, so both rest on `best_weighted_answer`.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 
 from appa_flwr.naming import unknown_name
-from appa_flwr.rewards import METRICS, borda, js, js_distance, ranking
+from appa_flwr.rewards import METRICS, borda, js, ranking
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -32,9 +30,6 @@ OBJECTIVES = ("average", "min")
 
 GAP_TOLERANCE = 1e-5
 """The search for the best minimum ends once value and upper bound are this close; scores are read to 1e-3."""
-
-UNCERTIFIED_TOLERANCE = 1e-4
-"""The same for `js-distance`, whose weighted problems cost more and whose bound is none."""
 
 _INNER_GAP = 1e-10  # what one weighted problem may fall short of its optimum
 
@@ -47,14 +42,6 @@ _MAX_NEWTON_STEPS = 100
 _LARGEST_LOG_STEP = 3.0
 _SMALLEST_SHARE = 1e-14
 _SMALLEST_RISE = 1e-3
-
-# Weiszfeld and tangents for `js-distance`: both end by themselves well before their limits; the floors keep
-# the slope of the square root finite at a group's own target.
-_MEDIAN_STEPS = 200
-_MEDIAN_SHIFT = 1e-5
-_SMALLEST_DISTANCE = 1e-9
-_MAX_TANGENTS = 50
-_SMALLEST_TANGENT = 1e-3
 
 # Exchange of rankings for `borda`: memory for candidates, sharpness of the soft minimum, sweeps at each.
 _MAX_ENUMERATED = 200_000
@@ -69,76 +56,56 @@ class Ceiling:
     Attributes:
         answer_QK: (Q, K) in the form the metric takes as prediction, 0 at padding.
         value: the objective's value at that answer: reached, so a lower bound of the ceiling.
-        upper_bound: no shared answer exceeds it. None where the metric gives no certificate (`js-distance`,
-            whose weighted problem may have several local optima).
+        upper_bound: no shared answer exceeds it.
     """
 
     answer_QK: FloatArray
     value: float
-    upper_bound: float | None
+    upper_bound: float
 
 
-def shared_answer(
-    targets_GQK: npt.ArrayLike,
-    options_QK: npt.ArrayLike,
-    *,
-    metric: str,
-    objective: str,
-    present_GQ: npt.ArrayLike | None = None,
-) -> FloatArray:
+def shared_answer(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: str, objective: str) -> FloatArray:
     """The answers of `ceiling`, (Q, K), without its value and bound; arguments and errors are the same."""
-    return ceiling(targets_GQK, options_QK, metric=metric, objective=objective, present_GQ=present_GQ).answer_QK
+    return ceiling(targets_GQK, options_QK, metric=metric, objective=objective).answer_QK
 
 
-def ceiling(
-    targets_GQK: npt.ArrayLike,
-    options_QK: npt.ArrayLike,
-    *,
-    metric: str,
-    objective: str,
-    present_GQ: npt.ArrayLike | None = None,
-) -> Ceiling:
+def ceiling(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: str, objective: str) -> Ceiling:
     """The best shared answer to every question for one objective.
 
-    `average` is solved to optimality by `best_weighted_answer` (for `js-distance`: to a local optimum).
-    `min` collects answers that are best for some group weights, mixes them by the linear program whose dual
-    gives the next weights (cutting planes), and ends once value and bound meet. Answers of `js`,
-    `wasserstein` and `cosine` can be mixed, so the gap closes. Rankings cannot: for `borda` the mixed
-    program is a bound only, and the answer comes from the collected rankings improved one question at a
-    time; at one question that tries every ranking while there are few enough. `js-distance` starts from the
-    fairest answer by `js` and climbs to a local optimum.
+    `average` is solved to optimality by `best_weighted_answer`. `min` collects answers that are best for some group
+    weights, mixes them by the linear program whose dual gives the next weights (cutting planes), and ends once value
+    and bound meet. Answers of `js`, `wasserstein` and `cosine` can be mixed, so the gap closes. Rankings cannot: for
+    `borda` the mixed program is a bound only, and the answer comes from the collected rankings improved one question
+    at a time; at one question that tries every ranking while there are few enough.
 
     Args:
-        targets_GQK: the groups' targets (G, Q, K) as the metric takes them; NaN at the options of a
-            question that a group has no target for.
+        targets_GQK: the groups' targets (G, Q, K) as the metric takes them; NaN where a group has none.
         options_QK: True for a real option (Q, K).
-        metric: a key of `rewards.METRICS`.
+        metric: one of `SOLVED_METRICS`.
         objective: one of `OBJECTIVES`.
-        present_GQ: True where a group has a target (G, Q); left out, every row without NaN counts.
 
     Returns:
-        The answers with the value they reach. A question without any target gets the uniform answer (for
-        `borda` any ranking). Groups without any target take no part.
+        The answers with the value they reach. A question without any target gets the uniform answer (for `borda` any
+        ranking). Groups without any target take no part.
 
     Raises:
         UserError: an unknown metric or objective.
         ValueError: shapes that do not fit, no target at all, or targets that the metric rejects.
     """
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, valid=METRICS)
+    if metric not in _SOLVERS:
+        raise unknown_name("metric", metric, valid=_SOLVERS)
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, valid=OBJECTIVES)
-    targets_GQK, options_QK, present_GQ = _checked_targets(targets_GQK, options_QK, present_GQ)
+    targets_GQK, options_QK, present_GQ = _checked_targets(targets_GQK, options_QK)
     METRICS[metric](targets_GQK, targets_GQK, options_QK)  # says what is wrong with targets it cannot score
     # A group's score is the mean over its own questions, so each of its cells weighs one over their number.
     cell_GQ = present_GQ / present_GQ.sum(axis=1, keepdims=True)
-    num_groups = cell_GQ.shape[0]
     if objective == "min":
         return _fairest_answer(targets_GQK, options_QK, cell_GQ, metric=metric)
-    weights_G = np.full(num_groups, 1.0 / num_groups)
+    weights_G = np.full(len(cell_GQ), 1.0 / len(cell_GQ))
     answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric)
     value = float(weights_G @ _group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric))
-    return Ceiling(answer_QK, value, None if metric == "js-distance" else value + _INNER_GAP)
+    return Ceiling(answer_QK, value, value + _INNER_GAP)
 
 
 def best_weighted_answer(
@@ -146,18 +113,15 @@ def best_weighted_answer(
 ) -> FloatArray:
     """For every question the answer with the highest weighted sum of the groups' rewards.
 
-    `js`: convex, Newton's method on the optimality conditions, to a certified 1e-10. `wasserstein`: the
-    cumulative answer is the weighted median of the cumulative targets. `cosine`: the direction of the
-    weighted sum of unit targets. `borda`: an assignment of options to positions. These are exact.
-    `js-distance`: a geometric median, found by Weiszfeld's iteration from the `js` answer and compared with
-    the target nearest to where it ends; no certificate.
+    `js`: convex, Newton's method on the optimality conditions, to a certified 1e-10. `wasserstein`: the cumulative
+    answer is the weighted median of the cumulative targets. `cosine`: the direction of the weighted sum of unit
+    targets. `borda`: an assignment of options to positions. These are exact.
 
     Args:
         targets_GQK: (G, Q, K), valid for the metric in every cell with a positive weight and free of NaN.
         options_QK: True for a real option (Q, K).
-        weights_GQ: non-negative weights (G, Q), or (G,) for the same weights in every question. A question
-            whose weights are all 0 is answered as if they were equal.
-        metric: a key of `rewards.METRICS`.
+        weights_GQ: non-negative (G, Q). A question whose weights are all 0 is answered as if they were equal.
+        metric: one of `SOLVED_METRICS`.
 
     Returns:
         Answers (Q, K), 0 at padding.
@@ -166,19 +130,15 @@ def best_weighted_answer(
         UserError: an unknown metric.
         ValueError: shapes that do not fit.
     """
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, valid=METRICS)
+    if metric not in _SOLVERS:
+        raise unknown_name("metric", metric, valid=_SOLVERS)
     targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
     options_QK = np.asarray(options_QK, dtype=bool)
     weights_GQ = np.asarray(weights_GQ, dtype=np.float64)
-    if weights_GQ.ndim == 1:
-        weights_GQ = np.broadcast_to(weights_GQ[:, None], (weights_GQ.size, options_QK.shape[0]))
     if targets_GQK.shape[1:] != options_QK.shape or targets_GQK.shape[:2] != weights_GQ.shape:
-        raise ValueError(
-            f"targets {targets_GQK.shape}, options {options_QK.shape}, weights {weights_GQ.shape} do not fit"
-        )
-    total_Q = weights_GQ.sum(axis=0)
-    weights_GQ = np.where(total_Q > 0.0, weights_GQ, 1.0)
+        shapes = f"targets {targets_GQK.shape}, options {options_QK.shape}, weights {weights_GQ.shape}"
+        raise ValueError(f"{shapes} do not fit")
+    weights_GQ = np.where(weights_GQ.sum(axis=0) > 0.0, weights_GQ, 1.0)
     share_GQ: FloatArray = weights_GQ / weights_GQ.sum(axis=0)
     return _SOLVERS[metric](np.where(options_QK, targets_GQK, 0.0), options_QK, share_GQ)
 
@@ -186,19 +146,19 @@ def best_weighted_answer(
 def _best_js(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatArray) -> FloatArray:
     """Minimise sum_g w_g JSD(y, t_g) for every question.
 
-    At the optimum the slopes R_k = sum_g w_g log(2 y_k / (y_k + t_gk)) are equal wherever y_k > 0. In u =
-    log y a slope rises by a_k = sum_g w_g t_gk / (y_k + t_gk) in (0, 1], so Newton's step is (nu - R_k) /
-    a_k with the nu that keeps the sum. With a_k = 1 it is the step of the convex-concave procedure, which
-    never makes things worse; a question whose Newton step would takes that one.
+    At the optimum the slopes R_k = sum_g w_g log(2 y_k / (y_k + t_gk)) are equal wherever y_k > 0. In u = log y a slope
+    rises by a_k = sum_g w_g t_gk / (y_k + t_gk) in (0, 1], so Newton's step is (nu - R_k) / a_k with the nu that keeps
+    the sum. With a_k = 1 it is the step of the convex-concave procedure, which never makes things worse; a question
+    whose Newton step would takes that one.
     """
     targets_GQK = _shares(targets_GQK)
     answer_QK = _shares(np.einsum("gq,gqk->qk", weights_GQ, targets_GQK))
-    # From here on Q counts the questions still open, whose numbers are `open_Q`.
-    open_Q = np.arange(options_QK.shape[0])
+    open_Q = np.arange(options_QK.shape[0])  # from here on Q counts the questions still open
     for _ in range(_MAX_NEWTON_STEPS):
         now_QK, target_GQK, weight_GQ = answer_QK[open_Q], targets_GQK[:, open_Q], weights_GQ[:, open_Q]
         support_QK = now_QK > 0.0
-        slope_QK = _slopes(now_QK, target_GQK, weight_GQ)
+        safe_QK = np.where(support_QK, now_QK, 1.0)  # log 2 is the slope of an option without any target
+        slope_QK = np.einsum("gq,gqk->qk", weight_GQ, np.log(2.0 * safe_QK / (safe_QK + target_GQK)))
         # What could still be gained at most, by concavity: the steepest vertex against where we stand.
         lowest_Q = np.where(support_QK, slope_QK, np.inf).min(axis=-1)
         gain_Q = ((now_QK * slope_QK).sum(axis=-1) - lowest_Q) / (2.0 * math.log(2.0))
@@ -217,59 +177,23 @@ def _best_js(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatAr
     raise RuntimeError(f"no convergence in {_MAX_NEWTON_STEPS} steps for question(s) {open_Q.tolist()}")
 
 
-def _slopes(answer_QK: FloatArray, targets_GQK: FloatArray, weights_GQ: FloatArray) -> FloatArray:
-    """sum_g w_g log(2 y_k / (y_k + t_gk)), log 2 where y_k = 0 (an option without any target)."""
-    safe_QK = np.where(answer_QK > 0.0, answer_QK, 1.0)
-    slope_QK: FloatArray = np.einsum("gq,gqk->qk", weights_GQ, np.log(2.0 * safe_QK / (safe_QK + targets_GQK)))
-    return slope_QK
-
-
 def _log_step(answer_QK: FloatArray, slope_QK: FloatArray, rise_QK: FloatArray) -> FloatArray:
-    """Move log y by (nu - slope) / rise, no option by more than `_LARGEST_LOG_STEP`, and back onto the
-    simplex.
+    """Move log y by (nu - slope) / rise, no option by more than `_LARGEST_LOG_STEP`, and back onto the simplex.
 
-    Options at 0 stay there. No other share falls under `_SMALLEST_SHARE`: it costs nothing that counts, and
-    from there it is few steps up.
+    Options at 0 stay there. No other share falls under `_SMALLEST_SHARE`: it costs nothing that counts, and from there
+    it is few steps up.
     """
-    support_QK = answer_QK > 0.0
     rise_QK = np.maximum(rise_QK, _SMALLEST_RISE)
     mass_QK = answer_QK / rise_QK
     level_Q = (mass_QK * slope_QK).sum(axis=-1) / mass_QK.sum(axis=-1)
     step_QK = np.clip((level_Q[:, None] - slope_QK) / rise_QK, -_LARGEST_LOG_STEP, _LARGEST_LOG_STEP)
-    return _shares(np.where(support_QK, np.maximum(answer_QK * np.exp(step_QK), _SMALLEST_SHARE), 0.0))
-
-
-def _best_js_distance(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatArray) -> FloatArray:
-    """Minimise sum_g w_g sqrt(JSD(y, t_g)): Weiszfeld's iteration, then the group target it ends nearest to.
-
-    The square root lies under its tangent, so the divergences weighted by w_g over the present distance
-    bound the loss from above, and a step that lowers them lowers it. A target itself is a kink that the
-    iteration cannot reach.
-    """
-    targets_GQK = _shares(targets_GQK)
-    best_QK = _best_js(targets_GQK, options_QK, weights_GQ)
-    open_Q = np.arange(options_QK.shape[0])
-    for _ in range(_MEDIAN_STEPS):
-        now_QK, target_GQK = best_QK[open_Q], targets_GQK[:, open_Q]
-        distance_GQ = np.maximum(1.0 - js_distance(now_QK, target_GQK, options_QK[open_Q]), _SMALLEST_DISTANCE)
-        pull_GQ = _shares((weights_GQ[:, open_Q] / distance_GQ).T).T
-        slope_QK = _slopes(now_QK, target_GQK, pull_GQ)
-        best_QK[open_Q] = _log_step(now_QK, slope_QK, np.ones_like(slope_QK))
-        open_Q = open_Q[np.abs(best_QK[open_Q] - now_QK).max(axis=-1) > _MEDIAN_SHIFT]
-        if open_Q.size == 0:
-            break
-    reward_GQ = js_distance(best_QK, targets_GQK, options_QK)
-    nearest_QK = targets_GQK[reward_GQ.argmax(axis=0), np.arange(reward_GQ.shape[1])]
-    at_nearest_GQ = js_distance(nearest_QK, targets_GQK, options_QK)
-    is_kink_best_Q = (weights_GQ * (at_nearest_GQ - reward_GQ)).sum(axis=0) > 0.0
-    return np.where(is_kink_best_Q[:, None], nearest_QK, best_QK)
+    return _shares(np.where(answer_QK > 0.0, np.maximum(answer_QK * np.exp(step_QK), _SMALLEST_SHARE), 0.0))
 
 
 def _best_wasserstein(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatArray) -> FloatArray:
     """Minimise sum_g w_g sum_k |Y_k - T_gk| of the cumulative distributions: a weighted median for every k.
 
-    The lower median of numbers that all grow with k grows with k, so the medians are a cumulative
-    distribution.
+    The lower median of numbers that all grow with k grows with k, so the medians are a cumulative distribution.
     """
     cumulative_GQK = np.cumsum(_shares(targets_GQK), axis=-1)
     order_GQK = np.argsort(cumulative_GQK, axis=0, kind="stable")
@@ -288,12 +212,11 @@ def _best_cosine(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: Flo
 
 def _best_borda(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatArray) -> FloatArray:
     """Maximise the weighted Borda reward: which option in which position is an assignment problem."""
-    num_options_Q = options_QK.sum(axis=-1)
     order_GQK = ranking(targets_GQK, options_QK)
     is_placed_GQKK = order_GQK[..., None] == np.arange(options_QK.shape[-1])
     votes_QKK = np.einsum("gq,gqkl->qkl", weights_GQ, is_placed_GQKK)
     answer_QK = np.zeros(options_QK.shape)
-    for question, num_options in enumerate(num_options_Q):
+    for question, num_options in enumerate(options_QK.sum(axis=-1)):
         worth_K = np.arange(num_options, 0, -1)
         real_K = np.flatnonzero(options_QK[question])
         profit_KK = worth_K[:, None] * votes_QKK[question, :num_options][:, real_K]
@@ -304,126 +227,48 @@ def _best_borda(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: Floa
 
 _SOLVERS: dict[str, Callable[[FloatArray, BoolArray, FloatArray], FloatArray]] = {
     "js": _best_js,
-    "js-distance": _best_js_distance,
     "wasserstein": _best_wasserstein,
     "cosine": _best_cosine,
     "borda": _best_borda,
 }
 
-
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """Where a search for the best minimum ended.
-
-    Attributes:
-        best_QK: the answer with the highest minimum seen.
-        value: that minimum.
-        upper: least weighted optimum seen, which no minimum exceeds.
-        weights_G: the weights (G,) it was seen at.
-        answers_NQK: all answers collected.
-    """
-
-    best_QK: FloatArray
-    value: float
-    upper: float
-    weights_G: FloatArray
-    answers_NQK: FloatArray
+SOLVED_METRICS = tuple(_SOLVERS)
+"""Metrics that have ceilings. `js-distance` has none: its weighted problem can have several local optima."""
 
 
 def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray, *, metric: str) -> Ceiling:
-    """Maximise the worst group's score over the answers of all questions."""
-    if metric == "js-distance":
-        return _fairest_js_distance(targets_GQK, options_QK, cell_GQ)
-    num_groups = cell_GQ.shape[0]
-    found = _cutting_planes(
-        targets_GQK,
-        options_QK,
-        cell_GQ,
-        metric=metric,
-        offset_G=np.zeros(num_groups),
-        weights_G=np.full(num_groups, 1.0 / num_groups),
-        tolerance=GAP_TOLERANCE,
-    )
-    best_QK = found.best_QK
-    if metric == "borda":
-        best_QK = _improved_rankings(best_QK, found.answers_NQK, targets_GQK, options_QK, cell_GQ)
-    value = float(_group_scores(best_QK, targets_GQK, options_QK, cell_GQ, metric=metric).min())
-    return Ceiling(best_QK, value, found.upper + _INNER_GAP)
+    """Maximise the worst group's score over the answers of all questions.
 
-
-def _fairest_js_distance(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray) -> Ceiling:
-    """Improve the fairest answer by `js` until it is a local optimum by `js-distance`.
-
-    Of the tangents of a square root at its present distance d none lies under it: 1 - sqrt(J) is at least
-    1 - d/2 - J / (2 d), and equal at the present answer. That is a `js` reward with other weights and an
-    offset, so its fairest answer is found as usual and can only be better than the present one.
+    Every weighted optimum gives an upper bound (its weighted score) and a vector of group scores. The best mixture of
+    the vectors collected is a matrix game, a small linear program; its value bounds the minimum from below where
+    answers can be mixed, its dual is the next weights to try, drawn half-way to the best ones so far, without which
+    cutting planes jump about.
     """
-    best_QK = _fairest_answer(targets_GQK, options_QK, cell_GQ, metric="js").answer_QK
-    value = float(_group_scores(best_QK, targets_GQK, options_QK, cell_GQ, metric="js-distance").min())
-    weights_G = np.full(cell_GQ.shape[0], 1.0 / cell_GQ.shape[0])
-    for _ in range(_MAX_TANGENTS):
-        distance_GQ = np.maximum(1.0 - js_distance(best_QK, targets_GQK, options_QK), _SMALLEST_TANGENT)
-        found = _cutting_planes(
-            targets_GQK,
-            options_QK,
-            cell_GQ / (2.0 * distance_GQ),
-            metric="js",
-            offset_G=(cell_GQ * (1.0 - distance_GQ / 2.0 - 1.0 / (2.0 * distance_GQ))).sum(axis=1),
-            weights_G=weights_G,
-            tolerance=UNCERTIFIED_TOLERANCE,
-        )
-        weights_G = found.weights_G
-        next_value = float(_group_scores(found.best_QK, targets_GQK, options_QK, cell_GQ, metric="js-distance").min())
-        gain, best_QK, value = next_value - value, found.best_QK, next_value
-        if gain <= UNCERTIFIED_TOLERANCE:
-            break
-    return Ceiling(best_QK, value, None)
-
-
-def _cutting_planes(
-    targets_GQK: FloatArray,
-    options_QK: BoolArray,
-    cell_GQ: FloatArray,
-    *,
-    metric: str,
-    offset_G: FloatArray,
-    weights_G: FloatArray,
-    tolerance: float,
-) -> _Search:
-    """Maximise min_g of offset_g + sum_q cell_gq * reward_gq, from `weights_G` on, to within `tolerance`.
-
-    Every weighted optimum gives an upper bound (its weighted score) and a vector of group scores. The best
-    mixture of the vectors collected is a matrix game, a small linear program; its value bounds the minimum
-    from below where answers can be mixed, its dual is the next weights to try, drawn half-way to the best
-    ones so far, without which cutting planes jump about.
-    """
-    best_weights_G = weights_G
+    weights_G = best_weights_G = np.full(len(cell_GQ), 1.0 / len(cell_GQ))
     answers_NQK: list[FloatArray] = []
     scores_NG: list[FloatArray] = []
-    upper, value = np.inf, -np.inf
-    best_QK = np.zeros(options_QK.shape)
+    upper = np.inf
 
-    def collect(answer_QK: FloatArray) -> FloatArray:
-        nonlocal value, best_QK
-        score_G = offset_G + _group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric)
+    def collect(answer_QK: FloatArray) -> None:
         answers_NQK.append(answer_QK)
-        scores_NG.append(score_G)
-        if score_G.min() > value:
-            value, best_QK = float(score_G.min()), answer_QK
-        return score_G
+        scores_NG.append(_group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric))
 
     for _ in range(_MAX_CUTS):
-        answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric)
-        weighted = float(weights_G @ collect(answer_QK))
+        collect(best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric))
+        weighted = float(weights_G @ scores_NG[-1])
         if weighted < upper:
             upper, best_weights_G = weighted, weights_G
         game_value, share_N, game_weights_G = _matrix_game(np.array(scores_NG))
         if metric in _MIXERS:
             collect(_MIXERS[metric](np.array(answers_NQK), share_N))
-        if upper - max(value, game_value) <= tolerance:
+        if upper - max(np.min(scores_NG, axis=1).max(), game_value) <= GAP_TOLERANCE:
             break
         weights_G = best_weights_G + _TOWARDS_BEST_WEIGHTS * (game_weights_G - best_weights_G)
-    return _Search(best_QK, value, upper, best_weights_G, np.array(answers_NQK))
+    best_QK = answers_NQK[int(np.min(scores_NG, axis=1).argmax())]
+    if metric == "borda":
+        best_QK = _improved_rankings(best_QK, np.array(answers_NQK), targets_GQK, options_QK, cell_GQ)
+    value = float(_group_scores(best_QK, targets_GQK, options_QK, cell_GQ, metric=metric).min())
+    return Ceiling(best_QK, value, upper + _INNER_GAP)
 
 
 def _matrix_game(scores_NG: FloatArray) -> tuple[float, FloatArray, FloatArray]:
@@ -456,25 +301,17 @@ def _mix_directions(answers_NQK: FloatArray, share_N: FloatArray) -> FloatArray:
     return _shares(_mix(_directions(answers_NQK), share_N))
 
 
-_MIXERS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
-    "js": _mix,
-    "wasserstein": _mix,
-    "cosine": _mix_directions,
-}
+_MIXERS = {"js": _mix, "wasserstein": _mix, "cosine": _mix_directions}
 
 
 def _improved_rankings(
-    answer_QK: FloatArray,
-    answers_NQK: FloatArray,
-    targets_GQK: FloatArray,
-    options_QK: BoolArray,
-    cell_GQ: FloatArray,
+    answer_QK: FloatArray, answers_NQK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray
 ) -> FloatArray:
     """Exchange the ranking of one question after the other while the worst group gains.
 
-    Gain is judged by a soft minimum that is sharpened step by step: the plain minimum of many groups rarely
-    moves by one question's ranking. Candidates are all rankings of a question where those are few, else the
-    ones collected and the groups' own.
+    Gain is judged by a soft minimum that is sharpened step by step: the plain minimum of many groups rarely moves by
+    one question's ranking. Candidates are all rankings of a question where those are few, else the ones collected and
+    the groups' own.
     """
     candidates = [
         _candidate_rankings(question, answers_NQK, targets_GQK, options_QK) for question in range(options_QK.shape[0])
@@ -510,14 +347,13 @@ def _candidate_rankings(
 ) -> FloatArray:
     """Rankings (C, K) to try for one question, as scores K..1 at its options and 0 at padding."""
     real_K = np.flatnonzero(options_QK[question])
-    num_questions, num_slots = options_QK.shape
-    if math.factorial(real_K.size) * num_questions <= _MAX_ENUMERATED:
+    if math.factorial(real_K.size) * len(options_QK) <= _MAX_ENUMERATED:
         orders_CK = np.array(list(itertools.permutations(real_K)))
     else:
         collected_NK = ranking(answers_NQK[:, question], options_QK[question])
         own_GK = ranking(targets_GQK[:, question], options_QK[question])
         orders_CK = np.unique(np.concatenate([collected_NK, own_GK]), axis=0)[:, : real_K.size]
-    scores_CK = np.zeros((len(orders_CK), num_slots))
+    scores_CK = np.zeros((len(orders_CK), options_QK.shape[1]))
     np.put_along_axis(scores_CK, orders_CK, np.arange(real_K.size, 0.0, -1.0)[None], axis=1)
     return scores_CK
 
@@ -549,21 +385,14 @@ def _directions(values: FloatArray) -> FloatArray:
     return directions
 
 
-def _checked_targets(
-    targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, present_GQ: npt.ArrayLike | None
-) -> tuple[FloatArray, BoolArray, BoolArray]:
-    """Targets of the groups that have any, uniform where absent (such cells get no weight)."""
+def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> tuple[FloatArray, BoolArray, BoolArray]:
+    """Targets of the groups that have any, uniform where absent (such cells get no weight), and where they are."""
     targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
     options_QK = np.asarray(options_QK, dtype=bool)
     if targets_GQK.ndim != 3 or targets_GQK.shape[1:] != options_QK.shape or not options_QK.any(axis=-1).all():
-        raise ValueError(
-            f"expected targets (G, Q, K) and options (Q, K) with an option in every row, got "
-            f"{targets_GQK.shape} and {options_QK.shape}"
-        )
-    has_values_GQ = ~(np.isnan(targets_GQK) & options_QK).any(axis=-1)
-    present_GQ = has_values_GQ if present_GQ is None else np.asarray(present_GQ, dtype=bool)
-    if present_GQ.shape != has_values_GQ.shape or (present_GQ & ~has_values_GQ).any():
-        raise ValueError("present_GQ must be (G, Q) and False wherever a target is NaN")
+        shapes = f"{targets_GQK.shape} and {options_QK.shape}"
+        raise ValueError(f"expected targets (G, Q, K) and options (Q, K) with an option in every row, got {shapes}")
+    present_GQ = ~(np.isnan(targets_GQK) & options_QK).any(axis=-1)
     if not present_GQ.any():
         raise ValueError("there is no target to meet: every cell is absent")
     targets_GQK = np.where(options_QK, np.where(present_GQ[..., None], targets_GQK, 1.0), 0.0)

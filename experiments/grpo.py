@@ -29,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr import markdown, wire
 from appa_flwr.aggregation import RULES
-from appa_flwr.ceilings import OBJECTIVES, shared_answer
+from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
@@ -221,9 +221,10 @@ def reference_scores(setup: Setup) -> list[Score]:
     """The uniform answer and the best shared answers: the frame in which a learned score must be read."""
     test_J, option_JK = setup.test_J, setup.catalogue.option_QK[setup.test_J]
     found = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
-    for objective in OBJECTIVES:
+    metric = setup.config.reward_metric
+    for objective in OBJECTIVES if metric in SOLVED_METRICS else ():
         found[f"ceiling-{objective}"] = shared_answer(
-            setup.target_GQK[:, test_J], option_JK, metric=setup.config.reward_metric, objective=objective
+            setup.target_GQK[:, test_J], option_JK, metric=metric, objective=objective
         )
     return [score(name, evaluation.given_answers(test_J, answer_JK), setup) for name, answer_JK in found.items()]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from transformers import PreTrainedModel
 
 from appa_flwr import wire
-from appa_flwr.ceilings import shared_answer
+from appa_flwr.ceilings import SOLVED_METRICS, shared_answer
 from appa_flwr.config import Config
 from appa_flwr.rewards import metrics_of
 from appa_flwr.run.records import CEILINGS, Scores, SummaryRow
@@ -132,7 +132,8 @@ def baseline_rows(
     """The trivial baselines (uniform, majority) and the two ceilings: the frame in which a learned score must be read.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
-    them away (docs/decisions/ceilings.md), so this asks for those; `ceilings = false` leaves it out.
+    them away (docs/decisions/ceilings.md), so this asks for those; `ceilings = false` leaves it out. `js-distance` has
+    no ceilings.
 
     Args:
         federation: the groups that score.
@@ -153,7 +154,7 @@ def baseline_rows(
     if config.eval.ceilings:
         target_GQK = probe_targets(federation, question_J, option_JK)
         for name, objective in CEILINGS.items():
-            for metric in metrics:
+            for metric in filter(SOLVED_METRICS.__contains__, metrics):
                 best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
                 rows += score(
                     federation, name, given_answers(question_J, best_QK), metrics=[metric], config=config

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from appa_flwr.files import replace_file
+from appa_flwr.files import replace_file, writing
 from appa_flwr.survey.types import Question, Survey
 
 QUESTIONS_FILE: Final = "questions.jsonl"
@@ -56,7 +56,7 @@ def slugs(names: Sequence[str]) -> dict[str, str]:
 def export_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     """Writes `questions.jsonl` and `groups/<slug>.jsonl` so that no file holds two groups' answers.
 
-    `read.read_questions` and `read.read_group` give back the same questions and, bit for bit, the same
+    `read.read_questions` and `read.read_groups` give back the same questions and, bit for bit, the same
     distributions. Every file appears whole or not at all; files of an earlier export with the same names are
     replaced, others are left alone.
 
@@ -73,10 +73,13 @@ def export_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     root = Path(folder)
     by_id = {question.question_id: question for question in survey.questions}
     files = {name: root / GROUPS_FOLDER / f"{slug}.jsonl" for name, slug in slugs(survey.groups).items()}
+    with writing(root):
+        (root / GROUPS_FOLDER).mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
-        _write(file, _private_rows(name, survey, by_id))
-    _write(root / QUESTIONS_FILE, map(_public_row, survey.questions))
-    return Exported(root / QUESTIONS_FILE, files)
+        replace_file(file, _lines(_private_rows(name, survey, by_id)))
+    questions = root / QUESTIONS_FILE
+    replace_file(questions, _lines(map(_public_row, survey.questions)))
+    return Exported(questions, files)
 
 
 def _public_row(question: Question) -> dict[str, object]:
@@ -95,6 +98,5 @@ def _private_rows(group: str, survey: Survey, by_id: Mapping[str, Question]) -> 
         yield _public_row(by_id[question_id]) | {"group": group, "distribution": shares.tolist()} | more
 
 
-def _write(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    replace_file(file, lines.encode(), parents=True)
+def _lines(rows: Iterable[Mapping[str, object]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -56,9 +56,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"{begin} {', '.join(map(repr, known[:_NUM_NEAREST]))}"
 
 
-def resolve(
-    wanted: Sequence[str], names: Iterable[GroupName], *, aliases: Mapping[str, str], source: str
-) -> tuple[str, ...]:
+def resolve(wanted: Sequence[str], names: Iterable[GroupName], *, source: str) -> tuple[str, ...]:
     """The full names of the groups a user asked for, in that order.
 
     A full name matches itself. A bare name, another spelling of a group and the left side of an alias match
@@ -67,7 +65,6 @@ def resolve(
     Args:
         wanted: what the user typed, at least one name.
         names: every group of the file.
-        aliases: spelling -> name.
         source: the file, for messages.
 
     Raises:
@@ -85,7 +82,7 @@ def resolve(
             meant.setdefault(key, {})[name.full] = None
     found: list[str] = []
     for asked in (name.strip() for name in wanted):
-        fits = {asked: None} if asked in full_names else meant.get(asked) or meant.get(aliases.get(asked, ""), {})
+        fits = {asked: None} if asked in full_names else meant.get(asked) or meant.get(ALIASES.get(asked, ""), {})
         if not fits:
             raise UserError(f"{source}: unknown group {asked!r}; {nearest(asked, tuple(full_names))}")
         if len(fits) > 1:

@@ -9,9 +9,8 @@ Axis letters: K answer options, R respondents, G groups of one attribute.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -89,16 +88,18 @@ def _wave(wave: Path) -> Iterator[Row]:
     attributes = [name for name in _read(wave / "metadata.csv", "key")["key"] if name in people.columns]
     if not attributes:
         raise UserError(f"{wave / 'metadata.csv'}: names no column of responses.csv")
-    weight_R, bad = _weights(people[weight_column])
-    yield from (replace(row, file=str(people_file)) for row in bad)
+    weights = [_weight(cell) for cell in people[weight_column]]
+    for index, weight in enumerate(weights):
+        if weight is None:
+            yield Row(index + 1 + _HEADER_ROWS, {}, Reason.BAD_WEIGHT, str(people_file))
+    weight_R = np.array(weights, dtype=np.float64)
     groups = {attribute: _groups(people[attribute]) for attribute in attributes}
     for attribute, (_, names) in groups.items():
         if len(names) > MAX_GROUPS:  # such as a column of respondents' numbers
             raise UserError(
                 f"{wave / 'metadata.csv'}: column {attribute} has {len(names)} groups; at most {MAX_GROUPS} can be"
             )
-    for index, cells in enumerate(zip(*(info[name] for name in INFO_COLUMNS), strict=True)):
-        record = dict(zip(INFO_COLUMNS, cells, strict=True))
+    for index, record in enumerate(info[list(INFO_COLUMNS)].to_dict("records")):
         for row in _question(index + 1 + _HEADER_ROWS, record, people, weight_R, groups):
             yield replace(row, file=str(info_file))
 
@@ -125,19 +126,12 @@ def _read(file: Path, *columns: str) -> pd.DataFrame:
     return frame.assign(**{name: frame[name].str.strip() for name in frame.columns})
 
 
-def _weights(cells: pd.Series[str]) -> tuple[FloatArray, list[Row]]:
-    """Each respondent's weight, NaN where it cannot be used, and a row per such respondent."""
-    weight_R = np.full(len(cells), math.nan)
-    bad: list[Row] = []
-    for index, cell in enumerate(cells):
-        try:
-            weight = parse_quantity(cell, Reason.BAD_WEIGHT)
-            if weight is None:
-                raise CellError(Reason.BAD_WEIGHT)
-            weight_R[index] = weight
-        except CellError as error:
-            bad.append(Row(index + 1 + _HEADER_ROWS, {}, error.reason))
-    return weight_R, bad
+def _weight(cell: str) -> float | None:
+    """A respondent's weight, None where it cannot be used."""
+    try:
+        return parse_quantity(cell, Reason.BAD_WEIGHT)
+    except CellError:
+        return None
 
 
 def _groups(cells: pd.Series[str]) -> tuple[IntArray, list[str]]:
@@ -149,7 +143,7 @@ def _groups(cells: pd.Series[str]) -> tuple[IntArray, list[str]]:
 
 def _question(
     number: int,
-    record: dict[str, str],
+    record: Mapping[Hashable, str],
     people: pd.DataFrame,
     weight_R: FloatArray,
     groups: dict[str, tuple[IntArray, list[str]]],

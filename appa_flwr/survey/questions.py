@@ -23,7 +23,7 @@ from appa_flwr.survey.cells import (
     parse_options,
     parse_ordinal,
 )
-from appa_flwr.survey.names import GroupName
+from appa_flwr.survey.names import ALIASES, GroupName
 from appa_flwr.survey.refusals import is_refusal
 from appa_flwr.survey.tables import PUBLIC_REQUIRED, REFUSED, Row, Table
 from appa_flwr.survey.types import Question
@@ -86,9 +86,7 @@ class PublicRow:
     reason: Reason | None = None
 
 
-def public_rows(
-    table: Table, catalogue: Catalogue, *, refusals: Refusals, aliases: Mapping[str, str]
-) -> Iterator[PublicRow]:
+def public_rows(table: Table, catalogue: Catalogue, *, refusals: Refusals) -> Iterator[PublicRow]:
     """Every row of a file in its order; fills `catalogue`, question id -> question, on the way."""
     has_groups = "group" in table.columns
     for row in table.rows:
@@ -97,7 +95,7 @@ def public_rows(
             continue
         group, question_id, entry, reason, unnamed = "", "", None, None, None
         try:
-            group = group_of(row.cells, aliases).full
+            group = group_of(row.cells).full
         except CellError as error:
             unnamed = error.reason if has_groups else None
         try:
@@ -109,7 +107,7 @@ def public_rows(
         yield PublicRow(row, question_id, group, None if reason else entry, reason)
 
 
-def group_of(cells: Mapping[str, object], aliases: Mapping[str, str]) -> GroupName:
+def group_of(cells: Mapping[str, object]) -> GroupName:
     """The group a row belongs to.
 
     Raises:
@@ -118,15 +116,15 @@ def group_of(cells: Mapping[str, object], aliases: Mapping[str, str]) -> GroupNa
     spelled = as_name(cells.get("group"), Reason.EMPTY_GROUP)
     cell = cells.get("attribute")
     attribute = None if is_empty(cell) else as_name(cell, Reason.EMPTY_GROUP)
-    return GroupName(attribute, spelled, aliases.get(spelled, spelled))
+    return GroupName(attribute, spelled, ALIASES.get(spelled, spelled))
 
 
-def groups_of(table: Table, aliases: Mapping[str, str]) -> tuple[GroupName, ...]:
+def groups_of(table: Table) -> tuple[GroupName, ...]:
     """Every group that a file has rows of, in its order."""
     names: dict[GroupName, None] = {}
     for row in table.rows:
         with suppress(CellError):
-            names[group_of(row.cells, aliases)] = None
+            names[group_of(row.cells)] = None
     return tuple(names)
 
 

@@ -7,7 +7,7 @@ Others are ignored. In CSV the list cells hold JSON or Python-literal text.
 
 Bad cells (question x group) are rejected one by one with a counted reason, everything else is renormalised.
 Names of groups are "attribute/group" where the file has an attribute, and one name stands for every spelling of a
-country (`names.ALIASES`).
+country (`names.ALIASES`); where two spellings answer the same question the first in the file counts.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from appa_flwr.errors import UserError
 from appa_flwr.survey.answers import Answer, Policy, answer_of
 from appa_flwr.survey.cells import CellError, Reason
-from appa_flwr.survey.names import ALIASES, resolve
+from appa_flwr.survey.names import resolve
 from appa_flwr.survey.questions import Catalogue, PublicRow, Refusals, groups_of, public_rows
 from appa_flwr.survey.sources import open_source
 from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Table
@@ -43,7 +43,6 @@ def read_survey(
     groups: Sequence[str] | None = None,
     refusals: Refusals = "keep",
     strict: bool = False,
-    aliases: Mapping[str, str] | None = None,
     min_respondents: int = 0,
     min_questions: int = 1,
 ) -> Survey:
@@ -57,8 +56,6 @@ def read_survey(
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
             renormalises the rest; "separate" does the same and gives the share they had in `refusal_rates`.
         strict: the first bad row is an error.
-        aliases: other spelling -> name of a group; None takes `names.ALIASES`, an empty mapping none. Where
-            two spellings answer the same question the first in the file wins.
         min_respondents: cells of fewer people are rejected; those that do not tell how many stay.
         min_questions: groups with fewer usable questions are left out, each of their cells a rejection.
 
@@ -72,19 +69,16 @@ def read_survey(
             group with fewer than `min_questions`; with `strict` any rejection.
     """
     policy = Policy(refusals, min_respondents, min_questions)
-    aliases = ALIASES if aliases is None else aliases
-    return _survey(_open(path, refusals), groups=groups, policy=policy, strict=strict, aliases=aliases)
+    return _survey(_open(path, refusals), groups=groups, policy=policy, strict=strict)
 
 
-def _survey(
-    table: Table, *, groups: Sequence[str] | None, policy: Policy, strict: bool, aliases: Mapping[str, str]
-) -> Survey:
+def _survey(table: Table, *, groups: Sequence[str] | None, policy: Policy, strict: bool) -> Survey:
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
     wanted = None
     if groups is not None:
-        wanted = resolve(groups, groups_of(table, aliases), aliases=aliases, source=table.source)
+        wanted = resolve(groups, groups_of(table), source=table.source)
     catalogue: Catalogue = {}
-    rows = public_rows(table, catalogue, refusals=policy.refusals, aliases=aliases)
+    rows = public_rows(table, catalogue, refusals=policy.refusals)
     answers, rejections = _collect(table.source, rows, wanted, policy=policy, strict=strict)
     if not answers:
         raise _unusable(table.source, "no usable answer", rejections)
@@ -110,7 +104,6 @@ def read_questions(
     groups: Sequence[str] | None = None,
     refusals: Refusals = "keep",
     strict: bool = False,
-    aliases: Mapping[str, str] | None = None,
 ) -> tuple[Question, ...]:
     """The public side of a survey file, the only one a server needs; no distribution is decoded.
 
@@ -121,7 +114,6 @@ def read_questions(
             see.
         refusals: as in `read_survey`; the same options are left in `read_groups`.
         strict: the first bad public cell of a row that counts is an error.
-        aliases: as in `read_survey`.
 
     Returns:
         Q >= 1 questions in the order of the file.
@@ -131,14 +123,13 @@ def read_questions(
     """
     table = _open(path, refusals)
     table.require(*PUBLIC_REQUIRED)
-    aliases = ALIASES if aliases is None else aliases
     wanted: tuple[str, ...] | None = None
     if groups is not None and "group" in table.columns:
-        wanted = resolve(groups, groups_of(table, aliases), aliases=aliases, source=table.source)
+        wanted = resolve(groups, groups_of(table), source=table.source)
     catalogue: Catalogue = {}
     asked: set[str] = set()
     rejections: list[Rejection] = []
-    for row in public_rows(table, catalogue, refusals=refusals, aliases=aliases):
+    for row in public_rows(table, catalogue, refusals=refusals):
         if wanted is not None and row.group and row.group not in wanted:
             continue
         if row.reason is None:
@@ -156,7 +147,6 @@ def read_groups(
     *,
     policy: Policy,
     strict: bool = False,
-    aliases: Mapping[str, str] | None = None,
 ) -> dict[str, Mapping[str, FloatArray] | UserError]:
     """Several groups' answers, each alone; other groups' answers are not looked at.
 
@@ -165,7 +155,6 @@ def read_groups(
         groups: names, as in `read_survey`.
         policy: which answers count; a group with fewer usable questions than its minimum has none.
         strict: a group with a bad row has none.
-        aliases: as in `read_survey`.
 
     Returns:
         Group -> question id -> distribution of shape (K,) over the options that `read_questions` gives with the same
@@ -176,14 +165,13 @@ def read_groups(
     """
     table = _open(path, policy.refusals)
     table.require(*PUBLIC_REQUIRED, PRIVATE)
-    aliases = ALIASES if aliases is None else aliases
-    rows = tuple(public_rows(table, {}, refusals=policy.refusals, aliases=aliases))
-    names = groups_of(table, aliases)
+    rows = tuple(public_rows(table, {}, refusals=policy.refusals))
+    names = groups_of(table)
     found: dict[str, Mapping[str, FloatArray] | UserError] = {}
     for group in groups:
         try:
             if "group" in table.columns:
-                (name,) = resolve((group,), names, aliases=aliases, source=table.source)
+                (name,) = resolve((group,), names, source=table.source)
                 concerned = [row for row in rows if row.group in ("", name)]
             else:
                 name, concerned = group, [replace(row, group=group) for row in rows]
@@ -198,7 +186,6 @@ def group_names(
     path: PathLike,
     *,
     refusals: Refusals = "keep",
-    aliases: Mapping[str, str] | None = None,
     min_respondents: int = 0,
     min_questions: int = 1,
 ) -> tuple[str, ...]:
@@ -211,11 +198,10 @@ def group_names(
         UserError: the file is missing, unreadable or of another format.
     """
     table = _open(path, refusals)
-    aliases = ALIASES if aliases is None else aliases
     if min_questions > 1 and PRIVATE in table.columns:
         policy = Policy(refusals, min_respondents, min_questions)
-        return _survey(table, groups=None, policy=policy, strict=False, aliases=aliases).groups
-    return tuple(dict.fromkeys(name.full for name in groups_of(table, aliases)))
+        return _survey(table, groups=None, policy=policy, strict=False).groups
+    return tuple(dict.fromkeys(name.full for name in groups_of(table)))
 
 
 def summary(survey: Survey) -> pd.DataFrame:

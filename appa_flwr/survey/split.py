@@ -30,9 +30,8 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
     `test_fraction`. That depends on no other question and on no order, so every party finds the same split
     from the part of the survey it has, questions can be added later without moving others, and a text that
     was asked twice is never on both sides. The price is that the share held out is `test_fraction` only on
-    average: with Q texts its standard deviation is sqrt(f (1 - f) / Q). Only where one side would stay empty
-        does the one text nearest to it move
-    there, which does depend on the other questions.
+    average: with Q texts its standard deviation is sqrt(f (1 - f) / Q). Only where one side would stay
+    empty does the one text nearest to it move there, which does depend on the other questions.
 
     Args:
         questions: at least two different texts.

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from surveys import bits, read_group
 
 from appa_flwr.errors import UserError
 from appa_flwr.survey import export, read
@@ -34,10 +35,9 @@ def test_what_is_written_reads_back_the_same(tmp_path):
     assert read.read_questions(written.questions, strict=True) == given.questions
     assert tuple(written.groups) == given.groups
     for name, path in written.groups.items():
-        mine = read.read_group(path, name, strict=True)
+        mine = read_group(path, name, strict=True)
         assert list(mine) == list(given.answers[name])
-        for question_id, shares in given.answers[name].items():
-            assert mine[question_id].tobytes() == shares.tobytes()
+        assert bits(mine) == bits(given.answers[name])
         assert read.group_names(path) == (name,)
 
 
@@ -98,11 +98,11 @@ def test_slugs_are_safe_and_all_different():
 def test_a_folder_that_cannot_be_written_is_a_users_mistake(tmp_path):
     file = tmp_path / "file"
     file.write_text("in the way")
-    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\)") as caught:
+    with pytest.raises(UserError, match="cannot be written") as caught:
         export.export_split(survey(), file)
     assert str(file) in str(caught.value)
     (tmp_path / "questions.jsonl").mkdir()
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match=r"questions\.jsonl: cannot be written"):
         export.export_split(survey(), tmp_path)
 
 

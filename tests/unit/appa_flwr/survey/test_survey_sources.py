@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from surveys import ids, read_group
 
 from appa_flwr.config import HUB_SURVEY, Config, assemble
 from appa_flwr.errors import UserError
@@ -41,9 +42,6 @@ def reasons(survey):
     return [(cell.row, cell.group, cell.reason) for cell in survey.rejections]
 
 
-# --- GlobalOpinionQA --------------------------------------------------------------------------------------
-
-
 def test_globalqa_csv(tmp_path):
     path = globalqa_csv(
         tmp_path / "global.csv",
@@ -67,7 +65,7 @@ def test_globalqa_csv(tmp_path):
     ]
     assert read.group_names(path) == ("France", "Cote d'Ivoire", "Great Britain", "Peru")
     assert read.read_questions(path) == survey.questions
-    assert set(read.read_group(path, "France")) == {tea, milk}
+    assert set(read_group(path, "France")) == {tea, milk}
     with pytest.raises(UserError, match=r"global.csv, row 3: .*'Great Britain'.*off one"):
         read.read_survey(path, strict=True)
 
@@ -76,53 +74,47 @@ def test_globalqa_ids_depend_on_text_and_options_alone(tmp_path):
     tea = ("Tea?", as_published({"France": [0.5, 0.3, 0.2]}), str(LIKE))
     same = ("Tea?", as_published({"Peru": [0, 0, 1]}), '["Like", "Don\'t like", "DK/Refused"]')
     other = ("Tea?", as_published({"Peru": [0, 1]}), "['Yes', 'No']")
-    first = read.read_questions(globalqa_csv(tmp_path / "a.csv", tea, other))
-    second = read.read_questions(globalqa_csv(tmp_path / "b.csv", other, same))
+    first, second = (
+        read.read_questions(globalqa_csv(tmp_path / "a.csv", *rows)) for rows in ((tea, other), (other, same))
+    )
     assert set(first) == set(second)
     assert len(set(first)) == 2
 
 
 def test_a_bad_question_of_globalqa_costs_that_question(tmp_path):
-    good = as_published({"France": [0.5, 0.5]})
-    path = globalqa_csv(
-        tmp_path / "global.csv",
-        ("", good, "['a', 'b']"),
-        ("One?", good, "['a']"),
-        ("Many?", good, str([f"o{k}" for k in range(10_000)])),
-        ("Code?", good, "__import__('os').listdir('.')"),
-        ("Huge?" * 10_000, good, "['a', 'b']"),
-        ("Good?", good, "['a', 'b']"),
-    )
+    good, two = as_published({"France": [0.5, 0.5]}), "['a', 'b']"
+    bad = [
+        ("", good, two, Reason.EMPTY_TEXT),
+        ("One?", good, "['a']", Reason.FEW_OPTIONS),
+        ("Many?", good, str([f"o{k}" for k in range(10_000)]), Reason.MANY_OPTIONS),
+        ("Code?", good, "__import__('os').listdir('.')", Reason.BAD_OPTIONS),
+        ("Huge?" * 10_000, good, two, Reason.TOO_LONG),
+        ("Broken?", "{'A': [0.5, 0.5], 'B': [0.5 0.5]}", two, Reason.BAD_SELECTIONS),
+    ]
+    path = globalqa_csv(tmp_path / "global.csv", *(cells[:3] for cells in bad), ("Good?", good, two))
     survey = read.read_survey(path)
     assert [question.text for question in survey.questions] == ["Good?"]
-    assert [(row, reason) for row, _, reason in reasons(survey)] == [
-        (2, Reason.EMPTY_TEXT),
-        (3, Reason.FEW_OPTIONS),
-        (4, Reason.MANY_OPTIONS),
-        (5, Reason.BAD_OPTIONS),
-        (6, Reason.TOO_LONG),
-    ]
+    assert reasons(survey) == [(line, "", cells[3]) for line, cells in enumerate(bad, start=2)]
 
 
 def test_a_bad_value_costs_its_country_and_runs_nothing(tmp_path):
     trap = tmp_path / "trap"
-    code = f"__import__('pathlib').Path({str(trap)!r}).touch()"
-    text = (
-        "defaultdict(<class 'list'>, {'A': [[0.5, 0.5]], 'B': [0.5, 0.5], 'C': " + code + ", "
-        "'D': [0.5, nan], 'E': [0.5, -0.5], 'F': {'x': [1]}, 'G': [1.5, -0.5], 'H': [], 'I': [0.0, 0.0],})"
-    )
+    bad = {
+        "A": ("[[0.5, 0.5]]", Reason.LENGTH),
+        "C": (f"__import__('pathlib').Path({str(trap)!r}).touch()", Reason.BAD_DISTRIBUTION),
+        "D": ("[0.5, nan]", Reason.NOT_FINITE),
+        "E": ("[0.5, -0.5]", Reason.NEGATIVE),
+        "F": ("{'x': [1]}", Reason.BAD_DISTRIBUTION),
+        "G": ("[1.5, -0.5]", Reason.NEGATIVE),
+        "H": ("[]", Reason.LENGTH),
+        "I": ("[0.0, 0.0]", Reason.ZERO),
+        "J": ("[-inf, null]", Reason.NOT_FINITE),
+    }
+    cells = ", ".join(f"{name!r}: {value}" for name, (value, _) in bad.items())
+    text = "defaultdict(<class 'list'>, {'B': [0.5, 0.5], " + cells + ",})"
     survey = read.read_survey(globalqa_csv(tmp_path / "global.csv", ("Q?", text, "['a', 'b']")))
     assert survey.groups == ("B",)
-    assert [(group, reason) for _, group, reason in reasons(survey)] == [
-        ("A", Reason.LENGTH),
-        ("C", Reason.BAD_DISTRIBUTION),
-        ("D", Reason.NOT_FINITE),
-        ("E", Reason.NEGATIVE),
-        ("F", Reason.BAD_DISTRIBUTION),
-        ("G", Reason.NEGATIVE),
-        ("H", Reason.LENGTH),
-        ("I", Reason.ZERO),
-    ]
+    assert reasons(survey) == [(2, name, reason) for name, (_, reason) in bad.items()]
     assert not trap.exists()
 
 
@@ -151,6 +143,10 @@ NO_SELECTIONS = [
     "{" + " " * HUGE + ":}",
     "defaultdict(" * (HUGE // 20),
     "{" + "'a': ['" * (HUGE // 8) + "}",
+    "{'A': " + "-" * HUGE + "1}",
+    "{'A': f" + "()" * (HUGE // 2) + "}",
+    "{'A': 'b' 'c'}",
+    "{'A': " + "[" * 11 + "]" * 11 + "}",
 ]
 
 
@@ -160,6 +156,9 @@ def test_what_is_no_dict_is_rejected_in_one_pass(text):
     with pytest.raises(CellError) as caught:
         globalqa.selections(text)
     assert caught.value.reason is Reason.BAD_SELECTIONS
+    with pytest.raises(CellError) as caught:
+        globalqa.selections("{" + " " * MAX_CELL_CHARS + text + "}")
+    assert caught.value.reason is Reason.TOO_LONG
 
 
 @pytest.mark.timeout(20)
@@ -172,12 +171,6 @@ def test_a_question_with_thousands_of_countries_is_decoded_once(tmp_path, monkey
     survey = read.read_survey(globalqa_csv(tmp_path / "global.csv", ("Q?", answers, options)))
     assert len(survey.groups) == 5_000
     assert len(calls) == 1
-
-
-def test_selections_beyond_the_limit_are_not_looked_at():
-    with pytest.raises(CellError) as caught:
-        globalqa.selections("{'A': [0.5, 0.5]" + " " * MAX_CELL_CHARS + "}")
-    assert caught.value.reason is Reason.TOO_LONG
 
 
 @given(st.dictionaries(st.text(), st.lists(st.floats(), max_size=6), max_size=8))
@@ -195,12 +188,13 @@ def test_fuzzed_selections_never_fail_otherwise_and_agree_with_python(text):
     try:
         value = ast.literal_eval("{" + text.strip() + "}")
     except (ValueError, SyntaxError, TypeError, MemoryError):
-        return  # more lenient than Python: what is no list is rejected later, country by country
-    if isinstance(value, dict):
-        assert dict.fromkeys(name for name, _ in found) == dict.fromkeys(value)
+        return  # a value that is no literal is rejected later, country by country
+    assert {name: items for name, items in found if items is not None} == {
+        name: list(items) for name, items in value.items() if isinstance(items, (list, tuple))
+    }
 
 
-def test_the_hub_data_set(monkeypatch, tmp_path):
+def test_the_hub_data_set_and_a_way_out_where_it_is_out_of_reach(monkeypatch, tmp_path):
     import datasets
 
     rows = {
@@ -227,20 +221,14 @@ def test_the_hub_data_set(monkeypatch, tmp_path):
     assert config.survey == HUB_SURVEY
     assert participants(config) == ("France", "Peru")
 
-
-def test_an_unreachable_hub_is_one_line_with_a_way_out(monkeypatch):
-    import datasets
-
-    def load(name, *, split):
+    def fail(name, *, split):
         raise ConnectionError("Couldn't reach it\nlong story")
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError, match=r"Couldn't reach it\); download its CSV and give survey = its path$") as caught:
         read.read_survey(HUB_SURVEY)
     assert "\n" not in str(caught.value)
 
-
-# --- OpinionQA ----------------------------------------------------------------------------------------------
 
 INFO = {"key": "WORRY_W26", "question": "Worried?", "references": "['A lot', 'A bit', 'No', 'Refused']"}
 SCALE = {"option_ordinal": "[1.0, 2.0, 3.0]"}
@@ -287,7 +275,7 @@ def test_opinionqa_counts_weighted_answers_by_attribute_and_group(folder):
     assert counts == {"RACE/Other": 1, "RACE/White": 2, "RELIG/None": 1, "RELIG/Other": 3}
     assert survey.rejections == ()
     with pytest.raises(UserError, match="'Other' fits several"):
-        read.read_group(folder, "Other")
+        read_group(folder, "Other")
 
 
 def test_opinionqa_without_refusals_has_its_scale(folder):
@@ -301,18 +289,16 @@ def test_opinionqa_without_refusals_has_its_scale(folder):
     assert {reason for _, _, reason in reasons(few)} == {Reason.FEW_RESPONDENTS}
 
 
-def test_refusals_of_opinionqa_are_what_lies_behind_the_ordinals(tmp_path):
+def test_what_the_ordinals_of_opinionqa_say(tmp_path):
+    # Options behind the ordinals are refusals, whatever their words; a constant scale is none.
     info = INFO | {"references": "['Up', 'Down', 'Prefer silence']", "option_ordinal": "[3.0, 1.0]"}
-    folder = opinionqa(tmp_path, people(("A", "B", 1, "Up"), ("A", "B", 1, "Prefer silence")), info)
-    (question,) = read.read_questions(folder, refusals="drop")
-    assert (question.options, question.ordinal) == (("Up", "Down"), (3.0, 1.0))
+    rows = people(("A", "B", 1, "Up"), ("A", "B", 1, "Prefer silence"))
+    constant = INFO | {"key": "FLAT", "option_ordinal": "[1.0, 1.0, 1.0]"}
+    folder = opinionqa(tmp_path, [cells | {"FLAT": "A lot"} for cells in rows], info, constant)
+    first, flat = read.read_questions(folder, refusals="drop")
+    assert (first.options, first.ordinal) == (("Up", "Down"), (3.0, 1.0))
+    assert (len(flat.options), flat.ordinal) == (3, None)
     assert read.read_survey(folder, refusals="separate").refusal_rates["RACE/A"]["WORRY_W26"] == 0.5
-
-
-def test_a_constant_scale_is_none(tmp_path):
-    folder = opinionqa(tmp_path, people(("A", "B", 1, "A lot")), INFO | {"option_ordinal": "[1.0, 1.0, 1.0]"})
-    (question,) = read.read_questions(folder, refusals="drop")
-    assert question.ordinal is None
 
 
 def test_what_is_wrong_in_opinionqa_is_counted(tmp_path):
@@ -351,14 +337,16 @@ def test_what_is_wrong_in_opinionqa_is_counted(tmp_path):
     assert [cell.question_id for cell in survey.rejections[5:7]] == ["WORRY_W26", "WORRY_W26"]
 
 
-def test_a_fault_names_the_file_of_its_wave(tmp_path, capsys):
-    for number in (4, 26):
-        row = ("A", "B", "nan" if number == 26 else 1, "No")
+def test_waves_come_in_the_order_of_their_numbers_and_a_fault_names_its_waves_file(tmp_path, capsys):
+    for number in (92, 4, 26):
         question = f"Q_W{number}"
-        rows = people(row, ("A", "B", 1, "No"), question=question, number=number)
+        rows = people(
+            ("A", "B", "nan" if number == 26 else 1, "No"), ("A", "B", 1, "No"), question=question, number=number
+        )
         gone = [INFO | SCALE | {"key": "GONE"}] * (number == 4)
         folder = opinionqa(tmp_path, rows, INFO | SCALE | {"key": question}, *gone, number=number)
     survey = read.read_survey(folder)
+    assert ids(survey.questions) == ["Q_W4", "Q_W26", "Q_W92"]
     waves = folder / "human_resp"
     assert [(cell.source, cell.row) for cell in survey.rejections] == [
         (str(waves / "American_Trends_Panel_W4" / "info.csv"), 3),
@@ -372,37 +360,31 @@ def test_a_fault_names_the_file_of_its_wave(tmp_path, capsys):
     assert "American_Trends_Panel_W26/responses.csv, 2, (unreadable), (unreadable)" in capsys.readouterr().out
 
 
-def test_waves_come_in_the_order_of_their_numbers(tmp_path):
-    for number in (92, 4, 26):
-        rows = people(("A", "B", 1, "No"), question=f"Q_W{number}", number=number)
-        opinionqa(tmp_path, rows, INFO | SCALE | {"key": f"Q_W{number}"}, number=number)
-    assert [question.question_id for question in read.read_questions(tmp_path)] == ["Q_W4", "Q_W26", "Q_W92"]
-
-
-def test_a_broken_opinionqa_folder_is_one_line(tmp_path, folder):
+@pytest.mark.parametrize(
+    ("people_csv", "message"),
+    [
+        (b"RACE,RELIG,WORRY_W26\nA,B,No\n", r"responses.csv: missing column WEIGHT_W26"),
+        (b"RACE, RACE,WEIGHT_W26\nA,B,1\n", r"responses.csv: column RACE occurs twice"),
+        (b"SEX,WEIGHT_W26\nA,1\n", r"metadata.csv: names no column"),
+        (
+            b"RACE,WEIGHT_W26\n" + b"".join(b"r%d,1\n" % k for k in range(201)),
+            r"column RACE has 201 groups; at most 200",
+        ),
+        (b"RACE,WEIGHT_W26\n\xff,1\n", r"responses.csv: cannot be read as CSV"),
+        (None, r"info.csv: cannot be read as CSV \(No such file"),
+    ],
+)
+def test_a_broken_opinionqa_folder_is_one_line(folder, people_csv, message):
     wave = folder / "human_resp" / "American_Trends_Panel_W26"
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    if people_csv is None:
+        (wave / "info.csv").unlink()
+    else:
+        (wave / "responses.csv").write_bytes(people_csv)
+    with pytest.raises(UserError, match=message) as caught:
+        read.read_survey(folder)
+    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="not in OpinionQA's layout"):
-        read.read_survey(empty)
-    (wave / "responses.csv").write_text("RACE,RELIG,WORRY_W26\nA,B,No\n")
-    with pytest.raises(UserError, match=r"responses.csv: missing column WEIGHT_W26"):
-        read.read_survey(folder)
-    (wave / "responses.csv").write_text("RACE, RACE,WEIGHT_W26\nA,B,1\n")
-    with pytest.raises(UserError, match=r"responses.csv: column RACE occurs twice"):
-        read.read_survey(folder)
-    (wave / "responses.csv").write_text("SEX,WEIGHT_W26\nA,1\n")
-    with pytest.raises(UserError, match=r"metadata.csv: names no column"):
-        read.read_survey(folder)
-    (wave / "responses.csv").write_text("RACE,WEIGHT_W26\n" + "".join(f"r{k},1\n" for k in range(201)))
-    with pytest.raises(UserError, match=r"metadata.csv: column RACE has 201 groups; at most 200"):
-        read.read_survey(folder)
-    (wave / "responses.csv").write_bytes(b"RACE,WEIGHT_W26\n\xff,1\n")
-    with pytest.raises(UserError, match=r"responses.csv: cannot be read as CSV"):
-        read.read_survey(folder)
-    (wave / "info.csv").unlink()
-    with pytest.raises(UserError, match=r"info.csv: cannot be read as CSV \(No such file"):
-        read.read_survey(folder)
+        read.read_survey(wave)
 
 
 CELL = st.one_of(

@@ -1,0 +1,54 @@
+"""Small survey files in every format, and one group's answers as a client reads them."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pandas as pd
+
+from appa_flwr.errors import UserError
+from appa_flwr.survey import read
+
+YES_NO = ["Yes", "No", "Don't know"]
+
+
+def row(question_id="q1", group="A", distribution=(0.5, 0.3, 0.2), *, options=YES_NO, question=None, **more):
+    text = f"Text of {question_id}?" if question is None else question
+    given = {"question_id": question_id, "question": text, "options": list(options)}
+    return given | {"group": group, "distribution": list(distribution)} | more
+
+
+def write(path, rows):
+    """The same rows in the format that the extension names; a `str` row is a raw JSON line."""
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in rows) + "\n")
+    elif path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def read_group(path, group, *, strict=False, **policy):
+    """One group's answers.
+
+    Raises:
+        UserError: it has none that count.
+    """
+    found = read.read_groups(path, (group,), policy=read.Policy(**{"refusals": "keep"} | policy), strict=strict)[group]
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def bits(answers):
+    """Answers as bytes, to be compared to the last digit."""
+    return {question_id: shares.tobytes() for question_id, shares in answers.items()}
+
+
+def ids(questions):
+    return [question.question_id for question in questions]

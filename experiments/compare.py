@@ -20,7 +20,8 @@ from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.launch.launcher import find_app_folder, launch
+from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.flower import launch
 from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
 from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, read_config
@@ -80,17 +81,9 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[str], output: Path, here: Path) -> Path:
-    """Run what is missing, then write compare.md and trade_off.png.
+    """Run what is missing, then write compare.md, whose path is returned, and trade_off.png.
 
-    Args:
-        rules: names of aggregation rules.
-        seeds: run seeds; a seed fixes the generated survey too, so rules are compared on the same one.
-        overrides: further `key=value` settings of every run.
-        output: folder of all the runs and of the result.
-        here: where the app folder is looked for.
-
-    Returns:
-        The table's path.
+    A seed fixes the generated survey too, so rules are compared on the same one.
 
     Raises:
         UserError: an unknown rule or key.

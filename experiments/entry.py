@@ -8,7 +8,7 @@ from collections.abc import Callable
 import typer
 
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import RunFailed
+from appa_flwr.launch.flower import RunFailed
 
 RUN_FAILED, USER_ERROR = 1, 2
 
@@ -16,9 +16,7 @@ RUN_FAILED, USER_ERROR = 1, 2
 def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], object] = typer.run) -> None:
     """Run a command; a mistake of its user is one line on stderr and exit code 2, a run that failed exit code 1.
 
-    Args:
-        main: the command.
-        call: what reads its options and calls it.
+    `call` reads the command's options and calls it.
     """
     try:
         call(main)

@@ -3,8 +3,8 @@
     python -m experiments.grpo --steps 60 --rule appa --seed 0
 
 The groups score against their true distributions, the policy starts from SFT on their votes, and all scores are on
-held-out questions, beside the uniform answer and the ceilings. It shows how a trainer that is not ours takes its reward
-from `server_app.trl_rewards`; with real groups a Federation stands where `LocalGroups` stands here.
+held-out questions, next to the uniform answer and the ceilings. It shows how a trainer that is not ours takes its
+reward from `server_app.trl_rewards`; with real groups a Federation stands where `LocalGroups` stands here.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -62,14 +62,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Score:
-    """One policy, or one reference answer, on the held-out questions against the groups' true distributions.
+    """One policy's, or one reference answer's, scores on the held-out questions against the true distributions.
 
-    Attributes:
-        policy: its name.
-        avg_as: mean over groups, in [0, 1].
-        min_as: worst group, in [0, 1].
-        fi: fairness index, in [0, 1].
-        format_score: in [0, 1]; None for answers that no model wrote.
+    All in [0, 1]; the format score is None for answers that no model wrote.
     """
 
     policy: str
@@ -80,17 +75,8 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
-    """The public questions, and the groups behind them.
-
-    Attributes:
-        config: the run's.
-        catalogue: the questions.
-        target_GQK: the groups' true distributions, 0 on padding.
-        groups: who scores, by these distributions.
-        base: where the policy starts.
-        prompts: token ids of every question's prompt.
-    """
+class Setup:
+    """The public questions with their prompts, the groups with their true answers, and where the policy starts."""
 
     config: Config
     catalogue: wire.Catalogue
@@ -110,13 +96,8 @@ class Material:
         return np.flatnonzero(~self.catalogue.train_Q)
 
 
-def gather_material(config: Config, say: Say) -> Material:
-    """Draw the population, and find or build the base model.
-
-    Args:
-        config: survey, seed and model.
-        say: called with lines of progress.
-    """
+def set_up(config: Config, say: Say) -> Setup:
+    """Draw the population, and find or build the base model; `say` gets lines of progress."""
     catalogue = build_catalogue(config)
     option_QK = catalogue.option_QK
     _, truth = ground_truth(
@@ -138,21 +119,21 @@ def gather_material(config: Config, say: Say) -> Material:
     training = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if train]
     base = prepare(config, training, progress=building)
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
-    return Material(config, catalogue, target_GQK, LocalGroups(scorers), base, prompts)
+    return Setup(config, catalogue, target_GQK, LocalGroups(scorers), base, prompts)
 
 
-def fine_tuned(material: Material, folder: Path, say: Say) -> PreTrainedModel:
+def fine_tuned(setup: Setup, folder: Path, say: Say) -> PreTrainedModel:
     """The policy that GRPO starts from: SFT on the groups' votes, as in a federated run."""
-    config, option_QK, train_J = material.config, material.catalogue.option_QK, material.train_J
-    votes_GQK = np.stack([scoring.votes(t_QK, option_QK, kind=VOTES[config.task]) for t_QK in material.target_GQK])
+    config, option_QK, train_J = setup.config, setup.catalogue.option_QK, setup.train_J
+    votes_GQK = np.stack([scoring.votes(t_QK, option_QK, kind=VOTES[config.task]) for t_QK in setup.target_GQK])
     taught_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     step = tiny.ANSWER_STEP if config.model == TINY_MODEL else sft.STEP
     texts = sft.answer_texts(config, taught_QK, option_QK, step=step)
     sft.fine_tune(
-        load_model(config, material.base.source, quantized=False),
-        material.base,
+        load_model(config, setup.base.source, quantized=False),
+        setup.base,
         config,
-        prompts=[material.prompts[q] for q in train_J],
+        prompts=[setup.prompts[q] for q in train_J],
         answers=[texts[q] for q in train_J],
         folder=folder,
         progress=lambda now, of, loss: say(f"SFT step {now}/{of}: loss {loss:.3f}"),
@@ -160,40 +141,34 @@ def fine_tuned(material: Material, folder: Path, say: Say) -> PreTrainedModel:
     return load_model(config, str(folder), quantized=False)
 
 
-def train(model: PreTrainedModel, material: Material, *, steps: int, say: Say) -> list[dict[str, float]]:
+def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list[dict[str, float]]:
     """GRPO on the groups' aggregated rewards; the model is changed in place.
 
-    Args:
-        model: the policy.
-        material: questions and groups.
-        steps: optimizer steps, each on `rollout-batch-size` new completions.
-        say: called with lines of progress.
-
     Returns:
-        What the trainer logged, one entry a step.
+        What the trainer logged, one entry a step; each step takes `rollout.batch-size` new completions.
     """
-    config, catalogue = material.config, material.catalogue
+    config, catalogue = setup.config, setup.catalogue
     rewards = GroupRewards(
-        material.groups,
+        setup.groups,
         make_rule(config),
         catalogue=catalogue,
         task=config.task,
         metric=config.reward_metric,
         alignment_weight=config.appa.alignment_weight,
     )
-    questions = [catalogue.questions[q] for q in material.train_J]
-    rows = [{"prompt": material.base.prompt_text(config, q), "question_id": q.question_id} for q in questions]
+    questions = [catalogue.questions[q] for q in setup.train_J]
+    rows = [{"prompt": setup.base.prompt_text(config, q), "question_id": q.question_id} for q in questions]
     log: list[dict[str, float]] = []
 
     class Report(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
             if logs and "reward" in logs:
                 log.append({"step": state.global_step, **logs})
-                told = ", ".join(f"{word} {logs[key]:.3f}" for key, word in WORDS.items())
+                rest = ", ".join(f"{word} {logs[key]:.3f}" for key, word in WORDS.items())
                 reward_G = _rewards(logs)
                 say(
                     f"GRPO step {state.global_step}/{steps}: reward {np.mean(reward_G):.3f}, worst group "
-                    f"{min(reward_G):.3f}, {told}"
+                    f"{min(reward_G):.3f}, {rest}"
                 )
 
     arguments = GRPOConfig(
@@ -220,7 +195,7 @@ def train(model: PreTrainedModel, material: Material, *, steps: int, say: Say) -
         rewards.group_reward,
         arguments,
         Dataset.from_list(rows),
-        processing_class=material.base.tokenizer,
+        processing_class=setup.base.tokenizer,
         callbacks=[Report()],
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -233,24 +208,24 @@ def _rewards(line: Mapping[str, float]) -> list[float]:
     return [value for key, value in line.items() if key.startswith(LOGGED) and key not in WORDS]
 
 
-def score(policy: str, answers: Answers, material: Material) -> Score:
+def score(policy: str, answers: Answers, setup: Setup) -> Score:
     """Scores of answers to the held-out questions."""
-    config, metric = material.config, material.config.reward_metric
-    reward_GJ = material.groups.score(answers.request([metric]))[metric, wire.TARGET_SIDE]
+    config, metric = setup.config, setup.config.reward_metric
+    reward_GJ = setup.groups.score(answers.request([metric]))[metric, wire.TARGET_SIDE]
     scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
     written = None if np.isnan(answers.format_score_J).any() else float(answers.format_score_J.mean())
     return Score(policy, scores.avg_as, scores.min_as, scores.fairness_index, written)
 
 
-def reference_scores(material: Material) -> list[Score]:
+def reference_scores(setup: Setup) -> list[Score]:
     """The uniform answer and the best shared answers: the frame in which a learned score must be read."""
-    test_J, option_JK = material.test_J, material.catalogue.option_QK[material.test_J]
+    test_J, option_JK = setup.test_J, setup.catalogue.option_QK[setup.test_J]
     found = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
     for objective in OBJECTIVES:
         found[f"ceiling-{objective}"] = shared_answer(
-            material.target_GQK[:, test_J], option_JK, metric=material.config.reward_metric, objective=objective
+            setup.target_GQK[:, test_J], option_JK, metric=setup.config.reward_metric, objective=objective
         )
-    return [score(name, evaluation.given_answers(test_J, answer_JK), material) for name, answer_JK in found.items()]
+    return [score(name, evaluation.given_answers(test_J, answer_JK), setup) for name, answer_JK in found.items()]
 
 
 def plot(log: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
@@ -280,16 +255,7 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(line, flush=True)) -> list[Score]:
-    """Base, SFT, GRPO; write scores, log, plot and policy.
-
-    Args:
-        config: the run's; its survey must be the generated one.
-        steps: of GRPO.
-        out: folder of the results.
-        say: called with lines of progress.
-
-    Returns:
-        The scores, in the order of the table.
+    """Base, SFT, GRPO; write scores, log, plot and policy into `out`, and return the scores.
 
     Raises:
         UserError: a survey that is not generated, or a batch that does not hold whole sets of completions.
@@ -304,32 +270,32 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     out.mkdir(parents=True, exist_ok=True)
-    material = gather_material(config, say)
+    setup = set_up(config, say)
 
     def evaluated(policy: str, model: PreTrainedModel) -> Score:
         answers = evaluation.greedy_answers(
             model,
-            material.base,
+            setup.base,
             config,
-            prompts=material.prompts,
-            question_J=material.test_J,
-            catalogue=material.catalogue,
+            prompts=setup.prompts,
+            question_J=setup.test_J,
+            catalogue=setup.catalogue,
         )
-        found = score(policy, answers, material)
+        found = score(policy, answers, setup)
         say(f"{policy}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")
         return found
 
-    before = evaluated("base", load_model(config, material.base.source, quantized=False))
-    model = fine_tuned(material, out / "sft-model", say)
+    before = evaluated("base", load_model(config, setup.base.source, quantized=False))
+    model = fine_tuned(setup, out / "sft-model", say)
     start = evaluated("sft", model)
-    log = train(model, material, steps=steps, say=say)
+    log = train(model, setup, steps=steps, say=say)
     model.save_pretrained(out / POLICY)
-    material.base.tokenizer.save_pretrained(out / POLICY)
+    setup.base.tokenizer.save_pretrained(out / POLICY)
     after = evaluated("grpo", load_model(config, str(out / POLICY), quantized=False))
-    scores = [before, start, after, *reference_scores(material)]
+    scores = [before, start, after, *reference_scores(setup)]
     content = {"config": config.flat(), "steps": steps, "scores": [asdict(row) for row in scores], "log": log}
     files.write(out / RESULT, content)
-    plot(log, out / PLOT, title=f"GRPO on the rewards of {len(material.groups.groups)} groups, rule {config.rule}")
+    plot(log, out / PLOT, title=f"GRPO on the rewards of {len(setup.groups.groups)} groups, rule {config.rule}")
     return scores
 
 

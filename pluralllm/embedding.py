@@ -70,12 +70,7 @@ def embed_questions(
 ) -> OptionEmbedding:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 
-    The order of a nominal question's options leaves no trace. The same questions give the same table.
-
-    Args:
-        questions: Q public questions with unique ids.
-        dim: number of features E, at least 5.
-        encoder: makes vectors of texts; it is called once, with all unique texts.
+    The order of a nominal question's options leaves no trace. The encoder is called once, with all unique texts.
 
     Returns:
         Table of shape (Q, K, E) with K the largest number of options; features of order 1, 0 on padding.

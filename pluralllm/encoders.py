@@ -155,7 +155,7 @@ def _pool(state_BTH: torch.Tensor, mask_BT: torch.Tensor, *, pooling: Pooling) -
 
 
 def _batches(length_U: Sequence[int]) -> Iterator[list[int]]:
-    """Places of texts of like length, longest first: memory that does not suffice is told at once, not at the end.
+    """Places of texts of like length, longest first: memory that does not suffice shows at once, not at the end.
 
     A text without a token is in no batch.
     """
@@ -182,7 +182,7 @@ def _locate(model: str) -> Path:
             reason = f"and it cannot be fetched from the hub ({_first_line(error)})"
         raise UserError(
             f"embedding.model = {model}: no such folder, {reason}; "
-            'give a model folder, the name of a model on the hub, or embedding = "ngrams"'
+            'give a model folder, the name of a model on the hub, or embedding.encoder = "ngrams"'
         ) from error
 
 

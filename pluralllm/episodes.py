@@ -6,7 +6,7 @@ N answered questions, W as in `pluralllm.model`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -156,8 +156,6 @@ def _invented_group(answer_BSK: Tensor, others_BSK: Tensor, option_BSK: Tensor, 
 
 def to_device(episodes: Episodes, device: torch.device) -> Episodes:
     """Move every array of a batch to `device`."""
-    moved: dict[str, Any] = {}
-    for field in fields(Episodes):
-        value = getattr(episodes, field.name)
-        moved[field.name] = None if value is None else value.to(device)
+    arrays: dict[str, Tensor | None] = vars(episodes)
+    moved: dict[str, Any] = {name: None if array is None else array.to(device) for name, array in arrays.items()}
     return Episodes(**moved)

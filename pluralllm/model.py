@@ -293,11 +293,7 @@ class PluralLLM(nn.Module):
     def predict(
         self, memory: ContextMemory, *, embedding: Tensor, options: Tensor, population: Tensor | None = None
     ) -> Tensor:
-        """Predict targets from encoded contexts of as many episodes; arguments as the target's in `forward`.
-
-        Returns:
-            (B, M, K) log-probabilities, -inf on padding.
-        """
+        """Predict targets from encoded contexts; arguments as the target's in `forward`, and so is what it returns."""
         layout = _layout(options)
         expected = _moved(population, memory.position_BF, options)
         token_ND, prior_N = self._question(embedding, expected, layout)

@@ -191,7 +191,7 @@ def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray
 
     Args:
         data: the group's answers to choose from.
-        embedding: the public table; similar means near in the features of the options, in their order.
+        embedding: similar means near in the features of the options, in their order.
         rows: the questions to answer, R of them; all Q if None.
 
     Returns:
@@ -221,9 +221,6 @@ def calibration(spread_L: FloatArray, error_L: FloatArray) -> Calibration:
     Args:
         spread_L: (L,) spread over context draws, L >= `NUM_BINS`.
         error_L: (L,) natural Jensen-Shannon distance of the prediction to the survey's answer.
-
-    Raises:
-        ValueError: fewer cells than bins, or different shapes.
     """
     if spread_L.shape != error_L.shape or len(spread_L) < NUM_BINS:
         raise ValueError(f"expected at least {NUM_BINS} spreads and as many errors, got {spread_L.shape}")

@@ -5,26 +5,29 @@ Axis letters: B episodes, Q questions, M target questions, K options, W as in `p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from appa_flwr.errors import UserError
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding
 from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes, to_device
 from pluralllm.model import PluralLLM
 
 Optimizer = Literal["sgd", "adam"]
+OPTIMIZERS: dict[Optimizer, type[torch.optim.SGD | torch.optim.Adam]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+}
 # one odd episode must not throw the weights away; ordinary gradients have a norm well under this
 MAX_GRADIENT_NORM = 1.0
 # Adam's moments, of the central run and of the federation's server
 BETAS = (0.9, 0.99)
 WARM_UP_STEPS = 5
 FALLING_SHARE = 1 / 3
-# of cross entropy in the loss, beside the distance
+# of cross entropy in the loss, next to the distance
 CROSS_ENTROPY_SHARE = 0.3
 # the root's slope must stay finite where a prediction is right
 ROOT_FLOOR = 1e-4
@@ -35,12 +38,7 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client may report about its update.
-
-    Attributes:
-        loss: mean of `loss` over the steps, >= 0.
-        num_examples: questions the group answered; the weight of its update in FedAvg.
-    """
+    """What a client may report: the mean loss over its steps, and how many questions the group answered, its weight."""
 
     loss: float
     num_examples: int
@@ -113,14 +111,6 @@ def step_size_factor(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (steps - step) / (FALLING_SHARE * steps))
 
 
-def _make_optimizer(name: str, parameters: Iterator[torch.nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate)
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=learning_rate)
-    raise UserError(f"unknown PluralLLM optimizer '{name}'; use 'sgd' or 'adam'")
-
-
 def local_update(
     model: PluralLLM,
     data: GroupData,
@@ -142,21 +132,18 @@ def local_update(
         embedding: the public table.
         steps: optimizer steps, >= 1.
         learning_rate: > 0.
-        optimizer: "sgd" or "adam"; a fresh one each round, as clients keep no state.
+        optimizer: a fresh one each round, as clients keep no state.
         episodes: shape of the batch of a step.
         generator: source of randomness.
         proximal: mu of FedProx: adds `mu / 2 |w - w_server|^2` to the loss; 0 leaves it out.
-        population: (Q, K, W) of the other groups, as in `sample_episodes`, or None.
-
-    Returns:
-        Mean loss of the steps and the number of answered questions.
+        population: (Q, K, W) of the other groups, or None.
 
     Raises:
-        UserError: unknown optimizer, or a group without answers.
+        UserError: a group without answers.
     """
     parameters = list(model.parameters())
     anchor = [parameter.detach().clone() for parameter in parameters] if proximal else []
-    update = _make_optimizer(optimizer, iter(parameters), learning_rate)
+    update = OPTIMIZERS[optimizer](parameters, lr=learning_rate)
     model.train()
     total = 0.0
     for _ in range(steps):
@@ -189,23 +176,11 @@ def train_centrally(
     """Train `model` in place with Adam on the pooled answers: what federated training is measured against.
 
     One step sees episodes of every group, weighted by its number of answers as FedAvg weights its update. A fair
-    comparison gives it as many steps as rounds times local steps.
-
-    Args:
-        model: trained in place.
-        groups: training answers of every group, each with at least one.
-        embedding: the public table.
-        steps: optimizer steps, >= 1.
-        learning_rate: largest of Adam, > 0; it follows `step_size_factor`.
-        episodes: shape of each group's batch in a step.
-        generator: source of randomness.
-        populations: for each group the (Q, K, W) of the others, or None for no population prior.
+    comparison gives it as many steps as rounds times local steps. `learning_rate` is the largest, see
+    `step_size_factor`, and `populations` holds each group's (Q, K, W) of the others; the rest is as in `local_update`.
 
     Returns:
         Mean over steps of the weighted loss.
-
-    Raises:
-        UserError: a group without answers.
     """
     parameters = list(model.parameters())
     update = torch.optim.Adam(parameters, lr=learning_rate, betas=BETAS)

@@ -102,6 +102,7 @@ def write_run(folder: Path, **files: object) -> Path:
 def line(
     iteration: int, *, planned: int, fell_back: bool | None, groups: tuple[str, ...] = ("a", "b")
 ) -> dict[str, Any]:
+    measures = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
     return {
         "iteration": iteration,
         "num_iterations": planned,
@@ -110,15 +111,7 @@ def line(
         "weights": dict.fromkeys(groups, 1 / len(groups)),
         "history": dict.fromkeys(groups, 0.5),
         "rewards": dict.fromkeys(groups, 0.7),
-        "reward": 0.7,
-        "format_score": 0.9,
-        "policy_loss": 0.01,
-        "value_loss": 0.2,
-        "clip_fraction": 0.05,
-        "approximate_kl": 0.01,
-        "kl": 0.1,
-        "entropy": 1.0,
-        "response_length": 12.0,
+        **dict.fromkeys(("reward", "format_score", *measures), 0.7),
         "missing_groups": [],
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
     }
@@ -127,83 +120,50 @@ def line(
 def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: int = 0) -> Path:
     """A whole run of made-up but plausible numbers, for the eye and for tests of size."""
     rng = np.random.default_rng(seed)
-    level_G = rng.normal(0, 0.02, len(groups))
-    history_G = np.zeros(len(groups))
+    level_G, history_G = rng.normal(0, 0.02, len(groups)), np.zeros(len(groups))
+
+    def of(values_G: np.ndarray) -> dict[str, float]:
+        return dict(zip(groups, values_G.tolist(), strict=True))
+
     lines = []
     for number in range(1, iterations + 1):
         progress = 1 - np.exp(-3 * number / iterations)
         reward_G = 0.72 + 0.11 * progress + level_G + rng.normal(0, 0.008) + rng.normal(0, 0.003, len(groups))
-        absent = {int(rng.integers(len(groups)))} if number % 17 == 0 else set()
+        absent = [groups[int(rng.integers(len(groups)))]] if number % 17 == 0 else []
         weights_G = np.exp(-history_G / 0.1)
-        weights_G /= weights_G.sum()
         history_G = 0.8 * history_G + 0.2 * reward_G
         fairness = 0.975 + 0.018 * progress + rng.normal(0, 0.001)
-        entry = line(number, planned=iterations, fell_back=bool(fairness >= 0.99), groups=groups)
-        entry |= {
-            "fairness_index": fairness,
-            "weights": dict(zip(groups, weights_G.tolist(), strict=True)),
-            "history": dict(zip(groups, history_G.tolist(), strict=True)),
-            "rewards": {g: None if i in absent else float(reward_G[i]) for i, g in enumerate(groups)},
-            "missing_groups": [groups[i] for i in absent],
-            "reward": float(reward_G.mean()),
-            "format_score": float(min(1.0, 0.85 + 0.13 * progress + rng.normal(0, 0.01))),
-            "kl": float(0.8 * progress + abs(rng.normal(0, 0.03))),
-            "policy_loss": float(rng.normal(-0.01, 0.01)),
-            "value_loss": float(0.5 * np.exp(-number / 20) + 0.1 * rng.random()),
-            "entropy": float(1.2 - 0.6 * progress),
-            "clip_fraction": float(0.04 + 0.04 * rng.random()),
-            "response_length": float(30 + rng.normal(0, 1)),
-            "seconds": {
-                "rollout": 0.6 + 0.1 * rng.random(),
-                "federation_wait": 0.05 + 0.05 * rng.random(),
-                "reference": 0.15,
-                "update": 0.8 + 0.1 * rng.random(),
-            },
-        }
-        lines.append(entry)
-
+        lines.append(
+            line(number, planned=iterations, fell_back=bool(fairness >= 0.99), groups=groups)
+            | {name: 0.1 + 0.7 * progress + rng.normal(0, 0.02) for name in ("format_score", "kl", "entropy")}
+            | {name: rng.normal(0.05, 0.01) for name in ("policy_loss", "value_loss", "clip_fraction")}
+            | {"fairness_index": fairness, "missing_groups": absent, "reward": reward_G.mean()}
+            | {"weights": of(weights_G / weights_G.sum()), "history": of(history_G)}
+            | {"rewards": of(reward_G) | dict.fromkeys(absent)}
+        )
     middle = dict(zip(POLICIES, (0.738, 0.776, 0.834, 0.79, 0.71, 0.954, 0.943), strict=True))
 
     def scores(policy: str, shift: float) -> dict[str, Any]:
         flat = 0.3 if policy == "ceiling-min" else 1.0
         score_G = np.clip(middle[policy] - shift + flat * level_G + rng.normal(0, 0.006, len(groups)), 0, 1)
-        return {
-            "fi": 0.97 + 0.01 * rng.random(),
-            "avg_as": float(score_G.mean()),
-            "min_as": float(score_G.min()),
-            "per_group": dict(zip(groups, score_G.tolist(), strict=True)),
-        }
+        fairness = 0.97 + 0.01 * rng.random()
+        return {"fi": fairness, "avg_as": score_G.mean(), "min_as": score_G.min(), "per_group": of(score_G)}
 
     summary = [
-        {
-            "policy": policy,
-            "metric": metric,
-            **scores(policy, shift),
-            "format_score": 0.97 if policy in ("base", "sft", "ppo") else None,
-            "survey": scores(policy, shift + 0.03),
-        }
+        row(policy, 0.0, 0.0, metric=metric) | scores(policy, shift) | {"survey": scores(policy, shift + 0.03)}
         for metric, shift in (("js", 0.0), ("js-distance", 0.25), ("wasserstein", -0.04), ("cosine", 0.05))
         for policy in POLICIES
     ]
+    phases = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
+    example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,
         config=CONFIG | {"ppo.num-iterations": iterations},
         metrics=lines,
         summary=summary,
-        phases=[
-            {"phase": phase, "seconds": seconds}
-            for phase, seconds in (("policy", 80.2), ("pluralllm", 22.0), ("ppo", 170.5), ("evaluation", 6.4))
-        ],
+        phases=[{"phase": phase, "seconds": seconds} for phase, seconds in phases.items()],
         pluralllm=predictor_card(groups),
-        examples=[
-            {
-                "question": "How much do you trust the courts?",
-                "options": ["A lot", "Somewhat", "Not at all"],
-                "sft": "0.60, 0.30, 0.10",
-                "ppo": "0.45, 0.35, 0.20",
-                "mean_reward": 0.912,
-            }
-        ],
+        examples=[example | {"sft": "0.60, 0.30, 0.10", "ppo": "0.45, 0.35, 0.20", "mean_reward": 0.912}],
     )
 
 

@@ -84,31 +84,45 @@ def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
     return found
 
 
+def sections_of(model: type[BaseModel]) -> dict[str, str]:
+    """What each section of a model is about, by name: its docstring "[name]: what it is about."."""
+    found = {}
+    for name, hint in get_type_hints(model).items():
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            alias = str(model.model_fields[name].alias)
+            found[alias] = (hint.__doc__ or "").partition("\n")[0].removeprefix(f"[{alias}]: ").rstrip(".")
+    return found
+
+
 def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
     """What to say of a key that does not exist: its new name, its right section, or the nearest one."""
-    if key in REMOVED:
-        return f'key "{key}" is gone: {REMOVED[key]}'
+    shown = to_toml(key)  # one line, whatever it holds
     if key in MOVED:
-        return f'key "{key}" is now "{MOVED[key]}", {_describe(keys[MOVED[key]])}'
-    inside = [name for name in keys if keys[name].section == key]
-    if inside:
-        return f'"{key}" is a section, not a key; its keys are {", ".join(inside)}'
+        return f'key {shown} is now "{MOVED[key]}", {_describe(keys[MOVED[key]])}'
+    if key and (inside := [name for name in keys if keys[name].section == key]):
+        return f"{shown} is a section, not a key; its keys are {', '.join(inside)}"
     wanted = key.replace("_", "-")
     section, _, leaf = wanted.rpartition(".")
+    if leaf in REMOVED:
+        return f"key {shown} is gone: {REMOVED[leaf]}"
     namesakes = [name for name in keys if name.rpartition(".")[2] == leaf]
+    if leaf in MOVED and MOVED[leaf] not in namesakes:
+        namesakes.append(MOVED[leaf])
+    if len(namesakes) > 1 and wanted not in keys:
+        return f"unknown key {shown}; there are {', '.join(namesakes)}"
     in_section = [name for name in keys if section and keys[name].section == section]
     candidates = namesakes or in_section or [*keys, *MOVED]
     nearest = difflib.get_close_matches(wanted, candidates, n=1, cutoff=_NEAREST_CUTOFF)[0]
     nearest = MOVED.get(nearest, nearest)
-    return f'unknown key "{key}"; the nearest is "{nearest}", {_describe(keys[nearest])}'
+    return f'unknown key {shown}; the nearest is "{nearest}", {_describe(keys[nearest])}'
 
 
 def first_problem(error: ValidationError, flat: Mapping[str, Scalar], keys: Mapping[str, Key]) -> str:
     """The first of pydantic's complaints about these flat keys, in one line."""
     problem = error.errors()[0]
-    if not problem["loc"]:
+    key = keys.get(".".join(map(str, problem["loc"])))
+    if key is None:  # a validator of a section, or of the whole
         return str(problem["ctx"]["error"])
-    key = keys[".".join(map(str, problem["loc"]))]
     value: object = flat[key.name]
     shown = to_toml(value) if isinstance(value, Scalar) else type(value).__name__
     return f"{key.name} = {shown} is not valid: it must be {key.valid} ({_default(key)})"

@@ -1,101 +1,51 @@
-"""Keys of version 0.1.0 without sections, for the error that names what each is called now."""
+"""Keys of version 0.1.0, which had no sections, for the error that names what each is called now."""
 
-MOVED = {
-    "output-dir": "run.output-dir",
-    "cache-dir": "run.cache-dir",
-    "checkpoint-every": "run.checkpoint-every",
-    "phases": "run.phases",
-    "resume": "run.resume",
-    "min-groups": "federation.min-groups",
-    "reply-timeout": "federation.reply-timeout",
-    "join-timeout": "federation.join-timeout",
-    "test-fraction": "data.test-fraction",
-    "num-questions": "data.num-questions",
-    "num-groups": "data.num-groups",
-    "max-questions": "data.max-questions",
-    "refusals": "data.refusals",
-    "min-respondents": "data.min-respondents",
-    "min-questions": "data.min-questions",
-    "strict": "data.strict",
+_SAME_NAME = {
+    "run": "output-dir cache-dir checkpoint-every phases resume",
+    "federation": "min-groups reply-timeout join-timeout",
+    "data": "test-fraction num-questions num-groups max-questions refusals min-respondents min-questions strict",
+    "pluralllm": "num-context-questions context-resampling unseen-groups",
+    "sums": "population-prior mean-of-others",
+    "policy": "prompt-style base-steps max-sequence-length attention quantization compute-dtype tuning",
+    "rollout": "response-length temperature",
+    "ppo": (
+        "num-iterations training-epochs num-mini-batches micro-batch-tokens shared-prefix gradient-checkpointing "
+        "learning-rate value-learning-rate weight-decay scheduler kl-coefficient clip-range clip-range-value "
+        "value-coefficient gamma gae-lambda whiten-rewards reward-clamp max-grad-norm"
+    ),
+    "appa": "ema-decay fairness-threshold alignment-weight min-mean max-cov alpha",
+    "eval": "ceilings",
+}
+# What was section-name is section.name.
+_PREFIXED = {
+    "embedding": "model dim",
+    "pluralllm": (
+        "draws checkpoint strategy proximal-mu rounds local-steps learning-rate server-learning-rate optimizer "
+        "hidden-dim blocks heads fraction validate-every"
+    ),
+    "lora": "rank alpha dropout",
+    "sft": (
+        "target steps epochs batch-size gradient-accumulation-steps learning-rate scheduler warmup-ratio weight-decay"
+    ),
+    "rollout": "batch-size",
+    "ppo": "epochs",
+    "eval": "batch-size",
+}
+_RENAMED = {
     "embedding": "embedding.encoder",
-    "embedding-model": "embedding.model",
-    "embedding-dim": "embedding.dim",
-    "num-context-questions": "pluralllm.num-context-questions",
-    "context-resampling": "pluralllm.context-resampling",
-    "pluralllm-draws": "pluralllm.draws",
-    "pluralllm-checkpoint": "pluralllm.checkpoint",
-    "unseen-groups": "pluralllm.unseen-groups",
-    "pluralllm-strategy": "pluralllm.strategy",
-    "pluralllm-proximal-mu": "pluralllm.proximal-mu",
-    "pluralllm-rounds": "pluralllm.rounds",
-    "pluralllm-local-steps": "pluralllm.local-steps",
-    "pluralllm-learning-rate": "pluralllm.learning-rate",
-    "pluralllm-server-learning-rate": "pluralllm.server-learning-rate",
-    "pluralllm-optimizer": "pluralllm.optimizer",
-    "pluralllm-hidden-dim": "pluralllm.hidden-dim",
-    "pluralllm-blocks": "pluralllm.blocks",
-    "pluralllm-heads": "pluralllm.heads",
-    "pluralllm-fraction": "pluralllm.fraction",
-    "pluralllm-validate-every": "pluralllm.validate-every",
-    "population-prior": "sums.population-prior",
-    "mean-of-others": "sums.mean-of-others",
     "population-min-groups": "sums.min-groups",
-    "prompt-style": "policy.prompt-style",
-    "base-steps": "policy.base-steps",
-    "max-sequence-length": "policy.max-sequence-length",
-    "attention": "policy.attention",
-    "quantization": "policy.quantization",
-    "compute-dtype": "policy.compute-dtype",
-    "tuning": "policy.tuning",
-    "lora-rank": "lora.rank",
-    "lora-alpha": "lora.alpha",
-    "lora-dropout": "lora.dropout",
     "sft-lora-targets": "lora.sft-targets",
     "policy-lora-targets": "lora.policy-targets",
     "value-lora-targets": "lora.value-targets",
-    "sft-target": "sft.target",
-    "sft-steps": "sft.steps",
-    "sft-epochs": "sft.epochs",
-    "sft-batch-size": "sft.batch-size",
-    "sft-gradient-accumulation-steps": "sft.gradient-accumulation-steps",
-    "sft-learning-rate": "sft.learning-rate",
-    "sft-scheduler": "sft.scheduler",
-    "sft-warmup-ratio": "sft.warmup-ratio",
-    "sft-weight-decay": "sft.weight-decay",
-    "rollout-batch-size": "rollout.batch-size",
-    "response-length": "rollout.response-length",
-    "temperature": "rollout.temperature",
     "rollouts": "rollout.sampler",
-    "num-iterations": "ppo.num-iterations",
-    "training-epochs": "ppo.training-epochs",
-    "num-mini-batches": "ppo.num-mini-batches",
-    "ppo-epochs": "ppo.epochs",
-    "micro-batch-tokens": "ppo.micro-batch-tokens",
-    "shared-prefix": "ppo.shared-prefix",
-    "gradient-checkpointing": "ppo.gradient-checkpointing",
-    "learning-rate": "ppo.learning-rate",
-    "value-learning-rate": "ppo.value-learning-rate",
-    "weight-decay": "ppo.weight-decay",
-    "scheduler": "ppo.scheduler",
-    "kl-coefficient": "ppo.kl-coefficient",
-    "clip-range": "ppo.clip-range",
-    "clip-range-value": "ppo.clip-range-value",
-    "value-coefficient": "ppo.value-coefficient",
-    "gamma": "ppo.gamma",
-    "gae-lambda": "ppo.gae-lambda",
-    "whiten-rewards": "ppo.whiten-rewards",
-    "reward-clamp": "ppo.reward-clamp",
-    "max-grad-norm": "ppo.max-grad-norm",
-    "ema-decay": "appa.ema-decay",
     "softmax-temperature": "appa.temperature",
-    "fairness-threshold": "appa.fairness-threshold",
-    "alignment-weight": "appa.alignment-weight",
-    "min-mean": "appa.min-mean",
-    "max-cov": "appa.max-cov",
-    "alpha": "appa.alpha",
-    "eval-batch-size": "eval.batch-size",
-    "ceilings": "eval.ceilings",
 }
+
+MOVED = (
+    {name: f"{section}.{name}" for section, names in _SAME_NAME.items() for name in names.split()}
+    | {f"{section}-{name}": f"{section}.{name}" for section, names in _PREFIXED.items() for name in names.split()}
+    | _RENAMED
+)
 
 REMOVED = {
     "population-directions": "the directions were removed: their totals tell every answer",

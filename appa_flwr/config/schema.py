@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, unknown_key
+from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, sections_of, to_toml, unknown_key
 from appa_flwr.config.sections import (
     APPASection,
     DataSection,
@@ -60,7 +61,7 @@ class Config(Section):
         "auto", description="alignment reward; auto = js for dpa, borda for opa"
     )
     seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random stream is derived from")
-    run_name: str = Field("", description="folder of the run inside output-dir; empty = task, rule, seed and time")
+    run_name: str = Field("", description="folder of the run inside run.output-dir; empty = task, rule, seed and time")
     run: RunSection = RunSection()
     federation: FederationSection = FederationSection()
     data: DataSection = DataSection()
@@ -78,58 +79,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Check what no single key can tell; messages name the key to change."""
-        if self.metric != "auto" and self.metric not in TASK_METRICS[self.task]:
-            fitting = ", ".join(("auto", *TASK_METRICS[self.task]))
-            raise ValueError(f'metric = "{self.metric}" does not fit task = "{self.task}"; metric can be: {fitting}')
-        if self.run_name and not _RUN_NAME.fullmatch(self.run_name):
-            raise ValueError(
-                f'run-name = "{self.run_name}" must be letters, digits, ".", "_" and "-", starting with one'
-            )
-        names = self.group_names
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f'groups names "{twice}" twice; each group must be named once')
-        known = len(names) or (self.data.num_groups if self.survey == GENERATED_SURVEY else None)
-        if known is not None and self.federation.min_groups > known:
-            raise ValueError(
-                f"federation.min-groups = {self.federation.min_groups} must be at most the number of groups, which is "
-                f"{known}"
-            )
-        unseen = self.unseen_group_names
-        if len(set(unseen)) != len(unseen):
-            twice = next(name for name in unseen if unseen.count(name) > 1)
-            raise ValueError(f'pluralllm.unseen-groups names "{twice}" twice; each group must be named once')
-        for name in unseen if names else ():
-            if name not in names:
-                raise ValueError(f'pluralllm.unseen-groups names "{name}", which is not one of groups')
-        if known is not None and len(unseen) >= known:
-            raise ValueError("pluralllm.unseen-groups names all groups; at least one must train the predictor")
-        if self.sums.population_prior and known is not None and known - len(unseen) < self.sums.min_groups:
-            raise ValueError(
-                f"sums.population-prior needs sums.min-groups = {self.sums.min_groups} groups that train, and "
-                f"there are {known - len(unseen)}"
-            )
-        if self.rollout.batch_size % self.ppo.num_mini_batches:
-            raise ValueError(
-                f"ppo.num-mini-batches = {self.ppo.num_mini_batches} must divide "
-                f"rollout.batch-size = {self.rollout.batch_size}"
-            )
-        if self.pluralllm.hidden_dim % self.pluralllm.heads:
-            raise ValueError(
-                f"pluralllm.heads = {self.pluralllm.heads} must divide "
-                f"pluralllm.hidden-dim = {self.pluralllm.hidden_dim}"
-            )
-        if self.embedding.encoder != "ngrams" and not self.embedding.model:
-            raise ValueError(
-                f'embedding.encoder = "{self.embedding.encoder}" needs embedding.model, a model folder or a hub id'
-            )
-        if self.embedding.encoder == "ngrams" and self.embedding.model:
-            raise ValueError(
-                f'embedding.model = "{self.embedding.model}" needs embedding.encoder = "sentence-transformers" or '
-                '"causal-lm"'
-            )
-        if self.policy.quantization == "nf4" and self.policy.tuning == "full":
-            raise ValueError('policy.quantization = "nf4" freezes the base and needs policy.tuning = "lora"')
+        for problem in chain(_in_names(self), _in_groups(self), _in_sizes(self), _in_models(self)):
+            raise ValueError(problem)
         return self
 
     @classmethod
@@ -149,9 +100,13 @@ class Config(Section):
             section, _, leaf = key.rpartition(".")
             (nested.setdefault(section, {}) if section else nested)[leaf] = value
         try:
-            return cls.model_validate(nested)
+            config = cls.model_validate(nested)
         except ValidationError as error:
             raise UserError(first_problem(error, flat, KEYS)) from None
+        for key, value in flat.items():
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise UserError(f"{key} = {value} is beyond the 64 bits that a whole number has in TOML")
+        return config
 
     def flat(self) -> dict[str, Scalar]:
         """All keys and values, sections dotted, ready for `load`, TOML or Flower's run config."""
@@ -202,6 +157,79 @@ class Config(Section):
 
 
 KEYS: Mapping[str, Key] = types.MappingProxyType(keys_of(Config))
+SECTIONS: Mapping[str, str] = types.MappingProxyType(sections_of(Config))
+
+
+def keys_in(section: str) -> tuple[Key, ...]:
+    """The keys of a section; of "", those on top."""
+    return tuple(key for key in KEYS.values() if key.section == section)
+
+
+def check_groups(config: Config, groups: Sequence[str]) -> None:
+    """Whether the keys about groups fit those that take part in a run.
+
+    Raises:
+        UserError: there are too few of them, or too few that train the predictor.
+    """
+    for problem in _in_groups(config, groups):
+        raise UserError(problem)
+
+
+def _in_names(config: Config) -> Iterator[str]:
+    if config.metric != "auto" and config.metric not in TASK_METRICS[config.task]:
+        fitting = ", ".join(("auto", *TASK_METRICS[config.task]))
+        yield f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}'
+    if config.run_name and not _RUN_NAME.fullmatch(config.run_name):
+        yield f'run-name = {to_toml(config.run_name)} must be letters, digits, ".", "_" and "-", starting with one'
+    for key, names in (("groups", config.group_names), ("pluralllm.unseen-groups", config.unseen_group_names)):
+        for name in names:
+            if names.count(name) > 1:
+                yield f"{key} names {to_toml(name)} twice; each group must be named once"
+
+
+def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
+    """Without `groups`, what the config alone can tell."""
+    groups = groups or config.group_names
+    unseen = config.unseen_group_names
+    for name in unseen if groups else ():
+        if name not in groups:
+            yield (
+                f"pluralllm.unseen-groups names {to_toml(name)}, which is not in this run; it has: {', '.join(groups)}"
+            )
+    count = len(groups) or (config.data.num_groups if config.survey == GENERATED_SURVEY else None)
+    if count is None:
+        return
+    if config.federation.min_groups > count:
+        yield (
+            f"federation.min-groups = {config.federation.min_groups} must be at most the number of groups, which is "
+            f"{count}"
+        )
+    training = count - len(unseen)
+    if training < 1:
+        yield "pluralllm.unseen-groups names all groups; at least one must train the predictor"
+    if config.sums.population_prior and training < config.sums.min_groups:
+        yield (
+            f"sums.population-prior needs sums.min-groups = {config.sums.min_groups} groups that train, and there are "
+            f"{training}"
+        )
+
+
+def _in_sizes(config: Config) -> Iterator[str]:
+    rollout, ppo, pluralllm = config.rollout, config.ppo, config.pluralllm
+    if rollout.batch_size % ppo.num_mini_batches:
+        yield f"ppo.num-mini-batches = {ppo.num_mini_batches} must divide rollout.batch-size = {rollout.batch_size}"
+    if pluralllm.hidden_dim % pluralllm.heads:
+        yield f"pluralllm.heads = {pluralllm.heads} must divide pluralllm.hidden-dim = {pluralllm.hidden_dim}"
+
+
+def _in_models(config: Config) -> Iterator[str]:
+    encoder, model = config.embedding.encoder, config.embedding.model
+    if encoder != "ngrams" and not model:
+        yield f'embedding.encoder = "{encoder}" needs embedding.model, a model folder or a hub id'
+    if encoder == "ngrams" and model:
+        yield f'embedding.model = {to_toml(model)} needs embedding.encoder = "sentence-transformers" or "causal-lm"'
+    if config.policy.quantization == "nf4" and config.policy.tuning == "full":
+        yield 'policy.quantization = "nf4" freezes the base and needs policy.tuning = "lora"'
 
 
 def split_names(text: str) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ class RolloutSection(Section):
 
 
 class PPOSection(Section):
-    """[ppo]: the update."""
+    """[ppo]: the update of the policy and the value model."""
 
     num_iterations: int = Field(
         100, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from appa_flwr.config.keys import Scalar, to_toml
-from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, TINY_MODEL, Config
+from appa_flwr.config.keys import Scalar, to_toml, unknown_key
+from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, TINY_MODEL, Config
 from appa_flwr.errors import UserError
 
 PRESET_KEY = "preset"
@@ -38,36 +38,44 @@ def preset(name: str) -> dict[str, Scalar]:
     if name not in preset_names():
         raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(preset_names())}')
     text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-    return _checked_table(tomllib.loads(text), source=f"{name}.toml")
+    return _flat(tomllib.loads(text), source=f"{name}.toml")
 
 
 def read_toml(path: Path) -> dict[str, Scalar]:
     """Flat keys from a TOML file (which may name a `preset`).
 
     Raises:
-        UserError: no such file, no valid TOML, or a value that is not a scalar.
+        UserError: no such file, no valid TOML, a key that does not exist or is given twice, or a value that is not a
+            scalar; the message names the file.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a config file ({error})") from None
     try:
-        return _checked_table(tomllib.loads(text), source=str(path))
-    except tomllib.TOMLDecodeError as error:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # an integer or a nesting beyond Python's limits is none of TOML's
         raise UserError(f"{path}: not valid TOML: {error}") from None
+    return _flat(table, source=str(path))
 
 
-def _checked_table(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
-    """The scalars of a TOML document under dotted keys."""
+def _flat(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
+    """The scalars of a TOML document under dotted keys, as Flower flattens it."""
     flat: dict[str, Scalar] = {}
     for name, content in table.items():
-        inside = content if isinstance(content, dict) else {"": content}
-        for leaf, value in inside.items():
-            key = f"{name}.{leaf}" if leaf else name
+        inside = {name: content}
+        if isinstance(content, dict) and (content or name in SECTIONS):
+            inside = {f"{name}.{leaf}": value for leaf, value in content.items()}
+        for key, value in inside.items():
+            if isinstance(value, dict) and name in SECTIONS:
+                raise UserError(f"{source}: [{key}] is too deep: a section holds keys, no sections")
+            if key == f"{name}.{PRESET_KEY}":
+                raise UserError(f'{source}: "{PRESET_KEY}" stands in [{name}]; it must come before the first section')
+            if key not in KEYS and key != PRESET_KEY:
+                raise UserError(f"{source}: {unknown_key(key, KEYS)}")
             if not isinstance(value, Scalar):
-                raise UserError(
-                    f'{source}: "{key}" must be true or false, a number or text, not a {type(value).__name__}'
-                )
+                kind = {"dict": "a table", "list": "an array"}.get(type(value).__name__, "a date or time")
+                raise UserError(f'{source}: "{key}" must be true or false, a number or text, not {kind}')
             if key in flat:
                 raise UserError(f'{source}: "{key}" is given twice')
             flat[key] = value
@@ -83,11 +91,12 @@ def parse_override(text: str) -> tuple[str, Scalar]:
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key:
-        raise UserError(f'"{text}" is not key=value, as in -c seed=1')
+        raise UserError(f"{to_toml(text)} is not key=value, as in -c seed=1")
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        value = raw
+        read = tomllib.loads(f"value = {raw}")
+    except (ValueError, RecursionError):
+        read = {}
+    value = read["value"] if read.keys() == {"value"} else raw  # a line after it would be another key
     wants_text = key == PRESET_KEY or (key in KEYS and KEYS[key].kind is str)
     if not isinstance(value, Scalar) or (wants_text and not isinstance(value, str)):
         value = raw  # a run called 42, a date, a list: the characters as they were typed

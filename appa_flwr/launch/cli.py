@@ -12,11 +12,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from appa_flwr import config as settings
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import REPORT_FILE, RunFailed, Stopped, find_app_folder, launch
-from appa_flwr.run.files import WEIGHTS_FILE
+from appa_flwr.launch.checks import find_app_folder, read_survey
+from appa_flwr.launch.flower import RunFailed, launch
+from appa_flwr.launch.processes import Stopped
+from appa_flwr.run.files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.run.resume import resumable
 
 RUN_FAILED = 1
@@ -36,6 +39,7 @@ _Overrides = Annotated[
     list[str] | None,
     typer.Option("-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME; repeatable."),
 ]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
 
 
 @app.command()
@@ -45,7 +49,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, from its folder.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")] = False,
+    verbose: _Verbose = False,
 ) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
     here = Path.cwd()
@@ -61,28 +65,17 @@ def run(
 
 
 @app.command()
-def pluralllm(
-    file: _File = None,
-    overrides: _Overrides = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")] = False,
-) -> None:
+def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbose = False) -> None:
     """Pretrain the preference predictor alone, and show how far it can be trusted."""
-    here = Path.cwd()
-    config = settings.assemble(file, [*(overrides or []), "run.phases=pluralllm"], folder=here)
-    folder = launch(config, app_folder=find_app_folder(here), verbose=verbose)
+    config = settings.assemble(file, [*(overrides or []), "run.phases=pluralllm"], folder=Path.cwd())
+    folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
     from appa_flwr.report import predictor
     from appa_flwr.report.artifacts import read_run
 
     found = read_run(folder).pluralllm
     if found is not None:
-        _console().print(predictor.table(found), markup=False)
-        if (by_size := predictor.by_context(found)) is not None:
-            _console().print(by_size, markup=False)
-        if (kept := predictor.kept(found)) is not None:
-            typer.echo(kept)
-        typer.echo(predictor.note(found))
-        for sentence in predictor.uncertainty(found):
-            typer.echo(sentence)
+        _show(predictor.table(found), predictor.by_context(found), predictor.kept(found), predictor.note(found))
+        _show(*predictor.uncertainty(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 
@@ -101,17 +94,26 @@ def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folde
 def config(
     file: _File = None,
     overrides: _Overrides = None,
-    toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file instead of a table.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show the keys of every section in full.")] = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print all keys as a TOML file instead.")] = False,
 ) -> None:
-    """List every config key: its value after FILE and -c, what it may be, what it does."""
+    """Show the config keys: their values after FILE and -c, what they may be, what they do."""
     values = settings.assemble(file, overrides or [], folder=None).flat()
     if toml:
         typer.echo(settings.to_toml_table(values), nl=False)
         return
-    table = Table("key", "value", "valid", "what it does")
-    for key in settings.KEYS.values():
-        table.add_row(key.name, settings.to_toml(values[key.name]), key.valid, key.doc)
-    _console().print(table, markup=False)
+    for section in ("", *settings.SECTIONS) if every else ("",):
+        title = Text(f"[{section}] {settings.SECTIONS[section]}", style="bold") if section else None
+        table = Table("key", "value", "valid", "what it does", title=title, title_justify="left")
+        for key in settings.keys_in(section):
+            table.add_row(key.name, settings.to_toml(values[key.name]), key.valid, key.doc)
+        _show(table)
+    if not every:
+        table = Table("section", "what it is about", "its keys")
+        for section, purpose in settings.SECTIONS.items():
+            names = (key.name.removeprefix(f"{section}.") for key in settings.keys_in(section))
+            table.add_row(section, purpose, ", ".join(names))
+        _show(table, "appa config --all shows these in full; -c SECTION.KEY=VALUE sets one")
 
 
 @app.command()
@@ -127,49 +129,38 @@ def survey(
 ) -> None:
     """Show what a survey holds, and split it into files to be carried to the groups' machines."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr.survey import export, generate, picture, read, report
+    from appa_flwr.survey import export, picture, report
 
-    if chosen.survey == settings.GENERATED_SURVEY:
-        found = generate.generate(
-            num_questions=chosen.data.num_questions, num_groups=chosen.data.num_groups, seed=chosen.seed
-        )
-    else:
-        found = read.read_survey(
-            chosen.survey,
-            groups=chosen.group_names or None,
-            refusals=chosen.data.refusals,
-            strict=chosen.data.strict,
-            min_respondents=chosen.data.min_respondents,
-            min_questions=chosen.data.min_questions,
-        )
+    found = read_survey(chosen, chosen.group_names)
     # Written first: whoever cuts the tables short, as `| head` does, still has the split.
     folder = Path(f"{Path(chosen.survey).stem}-split") if out is None else out
     written = export.export_split(found, folder)
     drawn = picture.draw(found, folder / picture.FILE)
-    console = _console()
-    for part in report.tables(found):
-        console.print(part, markup=False)
-    typer.echo(f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out")
-    for name, path in written.groups.items():
-        typer.echo(f"private, for {name} alone: {path}")
-    typer.echo(f"public, for the server: {written.questions}")
-    typer.echo(f"picture of all groups: {drawn}")
+    _show(
+        *report.tables(found),
+        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out",
+        *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
+        f"public, for the server: {written.questions}",
+        f"picture of all groups: {drawn}",
+    )
 
 
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+def _show(*parts: Table | str | None) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    for part in parts:
+        if isinstance(part, str):
+            typer.echo(part)
+        elif part is not None:
+            console.print(part, markup=False)
 
 
 def main() -> None:
     """Entry point of `appa`; every expected failure becomes a message on stderr and an exit code."""
     try:
         app()
-    except UserError as error:
+    except (UserError, RunFailed) as error:
         print(f"appa: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    except RunFailed as error:
-        print(f"appa: {error}", file=sys.stderr)
-        sys.exit(RUN_FAILED)
+        sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
     except Stopped as stopped:
         print(f"appa: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
         sys.exit(SIGNAL_BASE + stopped.signum)

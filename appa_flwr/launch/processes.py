@@ -10,9 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
@@ -21,35 +23,61 @@ END_ROUNDS = 5  # a process can start another one while it is being ended
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Stopped(BaseException):
+    """A signal asked the launcher to stop; raised in its place so that everything started is ended first."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
 @contextmanager
-def watched(home: Path) -> Iterator[None]:
-    """Within the block a second process waits for this one's end, and then ends all processes of `home`.
+def flower_home() -> Iterator[Path]:
+    """A temporary Flower home; at the end every process that was started with it has ended and it is removed.
+
+    A watchdog sees to that where this process is killed. SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are
+    ignored while things are being ended.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Stopped(signum)
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="appa-", ignore_cleanup_errors=True) as folder,
+            _watchdog_of(home := Path(folder)),
+        ):
+            try:
+                yield home
+            finally:
+                _ignore_signals()
+                end_processes(home)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watchdog_of(home: Path) -> subprocess.Popen[bytes]:
+    """A process that waits for this one's end, and then ends all processes of `home`.
 
     It reads from a pipe that this process alone can write to. However this process ends, kill -9 included, the system
     closes the pipe, and the watchdog sees its end.
-
-    Args:
-        home: the FLWR_HOME of the processes; the watchdog removes it too.
     """
-    # -P keeps this file's folder, whose modules have common names, off the path.
-    command = [sys.executable, "-P", __file__, str(home)]
-    with subprocess.Popen(
-        command,
+    return subprocess.Popen(
+        # -P keeps this file's folder, whose modules have common names, off the path.
+        [sys.executable, "-P", __file__, str(home)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=home.parent,
         start_new_session=True,
-    ):
-        yield
+    )
 
 
-def _watchdog(home: Path) -> None:
+def _ignore_signals() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    end_processes(home)
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
@@ -58,19 +86,13 @@ def processes_of(home: Path) -> list[psutil.Process]:
     Ray's workers overwrite the memory in which a process shows its environment, so the sessions and the
     children of the processes that do show it are counted in.
     """
-    marked: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("FLWR_HOME") == str(home):
-                marked.append(process)
-        except psutil.Error:  # gone, a zombie, or somebody else's
-            continue
+    # The environment is None for a zombie and for somebody else's process.
+    everyone = psutil.process_iter(["environ"])
+    marked = [process for process in everyone if (process.info["environ"] or {}).get("FLWR_HOME") == str(home)]
     found = set(marked)
     for process in marked:
-        try:
+        with suppress(psutil.Error):
             found.update(process.children(recursive=True))
-        except psutil.Error:
-            continue
     sessions = {_session(process.pid) for process in marked} - {None, os.getsid(0)}
     found.update(process for process in psutil.process_iter() if _session(process.pid) in sessions)
     return [process for process in found if _alive(process)]
@@ -96,19 +118,15 @@ def end_processes(home: Path) -> None:
         left = processes_of(home)
         if not left:
             return
-        for process in left:
-            try:
-                process.terminate()
-            except psutil.Error:
-                continue
-        _, stubborn = psutil.wait_procs(left, timeout=END_SECONDS)
-        for process in stubborn:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
-        psutil.wait_procs(stubborn, timeout=END_SECONDS)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for process in left:
+                with suppress(psutil.Error):
+                    end(process)
+            _, left = psutil.wait_procs(left, timeout=END_SECONDS)
 
 
 if __name__ == "__main__":
-    _watchdog(Path(sys.argv[1]))
+    _ignore_signals()
+    sys.stdin.buffer.read()
+    end_processes(Path(sys.argv[1]))
+    shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -46,17 +46,7 @@ SHARED, PLAIN = "shared prefix", "plain"
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement.
-
-    Attributes:
-        axis: what is varied.
-        value: to what.
-        model: its config; the weights are random.
-        prompts: lengths of the prompts.
-        rollouts: an update.
-        response_length: all answers have as many tokens.
-        config: keys of our run config.
-    """
+    """One measurement: what is varied, and to what; a model of random weights, and its work, answers of one length."""
 
     axis: str
     value: str
@@ -158,13 +148,7 @@ def seconds(update: Update, phase: str | None = None) -> float:
 
 
 def measure(cells: Iterable[Cell], *, updates: int, seed: int) -> Iterable[Result]:
-    """Run the cells one after another.
-
-    Args:
-        cells: what to run.
-        updates: counted ones a cell, after one to warm up.
-        seed: of weights, prompts and sampling.
-    """
+    """Run the cells one after another; `updates` are counted, one before them warms up."""
     environment = {} if torch.cuda.is_available() else CPU_ONE_THREAD
     rates: dict[torch.dtype, float] = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -31,15 +31,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Update:
-    """One update as it was measured.
-
-    Attributes:
-        total: all of it.
-        phases: parts of it, by name.
-        prompt_tokens: real ones, no padding.
-        response_tokens: real ones, with the end of sequence.
-        optimizer_steps: taken in it.
-    """
+    """One update as it was measured; tokens are real ones, without padding and with the end of sequence."""
 
     total: Seconds
     phases: dict[str, Seconds]
@@ -50,15 +42,10 @@ class Update:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that a side reports.
+    """All that a side reports, the warm-up left out but for memory.
 
-    Attributes:
-        updates: without the warm-up.
-        baseline_mib: memory before the first update.
-        added_mib: how far memory rose above that, warm-up included.
-        policy_change: largest absolute change of a policy parameter.
-        value_change: the same of the value model.
-        versions: of the libraries that matter.
+    Memory is what there was before the first update, and how far it rose above that; the changes are the largest of a
+    parameter.
     """
 
     updates: list[Update]
@@ -71,20 +58,6 @@ class Measured:
     def write(self, path: Path) -> None:
         """Save as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1))
-
-    @classmethod
-    def read(cls, path: Path) -> Measured:
-        """Load what `write` saved."""
-        content: dict[str, Any] = json.loads(path.read_text())
-        updates = [
-            Update(
-                total=Seconds(**update.pop("total")),
-                phases={name: Seconds(**seconds) for name, seconds in update.pop("phases").items()},
-                **update,
-            )
-            for update in content.pop("updates")
-        ]
-        return cls(updates=updates, **content)
 
 
 def _now() -> Seconds:

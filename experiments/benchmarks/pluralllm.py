@@ -23,8 +23,7 @@ from appa_flwr import markdown, wire
 from appa_flwr.errors import UserError
 from client_app.scoring import score
 from experiments import entry
-from experiments.pluralllm.protocol import SURVEYS, Dataset, Problem, Recipe, Trained, load_problem, train
-from pluralllm.prediction import Targets, predict_targets
+from experiments.pluralllm.protocol import SURVEYS, Problem, Recipe, load_problem, train
 
 # what `measure` found: work -> CPU time as it reads, and what it should be
 Lines = dict[str, tuple[str, str]]
@@ -33,27 +32,6 @@ ROLLOUTS = 96
 METRICS = (("js",), ("js", "wasserstein"))
 PRETRAINING_GOAL, TABLES_GOAL, SCORING_GOAL = "at most 60 s", "at most 5 s for 8 x 1,000", "at most 1 ms"
 MILLISECONDS = 1e3
-
-
-class Clock:
-    """Processor time of the process."""
-
-    def __init__(self) -> None:
-        self._last = time.process_time()
-
-    def lap(self) -> float:
-        """Seconds since the last lap, or the start."""
-        last, self._last = self._last, time.process_time()
-        return self._last - last
-
-
-def target_tables(problem: Problem, trained: Trained, *, num_context: int, seed: int) -> list[Targets]:
-    """The target table of every seen group, all questions."""
-    priors = trained.seen_prior or (None,) * len(problem.seen_train)
-    return [
-        predict_targets(trained.model, data, problem.embedding, num_context=num_context, seed=seed, population=prior)
-        for data, prior in zip(problem.seen_train, priors, strict=True)
-    ]
 
 
 def answers(problem: Problem, metrics: tuple[str, ...], *, seed: int) -> wire.ScoreRequest:
@@ -65,30 +43,24 @@ def answers(problem: Problem, metrics: tuple[str, ...], *, seed: int) -> wire.Sc
 
 
 def measure(problem: Problem, recipe: Recipe, *, seed: int, repeats: int) -> Lines:
-    """Pretrain without the population prior and with it, make the seen groups' tables, score against the first.
-
-    Args:
-        problem: survey and groups.
-        recipe: of the training without the prior.
-        seed: of training, contexts and answers.
-        repeats: scorings; their median is told.
-    """
+    """Pretrain without the population prior and with it, make the seen groups' tables, score against the first."""
     size = f"{len(problem.seen_train)} groups x {len(problem.embedding.option_QK):,} questions"
     lines: Lines = {}
     for ours, which in ((recipe, ""), (replace(recipe, prior="training"), ", population prior")):
-        clock = Clock()
+        start = time.process_time()
         trained = train(problem, ours, seed=seed)
-        lines[f"pretraining, {ours.rounds} rounds{which}"] = f"{clock.lap():.1f} s", PRETRAINING_GOAL
-        tables = target_tables(problem, trained, num_context=ours.num_context, seed=seed)
-        lines[f"target tables, {size}{which}"] = f"{clock.lap():.2f} s", TABLES_GOAL
+        lines[f"pretraining, {ours.rounds} rounds{which}"] = f"{time.process_time() - start:.1f} s", PRETRAINING_GOAL
+        start = time.process_time()
+        tables = trained.tables(problem, seen=True, num_context=ours.num_context, seed=seed)
+        lines[f"target tables, {size}{which}"] = f"{time.process_time() - start:.2f} s", TABLES_GOAL
     side_QK = tables[0].probability_QK
     for metrics in METRICS:
         request = answers(problem, metrics, seed=seed)
         laps = []
         for _ in range(repeats):
-            clock.lap()
+            start = time.process_time()
             score(request, side_QK, problem.embedding.option_QK)
-            laps.append(clock.lap())
+            laps.append(time.process_time() - start)
         name = f"scoring {ROLLOUTS} answers of one group, {' + '.join(metrics)}"
         lines[name] = f"{MILLISECONDS * median(laps):.2f} ms", SCORING_GOAL
     return lines
@@ -101,15 +73,14 @@ def table(lines: Lines) -> str:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of federated pretraining.")] = Recipe.rounds,
-    repeats: Annotated[int, typer.Option(min=1, help="Scorings; their median is told.")] = 2000,
+    repeats: Annotated[int, typer.Option(min=1, help="Scorings; their median is reported.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of training, contexts and answers.")] = 0,
     surveys: Annotated[Path | None, typer.Option(help=f"Folder of the real files; else {SURVEYS}.")] = None,
 ) -> None:
     """Measure PluralLLM's cost."""
     torch.set_num_threads(1)
-    dataset: Dataset = "globalqa"
     try:
-        problem = load_problem(dataset, seed=seed, folder=surveys)
+        problem = load_problem("globalqa", seed=seed, folder=surveys)
     except UserError as error:
         print(f"{error}; the generated survey stands in for it")
         problem = load_problem("generated", seed=seed)

@@ -47,13 +47,7 @@ RESPONSE_LENGTH = 60
 
 @dataclass(frozen=True)
 class Case:
-    """What differs between the cases.
-
-    Attributes:
-        prompts: their lengths.
-        vocabulary: tokens of the model.
-        ends: whether answers end on their own after 10 to 25 tokens; otherwise all have 60.
-    """
+    """What differs between the cases; answers that end on their own have 10 to 25 tokens, the others 60."""
 
     prompts: Prompts
     vocabulary: int
@@ -177,16 +171,9 @@ def compare(
     out: Path,
     config: dict[str, Scalar] | None = None,
 ) -> dict[str, Comparison]:
-    """Run both sides in turns; results.json, the table and the plot are written after each case.
+    """Run both sides in turns, `repeats` processes each; the results are written to `out` after each case.
 
-    Args:
-        cases: names in `CASES`.
-        trl_python: interpreter of TRL's environment.
-        updates: counted updates a process, after one to warm up.
-        repeats: processes a side.
-        seed: of weights, prompts and sampling.
-        out: folder of the results.
-        config: keys of our run config, where ours is not to run as `own_side.KEYS` has it.
+    `config` holds keys of our run config, where ours is not to run as `own_side.KEYS` has it.
     """
     done: dict[str, Comparison] = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 import experiments
 from appa_flwr.errors import UserError
 from experiments.benchmarks.measure import Measured
@@ -23,14 +25,7 @@ CPU_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_
 
 
 def run_side(python: str, module: str, workload: Workload, *, scratch: Path, environment: dict[str, str]) -> Measured:
-    """Measure a workload.
-
-    Args:
-        python: the interpreter of the side's environment.
-        module: `own_side` or `trl_side`.
-        workload: what to run.
-        scratch: folder for the files that pass between the processes.
-        environment: variables of the process, beside those of this one.
+    """Measure a workload with `own_side` or `trl_side`, in the Python of that side's environment.
 
     Raises:
         UserError: the side failed; its output has been printed.
@@ -50,4 +45,4 @@ def run_side(python: str, module: str, workload: Workload, *, scratch: Path, env
         print(output.read_text(), file=sys.stderr)
         last = next(reversed(output.read_text().splitlines()), "no output")
         raise UserError(f"{module} ended with status {status}: {last}")
-    return Measured.read(result)
+    return TypeAdapter(Measured).validate_json(result.read_bytes())

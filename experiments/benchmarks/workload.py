@@ -33,13 +33,7 @@ _FAR = 1e4  # a logit this far out is certain at any temperature, and finite in 
 
 @dataclass(frozen=True)
 class Prompts:
-    """How prompts are drawn.
-
-    Attributes:
-        prefix: tokens that all prompts of a workload begin with.
-        shortest: fewest tokens after the prefix.
-        longest: most tokens after the prefix.
-    """
+    """How prompts are drawn: tokens that all of them begin with, and fewest and most tokens after these."""
 
     prefix: int
     shortest: int
@@ -88,15 +82,7 @@ class Workload:
 
 
 def draw_batches(prompts: Prompts, *, vocabulary: int, rollouts: int, updates: int, seed: int) -> list[list[list[int]]]:
-    """Random prompts for the warm-up and `updates` further updates.
-
-    Args:
-        prompts: their lengths.
-        vocabulary: token ids lie below it.
-        rollouts: prompts an update.
-        updates: counted updates.
-        seed: of the draw.
-    """
+    """Random prompts for the warm-up and `updates` further updates; token ids lie below `vocabulary`."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -122,8 +108,8 @@ def steer(logit_JV: Tensor, position_J: Tensor, *, number: int, ends: bool) -> N
 
     Args:
         logit_JV: of the next token.
-        position_J: tokens each row will have with the next one, padding not counted.
-        number: of the next token in its answer, from 1.
+        position_J: tokens each row will have with it, padding not counted.
+        number: its place in its answer, from 1.
         ends: as in `Workload`.
     """
     logit_JV[:, [PAD_ID, EOS_ID]] = -_FAR

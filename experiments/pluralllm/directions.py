@@ -85,16 +85,12 @@ def direction_sums(
 
 
 def directions_from_sums(sums: DirectionSums, prior_QK: FloatArray) -> FloatArray:
-    """Least squares for the directions, given the groups' positions.
-
-    Args:
-        sums: over groups; for a group within them its share taken out by `without`.
-        prior_QK: the mean of the same groups from `prior_from_sums`, zeros where there is none.
+    """Least squares for the directions, given the groups' positions and the mean of the same groups.
 
     Returns:
-        (Q, K, F) in square roots of shares, uncorrelated and of mean squared length 1 over the questions that have
-        them. Zeros where there is no prior or at most F groups answered, who are too few to tell directions from chance
-        and whose answers as many sums could give away; zeros also for directions in which groups do not differ.
+        (Q, K, F) in square roots of shares, uncorrelated and of mean squared length 1 over the questions that have any.
+        Zeros where there is no prior or at most F groups answered, who are too few to tell directions from chance, and
+        for directions in which groups do not differ.
     """
     product_QKF = sums.product_QKF - np.sqrt(prior_QK)[..., None] * sums.total_QF[:, None]
     num_directions = product_QKF.shape[-1]
@@ -119,14 +115,7 @@ def fit_population(
     min_groups: int = MIN_GROUPS,
     num_directions: int = NUM_DIRECTIONS,
 ) -> tuple[tuple[FloatArray, ...], FloatArray]:
-    """Exchange sums for as many rounds as it takes.
-
-    Args:
-        groups: answers to train on.
-        embedding: the public table of Q questions.
-        seed: of the starting positions.
-        min_groups: as in `prior_from_sums`.
-        num_directions: F, 0 for the mean alone.
+    """Exchange sums for as many rounds as it takes; 0 directions leave the mean alone.
 
     Returns:
         For each group the table (Q, K, 1 + F) that the network takes, its own share removed; and that of any group

@@ -21,13 +21,7 @@ class LocalGrid(OverlapGrid):
         self._answer = answer
         self.members = None
 
-    def send_and_receive(
-        self,
-        messages: Iterable[Message],
-        *,
-        timeout: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[Message]:
+    def send_and_receive(self, messages: Iterable[Message], **_: object) -> list[Message]:
         """See Grid."""
         return [Message(self._answer(message), reply_to=message) for message in messages]
 

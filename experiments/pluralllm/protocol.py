@@ -7,7 +7,7 @@ everyone's training. The population prior, where asked for, is taken in one of t
 - "all": means over all answers of the seen groups. A question is then held out from the group that is scored and from
   the network's training, but other groups have answered it, as when a group is asked what others were asked before.
 
-Axis letters: G groups, Q questions, K options, P weights.
+Axis letters: G groups, Q questions, K options.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pluralllm.encoders import Encoder, Kind, encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.population import MIN_GROUPS
-from pluralllm.prediction import predict_targets
+from pluralllm.prediction import Targets, predict_targets
 from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
 from pluralllm.training import local_update, train_centrally
 from server_app.models.base import cache_folder
@@ -65,21 +65,15 @@ NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 EMBEDDING_DIM = 128
 CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
-SEEN, UNSEEN = "seen", "unseen"
-HELD_OUT, TRAINING = "held-out", "training"
-PARTS = (f"{UNSEEN}/{HELD_OUT}", f"{UNSEEN}/{TRAINING}", f"{SEEN}/{HELD_OUT}", f"{SEEN}/{TRAINING}")
+UNSEEN = "unseen"
+PARTS = ("unseen/held-out", "unseen/training", "seen/held-out", "seen/training")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One survey, its groups and its questions, each in two parts.
+    """One survey: its features, its groups and its questions, each of these in two parts.
 
-    Attributes:
-        embedding: the public table of all questions.
-        seen_train: training answers of the groups that train.
-        seen_test: their answers to held-out questions.
-        unseen_train: answers of the other groups to training questions, the source of their context.
-        unseen_test: their answers to held-out questions.
+    Answers of unseen groups to training questions are the source of their context.
     """
 
     embedding: OptionEmbedding
@@ -120,19 +114,29 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network with what it needs at prediction.
-
-    Attributes:
-        model: frozen.
-        seen_prior: the population prior of each seen group, its own share removed; None without a prior.
-        unseen_prior: that of groups outside the sums.
-        cpu_seconds: processor time of the training alone.
-    """
+    """A frozen network, the population prior of each seen group, its own share removed, and that of other groups."""
 
     model: PluralLLM
     seen_prior: tuple[FloatArray, ...] | None
     unseen_prior: FloatArray | None
     cpu_seconds: float
+
+    def tables(self, problem: Problem, *, seen: bool, num_context: int, seed: int, num_draws: int = 1) -> list[Targets]:
+        """The target table of every seen group, or of every other one."""
+        groups = problem.seen_train if seen else problem.unseen_train
+        priors = self.seen_prior if seen and self.seen_prior else (self.unseen_prior,) * len(groups)
+        return [
+            predict_targets(
+                self.model,
+                data,
+                problem.embedding,
+                num_context=num_context,
+                seed=seed,
+                num_draws=num_draws,
+                population=prior,
+            )
+            for data, prior in zip(groups, priors, strict=True)
+        ]
 
 
 def survey_file(name: Dataset, folder: Path | None) -> Path:
@@ -274,12 +278,8 @@ def train_federated(
 class Report:
     """Everything one training run scored.
 
-    Attributes:
-        scores: "unseen/held-out", "unseen/training", "seen/held-out" and "seen/training" -> predictor -> score.
-        calibration: of the spread over draws, on unseen groups x held-out questions; None for one draw.
-        by_context: "unseen/held-out" and "unseen/training" -> 1 - natural JS distance for each size asked for.
-        train_cpu_seconds: processor time of the training.
-        table_cpu_seconds: processor time of the target tables of the seen groups, all questions.
+    `scores` is by part (see `PARTS`) and predictor, `calibration` of unseen groups on held-out questions, None for one
+    draw, and `by_context` 1 - natural JS distance of unseen groups for each size asked for.
     """
 
     scores: dict[str, dict[str, PredictionScore]]
@@ -292,59 +292,39 @@ class Report:
 def measure(
     problem: Problem, trained: Trained, recipe: Recipe, *, seed: int, num_draws: int = 1, sizes: Sequence[int] = ()
 ) -> Report:
-    """Score a trained network on all four parts, beside what costs nothing."""
-    embedding = problem.embedding
+    """Score a trained network on all four parts, next to what costs nothing."""
+    embedding, num_context = problem.embedding, recipe.num_context
 
-    def tables(groups: Sequence[GroupData], *, seen: bool, size: int) -> tuple[FloatArray, FloatArray]:
-        targets = [
-            predict_targets(
-                trained.model,
-                data,
-                embedding,
-                num_context=size,
-                seed=seed,
-                num_draws=num_draws,
-                population=trained.seen_prior[place] if seen and trained.seen_prior else trained.unseen_prior,
-            )
-            for place, data in enumerate(groups)
-        ]
-        return np.stack([t.probability_QK for t in targets]), np.stack([t.spread_Q for t in targets])
+    def stacked(targets: Sequence[Targets]) -> FloatArray:
+        return np.stack([found.probability_QK for found in targets])
 
     start = time.process_time()
-    seen_GQK, _ = tables(problem.seen_train, seen=True, size=recipe.num_context)
+    seen = trained.tables(problem, seen=True, num_context=num_context, seed=seed, num_draws=num_draws)
     table_seconds = time.process_time() - start
-    unseen_GQK, spread_GQ = tables(problem.unseen_train, seen=False, size=recipe.num_context)
+    unseen = trained.tables(problem, seen=False, num_context=num_context, seed=seed, num_draws=num_draws)
     everyone = [merged(*parts) for parts in zip(problem.seen_train, problem.seen_test, strict=True)]
-    truth = dict(
-        zip(PARTS, (problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train), strict=True)
-    )
-    scores = {
-        name: evaluate(
-            unseen_GQK if name.startswith(UNSEEN) else seen_GQK,
-            answers,
-            embedding,
-            others=everyone,
-            known=problem.unseen_train if name.startswith(UNSEEN) else problem.seen_train,
-        )
-        for name, answers in truth.items()
-    }
-    by_size = [tables(problem.unseen_train, seen=False, size=size)[0] for size in sizes]
-    by_context = {
-        name: [evaluate(table_GQK, truth[name], embedding)[PREDICTOR].js_distance_natural for table_GQK in by_size]
-        for name in PARTS
-        if name.startswith(UNSEEN)
-    }
+    truths = problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train
+    scores, by_context = {}, {}
+    for name, truth in zip(PARTS, truths, strict=True):
+        targets, known = (unseen, problem.unseen_train) if name.startswith(UNSEEN) else (seen, problem.seen_train)
+        scores[name] = evaluate(stacked(targets), truth, embedding, others=everyone, known=known)
+    by_size = [
+        stacked(trained.tables(problem, seen=False, num_context=size, seed=seed, num_draws=num_draws)) for size in sizes
+    ]
+    for name, truth in zip(PARTS[:2], truths, strict=False):
+        by_context[name] = [evaluate(found, truth, embedding)[PREDICTOR].js_distance_natural for found in by_size]
     spread, error = [], []
-    for place, data in enumerate(problem.unseen_test):
+    for data, found in zip(problem.unseen_test, unseen, strict=True):
         rows = data.question_N
-        spread.append(spread_GQ[place, rows])
-        error.append(1.0 - js_distance(unseen_GQK[place, rows], data.answer_NK, embedding.option_QK[rows], base=np.e))
+        spread.append(found.spread_Q[rows])
+        closeness_N = js_distance(found.probability_QK[rows], data.answer_NK, embedding.option_QK[rows], base=np.e)
+        error.append(1.0 - closeness_N)
     calibrated = calibration(np.concatenate(spread), np.concatenate(error)) if num_draws > 1 else None
     return Report(scores, calibrated, by_context, trained.cpu_seconds, table_seconds)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every command of this experiment takes; `problems` and `recipe` read it."""
+    """What every command of this experiment takes; `chosen_recipe` and `chosen_encoder` read it."""
     parser.add_argument("--prior", choices=get_args(Prior), default=Recipe.prior)
     parser.add_argument("--min-groups", type=int, default=Recipe.min_groups)
     parser.add_argument("--directions", type=int, default=Recipe.num_directions)
@@ -359,14 +339,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def chosen_recipe(chosen: argparse.Namespace) -> Recipe:
     """The recipe of a command line."""
-    return Recipe(
-        prior=chosen.prior,
-        min_groups=chosen.min_groups,
-        num_directions=chosen.directions,
-        rounds=chosen.rounds,
-        local_steps=chosen.local_steps,
-        learning_rate=chosen.learning_rate,
-    )
+    names = ("prior", "min_groups", "rounds", "local_steps", "learning_rate")
+    return Recipe(num_directions=chosen.directions, **{name: getattr(chosen, name) for name in names})
 
 
 def chosen_encoder(chosen: argparse.Namespace) -> Encoder:

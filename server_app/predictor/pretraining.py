@@ -28,8 +28,6 @@ Progress = Callable[[int, int, float], None]
 # Adaptivity floor of FedAdam and its kin. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
 # ends up predicting the same answers for every group.
 TAU = 1e-6
-
-
 # natural Jensen-Shannon distance of answers that share no option, and rounding
 LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
 
@@ -68,7 +66,7 @@ class _Watched:
         aggregated: Any = super()
         usable = []
         # Sums of floats depend on their order, and who answers first, and under which id, is chance.
-        for reply in sorted(replies, key=_told):
+        for reply in sorted(replies, key=_content):
             fault = None if reply.has_error() else _fault(reply, self._sent)
             if fault is None:
                 usable.append(reply)
@@ -105,11 +103,11 @@ class _Watched:
         in which a node is lost, and its answers with it, records its error but is not kept; one with more answers than
         any before starts the comparison anew. Nodes without such answers say 0 of them, by which Flower would divide.
         """
-        told = [found for reply in sorted(replies, key=_told) if (found := _error_of(reply)) is not None]
-        num_answers = sum(cells for cells, _ in told)
+        reported = [found for reply in sorted(replies, key=_content) if (found := _error_of(reply)) is not None]
+        num_answers = sum(cells for cells, _ in reported)
         if not num_answers:
             return None
-        error = sum(cells * mean for cells, mean in told) / num_answers
+        error = sum(cells * mean for cells, mean in reported) / num_answers
         self.rounds[-1] = self.rounds[-1].model_copy(update={"validation": error})
         if num_answers > self._most_answers:
             self._most_answers, self._lowest_error = num_answers, math.inf
@@ -163,7 +161,7 @@ def _error_of(reply: Message) -> tuple[int, float] | None:
     return cells, error
 
 
-def _told(reply: Message) -> str:
+def _content(reply: Message) -> str:
     return "" if reply.has_error() else str(dict(reply.content.metric_records))
 
 

@@ -1,6 +1,6 @@
 """A user's mistakes on the command line, which must start nothing, and in a survey file, which cost one row or group.
 
-`tests/unit/test_launcher.py` has the command's own messages; here the installed command runs as a process, and a survey
+The launcher's `test_cli.py` has the command's own messages; here the installed command runs as a process, and a survey
 with a bad row goes through the groups' real ClientApp.
 """
 
@@ -55,7 +55,7 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
     ("overrides", "says"),
     [
         (["survey={survey}", "groups=North,Atlantis"], ['"Atlantis"', "North, South, West"]),
-        (["survey={survey}", "federation.min-groups=4"], ["min-groups = 4", "3 groups"]),
+        (["survey={survey}", "federation.min-groups=4"], ["min-groups = 4", "which is 3"]),
         (["survey={folder}/nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
         (["survey={folder}/notes.txt"], ["notes.txt", ".jsonl"]),
         (["task=vote"], ["task", "dpa, opa"]),
@@ -64,7 +64,7 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
         (["seed=soon"], ["seed", "an integer", "default 0"]),
         (["data.num-groups=4.5"], ["data.num-groups", "an integer"]),
         (["data.test-fraction=1"], ["data.test-fraction", "< 1"]),
-        (["learning-rat=0.1"], ['"learning-rat"', '"learning-rate"']),
+        (["learning-rat=0.1"], ['"learning-rat"', '"ppo.learning-rate"']),
     ],
     ids=lambda value: value[-1] if "=" in value[-1] else "",
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from appa_flwr.launch.launcher import COMPLETED, flower_environment, free_port
+from appa_flwr.launch.flower import COMPLETED, flower_environment, free_port
 from appa_flwr.launch.processes import end_processes, processes_of
 from appa_flwr.survey.export import Exported, export_split, slugs
 from appa_flwr.survey.generate import generate

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from appa_flwr.launch.launcher import COMPLETED, free_port
+from appa_flwr.launch.flower import COMPLETED, free_port
 from appa_flwr.launch.processes import end_processes, processes_of
 
 pytestmark = pytest.mark.slow
@@ -82,4 +82,4 @@ def test_flwr_run_needs_no_launcher(checkout, environment, tmp_path):
         checkout, environment, "run", ".", "--stream", "--run-config", "data.num-groups=3 federation.min-groups=4"
     )
     assert newest_status(checkout, environment) == "finished:failed"
-    assert "UserError: min-groups = 4 must be at most the number of groups, which is 3" in log
+    assert "UserError: federation.min-groups = 4 must be at most the number of groups, which is 3" in log

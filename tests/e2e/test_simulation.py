@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -278,7 +277,7 @@ def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finis
     assert timeless(again) == timeless(finished)
     for name in ("summary.json", "examples.json", "pluralllm.json"):
         assert again.json(name) == finished.json(name)
-    weights = Path("policy") / "model.safetensors"
+    weights = "policy/model.safetensors"
     assert (again.folder / weights).read_bytes() == (finished.folder / weights).read_bytes()
 
 

@@ -69,8 +69,10 @@ def test_a_run_of_ten_iterations_with_gaps(name, params):
             spread = 0.05 if iteration % 2 else 0.4
             reward_GJ = 0.5 + spread * rng.uniform(-1, 1, size=(num_groups, num_rollouts))
             training_GJ = 0.85 * reward_GJ + 0.15 * rng.random(num_rollouts)
-            # Group 4 joins at iteration 3; others drop out now and then.
-            absent = {4} if iteration < 3 else set(np.flatnonzero(rng.random(num_groups) < 0.2).tolist())
+            # Groups 3 and 4 join at iteration 3, while 0 is away; later any drops out and comes back.
+            absent = set(np.flatnonzero(rng.random(num_groups) < 0.2).tolist())
+            if iteration <= 3:
+                absent = {3, 4} if iteration < 3 else {0}
             for group in absent:
                 reward_GJ[group] = training_GJ[group] = np.nan
             present = [group for group in range(num_groups) if group not in absent]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.fairness import fairness_index, fairness_of_cells
+from appa_flwr.ranges import MIN_MEAN
 
 rewards = hnp.arrays(
     np.float64,
@@ -17,14 +18,24 @@ rewards = hnp.arrays(
 )
 
 
-def test_two_questions_by_hand():
-    # (.2, .6): mean .4, population deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
-    assert fairness_index([[0.2, 0.5], [0.6, 0.5]]) == pytest.approx(0.9, abs=1e-15)
-
-
-def test_equal_rewards_count_one_even_at_zero():
-    # question 2 would be left out for its mean, but its groups are treated alike: (.8 + 1) / 2
-    assert fairness_index([[0.2, 0.0], [0.6, 0.0]]) == pytest.approx(0.9, abs=1e-15)
+@pytest.mark.parametrize(
+    ("reward_GJ", "min_mean", "fairness"),
+    [
+        # (.2, .6): mean .4, population deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
+        ([[0.2, 0.5], [0.6, 0.5]], MIN_MEAN, 0.9),
+        # a missing group is left out
+        ([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]], MIN_MEAN, 0.9),
+        # question 2 would be left out for its mean, but its groups are treated alike: (.8 + 1) / 2
+        ([[0.2, 0.0], [0.6, 0.0]], MIN_MEAN, 0.9),
+        # unequal rewards with a mean of 5e-8 are left out; against a lower threshold CoV = 1, (.8 + .5) / 2
+        ([[0.2, 0.0], [0.6, 1e-7]], MIN_MEAN, 0.8),
+        ([[0.2, 0.0], [0.6, 1e-7]], 1e-8, 0.65),
+        # nothing left is fair
+        ([[0.0], [1e-7]], MIN_MEAN, 1.0),
+    ],
+)
+def test_fairness_by_hand(reward_GJ, min_mean, fairness):
+    assert fairness_index(reward_GJ, min_mean=min_mean) == pytest.approx(fairness, abs=1e-12)
 
 
 def test_equal_rewards_whose_deviation_rounds_above_zero():
@@ -38,26 +49,12 @@ def test_equal_rewards_whose_deviation_rounds_above_zero():
     )
 
 
-def test_unequal_rewards_with_a_mean_near_zero_are_left_out():
-    assert fairness_index([[0.2, 0.0], [0.6, 1e-7]]) == pytest.approx(0.8, abs=1e-15)
-    # mean 5e-8 against a lower threshold: CoV = 1, (.8 + .5) / 2
-    assert fairness_index([[0.2, 0.0], [0.6, 1e-7]], min_mean=1e-8) == pytest.approx(0.65, abs=1e-12)
-
-
-def test_nothing_left_is_fair():
-    assert fairness_index([[0.0], [1e-7]]) == 1.0
-
-
 def test_cov_is_capped():
     # 200 groups, one of them served: CoV = sqrt(199) = 14.1, capped at 10 by default
     reward_GJ = np.zeros((200, 1))
     reward_GJ[0] = 1.0
     assert fairness_index(reward_GJ) == pytest.approx(1 / 101)
     assert fairness_index(reward_GJ, max_cov=100.0) == pytest.approx(1 / 200)
-
-
-def test_missing_groups_are_left_out():
-    assert fairness_index([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]]) == pytest.approx(0.9, abs=1e-15)
 
 
 @given(rewards)
@@ -90,6 +87,12 @@ def test_jains_index_where_no_safeguard_acts(reward_GJ):
 def test_bad_rewards_are_errors(reward_GJ, message):
     with pytest.raises(ValueError, match=message):
         fairness_index(reward_GJ)
+
+
+@pytest.mark.parametrize("parameter", ["min_mean", "max_cov"])
+def test_safeguards_outside_their_range_are_errors(parameter):
+    with pytest.raises(ValueError, match=f"{parameter} must be greater than"):
+        fairness_index([[0.5]], **{parameter: -1.0})
 
 
 def test_single_cells_may_be_missing_in_a_sparse_survey():

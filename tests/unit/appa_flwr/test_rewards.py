@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.errors import UserError
-from appa_flwr.rewards import (
-    METRICS,
-    borda,
-    cosine,
-    js,
-    js_distance,
-    metrics_of,
-    training_reward,
-    wasserstein,
-)
+from appa_flwr.rewards import METRICS, js_distance, metrics_of, training_reward, wasserstein
 
 TWO = np.ones(2, dtype=bool)
 FOUR = np.ones(4, dtype=bool)
@@ -35,18 +26,42 @@ def pairs(draw, *, num_pairs: int = 3):
     return values[0], values[1], np.ones(num_options, dtype=bool)
 
 
-def test_js_of_a_certain_against_an_even_answer():
-    # m = (3/4, 1/4); KL(p|m) = log2(4/3) = 0.4150375; KL(q|m) = (log2(2/3) + log2(2)) / 2 = 0.2075187;
-    # JSD = (0.4150375 + 0.2075187) / 2 = 0.3112781.
-    assert js([1.0, 0.0], [0.5, 0.5], TWO) == pytest.approx(1 - 0.3112781244591328, abs=1e-15)
-    # its square root is 0.5579230
-    assert js_distance([1.0, 0.0], [0.5, 0.5], TWO) == pytest.approx(1 - 0.5579230452841438, abs=1e-15)
+@pytest.mark.parametrize(
+    ("metric", "prediction", "target", "reward"),
+    [
+        # m = (3/4, 1/4); KL(p|m) = log2(4/3) = .4150375; KL(q|m) = (log2(2/3) + log2(2)) / 2 = .2075187; half their sum
+        ("js", [1.0, 0.0], [0.5, 0.5], 1 - 0.3112781244591328),
+        # the root of that
+        ("js-distance", [1.0, 0.0], [0.5, 0.5], 1 - 0.5579230452841438),
+        # with base 2 they span the unit range
+        ("js", [1.0, 0.0], [0.0, 1.0], 0.0),
+        ("js-distance", [1.0, 0.0], [0.0, 1.0], 0.0),
+        # cumulative: .65 .85 .95 1 against .25 .5 .75 1; distances .4 + .35 + .2 = .95, of 3
+        ("wasserstein", [0.65, 0.20, 0.10, 0.05], [0.25] * 4, 1 - 0.95 / 3),
+        ("wasserstein", [1, 0, 0, 0], [0, 0, 0, 1], 0.0),
+        # one step of three
+        ("wasserstein", [0, 1, 0, 0], [0, 0, 1, 0], 2 / 3),
+        # (3, 4) . (4, 3) = 24, lengths 5 and 5: (1 + 24/25) / 2
+        ("cosine", [3, 4], [4, 3], 0.98),
+        ("cosine", [1, 0], [0, 1], 0.5),
+        ("cosine", [0, 0], [0.3, 0.7], 0.5),
+        ("cosine", [1, 0], [-1, 0], 0.0),
+        # rankings B C A D and B A C D agree in positions 1 and 4, worth 4 and 1 of 4 + 3 + 2 + 1
+        ("borda", [2, 4, 3, 1], [3, 4, 2, 1], 0.5),
+        # A B and B A agree nowhere
+        ("borda", [2, 1], [1, 2], 0.0),
+        # ties go by option order, so the target ranks C A B; B before A leaves position 1 (worth 3 of 6) alone
+        ("borda", [2, 1, 3], [0.25, 0.25, 0.5], 1.0),
+        ("borda", [1, 2, 3], [0.25, 0.25, 0.5], 0.5),
+    ],
+)
+def test_rewards_by_hand(metric, prediction, target, reward):
+    options = np.ones(len(target), dtype=bool)
+    assert METRICS[metric](prediction, target, options) == pytest.approx(reward, abs=1e-15)
 
 
-def test_js_spans_the_unit_range_in_base_two_and_not_in_base_e():
-    assert js([1.0, 0.0], [0.0, 1.0], TWO) == 0.0
-    assert js_distance([1.0, 0.0], [0.0, 1.0], TWO) == 0.0
-    # natural logarithms stop at sqrt(ln 2) = 0.8325546
+def test_js_distance_in_natural_logarithms_stops_above_zero():
+    # at sqrt(ln 2) = .8325546
     assert js_distance([1.0, 0.0], [0.0, 1.0], TWO, base=np.e) == pytest.approx(1 - 0.8325546111576977)
 
 
@@ -58,47 +73,9 @@ def test_js_distance_of_nearly_equal_answers_is_not_lost_in_rounding():
     assert distance == pytest.approx(0.8493218 * d, rel=1e-6)
 
 
-def test_wasserstein_by_hand():
-    # cumulative: .65 .85 .95 1 against .25 .5 .75 1; distances .4 + .35 + .2 = .95; 1 - .95 / 3
-    reward = wasserstein([0.65, 0.20, 0.10, 0.05], [0.25] * 4, FOUR)
-    assert reward == pytest.approx(1 - 0.95 / 3, abs=1e-15)
-    assert wasserstein([1, 0, 0, 0], [0, 0, 0, 1], FOUR) == 0.0
-    # one step of three
-    assert wasserstein([0, 1, 0, 0], [0, 0, 1, 0], FOUR) == pytest.approx(2 / 3)
-
-
-def test_wasserstein_does_not_count_padding_between_options_as_a_position():
-    options = [True, False, True, False, True]
-    # positions 1, 2, 3: all the mass moves one step of two
-    assert wasserstein([1, 9, 0, 9, 0], [0, 9, 1, 9, 0], options) == pytest.approx(0.5)
-
-
 def test_wasserstein_of_a_single_option_is_an_error():
     with pytest.raises(ValueError, match="at least two options"):
         wasserstein([[0.5, 0.5], [1.0, 0.0]], [0.5, 0.5], [[True, True], [True, False]])
-
-
-def test_cosine_by_hand():
-    # (3, 4) . (4, 3) = 24, lengths 5 and 5: (1 + 24/25) / 2
-    assert cosine([3, 4], [4, 3], TWO) == pytest.approx(0.98, abs=1e-15)
-    assert cosine([1, 0], [0, 1], TWO) == 0.5
-    assert cosine([0, 0], [0.3, 0.7], TWO) == 0.5
-    assert cosine([1, 0], [-1, 0], TWO) == 0.0
-
-
-def test_borda_by_hand():
-    # rankings B C A D and B A C D agree in positions 1 and 4, worth 4 and 1 of 4 + 3 + 2 + 1
-    assert borda([2, 4, 3, 1], [3, 4, 2, 1], FOUR) == pytest.approx(0.5)
-    # A B and B A agree nowhere
-    assert borda([2, 1], [1, 2], TWO) == 0.0
-
-
-def test_borda_breaks_ties_by_option_order():
-    # the target's tie ranks A C B: C is best, then A before B
-    tied_target = [0.25, 0.25, 0.5]
-    assert borda([2, 1, 3], tied_target, np.ones(3, bool)) == 1.0
-    # B before A leaves position 1 (worth 3 of 6) alone
-    assert borda([1, 2, 3], tied_target, np.ones(3, bool)) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("metric", METRICS)

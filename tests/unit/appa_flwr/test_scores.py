@@ -18,11 +18,6 @@ def test_dense_rewards_by_hand():
     assert scores.fairness_index == pytest.approx(0.9)
 
 
-def test_worst_group_is_judged_by_its_average():
-    # every question has a minimum of 0, but each group averages .5
-    assert alignment_scores([[0.0, 1.0], [1.0, 0.0]]).min_as == pytest.approx(0.5)
-
-
 def test_sparse_rewards():
     nan = np.nan
     scores = alignment_scores([[0.2, 0.9, nan], [0.6, nan, nan], [nan, nan, nan]])

@@ -93,7 +93,7 @@ def test_scores_are_of_held_out_questions_against_the_true_distributions(finishe
 
 def test_only_training_questions_are_trained_on(finished, monkeypatch):
     config, *_ = finished
-    material = grpo.gather_material(config, lambda line: None)
+    setup = grpo.set_up(config, lambda line: None)
     seen = []
     score = grpo.LocalGroups.score
     monkeypatch.setattr(
@@ -102,12 +102,12 @@ def test_only_training_questions_are_trained_on(finished, monkeypatch):
         lambda self, request, **keys: seen.append(request.question_J) or score(self, request, **keys),
     )
     monkeypatch.setattr(group_rewards, "parse_answers", random_answers)
-    model = grpo.load_model(config, material.base.source, quantized=False)
+    model = grpo.load_model(config, setup.base.source, quantized=False)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    log = grpo.train(model, material, steps=STEPS, say=lambda line: None)
+    log = grpo.train(model, setup, steps=STEPS, say=lambda line: None)
     assert [len(question_J) for question_J in seen] == [16, 16]
     for question_J in seen:
-        assert set(question_J) <= set(material.train_J.tolist())
+        assert set(question_J) <= set(setup.train_J.tolist())
         assert set(np.unique(question_J, return_counts=True)[1]) == {grpo.COMPLETIONS_PER_QUESTION}
     assert [line["step"] for line in log] == [1, 2]
     assert any((p != before[name]).any() for name, p in model.named_parameters())
@@ -145,16 +145,16 @@ def test_the_saved_policy_is_the_trained_one_and_the_scored_one(finished):
     policy, start = (AutoModelForCausalLM.from_pretrained(out / name).eval() for name in ("policy", "sft-model"))
     assert all((p == trained[name]).all() for name, p in policy.named_parameters())
     assert any((p != trained[name]).any() for name, p in start.named_parameters())
-    material = grpo.gather_material(config, lambda line: None)
+    setup = grpo.set_up(config, lambda line: None)
     answers = evaluation.greedy_answers(
         policy,
-        material.base,
+        setup.base,
         config,
-        prompts=material.prompts,
-        question_J=material.test_J,
-        catalogue=material.catalogue,
+        prompts=setup.prompts,
+        question_J=setup.test_J,
+        catalogue=setup.catalogue,
     )
-    assert grpo.score("grpo", answers, material) == scores["grpo"]
+    assert grpo.score("grpo", answers, setup) == scores["grpo"]
 
 
 @pytest.mark.parametrize(

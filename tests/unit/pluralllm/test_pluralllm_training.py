@@ -15,7 +15,7 @@ import torch
 
 from appa_flwr.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.episodes import REAL_SHARE, STRETCH, EpisodeConfig, sample_episodes
+from pluralllm.episodes import REAL_SHARE, STRETCH, EpisodeConfig, Episodes, sample_episodes
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.training import (
     CROSS_ENTROPY_SHARE,
@@ -47,10 +47,19 @@ def small_model(seed: int = 0) -> PluralLLM:
     return PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2))
 
 
+def drawn(data: GroupData, population: np.ndarray | None = None, **sizes: float) -> Episodes:
+    config = EpisodeConfig(**sizes)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    return sample_episodes(data, embedding(), config=config, generator=generator, population=population)
+
+
+def one_hot_group() -> GroupData:
+    return replace(random_group(20), answer_NK=np.eye(K, dtype=np.float32)[np.arange(20) % K])
+
+
 def test_context_and_targets_are_disjoint_distinct_and_the_groups_own() -> None:
     data, table = random_group(20), embedding()
-    config = EpisodeConfig(num_context=6, num_targets=9, num_episodes=50, embedding_noise=0.0)
-    batch = sample_episodes(data, table, config=config, generator=torch.Generator().manual_seed(0))
+    batch = drawn(data, num_context=6, num_targets=9, num_episodes=50, embedding_noise=0.0)
     assert batch.context_question.shape == (50, 6)
     assert batch.target_question.shape == (50, 9)
     for context, target in zip(batch.context_question.tolist(), batch.target_question.tolist(), strict=True):
@@ -67,18 +76,15 @@ def test_context_and_targets_are_disjoint_distinct_and_the_groups_own() -> None:
 
 def test_every_question_takes_both_parts() -> None:
     data = random_group(10)
-    config = EpisodeConfig(num_context=5, num_targets=5, num_episodes=200)
-    batch = sample_episodes(data, embedding(), config=config, generator=torch.Generator().manual_seed(0))
+    batch = drawn(data, num_context=5, num_targets=5, num_episodes=200)
     everyone = set(data.question_N.tolist())
     assert set(batch.context_question.flatten().tolist()) == everyone
     assert set(batch.target_question.flatten().tolist()) == everyone
 
 
 def test_noise_moves_a_question_but_not_its_options_apart() -> None:
-    table = embedding()
-    config = EpisodeConfig(num_context=2, num_targets=3, num_episodes=400, embedding_noise=0.5)
-    batch = sample_episodes(random_group(5), table, config=config, generator=torch.Generator().manual_seed(0))
-    moved = batch.target_embedding - torch.from_numpy(table.value_QKE)[batch.target_question]
+    batch = drawn(random_group(5), num_context=2, num_targets=3, num_episodes=400, embedding_noise=0.5)
+    moved = batch.target_embedding - torch.from_numpy(embedding().value_QKE)[batch.target_question]
     torch.testing.assert_close(moved, moved[:, :, :1].expand_as(moved), atol=1e-6, rtol=0)
     amount = moved[:, :, 0].std(-1)
     assert float((amount == 0).float().mean()) == pytest.approx(0.5, abs=0.05)
@@ -87,14 +93,11 @@ def test_noise_moves_a_question_but_not_its_options_apart() -> None:
 
 
 def test_a_small_group_keeps_targets() -> None:
-    config = EpisodeConfig(num_context=16, num_targets=32, num_episodes=1)
-    generator = torch.Generator().manual_seed(0)
-    batch = sample_episodes(random_group(5), embedding(), config=config, generator=generator)
-    assert (batch.context_question.shape[1], batch.target_question.shape[1]) == (2, 3)
-    single = sample_episodes(random_group(1), embedding(), config=config, generator=generator)
-    assert (single.context_question.shape[1], single.target_question.shape[1]) == (0, 1)
+    for size, parts in ((5, (2, 3)), (1, (0, 1))):
+        batch = drawn(random_group(size), num_context=16, num_targets=32, num_episodes=1)
+        assert (batch.context_question.shape[1], batch.target_question.shape[1]) == parts
     with pytest.raises(UserError, match="'Here' has no answered training question"):
-        sample_episodes(random_group(0), embedding(), config=config, generator=generator)
+        drawn(random_group(0))
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -116,11 +119,9 @@ def test_cross_entropy_by_hand() -> None:
 
 def test_local_update_reports_dataset_size_not_episode_size() -> None:
     config = EpisodeConfig(num_context=4, num_targets=4, num_episodes=1)
-    data = random_group(20)
-    data = replace(data, answer_NK=np.eye(K, dtype=np.float32)[np.arange(20) % K])
     result = local_update(
         small_model(),
-        data,
+        one_hot_group(),
         embedding(),
         steps=1,
         learning_rate=0.1,
@@ -134,13 +135,8 @@ def test_local_update_reports_dataset_size_not_episode_size() -> None:
 
 
 def test_loss_with_a_population_prior_by_hand() -> None:
-    data = random_group(20)
-    data = replace(data, answer_NK=np.eye(K, dtype=np.float32)[np.arange(20) % K])
-    config = EpisodeConfig(num_context=4, num_targets=16, num_episodes=1)
     others = np.zeros((Q, K, 1))  # nobody else answered: all answers stay, and the untrained network answers uniformly
-    batch = sample_episodes(
-        data, embedding(), config=config, generator=torch.Generator().manual_seed(0), population=others
-    )
+    batch = drawn(one_hot_group(), others, num_context=4, num_targets=16, num_episodes=1)
     # m = (2/3, 1/6, 1/6), JSD = 1/2 [1/3 ln 1/2 + 2/3 ln 2] + 1/2 ln 3/2 = 0.31826, distance 0.5641
     expected = 0.5642 + CROSS_ENTROPY_SHARE * math.log(3)
     assert float(loss(small_model(), batch).detach()) == pytest.approx(expected, abs=2e-4)
@@ -168,20 +164,13 @@ def test_steps_rise_and_then_fall_to_nothing() -> None:
     assert step_size_factor(0, 1) > 0.0
 
 
-def prior_of(data: GroupData, distribution: tuple[float, ...]) -> np.ndarray:
-    prior = np.zeros((Q, K))
-    prior[data.question_N] = distribution
-    return prior
-
-
 def test_invented_groups_differ_from_the_others_along_the_same_line() -> None:
     data = random_group(20)
     data = replace(data, answer_NK=np.tile(np.array([0.6, 0.2, 0.2], dtype=np.float32), (20, 1)))
-    prior = prior_of(data, (1 / 3, 1 / 3, 1 / 3))
+    prior = np.zeros((Q, K))
+    prior[data.question_N] = 1 / 3
     prior[data.question_N[0]] = 0.0  # nobody else answered it
-    config = EpisodeConfig(num_context=4, num_targets=16, num_episodes=400, population_dropout=0.25)
-    generator = torch.Generator().manual_seed(0)
-    batch = sample_episodes(data, embedding(), config=config, generator=generator, population=prior[..., None])
+    batch = drawn(data, prior[..., None], num_context=4, num_targets=16, num_episodes=400, population_dropout=0.25)
     assert batch.target_population is not None
     lone = batch.target_question == int(data.question_N[0])
     torch.testing.assert_close(batch.target_answer[lone][:, 0], torch.full((int(lone.sum()),), 0.6))
@@ -201,7 +190,7 @@ def test_invented_groups_differ_from_the_others_along_the_same_line() -> None:
 
 def test_without_a_prior_answers_stay_as_they_are() -> None:
     data = random_group(20)
-    batch = sample_episodes(data, embedding(), config=EpisodeConfig(), generator=torch.Generator().manual_seed(0))
+    batch = drawn(data)
     assert batch.target_population is None
     answer_of = dict(zip(data.question_N.tolist(), data.answer_NK, strict=True))
     for question, answer in zip(batch.target_question[0].tolist(), batch.target_answer[0], strict=True):
@@ -239,20 +228,6 @@ def test_proximal_update_matches_autograd_on_the_full_objective() -> None:
     for mine, reference in zip(ours.parameters(), slow.parameters(), strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-6, rtol=0)
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(ours.parameters(), start.parameters(), strict=True))
-
-
-def test_unknown_optimizer_is_named() -> None:
-    with pytest.raises(UserError, match="'rmsprop'"):
-        local_update(
-            small_model(),
-            random_group(5),
-            embedding(),
-            steps=1,
-            learning_rate=0.1,
-            optimizer="rmsprop",  # type: ignore[arg-type]
-            episodes=EpisodeConfig(),
-            generator=torch.Generator(),
-        )
 
 
 def test_the_network_learns_to_read_the_group_from_its_context() -> None:

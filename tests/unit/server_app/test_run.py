@@ -1,10 +1,11 @@
 import logging
 
-import numpy as np
 import pytest
 from fakes import catalogue_of
 
+from appa_flwr.aggregation import RULES, parameters
 from appa_flwr.config import Config
+from appa_flwr.config.sections import kebab
 from appa_flwr.errors import UserError
 from server_app.run import fitting_questions, make_rule
 
@@ -26,14 +27,8 @@ def test_a_length_that_no_training_or_no_held_out_question_fits_is_an_error(toke
         fitting_questions(LENGTHS, CATALOGUE, tokens_Q)
 
 
-@pytest.mark.parametrize("rule", ["average", "min", "alpha", "appa"])
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_made_with_its_own_keys(rule):
-    config = Config.load({"rule": rule, "appa.alpha": -2.0, "appa.fairness-threshold": 1.5, "appa.ema-decay": 0.5})
-    made = make_rule(config)
-    reward_GJ = np.array([[0.2, 0.4], [0.8, 0.6]])
-    result = made.apply(made.init(2), reward_GJ, reward_GJ)
-    np.testing.assert_allclose(result.state.history_G, [0.15, 0.35])  # half of .3 and half of .7
-    if rule == "alpha":  # log of the mean of exp(-2 r), divided by -2
-        np.testing.assert_allclose(result.aggregate_J[1], np.log((np.exp(-0.8) + np.exp(-1.2)) / 2) / -2)
-    if rule == "appa":
-        assert result.fell_back is False  # no index reaches a threshold above one
+    other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "min_mean": 0.1, "max_cov": 3}
+    config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
+    assert make_rule(config).model_dump() == {name: other[name] for name in parameters(rule)}

@@ -13,7 +13,7 @@ from report_runs import line
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import Tail, read_progress
+from appa_flwr.launch.progress import Tail, read_progress
 from appa_flwr.run import files as files_of_run
 from appa_flwr.run.files import EXAMPLES, METRICS
 from appa_flwr.run.records import Iteration

@@ -92,7 +92,7 @@ def test_per_group_table_puts_the_worst_served_first(tmp_path: Path) -> None:
         ({"ppo": (0.800, 0.760)}, ("PPO did not gain over SFT.",), False),
         ({"ppo": (0.690, 0.590)}, ("not even over base",), False),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
-        ({"ppo": (0.7904, 0.7504)}, ("PPO did not gain.",), False),
+        ({"ppo": (0.7904, 0.7504)}, ("PPO did not gain.", "<td>0.790<sup>†</sup></td>"), False),
     ],
 )
 def test_verdict_follows_the_numbers(
@@ -239,19 +239,23 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
     assert [column.header for column in shown.columns[1:]] == [*SIZES, "Answers"]
 
 
-@pytest.mark.parametrize("nothing", [{}, {"seen/held-out": {}}])
-def test_without_scores_by_context_size_there_is_neither_table_nor_picture(tmp_path: Path, nothing: object) -> None:
-    assert predictor.by_context(found_predictor(tmp_path, by_context=nothing)) is None
-    assert escape(predictor.CONTEXT_TITLE) not in built_page(tmp_path)
-    assert not (tmp_path / "plots" / "pluralllm_context.png").exists()
-    assert (tmp_path / "plots" / "pluralllm.png").exists()
-
-
-def test_a_predictor_that_did_not_train_has_no_curve_and_no_kept_round(tmp_path: Path) -> None:
-    assert predictor.kept(found_predictor(tmp_path, rounds=[], chosen=0)) is None
-    assert "were kept" not in built_page(tmp_path)
-    assert not (tmp_path / "plots" / "pluralllm.png").exists()
-    assert (tmp_path / "plots" / "pluralllm_context.png").exists()
+@pytest.mark.parametrize(
+    ("changed", "absent", "drawn"),
+    [
+        ({"by_context": {}}, escape(predictor.CONTEXT_TITLE), "pluralllm"),
+        ({"by_context": {"seen/held-out": {}}}, escape(predictor.CONTEXT_TITLE), "pluralllm"),
+        ({"rounds": [], "chosen": 0}, "were kept", "pluralllm_context"),
+    ],
+)
+def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
+    tmp_path: Path, changed: dict[str, object], absent: str, drawn: str
+) -> None:
+    found = found_predictor(tmp_path, **changed)
+    assert (predictor.by_context(found) is None) == ("by_context" in changed)
+    page = built_page(tmp_path)
+    assert absent not in page
+    assert ">None<" not in page
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {drawn, "pluralllm_groups"}
 
 
 def test_missing_policies_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_smoothing_skips_gaps() -> None:
 
 def test_trade_off_shows_each_seed_its_mean_and_their_spread(tmp_path: Path) -> None:
     points = [
-        plots.TradeOffPoint("appa", (0.83, 0.84, 0.82), (0.78, 0.79, 0.77)),
+        plots.TradeOffPoint("appa", (0.83, 0.84, 0.82), (0.78, 0.80, 0.76)),
         plots.TradeOffPoint("alpha", (0.82,), (0.76,)),
         plots.TradeOffPoint("uniform", (0.79,), (0.75,), reference=True),
     ]
@@ -120,9 +120,9 @@ def test_trade_off_shows_each_seed_its_mean_and_their_spread(tmp_path: Path) -> 
     assert marks["alpha (1 seed)"].tolist() == [[0.82, 0.76]]
     assert marks["Uniform answer"].tolist() == [[0.79, 0.75]]
     across, upwards = (bar.get_segments()[0] for bar in axes.collections)
-    # Three values 0.01 apart have the standard deviation 0.01.
+    # Three values 0.01 apart have the standard deviation 0.01, and three 0.02 apart 0.02.
     assert across[:, 0] == pytest.approx([0.82, 0.84])
-    assert upwards[:, 1] == pytest.approx([0.77, 0.79])
+    assert upwards[:, 1] == pytest.approx([0.76, 0.80])
 
 
 @pytest.mark.parametrize("points", [[], [plots.TradeOffPoint("appa", (0.8, 0.9), (0.7,))]])

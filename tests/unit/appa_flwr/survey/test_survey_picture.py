@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import struct
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from appa_flwr.launch import cli
+from appa_flwr.report.plots import style
 from appa_flwr.survey import picture, read
 from appa_flwr.survey.types import Question, Rejection, Survey
 
@@ -58,10 +60,13 @@ def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_gr
 
 def test_a_dollar_sign_is_no_formula_and_shows_without_a_backslash():
     given = survey(2)
-    figure = picture._picture.__wrapped__(given, picture.disagreement(given))
-    names = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    with mpl.rc_context(style.STYLE):
+        figure = picture._picture.__wrapped__(given, picture.disagreement(given))
+        labels = [label for axes in figure.axes for label in axes.get_yticklabels()]
+    names = [label.get_text() for label in labels]
     assert "Group 1 of $ everyone $ in a land…" in names
     assert not any("\\" in name for name in names)
+    assert not any(label.get_parse_math() for label in labels)
 
 
 @pytest.mark.filterwarnings("error")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from appa_flwr.config import HUB_SURVEY, Config, assemble
 from appa_flwr.errors import UserError
-from appa_flwr.launch.launcher import left_out, participants
+from appa_flwr.launch.checks import participants, read_survey
 from appa_flwr.survey import globalqa, read, report
 from appa_flwr.survey.cells import MAX_CELL_CHARS, CellError, Reason
 from appa_flwr.survey.types import Question
@@ -444,4 +444,4 @@ def test_a_run_takes_the_minimums_of_the_config(tmp_path):
     assert participants(Config.load(flat)) == ("A", "C")
     named = Config.load(flat | {"groups": "A,B"})
     with pytest.raises(UserError, match="group 'B' has 1 usable questions, fewer than min-questions = 2"):
-        left_out(named, participants(named))
+        read_survey(named, participants(named))

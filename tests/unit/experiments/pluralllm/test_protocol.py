@@ -123,8 +123,8 @@ def test_scores_by_context_size_are_those_of_a_recipe_with_that_size(problem):
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
-def test_a_groups_answers_weigh_and_the_rounds_add_up(problem, strategy):
-    """One group alone under plain averaging is that group's own training, round after round."""
+def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_otherwise(problem, strategy):
+    """Under plain averaging the federation of one group is its own training, round after round."""
     alone = replace(problem, seen_train=problem.seen_train[:1])
     found = train(alone, replace(RECIPE, strategy=strategy, local_steps=2), seed=0).model
     torch.manual_seed(child_seed(0, "pluralllm"))

@@ -5,6 +5,8 @@ Axis letters: J rollouts, T response tokens.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -42,19 +44,6 @@ def test_whiten_by_hand():
     torch.testing.assert_close(ppo.whiten(value, mask), tensor([-1.0, 0.0, 1.0, 0.0]))
     # the mean stays: 3 - 1, 3, 3 + 1
     torch.testing.assert_close(ppo.whiten(value, mask, shift_mean=False), tensor([2.0, 3.0, 4.0, 0.0]))
-
-
-def test_whiten_against_numpy(batch):
-    value_JT, mask_JT = batch[0], batch[-1]
-    cells = value_JT.numpy()[mask_JT.numpy()]
-    for shift_mean in (True, False):
-        whitened_JT = ppo.whiten(value_JT, mask_JT, shift_mean=shift_mean).numpy()
-        found = whitened_JT[mask_JT.numpy()]
-        assert found.std(ddof=1) == pytest.approx(1.0, abs=1e-7)
-        assert found.mean() == pytest.approx(0.0 if shift_mean else cells.mean(), abs=1e-9)
-        # an affine map with positive slope: the distances keep their proportions
-        np.testing.assert_allclose(np.diff(found), np.diff(cells) / cells.std(ddof=1), rtol=1e-7)
-        assert (whitened_JT[~mask_JT.numpy()] == 0).all()
 
 
 def test_whiten_without_variance_gives_no_nan():
@@ -117,15 +106,6 @@ def test_gae_against_the_sum_over_future_errors(batch, gamma, gae_lambda):
         assert not return_JT[j, length:].any()
 
 
-def test_gae_with_lambda_one_returns_the_discounted_rewards(batch):
-    # at lambda = 1 the values telescope away: the return is the plain discounted sum of rewards
-    reward_JT, value_JT, mask_JT = batch[0], batch[1], batch[-1]
-    _, return_JT = ppo.gae(reward_JT, value_JT, mask_JT, gamma=0.8, gae_lambda=1.0)
-    for j, length in enumerate(mask_JT.sum(1).tolist()):
-        rewards = reward_JT[j, :length].tolist()
-        assert float(return_JT[j, 0]) == pytest.approx(sum(0.8**t * r for t, r in enumerate(rewards)), abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "clipped"),
     [
@@ -179,9 +159,6 @@ def test_value_loss_of_one_token_by_hand(value, target, loss, pulled):
 
 
 def test_losses_add_up_over_any_split_and_ignore_padding(batch):
-    new_JT, old_JT, advantage_JT, other_JT, mask_JT = batch
-    mask_JT = mask_JT.clone()
-
     def losses(rows, columns=slice(None)):
         cut = [x[rows][:, columns] for x in batch]
         policy = ppo.policy_loss(*cut[:3], cut[-1], clip_range=0.2)
@@ -193,14 +170,55 @@ def test_losses_add_up_over_any_split_and_ignore_padding(batch):
     torch.testing.assert_close(sum(losses([j]) for j in range(5)), whole)
     # columns that no row needs can go
     torch.testing.assert_close(losses([1, 2], slice(0, 4)), losses([1, 2]))
-    # one token at a time, with loops and numbers
-    policy_sum = value_sum = 0.0
-    for j in range(5):
-        for t in range(int(mask_JT[j].sum())):
-            ratio, advantage = np.exp(float(new_JT[j, t] - old_JT[j, t])), float(advantage_JT[j, t])
-            policy_sum -= min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
-            value, old, target = float(new_JT[j, t]), float(old_JT[j, t]), float(other_JT[j, t])
-            near = old + min(max(value - old, -0.2), 0.2)
-            value_sum += 0.5 * max((value - target) ** 2, (near - target) ** 2)
-    assert whole[0].item() == pytest.approx(policy_sum)
-    assert whole[3].item() == pytest.approx(value_sum)
+    # token by token, each of which is worked by hand above
+    cells = batch[-1].nonzero().tolist()
+    torch.testing.assert_close(sum(losses([j], slice(t, t + 1)) for j, t in cells), whole)
+
+
+def test_full_loss_and_entropy_by_hand():
+    policy, value = (torch.tensor(x, requires_grad=True) for x in (6.0, 10.0))
+    # (6 + .2 x 10) / 4 = 2
+    together = ppo.full_loss(policy=policy, value=value, value_coefficient=0.2, num_tokens=4)
+    assert together.item() == pytest.approx(2.0)
+    together.backward()
+    whole = policy.grad.item(), value.grad.item()
+    policy.grad = value.grad = None
+    # either part alone pulls as it does in the sum: 1 / 4 and .2 / 4
+    ppo.full_loss(policy=policy, value_coefficient=0.2, num_tokens=4).backward()
+    ppo.full_loss(value=value, value_coefficient=0.2, num_tokens=4).backward()
+    assert (policy.grad.item(), value.grad.item()) == whole == pytest.approx((0.25, 0.05))
+    # tokens drawn as often as they are likely, a half and two quarters: (2 x log 2 + 2 x log 4) / 4 = 1.5 log 2
+    logprob_JT = tensor([0.5, 0.5, 0.25, 0.25, 7.0]).log()
+    assert ppo.entropy(logprob_JT, lengths_mask([4], 5)).item() == pytest.approx(1.5 * np.log(2))
+
+
+SCORED = functools.partial(ppo.shaped_rewards, torch.ones(2), kl_coefficient=0.1)
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "numbers"),
+    [
+        (ppo.masked_mean, 1, {}),
+        (ppo.whiten, 1, {}),
+        (ppo.entropy, 1, {}),
+        (SCORED, 2, {}),
+        (ppo.gae, 2, {"gamma": 1.0, "gae_lambda": 1.0}),
+        (ppo.policy_loss, 3, {"clip_range": 0.2}),
+        (ppo.value_loss, 3, {"clip_range": 0.2}),
+    ],
+)
+def test_tensors_that_would_only_broadcast_are_errors(function, count, numbers):
+    right, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    function(*[right] * count, mask, **numbers)
+    for place in range(count):
+        for wrong in (torch.ones(3), torch.ones(1, 3), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.int64)):
+            with pytest.raises(ValueError, match="must be floating point"):
+                function(*[wrong if i == place else right for i in range(count)], mask, **numbers)
+    with pytest.raises(ValueError, match="expected a bool mask"):
+        function(*[right] * count, mask.long(), **numbers)
+
+
+@pytest.mark.parametrize("score_J", [torch.ones(1), torch.ones(2, 1)])
+def test_each_rollout_needs_its_score(score_J):
+    with pytest.raises(ValueError, match="score_J"):
+        ppo.shaped_rewards(score_J, *[torch.ones(2, 3)] * 2, torch.ones(2, 3, dtype=torch.bool), kl_coefficient=0.1)

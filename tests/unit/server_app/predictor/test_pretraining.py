@@ -51,6 +51,15 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
     assert len(found) == 1
 
 
+def pretrained(grid, nodes, **changes):
+    """What two weights at 0 become on a grid, without validation unless it is asked for."""
+    keys = {"pluralllm." + name.replace("_", "-"): value for name, value in changes.items()}
+    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    grid = grid if isinstance(grid, OverlapGrid) else OverlapGrid(grid)
+    with flower_task():
+        return pretrain(grid, Config.load({**UNVALIDATED, **keys}), start, nodes=nodes, progress=lambda *_: None)
+
+
 STEPS = np.array([[0.25, -0.5], [-0.75, 0.125]])  # each node's change of the weights, the same in every round
 EXAMPLES = np.array([30, 10])
 
@@ -58,16 +67,7 @@ EXAMPLES = np.array([30, 10])
 def rounds(**changes):
     """Weights after each of 2 rounds, and the messages sent: two nodes that always move by `STEPS`."""
     grid = FakeGrid({n: moving(n) for n in range(2)})
-    config = Config.load(
-        {
-            "pluralllm.rounds": 2,
-            **UNVALIDATED,
-            **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()},
-        }
-    )
-    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-    with flower_task():
-        done = pretrain(OverlapGrid(grid), config, start, nodes=range(2), progress=lambda step, of, loss: None)
+    done = pretrained(grid, range(2), rounds=2, **changes)
     sent = [message.content["arrays"]["w"].numpy() for message in grid.pushed]
     return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
 
@@ -88,17 +88,17 @@ MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
 
 
 def test_nodes_weigh_as_many_answers_as_they_trained_on():
-    first, second, _ = rounds(pluralllm__strategy="fedavg")
+    first, second, _ = rounds(strategy="fedavg")
     np.testing.assert_allclose(first, MEAN, rtol=1e-6)
     np.testing.assert_allclose(second, 2 * MEAN, rtol=1e-6)
     assert MEAN.tolist() == [0.0, -0.34375]
 
 
 def test_fedprox_is_fedavg_on_the_server_and_tells_the_groups_its_mu():
-    first, second, sent = rounds(pluralllm__strategy="fedprox", pluralllm__proximal_mu=0.25)
+    first, second, sent = rounds(strategy="fedprox", proximal_mu=0.25)
     np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
     assert [content["config"]["proximal-mu"] for content in sent] == [0.25] * 4
-    _, _, sent = rounds(pluralllm__strategy="fedavg", pluralllm__proximal_mu=0.25)
+    _, _, sent = rounds(strategy="fedavg", proximal_mu=0.25)
     assert all("proximal-mu" not in content["config"] for content in sent)
 
 
@@ -122,7 +122,7 @@ def test_fedprox_is_fedavg_on_the_server_and_tells_the_groups_its_mu():
     ],
 )
 def test_adaptive_strategies_step_as_their_papers_say(strategy, steps):
-    first, second, _ = rounds(pluralllm__strategy=strategy, pluralllm__server_learning_rate=0.1)
+    first, second, _ = rounds(strategy=strategy, server_learning_rate=0.1)
     # where the mean change is 0, nothing moves; elsewhere the size of the change cancels
     np.testing.assert_allclose(first, [0.0, -steps[0]], rtol=1e-4, atol=1e-12)
     np.testing.assert_allclose(second, [0.0, -steps[1]], rtol=1e-4, atol=1e-12)
@@ -216,11 +216,8 @@ def trained_with(spoilt: dict[int, Spoil | None], strategy="fedadam"):
 
         return answer
 
-    config = Config.load({"pluralllm.strategy": strategy, "pluralllm.rounds": 2, **UNVALIDATED})
-    grid = OverlapGrid(FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()}))
-    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-    with flower_task():
-        done = pretrain(grid, config, start, nodes=tuple(spoilt), progress=lambda step, of, loss: None)
+    grid = FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()})
+    done = pretrained(grid, tuple(spoilt), strategy=strategy, rounds=2)
     return done.weights["w"].numpy().tobytes(), done.rounds
 
 
@@ -291,19 +288,9 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
 
         return answer
 
-    config = Config.load(
-        {
-            "pluralllm.strategy": "fedavg",
-            "pluralllm.rounds": len(errors_RN),
-            "pluralllm.validate-every": 1,
-            **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()},
-        }
-    )
-    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
     nodes = range(len(cells))
-    grid = OverlapGrid(FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late))
-    with flower_task():
-        done = pretrain(grid, config, start, nodes=nodes, progress=lambda step, of, loss: None)
+    grid = FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late)
+    done = pretrained(grid, nodes, strategy="fedavg", rounds=len(errors_RN), **{"validate_every": 1, **changes})
     assert done.weights["w"].numpy()[0] == done.chosen
     return done, asked
 
@@ -316,14 +303,14 @@ def test_the_round_of_the_lowest_validation_error_is_kept():
 
 
 def test_only_some_rounds_are_validated_and_the_last_always():
-    done, asked = validated([(0.5, 0.5)] * 5, pluralllm__validate_every=2)
+    done, asked = validated([(0.5, 0.5)] * 5, validate_every=2)
     assert asked == [2, 2, 4, 4, 5, 5]
     assert [entry.validation for entry in done.rounds] == [None, 0.5, None, 0.5, 0.5]
     assert done.chosen == 2  # the first of equals
 
 
 def test_without_validation_the_last_round_is_kept():
-    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], **UNVALIDATED)
+    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], validate_every=0)
     assert (done.chosen, asked) == (2, [])
     done, asked = validated([(0.1, 0.1), (0.5, 0.5)], cells=(0, 0))  # nobody has enough answers to say
     assert (done.chosen, asked) == (2, [1, 1, 2, 2])

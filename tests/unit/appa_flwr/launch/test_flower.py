@@ -1,4 +1,4 @@
-"""The launcher around a real Flower simulation of a small stand-in app."""
+"""What Flower is started with, and the launcher around a real Flower simulation of a small stand-in app."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from appa_flwr.config import Config, to_toml_table
-from appa_flwr.launch.launcher import ERROR_FILE, FLOWER_LOG, SUPERLINK_LOG
+from appa_flwr.launch import flower
+from appa_flwr.launch.checks import ERROR_FILE
+from appa_flwr.launch.flower import FLOWER_LOG, SUPERLINK_LOG, flower_environment
 from appa_flwr.launch.processes import processes_of
 from appa_flwr.run.files import read_config
-
-pytestmark = pytest.mark.slow
 
 SERVER = """
 import json, os, time
@@ -74,53 +76,88 @@ def app(tmp_path):
     return folder
 
 
-def command(tmp_path: Path, *overrides: str) -> list[str]:
-    flags = [part for text in (f"run.output-dir={tmp_path / 'out'}", "run-name=r", *overrides) for part in ("-c", text)]
-    return [*APPA, "run", *flags]
+def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("NO_PROXY", "intranet")
+    monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
+    made = flower_environment(tmp_path, 4321)
+    own = {"FLWR_HOME": str(tmp_path), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "4321", "OMP_NUM_THREADS": "3"}
+    assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()
+    assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert os.environ["FLWR_HOME"] == "/somewhere/else"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert flower_environment(tmp_path, 1)["OMP_NUM_THREADS"] == "1"
+
+
+def test_ray_gets_a_private_folder_only_where_its_socket_paths_fit():
+    assert flower_environment(Path("/tmp/appa-12345678"), 1)["RAY_TMPDIR"] == "/tmp/appa-12345678"
+    assert "RAY_TMPDIR" not in flower_environment(Path("/x" * 40), 1)
+
+
+def test_a_mistake_that_only_flower_s_log_tells_is_one_line(tmp_path):
+    log = "Traceback (most recent call last):\n  ...\nappa_flwr.errors.UserError: x.pt: cannot be written (full)\nbye\n"
+    (tmp_path / FLOWER_LOG).write_text(log)
+    assert flower._why(tmp_path, "finished:failed") == "x.pt: cannot be written (full)"
+
+
+# --- a stand-in app -------------------------------------------------------------------------------
+
+
+def keys(tmp_path: Path, *overrides: str) -> list[str]:
+    given = (f"run.output-dir={tmp_path / 'out'}", "run-name=r", *overrides)
+    return [part for text in given for part in ("-c", text)]
+
+
+def run(app: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*APPA, "run", *arguments], cwd=app, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def sleeping(app: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A launcher whose ServerApp has shown its progress and now sleeps, and its Flower home."""
+    command = [*APPA, "run", *keys(tmp_path, "ppo.num-iterations=0")]
+    with subprocess.Popen(command, cwd=app, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        for line in started.stdout:
+            if line.startswith("[ppo 2/2]"):
+                break
+        home = Path(json.loads((tmp_path / "out" / "r" / "seen.json").read_text())["home"])
+        assert len(processes_of(home)) > 3  # SuperLink, its executor, the simulation, Ray
+        yield started, home
 
 
 def nothing_is_left(home: Path) -> bool:
     return not home.exists() and processes_of(home) == []
 
 
+def shown(folder: Path) -> list[str]:
+    """All that a launcher prints about a run that completes."""
+    steps = ["[ppo 1/2] hello (1 s left)", "[ppo 2/2] hello (0 s left)"]
+    return [f"run folder: {folder}", *steps, f"report: {folder / 'report.html'}"]
+
+
+@pytest.mark.slow
 def test_a_completed_run_streams_progress_and_leaves_nothing_behind(app, tmp_path):
-    done = subprocess.run(
-        command(tmp_path, "appa.alpha=inf", 'groups="Avaria,Belmora"'),
-        cwd=app,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(app, *keys(tmp_path, "appa.alpha=inf", 'groups="Avaria,Belmora"'))
     folder = tmp_path / "out" / "r"
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        f"run folder: {folder}",
-        "[ppo 1/2] hello (1 s left)",
-        "[ppo 2/2] hello (0 s left)",
-        f"report: {folder / 'report.html'}",
-    ]
+    assert done.stdout.splitlines() == shown(folder)
     seen = json.loads((folder / "seen.json").read_text())
-    expected = {
-        "appa.alpha": float("inf"),
-        "groups": "Avaria,Belmora",
-        "run.output-dir": str(tmp_path / "out"),
-        "run-name": "r",
-    }
-    assert seen["config"] == Config.load(expected).flat()
+    given = {"appa.alpha": float("inf"), "groups": "Avaria,Belmora", "run-name": "r"}
+    assert seen["config"] == Config.load({**given, "run.output-dir": str(tmp_path / "out")}).flat()
     assert not os.path.exists(f"/proc/{seen['pid']}")
     assert nothing_is_left(Path(seen["home"]))
     assert "Starting Flower Simulation" in (folder / FLOWER_LOG).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "says"),
     [("majority", "appa: only 1 of 2 groups answered\n"), ("mean", "RuntimeError: the stand-in broke")],
 )
 def test_a_failed_run_has_exit_code_1_and_says_why(app, tmp_path, target, says):
     # `flwr run --stream` itself would exit with 0 here.
-    done = subprocess.run(
-        command(tmp_path, f"sft.target={target}"), cwd=app, capture_output=True, text=True, check=False
-    )
+    done = run(app, *keys(tmp_path, f"sft.target={target}"))
     folder = tmp_path / "out" / "r"
     assert done.returncode == 1
     assert says in done.stderr
@@ -131,48 +168,31 @@ def test_a_failed_run_has_exit_code_1_and_says_why(app, tmp_path, target, says):
     assert nothing_is_left(Path(json.loads((folder / "seen.json").read_text())["home"]))
 
 
+@pytest.mark.slow
 def test_an_app_that_flower_refuses_is_a_failed_run(app, tmp_path):
     (app / "standin" / "server.py").unlink()
-    done = subprocess.run(command(tmp_path), cwd=app, capture_output=True, text=True, check=False)
+    done = run(app, *keys(tmp_path))
     assert done.returncode == 1
     assert "did not accept the run" in done.stderr
     assert "Unable to load module standin.server" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_launcher_ends_everything_it_started(app, tmp_path, signum):
-    with subprocess.Popen(
-        command(tmp_path, "ppo.num-iterations=0"),
-        cwd=app,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as started:
-        assert started.stdout is not None
-        for line in started.stdout:
-            if line.startswith("[ppo 2/2]"):
-                break
-        seen = json.loads((tmp_path / "out" / "r" / "seen.json").read_text())
-        assert len(processes_of(Path(seen["home"]))) > 3  # SuperLink, its executor, the simulation, Ray
+    with sleeping(app, tmp_path) as (started, home):
         time.sleep(0.5)
         started.send_signal(signum)
         _, errors = started.communicate(timeout=60)
     assert started.returncode == 128 + signum
     assert "stopped by" in errors
-    assert nothing_is_left(Path(seen["home"]))
+    assert nothing_is_left(home)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed(app, tmp_path):
     folder = tmp_path / "out" / "r"
-    with subprocess.Popen(
-        command(tmp_path, "ppo.num-iterations=0"), cwd=app, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as started:
-        assert started.stdout is not None
-        for line in started.stdout:
-            if line.startswith("[ppo 2/2]"):
-                break
-        home = Path(json.loads((folder / "seen.json").read_text())["home"])
-        assert len(processes_of(home)) > 3
+    with sleeping(app, tmp_path) as (started, home):
         started.kill()
     deadline = time.monotonic() + ENDED_SECONDS
     while not nothing_is_left(home) and time.monotonic() < deadline:
@@ -180,14 +200,9 @@ def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed(app
     assert nothing_is_left(home)
     log = (folder / FLOWER_LOG).read_text()
 
-    done = subprocess.run([*APPA, "run", "--resume", str(folder)], cwd=app, capture_output=True, text=True, check=False)
+    done = run(app, "--resume", str(folder))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [  # what was shown before is not shown again
-        f"run folder: {folder}",
-        "[ppo 1/2] hello (1 s left)",
-        "[ppo 2/2] hello (0 s left)",
-        f"report: {folder / 'report.html'}",
-    ]
+    assert done.stdout.splitlines() == shown(folder)  # what was shown before is not shown again
     config = json.loads((folder / "seen.json").read_text())["config"]
     assert config == read_config(folder).flat() | {"run.resume": True}
     assert (folder / FLOWER_LOG).read_text().startswith(log)

@@ -1,0 +1,128 @@
+"""What is refused before anything starts: no app, a survey or groups that do not fit, a run folder in use."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import appa_flwr
+from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, check_groups
+from appa_flwr.errors import UserError
+from appa_flwr.files import lock, writing
+from appa_flwr.run.files import ERROR_FILE, LOG_FILE, write_config
+from appa_flwr.survey.types import Rejection, Survey
+
+APP_NAME = "appa-flwr"
+SHOWN_REJECTIONS = 5
+LOCK_SECONDS = 15.0  # after a kill, the processes of the run may need a moment to end
+
+
+def find_app_folder(start: Path) -> Path:
+    """The checkout with the Flower app: `start`, a folder above it, or where the installed package lies.
+
+    Raises:
+        UserError: none of them is one.
+    """
+    for folder in (start, *start.parents, Path(appa_flwr.__file__).parent.parent):
+        if _is_app(folder / "pyproject.toml"):
+            return folder
+    raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install -e one")
+
+
+def _is_app(pyproject: Path) -> bool:
+    try:
+        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return table.get("project", {}).get("name") == APP_NAME and "app" in table.get("tool", {}).get("flwr", {})
+
+
+def read_survey(config: Config, groups: Sequence[str]) -> Survey:
+    """The survey of a run, read or generated; of a file these groups, or all with enough questions if empty.
+
+    Raises:
+        UserError: it cannot be read; `data.strict` is set and a cell is left out; or a group has too few answers.
+    """
+    from appa_flwr.survey import generate, read
+
+    data = config.data
+    if config.survey == GENERATED_SURVEY:
+        return generate.generate(num_questions=data.num_questions, num_groups=data.num_groups, seed=config.seed)
+    return read.read_survey(
+        config.survey,
+        groups=groups or None,
+        refusals=data.refusals,
+        strict=data.strict,
+        min_respondents=data.min_respondents,
+        min_questions=data.min_questions,
+    )
+
+
+def participants(config: Config) -> tuple[str, ...]:
+    """Names of the groups that take part in the run.
+
+    Raises:
+        UserError: the survey does not exist or cannot be read, `groups` names one it does not have, or the keys about
+            groups do not fit those there are.
+    """
+    known = _survey_groups(config)
+    for name in config.group_names:
+        if name not in known:
+            some = ", ".join(known)
+            raise UserError(f'groups names "{name}", which survey = "{config.survey}" does not have; it has: {some}')
+    chosen = config.group_names or known
+    check_groups(config, chosen)
+    return chosen
+
+
+def _survey_groups(config: Config) -> tuple[str, ...]:
+    if config.survey == GENERATED_SURVEY:
+        return read_survey(config, ()).groups
+    if config.survey != HUB_SURVEY and not Path(config.survey).exists():
+        raise UserError(
+            f'survey = "{config.survey}" does not exist; give "{GENERATED_SURVEY}" or the path of a survey file'
+        )
+    from appa_flwr.survey.read import group_names
+
+    return group_names(
+        config.survey,
+        refusals=config.data.refusals,
+        min_respondents=config.data.min_respondents,
+        # A group asked for by name is not left out silently: `read_survey` refuses it, and says why.
+        min_questions=1 if config.group_names else config.data.min_questions,
+    )
+
+
+def show_left_out(rejections: Sequence[Rejection]) -> None:
+    """Print the first cells of a survey file that the run leaves out, and how many there are."""
+    for cell in rejections[:SHOWN_REJECTIONS]:
+        print(f"left out: {cell.source}, row {cell.row}, {cell.group}, {cell.question_id}: {cell.reason}", flush=True)
+    if len(rejections) > SHOWN_REJECTIONS:
+        print(f"left out: {len(rejections)} cells in all; `appa survey` counts them by reason", flush=True)
+
+
+def claim_run_folder(config: Config) -> Path:
+    """Make the run's folder, or take the one of the run that is resumed; from here on the run can be resumed.
+
+    Raises:
+        UserError: it holds a run and `run.resume` is not set, another run is writing there, or nothing can be written.
+    """
+    folder = config.run_folder
+    if config.run.resume:
+        lock(folder / LOG_FILE, patience=LOCK_SECONDS).close()
+        with writing(folder):
+            (folder / ERROR_FILE).unlink(missing_ok=True)
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise UserError(f'run.output-dir = "{config.run.output_dir}": cannot write there ({error})') from None
+    if used:
+        raise UserError(
+            f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
+            f"appa run --resume {folder}"
+        )
+    write_config(folder, config)
+    return folder

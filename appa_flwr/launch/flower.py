@@ -1,0 +1,212 @@
+"""Starts Flower as a process of its own, follows the run to its end, and says why one failed.
+
+Every launch has a private Flower home in a temporary folder and a free port, so it neither meets a stale SuperLink nor
+leaves one behind. Flower 1.41's `flwr-simulation` needs one too: it fetches app and run config there, by a token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sysconfig
+import time
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from appa_flwr.config import Config, to_toml_table
+from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.processes import flower_home
+from appa_flwr.launch.progress import Show, Tail, read_progress, shown
+from appa_flwr.run.files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
+
+COMPLETED = "finished:completed"
+UNFINISHED = ("pending", "starting", "running")
+SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
+POLL_SECONDS = 0.2
+STATUS_SECONDS = 2.0
+TAIL_LINES = 25
+# Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
+MAX_RAY_FOLDER = 30
+_LOOPBACK = "127.0.0.1"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
+
+
+class RunFailed(Exception):
+    """The run started and did not complete; the message says why and where the log lies."""
+
+
+def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
+    """Run the whole loop in a local Flower simulation, wait for its end and return the run's folder.
+
+    Args:
+        config: with absolute paths: of `appa_flwr.config.assemble`, or of `appa_flwr.run.resume.resumable` to go on.
+        app_folder: see `checks.find_app_folder`.
+        verbose: copy Flower's log to standard output too.
+
+    Raises:
+        UserError: before anything is started or written: see `checks.participants` and `checks.claim_run_folder`.
+        RunFailed: Flower did not report the run as completed.
+        Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
+    """
+    config = config.named(datetime.now())
+    groups = participants(config)
+    left_out = read_survey(config, groups).rejections
+    folder = claim_run_folder(config)
+    show_left_out(left_out)
+    with flower_home() as home:
+        flower = LocalFlower(home)
+        print(f"run folder: {folder}", flush=True)
+        with shown(Console(force_terminal=False if verbose else None)) as show:
+            status = _run(config, flower, app_folder=app_folder, num_groups=len(groups), show=show, verbose=verbose)
+        if status != COMPLETED or (folder / ERROR_FILE).exists():
+            shutil.copy(home / SUPERLINK_LOG, folder / SUPERLINK_LOG)
+            raise RunFailed(_why(folder, status))
+    return folder
+
+
+class LocalFlower:
+    """A SuperLink of this launch alone, and what talks to it; all with `home` as FLWR_HOME."""
+
+    def __init__(self, home: Path) -> None:
+        """Start it and wait until it answers; `RunFailed` if it does not."""
+        self.home = home
+        port = free_port()
+        self._environment = flower_environment(home, port)
+        command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+        command += ["--host", _LOOPBACK, "--port", str(port)]
+        log = home / SUPERLINK_LOG
+        self.superlink = self.start(command, log=log)
+        deadline = time.monotonic() + SUPERLINK_START_SECONDS
+        while not _healthy(port):  # `flwr run` then starts none of its own
+            if time.monotonic() >= deadline or self.superlink.poll() is not None:
+                raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
+            time.sleep(POLL_SECONDS)
+
+    def start(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
+        """Start a command of Flower's whose output is appended to a file."""
+        # A session of its own keeps the terminal's Ctrl-C from the children: the launcher ends them in order.
+        # The home as working folder keeps Flower's workers from importing what lies in the user's folder.
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                command,
+                env=self._environment,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def status(self) -> str:
+        """Flower's status of the only run, such as "finished:completed"; empty if there is none."""
+        command = ["flwr", "list", "--format", "json"]
+        answer = subprocess.run(
+            command, env=self._environment, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        try:
+            runs = json.loads(answer.stdout).get("runs", [])
+        except ValueError:
+            return ""
+        return str(runs[0]["status"]) if runs else ""
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with closing(http.client.HTTPConnection(_LOOPBACK, port, timeout=1.0)) as connection:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _run(config: Config, flower: LocalFlower, *, app_folder: Path, num_groups: int, show: Show, verbose: bool) -> str:
+    """Submit the run, follow it to its end and return Flower's status of it."""
+    settings = flower.home / "run-config.toml"
+    settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
+    nodes = min(num_groups, os.cpu_count() or 1)
+    # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
+    simulation = f"num-supernodes={nodes} init-args-num-cpus={nodes} client-resources-num-cpus=1"
+    command = ["flwr", "run", str(app_folder), "--stream"]
+    command += ["--run-config", str(settings), "--federation-config", simulation]
+    log = config.run_folder / FLOWER_LOG
+    # What a resumed run wrote before was shown before.
+    progress, log_tail = Tail(config.run_folder / PROGRESS.name, skip=True), Tail(log, skip=True)
+    client = flower.start(command, log=log)
+
+    def follow() -> None:
+        if verbose:
+            print(log_tail.text(), end="", flush=True)
+        for record in read_progress(progress):
+            show(record)
+
+    while client.poll() is None:
+        follow()
+        time.sleep(POLL_SECONDS)
+    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
+    while (status := flower.status()).split(":")[0] in UNFINISHED and flower.superlink.poll() is None:
+        follow()
+        time.sleep(STATUS_SECONDS)
+    follow()
+    return status
+
+
+def flower_environment(home: Path, port: int) -> dict[str, str]:
+    """This process's environment, changed so that Flower runs offline, silent, and apart from any other Flower here.
+
+    What a run installs, its database and its logs go to `home`; `port` is the local SuperLink's.
+    """
+    own = os.environ
+    here = sysconfig.get_path("scripts")  # Flower starts its parts by name, also when no environment is activated
+    bypass = ",".join(filter(None, (own.get("NO_PROXY") or own.get("no_proxy"), _LOOPBACK, "localhost")))
+    changed = {
+        **own,
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": os.pathsep.join(filter(None, (here, own.get("PATH")))),
+        "NO_PROXY": bypass,
+        "no_proxy": bypass,
+        "PYTHONUNBUFFERED": "1",
+        # One thread unless the user says otherwise: sums then come out the same on machines with more cores.
+        "OMP_NUM_THREADS": own.get("OMP_NUM_THREADS") or "1",
+    }
+    if len(str(home)) <= MAX_RAY_FOLDER:
+        changed["RAY_TMPDIR"] = str(home)
+    return changed
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _why(folder: Path, status: str) -> str:
+    error = folder / ERROR_FILE
+    if error.exists():
+        return error.read_text(encoding="utf-8").strip()
+    log = folder / FLOWER_LOG
+    mistakes = _MISTAKE.findall(_last_lines(log))
+    if mistakes:  # with a full disk, nothing else could be written
+        return str(mistakes[-1])
+    said = f'Flower reports "{status}"' if status else "Flower did not accept the run"
+    return f"the run did not complete: {said}; the last lines of {log}:\n{_last_lines(log)}"
+
+
+def _last_lines(path: Path) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(no log)"
+    lines = [line for line in _COLOUR.sub("", text).splitlines() if line.strip()]
+    return "\n".join(lines[-TAIL_LINES:])

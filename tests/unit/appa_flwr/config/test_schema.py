@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import tomllib
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from flwr.common.config import flatten_dict
+
+from appa_flwr.config import KEYS, SECTIONS, Config, keys_in, split_names, to_toml_table
+from appa_flwr.config.moved import MOVED, REMOVED
+from appa_flwr.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("flat", "parts"),
+    [
+        ({"lerning-rate": 1e-3}, ['"lerning-rate"', '"ppo.learning-rate"', "> 0"]),
+        ({"ppo.learning_rate": 1e-3}, ['"ppo.learning_rate"', '"ppo.learning-rate"']),
+        ({"ppo.temperature": 1.0}, ['unknown key "ppo.temperature"; there are rollout.temperature, appa.temperature']),
+        ({"ppo.seed": 1}, ['"ppo.seed"', '"seed"', "integer"]),
+        ({"ppo.sft-steps": 1}, ['"ppo.sft-steps"', '"sft.steps"']),
+        ({"rollout.vllm-memory": 0.5}, ['"rollout.vllm-memory" is gone']),
+        ({"se\ned": 1}, [r'"se\ned"', '"seed"']),
+        ({"pluralllm.lerning-rate": 1.0}, ['"pluralllm.lerning-rate"', '"pluralllm.learning-rate"']),
+        ({"ppo": 1}, ['"ppo" is a section', "ppo.learning-rate"]),
+        ({"ppo.learning-rate": "fast"}, ["ppo.learning-rate", '"fast"', "number > 0"]),
+        ({"ppo.learning-rate": 0}, ["ppo.learning-rate", "0", "number > 0"]),
+        ({"ppo.learning-rate": True}, ["ppo.learning-rate", "true", "number"]),
+        ({"seed": 1.0}, ["seed", "1.0", "integer"]),
+        ({"ppo.gamma": 1.5}, ["ppo.gamma", ">= 0 and <= 1"]),
+        ({"ppo.gamma": float("nan")}, ["ppo.gamma", "finite number"]),
+        ({"appa.alpha": float("nan")}, ["appa.alpha", ">= -inf"]),
+        ({"ppo.whiten-rewards": 1}, ["ppo.whiten-rewards", "true or false"]),
+        ({"task": "dqa"}, ["task", '"dqa"', "dpa, opa"]),
+        ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "borda"]),
+        ({"federation.min-groups": 9}, ["federation.min-groups", "8"]),
+        ({"groups": "A,B", "federation.min-groups": 3}, ["federation.min-groups", "2"]),
+        ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
+        ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "96"]),
+        ({"pluralllm.heads": 5}, ["pluralllm.heads", "64"]),
+        ({"pluralllm.unseen-groups": "A;B;A"}, ["pluralllm.unseen-groups", "A", "twice"]),
+        ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "groups"]),
+        ({"groups": "A;B", "pluralllm.unseen-groups": "A;B"}, ["pluralllm.unseen-groups", "all groups"]),
+        (
+            {"groups": "A;B;C", "pluralllm.unseen-groups": "C", "sums.population-prior": True},
+            ["sums.population-prior", "sums.min-groups = 3", "there are 2"],
+        ),
+        ({"policy.quantization": "nf4"}, ["policy.quantization", "tuning", "lora"]),
+        ({"run-name": "../escape"}, ["run-name"]),
+        ({"run-name": "a\nb"}, [r'run-name = "a\nb"']),
+        ({"lora.rank": 2**63}, ["lora.rank", "64 bits"]),
+        ({"survey": ""}, ["survey", "not empty"]),
+    ],
+)
+def test_bad_value_is_one_line_that_names_key_and_range(flat, parts):
+    with pytest.raises(UserError) as caught:
+        Config.load(flat)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_every_old_flat_key_is_an_error_that_names_its_new_one():
+    for old in (*MOVED, *REMOVED):
+        says = f'key "{old}" is now "{MOVED[old]}", ' if old in MOVED else f'key "{old}" is gone: '
+        with pytest.raises(UserError) as caught:
+            Config.load({old: 1})
+        assert str(caught.value).startswith(says)
+    assert len(MOVED) + len(REMOVED) + len(keys_in("")) == 104  # keys of version 0.1.0
+
+
+def test_flat_and_toml_round_trip_every_key_with_its_type():
+    given = {"groups": 'a"b; é\\c', "survey": "x\x7f\n", "ppo.learning-rate": 1, "appa.alpha": float("-inf")}
+    flat = Config.load({**given, "appa.min-mean": 1e-300}).flat()
+    assert type(flat["ppo.learning-rate"]) is float  # an integer is taken for a number
+    back = flatten_dict(tomllib.loads(to_toml_table(flat)))  # as Flower does it
+    assert back == flat
+    assert {k: type(v) for k, v in back.items()} == {k: type(v) for k, v in flat.items()}
+    assert Config.load(back).flat() == flat
+
+
+def test_config_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Config.load({}).ppo.epochs = 1  # type: ignore[misc]
+
+
+def test_every_key_and_section_has_a_one_line_doc():
+    for doc in (*(key.doc for key in KEYS.values()), *SECTIONS.values()):
+        assert doc
+        assert not {"\n", "["} & set(doc)
+
+
+def test_split_names():
+    assert split_names("a, b ,,c") == ("a", "b", "c")
+    assert split_names("Korea, South; Egypt;") == ("Korea, South", "Egypt")
+    assert split_names(" ") == ()
+
+
+def test_metric_auto_follows_the_task():
+    assert Config.load({}).reward_metric == "js"
+    assert Config.load({"task": "opa"}).reward_metric == "borda"
+    assert Config.load({"metric": "cosine"}).reward_metric == "cosine"
+
+
+def test_iterations():
+    assert Config.load({"ppo.num-iterations": 7}).iterations(1000) == 7
+    # 5 passes over 192 questions in batches of 96: 960 / 96 = 10.
+    assert Config.load({"ppo.num-iterations": 0}).iterations(192) == 10
+    assert Config.load({"ppo.num-iterations": 0, "ppo.training-epochs": 1}).iterations(3) == 1
+
+
+def test_a_run_without_a_name_gets_one_that_says_what_it_is():
+    config = Config.load({"task": "opa", "rule": "min", "seed": 5, "run.output-dir": "/out"})
+    with pytest.raises(UserError, match="run-name"):
+        _ = config.run_folder
+    named = config.named(datetime(2026, 1, 2, 3, 4, 5))
+    assert named.run_folder == Path("/out/opa-min-seed5-20260102-030405")
+    assert named.named(datetime(2027, 1, 1)) == named

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from real_surveys import GLOBALQA, needs_surveys
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.files import lock
+from appa_flwr.launch import checks
+from appa_flwr.run.files import ERROR_FILE
+from appa_flwr.run.resume import resumable
+from appa_flwr.survey.generate import generate
+
+REPO = Path(__file__).resolve().parents[4]
+ROW = {"question_id": "q1", "question": "A?", "options": ["x", "y"], "distribution": [0.25, 0.75]}
+
+
+@pytest.fixture
+def survey(tmp_path):
+    path = tmp_path / "survey.jsonl"
+    path.write_text("".join(json.dumps(ROW | {"group": group}) + "\n" for group in ("North", "South")))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"groups": "North,West"}, r'groups names "West".*North, South'),
+        ({"federation.min-groups": 3}, r"federation\.min-groups = 3 must be at most .* 2"),
+        ({"pluralllm.unseen-groups": "Nord"}, r'unseen-groups names "Nord", which is not in .*North, South'),
+        ({"pluralllm.unseen-groups": "North;South"}, "names all groups"),
+        ({"sums.population-prior": True}, r"sums\.min-groups = 3 .* there are 2"),
+    ],
+)
+def test_keys_that_do_not_fit_the_groups_of_a_survey_file_are_refused(survey, keys, says):
+    with pytest.raises(UserError, match=says):
+        checks.participants(Config.load({"survey": str(survey), **keys}))
+
+
+def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
+    assert checks.participants(Config.load({"survey": str(survey)})) == ("North", "South")
+    chosen = Config.load({"survey": str(survey), "groups": "South", "federation.min-groups": 1})
+    assert checks.participants(chosen) == ("South",)
+    generated = Config.load({"data.num-groups": 3, "data.num-questions": 20})
+    assert checks.participants(generated) == generate(num_questions=20, num_groups=3, seed=0).groups
+
+
+@needs_surveys
+def test_the_papers_countries_are_in_the_real_survey():
+    config = Config.load({"survey": str(GLOBALQA), "groups": "Nigeria,Egypt,Germany"})
+    assert checks.participants(config) == ("Nigeria", "Egypt", "Germany")
+
+
+def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys):
+    with survey.open("a") as file:
+        file.write(json.dumps(ROW | {"group": "North", "question_id": "spoilt", "distribution": [0.9, 0.9]}) + "\n")
+    rejections = checks.read_survey(Config.load({"survey": str(survey)}), ("North", "South")).rejections
+    assert [(cell.row, cell.question_id) for cell in rejections] == [(3, "spoilt")]
+    checks.show_left_out(rejections * 7)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == checks.SHOWN_REJECTIONS + 1
+    assert "row 3, North, spoilt" in lines[0]
+    assert "7 cells" in lines[-1]
+    with pytest.raises(UserError, match="row 3"):
+        checks.read_survey(Config.load({"survey": str(survey), "data.strict": True}), ("North", "South"))
+
+
+def test_find_app_folder_looks_upwards_and_skips_other_projects(tmp_path):
+    app = tmp_path / "clone"
+    inner = app / "other"
+    inner.mkdir(parents=True)
+    (app / "pyproject.toml").write_text('[project]\nname = "appa-flwr"\n[tool.flwr.app]\npublisher = "p"\n')
+    (inner / "pyproject.toml").write_text('[project]\nname = "another"\n[tool.flwr.app]\npublisher = "p"\n')
+    assert checks.find_app_folder(inner) == app
+
+
+def test_find_app_folder_falls_back_to_the_checkout_of_the_installed_package(tmp_path, monkeypatch):
+    assert checks.find_app_folder(tmp_path) == REPO
+    monkeypatch.setattr(checks.appa_flwr, "__file__", str(tmp_path / "site" / "appa_flwr" / "__init__.py"))
+    with pytest.raises(UserError, match="clone"):
+        checks.find_app_folder(tmp_path)
+
+
+def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_path):
+    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
+    folder = checks.claim_run_folder(config)
+    resumed = resumable(folder)
+    assert resumed == Config.load({**config.flat(), "run.resume": True})
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(UserError, match=rf'^run-name = "mine": {folder} holds a run .* appa run --resume {folder}$'):
+        checks.claim_run_folder(Config.load({**config.flat(), "seed": 1}))
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("config.json", before)]
+    (folder / ERROR_FILE).write_text("why it ended")
+    assert checks.claim_run_folder(resumed) == folder
+    assert not (folder / ERROR_FILE).exists()
+
+
+def test_a_run_that_is_still_written_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "LOCK_SECONDS", 0.0)
+    folder = checks.claim_run_folder(Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"}))
+    with lock(folder / "run.log"), pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
+        checks.claim_run_folder(resumable(folder))
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^run\.output-dir"):
+        checks.claim_run_folder(Config.load({"run.output-dir": str(tmp_path / "file"), "run-name": "mine"}))

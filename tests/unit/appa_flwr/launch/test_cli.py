@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from flwr.common.config import flatten_dict
+from report_runs import predictor_card, write_run
+
+from appa_flwr.config import KEYS, Config
+from appa_flwr.launch import cli
+from appa_flwr.run.files import write_config
+from appa_flwr.run.resume import resumable
+
+
+def appa(monkeypatch, *arguments: str) -> int:
+    """Run the command in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["appa", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["-c", "task=dqa"], "task"),
+        (["-c", "learning-rate=1"], 'is now "ppo.learning-rate"'),
+        (["-c", "ppo={learning-rate=1}"], '"ppo" is a section'),
+        (["-c", "survey=nowhere/file.jsonl"], "nowhere/file.jsonl"),
+        (["-c", "groups=Avaria,Atlantis"], "Atlantis"),
+        (["-c", "seed"], "key=value"),
+        (["nowhere.toml"], "nowhere.toml"),
+        (["../twice.toml"], "twice.toml: not valid TOML: Cannot declare ('ppo',) twice"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(monkeypatch, capsys, tmp_path, arguments, part):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    (tmp_path / "twice.toml").write_text("[ppo]\nepochs = 1\n[ppo]\ngamma = 1\n")
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert appa(monkeypatch, "run", *arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("appa: ")
+    assert shown.err.count("\n") == 1
+    assert part in shown.err
+    assert list(here.iterdir()) == []
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """The folder of a run that was stopped."""
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    config = Config.load({"run.output-dir": "elsewhere", "run-name": "before-it-was-moved", "seed": 3})
+    write_config(folder, config)
+    line = json.dumps({"phase": "ppo", "step": 1, "of": 2, "message": "", "seconds_left": None})
+    (folder / "progress.jsonl").write_text(line + "\n")
+    return folder
+
+
+def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies(stopped, monkeypatch):
+    monkeypatch.chdir(stopped)
+    here = {"run.output-dir": str(stopped.parent), "run-name": "mine", "run.resume": True}
+    for name in (stopped, Path()):
+        assert resumable(name) == Config.load({"seed": 3, **here})
+
+
+def finish(progress):
+    progress.write_text(progress.read_text().replace('"ppo"', '"report"'))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "more", "says"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), [], "not a run folder, it has no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), [], "config.json is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), [], "config.json: input should be an object"),
+        (lambda folder: (folder / "config.json").write_text("{}"), [], "another version of appa-flwr wrote this run"),
+        (lambda folder: finish(folder / "progress.jsonl"), [], "the run is finished"),
+        (lambda folder: None, ["-c", "seed=4"], "it takes no FILE and no -c"),
+        (lambda folder: None, ["my.toml"], "it takes no FILE and no -c"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(stopped, spoil, more, says, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "launch", None)
+    spoil(stopped)
+    assert appa(monkeypatch, "run", "--resume", str(stopped), *more) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def launch(config, **_):
+        asked.append(config)
+        scores = {"js": 0.9123, "js_distance": 0.7654, "wasserstein": 0.8, "cells": 17.0}
+        card = predictor_card(
+            rounds=[{"round": 1, "loss": 0.5, "validation": 0.25}],
+            chosen=1,
+            population=None,
+            by_context={"unseen/held-out": {"4": {**scores, "js": 0.7171}}},
+            scores={"unseen/held-out": {"uniform": scores, "pluralllm": {**scores, "js": 0.9876}}},
+            groups={},
+            calibration={"unseen/held-out": {"spread": 0.012, "rank_correlation": 0.34}},
+        )
+        write_run(config.run_folder, config={}, pluralllm=card)
+        return config.run_folder
+
+    monkeypatch.setattr(cli, "launch", launch)
+    overrides = ["-c", f"run.output-dir={tmp_path}", "-c", "run-name=p", "-c", "run.phases=all"]
+    assert appa(monkeypatch, "pluralllm", *overrides) == 0
+    assert [config.run.phases for config in asked] == ["pluralllm"]
+    said = capsys.readouterr().out
+    kept, missing = "Weights of round 1 of 1 were kept", "The mean of the other groups is not shown"
+    weights = f"pluralllm.checkpoint={tmp_path}/p/pluralllm.safetensors"
+    for part in ("PluralLLM", "0.988", "0.717", kept, missing, "rank correlation with the error 0.34", weights):
+        assert part in said
+
+
+def test_config_shows_the_core_keys_and_what_each_section_holds(monkeypatch, capsys):
+    assert appa(monkeypatch, "config", "-c", "preset=paper", "-c", "ppo.gamma=0.125") == 0
+    shown = capsys.readouterr().out
+    assert '"google/gemma-2-2b-it"' in shown
+    assert "0.125" not in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("│ federation "))
+    cells = ["federation", "how the server waits for the groups", "min-groups, reply-timeout, join-timeout"]
+    assert [cell.strip() for cell in line.split("│")[1:-1]] == cells
+
+
+def test_config_all_shows_every_key_in_full_by_section(monkeypatch, capsys):
+    assert appa(monkeypatch, "config", "--all", "-c", "ppo.gamma=0.125") == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "[federation] how the server waits for the groups" in lines
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert {row[0] for row in rows} - {""} == set(KEYS)
+    assert ["ppo.gamma", "0.125", "a finite number >= 0 and <= 1", "discount factor (PPO table)"] in rows
+
+
+def test_the_toml_of_config_loads_and_goes_into_pyproject(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert appa(monkeypatch, "config", "-c", "seed=9", "--toml") == 0
+    text = capsys.readouterr().out
+    (tmp_path / "full.toml").write_text(text)
+    assert appa(monkeypatch, "config", "full.toml", "--toml") == 0
+    assert capsys.readouterr().out == text
+    pasted = tomllib.loads(f"[tool.flwr.app.config]\n{text}")["tool"]["flwr"]["app"]["config"]
+    assert flatten_dict(pasted) == Config.load({"seed": 9}).flat()
+
+
+def test_report_of_a_folder_that_is_not_there(monkeypatch, capsys, tmp_path):
+    assert appa(monkeypatch, "report", str(tmp_path / "none")) == 2
+    assert "does not exist" in capsys.readouterr().err

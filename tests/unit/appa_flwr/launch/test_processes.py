@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+
+from appa_flwr.launch import processes
+
+
+def test_end_processes_ends_detached_stubborn_grandchildren_and_nothing_else(tmp_path):
+    # The leader has a session; its grandchild shows no environment, ignores SIGTERM and has lost its parent.
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    grandchild_code = f"{ignore}; print('up', flush=True); time.sleep(60)"
+    child_code = f"""
+import subprocess, sys
+code = {grandchild_code!r}
+child = subprocess.Popen([sys.executable, "-c", code], env={{}}, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+"""
+    run_child = f"subprocess.run([sys.executable, '-c', {child_code!r}])"
+    leader = f"import subprocess, sys, time; {run_child}; time.sleep(60)"
+    ours = {**os.environ, "FLWR_HOME": str(tmp_path)}
+    other = {**os.environ, "FLWR_HOME": str(tmp_path / "other")}
+    with (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=other) as bystander,
+        subprocess.Popen(
+            [sys.executable, "-c", leader], env=ours, start_new_session=True, stdout=subprocess.PIPE, text=True
+        ) as started,
+    ):
+        assert started.stdout is not None
+        grandchild = int(started.stdout.readline())
+        while psutil.Process(grandchild).ppid() in {p.pid for p in psutil.Process(started.pid).children()}:
+            time.sleep(0.05)
+        found = {process.pid for process in processes.processes_of(tmp_path)}
+        assert found == {started.pid, grandchild}
+        processes.end_processes(tmp_path)
+        assert processes.processes_of(tmp_path) == []
+        assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE
+        bystander_lives = bystander.poll() is None
+        bystander.terminate()
+    assert bystander_lives

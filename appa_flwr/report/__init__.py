@@ -8,11 +8,12 @@ from pathlib import Path
 
 from appa_flwr.files import replace_file
 from appa_flwr.report import findings, predictor
-from appa_flwr.report.artifacts import PluralLLM, Run, read_run
+from appa_flwr.report.artifacts import Run, read_run
 from appa_flwr.report.page import page, truths
 from appa_flwr.report.plots import predictor as predictor_plots
 from appa_flwr.report.plots import results, training
 from appa_flwr.run.files import PLOTS_FOLDER, REPORT_FILE
+from appa_flwr.run.records import Card
 
 __all__ = ["build"]
 
@@ -60,7 +61,7 @@ def _pictures(run: Run) -> Iterable[Picture]:
         yield from _predictor_pictures(run.pluralllm)
 
 
-def _predictor_pictures(found: PluralLLM) -> Iterable[Picture]:
+def _predictor_pictures(found: Card) -> Iterable[Picture]:
     of = "of the preference predictor"
     if found.rounds:
         picture = predictor_plots.loss_curve(found.rounds, chosen=found.chosen)

@@ -7,44 +7,16 @@ A file that is there but broken is the user's to know about: `UserError` names f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, SUMMARY, read_config
-from appa_flwr.run.records import (
-    POLICIES,
-    TRAINED_POLICIES,
-    Card,
-    Example,
-    Iteration,
-    Phase,
-    Round,
-    Scores,
-    SummaryRow,
-)
-
-__all__ = [
-    "POLICIES",
-    "TRAINED_POLICIES",
-    "Example",
-    "Iteration",
-    "Phase",
-    "PluralLLM",
-    "Round",
-    "Run",
-    "Scalar",
-    "Scores",
-    "SummaryRow",
-    "is_known",
-    "read_run",
-]
+from appa_flwr.run.records import POLICIES, Card, Example, Iteration, Phase, Scores, SummaryRow
 
 METRIC_ORDER = ("js", "js-distance", "wasserstein", "cosine", "borda")
-
-PluralLLM = Card
 
 
 @dataclass(frozen=True)
@@ -63,7 +35,7 @@ class Run:
     phases: tuple[Phase, ...]
     pluralllm: Card | None
     examples: tuple[Example, ...]
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def config(self) -> Mapping[str, Scalar]:
@@ -103,7 +75,7 @@ class Run:
         row = self.row(policy, metric)
         if row is None:
             return None
-        return row.survey if survey else row.targets
+        return row.survey if survey else row
 
 
 def _check_unique(rows: tuple[SummaryRow, ...], path: Path) -> None:
@@ -114,16 +86,25 @@ def _check_unique(rows: tuple[SummaryRow, ...], path: Path) -> None:
             raise UserError(f"{path}: rows {first} and {number} are both policy '{row.policy}', metric '{row.metric}'")
 
 
-def _missing_in_results(summary: tuple[SummaryRow, ...]) -> list[str]:
-    absent = [policy for policy in POLICIES if all(row.policy != policy for row in summary)]
-    return [f"{SUMMARY.name} has no row for {', '.join(absent)}."] if absent and summary else []
-
-
-def _missing_in_training(iterations: tuple[Iteration, ...]) -> list[str]:
-    if not iterations:
-        return []
-    last, planned = iterations[-1].iteration, iterations[-1].num_iterations
-    return [f"The run stopped after iteration {last} of {planned}."] if last < planned else []
+def _missing(run: Run) -> Iterator[str]:
+    """A sentence for each thing that a complete run of its phases has and this one lacks."""
+    whole = run.settings.run.phases != "pluralllm"
+    if whole and not run.iterations:
+        yield f"{METRICS.name}: no PPO iteration was logged, so there are no training curves."
+    if whole and not run.summary:
+        yield f"{SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict."
+    if not run.phases:
+        yield f"{PHASES.name}: the time per phase is unknown."
+    if run.pluralllm is None:
+        yield f"{CARD.name}: nothing is known of the preference predictor's pretraining."
+    if whole and not run.examples:
+        yield f"{EXAMPLES.name}: there are no sample answers."
+    last = run.iterations[-1] if run.iterations else None
+    if last is not None and last.iteration < last.num_iterations:
+        yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
+    absent = [policy for policy in POLICIES if all(row.policy != policy for row in run.summary)]
+    if run.summary and absent:
+        yield f"{SUMMARY.name} has no row for {', '.join(absent)}."
 
 
 def read_run(run_folder: Path) -> Run:
@@ -141,34 +122,17 @@ def read_run(run_folder: Path) -> Run:
     settings = read_config(run_folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
     by_number = {line.iteration: line for line in METRICS.read(run_folder) or ()}
-    iterations = tuple(by_number[number] for number in sorted(by_number))
-    summary = SUMMARY.read(run_folder) or ()
-    phases, pluralllm, examples = PHASES.read(run_folder), CARD.read(run_folder), EXAMPLES.read(run_folder)
-    _check_unique(summary, run_folder / SUMMARY.name)
-
-    missing: list[str] = []
-    whole = settings.run.phases != "pluralllm"
-    if whole and not iterations:
-        missing.append(f"{METRICS.name}: no PPO iteration was logged, so there are no training curves.")
-    if whole and not summary:
-        missing.append(f"{SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict.")
-    if not phases:
-        missing.append(f"{PHASES.name}: the time per phase is unknown.")
-    if pluralllm is None:
-        missing.append(f"{CARD.name}: nothing is known of the preference predictor's pretraining.")
-    if whole and not examples:
-        missing.append(f"{EXAMPLES.name}: there are no sample answers.")
-    missing += _missing_in_training(iterations) + _missing_in_results(summary)
-    return Run(
+    run = Run(
         folder=run_folder,
         settings=settings,
-        iterations=iterations,
-        summary=summary,
-        phases=phases or (),
-        pluralllm=pluralllm,
-        examples=examples or (),
-        missing=tuple(missing),
+        iterations=tuple(by_number[number] for number in sorted(by_number)),
+        summary=SUMMARY.read(run_folder) or (),
+        phases=PHASES.read(run_folder) or (),
+        pluralllm=CARD.read(run_folder),
+        examples=EXAMPLES.read(run_folder) or (),
     )
+    _check_unique(run.summary, run_folder / SUMMARY.name)
+    return replace(run, missing=tuple(_missing(run)))
 
 
 def is_known(value: float | None) -> bool:

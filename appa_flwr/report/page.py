@@ -16,8 +16,9 @@ from typing import NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from appa_flwr.report import findings, predictor, template
-from appa_flwr.report.artifacts import POLICIES, TRAINED_POLICIES, PluralLLM, Run, is_known
+from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE
+from appa_flwr.run.records import POLICIES, TRAINED_POLICIES, Card
 
 DASH = "–"
 FORMAT = "Format\nscore"
@@ -69,7 +70,7 @@ class Column(NamedTuple):
         row = run.row(policy, self.metric)
         if row is None or self.measure == FORMAT:
             return None if row is None else row.format_score
-        scores = row.survey if self.survey else row.targets
+        scores = row.survey if self.survey else row
         if scores is None:
             return None
         return {"FI": scores.fi, "Avg AS": scores.avg_as, "Min AS": scores.min_as}[self.measure]
@@ -231,13 +232,13 @@ def facts(run: Run) -> Iterable[tuple[str, str]]:
     yield "Total time", "unknown" if seconds is None else findings.duration(seconds)
 
 
-def predictor_table(found: PluralLLM) -> Table:
+def predictor_table(found: Card) -> Table:
     """The preference predictor's scores, a block of rows per part."""
     rows = [(row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in predictor.rows(found)]
     return _plain_table(predictor.HEAD, rows, texts=2, caption=predictor.note(found))
 
 
-def context_table(found: PluralLLM) -> Table | None:
+def context_table(found: Card) -> Table | None:
     """Its scores by number of context answers, None where these were not measured."""
     curves = predictor.context_curves(found)
     return _plain_table(*predictor.context_rows(curves), texts=1, caption=predictor.CONTEXT_TITLE) if curves else None

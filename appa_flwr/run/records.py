@@ -111,22 +111,12 @@ class SummaryRow(Scores, _Evaluated):
     format_score: float | None
     survey: Scores | None
 
-    @property
-    def targets(self) -> Scores:
-        """The scores against PluralLLM's targets."""
-        return self
-
 
 class Phase(Record):
     """A row of phases.json: seconds of a phase, added up over resumed sessions."""
 
     phase: str
     seconds: float
-
-    @property
-    def name(self) -> str:
-        """The phase's name."""
-        return self.phase
 
 
 class Example(Record):

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from appa_flwr.report import predictor
-from appa_flwr.report.artifacts import Round
 from appa_flwr.report.plots import style
 from appa_flwr.report.predictor import ContextCurve, GroupScores
+from appa_flwr.run.records import Round
 
 LEVEL_DASHES: Mapping[str, str] = {"mean-of-others": "-.", "nearest-question": "--", "uniform": ":"}
 CONTEXT_COLUMNS = 2

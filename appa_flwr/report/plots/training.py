@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.report.artifacts import Iteration, Phase
 from appa_flwr.report.plots import style
+from appa_flwr.run.records import Iteration, Phase
 
 MOST_NAMED_GROUPS = 12
 """Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
@@ -195,5 +195,5 @@ def seconds_per_phase(phases: Sequence[Phase]) -> Figure:
     bars = axes.barh(range(len(phases)), [phase.seconds for phase in phases], color=style.BLUE, height=0.65)
     axes.bar_label(bars, [f"{phase.seconds:.1f} s" for phase in phases], padding=4, fontsize=9)
     axes.margins(x=0.1)
-    style.rows(axes, [style.label(phase.name) for phase in phases])
+    style.rows(axes, [style.label(phase.phase) for phase in phases])
     return figure

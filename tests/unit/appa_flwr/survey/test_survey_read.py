@@ -27,9 +27,6 @@ def reasons(survey):
     return [(rejection.row, rejection.reason) for rejection in survey.rejections]
 
 
-# --- the three formats --------------------------------------------------------------------------------
-
-
 def test_every_format_gives_the_same_survey(tmp_path, extension):
     rows = [
         row("q1", "A", [0.5, 0.3, 0.2], ordinal=[1.0, 2.0, 3.0]),
@@ -56,17 +53,15 @@ def test_every_format_gives_the_same_survey(tmp_path, extension):
     assert bits(read_group(path, "B")) == bits(survey.answers["B"])
 
 
-def test_parquet_may_hold_lists_as_text(tmp_path):
-    rows = [row() | {"options": str(YES_NO), "distribution": "[0.5, 0.3, 0.2]"}]
-    survey = read.read_survey(write(tmp_path / "survey.parquet", rows))
-    assert survey.questions[0].options == tuple(YES_NO)
-
-
 def test_parquet_that_is_not_utf8_is_a_users_mistake_in_the_text_and_costs_its_cell_in_the_answers(tmp_path):
     texts = ("[1, 0, 0]", "[0, 1, 0.00]")
-    rows = [row("q1", name) | {"distribution": text} for name, text in zip(("Estland", "Lettland"), texts, strict=True)]
+    rows = [
+        row("q1", name) | {"options": str(YES_NO), "distribution": text}
+        for name, text in zip(("Estland", "Lettland"), texts, strict=True)
+    ]
     path = write(tmp_path / "survey.parquet", rows)
     good = path.read_bytes()
+    assert read.read_survey(path).questions[0].options == tuple(YES_NO)  # lists may be text
     path.write_bytes(good.replace(b"Lettland", b"Lettl\xe4nd"))
     for reader in (read.read_survey, read.read_questions, read.group_names):
         with pytest.raises(UserError, match=r"survey\.parquet: not a readable Parquet file \(.*utf-8") as caught:
@@ -121,65 +116,39 @@ def test_json_lines_that_are_none_are_rejected_one_by_one(jsonl):
     assert set(survey.answers["A"]) == {"q1"}
 
 
-# --- rejected cells -----------------------------------------------------------------------------------
-
-
 def test_bad_cells_are_rejected_one_by_one_and_counted(jsonl):
-    path = jsonl(
-        row("q1", "A"),
-        row("q1", "B", [0.5, 0.5]),
-        '{"question_id": "q1", "question": "Text of q1?", "options": ["Yes", "No", "Don\'t know"],'
-        ' "group": "C", "distribution": [NaN, 0.5, 0.5]}',
-        row("q1", "D", [0.5, -0.1, 0.6]),
-        row("q1", "E", [0, 0, 0]),
-        row("q1", "F", [0.5, 0.3, 0.3]),
-        row("q2", "A", [1.0], options=["one"]),
-        row("q3", "A", [1 / 31] * 31, options=[f"o{number}" for number in range(31)]),
-        row("q4", "A", question=" "),
-        row("q1", "G", options=["Yes", "No", "Other"]),
-        row("q1", "H", question="Another text?"),
-        row("q1", "A", [0.2, 0.2, 0.6]),
-        row("", "A"),
-        row("q5", ""),
-        {"question_id": "q6", "question": "?", "options": YES_NO, "group": "A"},
-        row("q7", "A", ordinal=[1, 2]),
-        row("q1", "I"),
-    )
-    survey = read.read_survey(path)
-    assert reasons(survey) == [
-        (2, Reason.LENGTH),
-        (3, Reason.NOT_FINITE),
-        (4, Reason.NEGATIVE),
-        (5, Reason.ZERO),
-        (6, Reason.SUM),
-        (7, Reason.FEW_OPTIONS),
-        (8, Reason.MANY_OPTIONS),
-        (9, Reason.EMPTY_TEXT),
-        (10, Reason.OTHER_OPTIONS),
-        (11, Reason.OTHER_TEXT),
-        (12, Reason.DUPLICATE),
-        (13, Reason.EMPTY_ID),
-        (14, Reason.EMPTY_GROUP),
-        (15, Reason.MISSING),
-        (16, Reason.BAD_ORDINAL),
+    nan = '{"question_id": "q1", "question": "Text of q1?", "options": ["Yes", "No", "Don\'t know"], "group": "C", '
+    given = [
+        (row("q1", "A"), None),
+        (row("q1", "B", [0.5, 0.5]), Reason.LENGTH),
+        (nan + '"distribution": [NaN, 0.5, 0.5]}', Reason.NOT_FINITE),
+        (row("q1", "D", [0.5, -0.1, 0.6]), Reason.NEGATIVE),
+        (row("q1", "E", [0, 0, 0]), Reason.ZERO),
+        (row("q1", "F", [0.5, 0.3, 0.3]), Reason.SUM),
+        (row("q2", "A", [1.0], options=["one"]), Reason.FEW_OPTIONS),
+        (row("q3", "A", [1 / 31] * 31, options=[f"o{number}" for number in range(31)]), Reason.MANY_OPTIONS),
+        (row("q4", "A", question=" "), Reason.EMPTY_TEXT),
+        (row("q1", "G", options=["Yes", "No", "Other"]), Reason.OTHER_OPTIONS),
+        (row("q1", "H", question="Another text?"), Reason.OTHER_TEXT),
+        (row("q1", "A", [0.2, 0.2, 0.6]), Reason.DUPLICATE),
+        (row("", "A"), Reason.EMPTY_ID),
+        (row("q5", ""), Reason.EMPTY_GROUP),
+        ({"question_id": "q6", "question": "?", "options": YES_NO, "group": "A"}, Reason.MISSING),
+        (row("q7", "A", ordinal=[1, 2]), Reason.BAD_ORDINAL),
+        (row("q1", "I", [1, 1, 1]), Reason.SUM),
+        (row("q1", "I", [0.2, 0.2, 0.6]), None),
     ]
+    survey = read.read_survey(jsonl(*(cells for cells, _ in given)))
+    assert reasons(survey) == [(line, reason) for line, (_, reason) in enumerate(given, start=1) if reason]
     assert survey.groups == ("A", "I")
-    # The first of the two answers of A stays.
+    # The first of the two answers of A stays; the second counts where the first was bad.
     np.testing.assert_allclose(survey.answers["A"]["q1"], [0.5, 0.3, 0.2])
+    np.testing.assert_allclose(survey.answers["I"]["q1"], [0.2, 0.2, 0.6])
     table = read.summary(survey)
-    assert table.loc["A", "kept"] == 1
-    assert table.loc["B", "kept"] == 0
-    assert table.loc["B", Reason.LENGTH.value] == 1
-    assert table.loc["A", Reason.DUPLICATE.value] == 1
+    assert (table.loc["A", "kept"], table.loc["B", "kept"], table["kept"].sum()) == (1, 0, 2)
+    assert table.loc["B", Reason.LENGTH.value] == table.loc["A", Reason.DUPLICATE.value] == 1
     assert table.index[-1] == read.UNREADABLE  # the row without a group
-    assert table["kept"].sum() == 2
-    # Every one of the 17 rows is in the table exactly once.
-    assert int(table.to_numpy().sum()) == 17
-
-
-def test_a_second_answer_counts_where_the_first_was_bad(jsonl):
-    survey = read.read_survey(jsonl(row("q1", "A", [1, 1, 1]), row("q1", "A", [0.2, 0.2, 0.6])))
-    np.testing.assert_allclose(survey.answers["A"]["q1"], [0.2, 0.2, 0.6])
+    assert int(table.to_numpy().sum()) == len(given)  # every row once
 
 
 def test_the_first_row_decides_a_question_whoever_reads(jsonl):
@@ -251,9 +220,6 @@ def test_a_bad_name_costs_its_row_and_is_not_repeated(tmp_path, extension):
     assert "\n" not in str(caught.value)
 
 
-# --- a user's mistakes --------------------------------------------------------------------------------
-
-
 HEADER = "question_id,question,options,group,distribution\n"
 
 
@@ -294,14 +260,8 @@ def test_nothing_usable_says_why(jsonl):
         read.read_survey(jsonl(row("q1", "A", [1])))
     with pytest.raises(UserError, match="no usable question"):
         read.read_questions(jsonl(row(options=["one"])))
-
-
-def test_unknown_refusal_policy(jsonl):
     with pytest.raises(UserError, match="refusals: 'hide' is not one of 'keep', 'drop', 'separate'"):
-        read.read_survey(jsonl(row()), refusals="hide")
-
-
-# --- groups -------------------------------------------------------------------------------------------
+        read.read_survey(path, refusals="hide")
 
 
 def test_groups_come_in_the_wanted_order_with_their_questions_only(jsonl):
@@ -444,9 +404,6 @@ def test_public_question_file(tmp_path, extension):
         read_group(path, "A")
 
 
-# --- refusals -----------------------------------------------------------------------------------------
-
-
 def test_dropped_refusals_shrink_the_question_for_everybody(jsonl):
     path = jsonl(
         row("q1", "A", [0.3, 0.1, 0.6], ordinal=[1, 2, 9]),
@@ -492,9 +449,6 @@ def test_separate_refusals_are_told_beside_the_other_answers(jsonl):
     # Who does not ask for rates is not refused for a bad one.
     assert not any(dropped.refusal_rates.values())
     assert reasons(dropped) == [(3, Reason.ONLY_REFUSALS)]
-
-
-# --- minimums -----------------------------------------------------------------------------------------
 
 
 def test_cells_of_few_respondents_are_left_out(tmp_path, extension):
@@ -545,9 +499,6 @@ def test_groups_with_few_questions_are_left_out(jsonl):
         read.read_survey(path, min_questions=4)
     with pytest.raises(UserError, match="row 1: question 'q1', group 'A': group has fewer questions"):
         read.read_survey(jsonl(row("q1", "A")), min_questions=2, strict=True)
-
-
-# --- scales -------------------------------------------------------------------------------------------
 
 
 def test_options_off_the_scale_leave_it_only_if_they_are_dropped(jsonl):

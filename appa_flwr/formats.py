@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from string import ascii_uppercase
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +19,7 @@ from appa_flwr.naming import unknown_name
 FloatArray = npt.NDArray[np.float64]
 
 STYLES = ("full", "compact")
-"""`full`: instructions for a model that follows them; `compact`: cues for a tiny model trained on the
-format.
-"""
+"""`full`: instructions for a model that follows them; `compact`: cues for a tiny model trained on the format."""
 
 SUM_TOLERANCE = 0.01
 """How far a written distribution may be from a sum of one: one unit of the two decimals asked for."""
@@ -29,7 +29,7 @@ MAX_CHARACTERS = 4096
 
 _ROUNDING_SLACK = 1e-9
 _PLACES = 2
-_ALPHABET = 26
+_LABELS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
 
 _FULL_INSTRUCTIONS = {
     "dpa": """\
@@ -95,9 +95,9 @@ def letters(num_options: int) -> tuple[str, ...]:
     Raises:
         ValueError: not between 1 and 702, the labels that one or two letters give.
     """
-    if not 1 <= num_options <= _ALPHABET * (_ALPHABET + 1):
-        raise ValueError(f"num_options must lie between 1 and {_ALPHABET * (_ALPHABET + 1)}, got {num_options}")
-    return tuple(_letter(index) for index in range(num_options))
+    if not 1 <= num_options <= len(_LABELS):
+        raise ValueError(f"num_options must lie between 1 and {len(_LABELS)}, got {num_options}")
+    return _LABELS[:num_options]
 
 
 def prompt(task: str, question: str, options: Sequence[str], *, style: str = "full") -> str:
@@ -131,19 +131,18 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
 
     Source: Appendix "Format Scoring".
 
-    DPA. The values are the numbers on the first line that holds exactly K of them, else all numbers of the
-    text. They give a prediction, scaled to sum to one, if there are K, none negative or infinite and not
-    all zero. The format score is the mean of three checks: the text is nothing but K decimals with commas
-    between them (blanks around a comma and the text are let pass); all values lie in [0, 1]; the values sum
-    to one within `SUM_TOLERANCE`. Without values it is 0.
+    DPA. The values are the numbers on the first line that holds exactly K of them, else all numbers of the text. They
+    give a prediction, scaled to sum to one, if there are K, none negative or infinite and not all zero. The format
+    score is the mean of three checks: the text is nothing but K decimals with commas between them (blanks around a
+    comma and the text are let pass); all values lie in [0, 1]; the values sum to one within `SUM_TOLERANCE`. Without
+    values it is 0.
 
-    OPA. The letters are the capital letters that stand alone on the first line that holds each option's
-    letter exactly once and nothing else that looks like a letter, else those of the text. The format score
-    is the share of the K options whose letter occurs; a complete ranking is a prediction, by first
-    occurrence.
+    OPA. The letters are the capital letters that stand alone on the first line that holds each option's letter exactly
+    once and nothing else that looks like a letter, else those of the text. The format score is the share of the K
+    options whose letter occurs; a complete ranking is a prediction, by first occurrence.
 
-    An answer whose prediction is None earns no training reward at all (see `rewards.training_reward`),
-    whatever its format score, which then says how near it came.
+    An answer whose prediction is None earns no training reward at all (see `rewards.training_reward`), whatever its
+    format score, which then says how near it came.
 
     Args:
         task: "dpa" or "opa".
@@ -164,9 +163,8 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01) -> str:
 
     Args:
         task: "dpa" or "opa".
-        scores: (K,) finite. DPA: non-negative with a positive sum, rounded to multiples of `step` that sum
-            to exactly one by the largest remainders, ties in option order. OPA: higher is preferred, ties
-            in option order.
+        scores: (K,) finite. DPA: non-negative with a positive sum, rounded to multiples of `step` that sum to exactly
+            one by the largest remainders, ties in option order. OPA: higher is preferred, ties in option order.
         step: DPA only; 0.01 or a multiple of it that divides one.
 
     Returns:
@@ -245,11 +243,6 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     scaled_K = values_K / values_K.max()
     distribution_K: FloatArray = scaled_K / scaled_K.sum()
     return distribution_K
-
-
-def _letter(index: int) -> str:
-    first, second = divmod(index, _ALPHABET)
-    return (chr(ord("A") + first - 1) if first else "") + chr(ord("A") + second)
 
 
 def _one_line(text: str) -> str:

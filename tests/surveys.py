@@ -52,3 +52,7 @@ def bits(answers):
 
 def ids(questions):
     return [question.question_id for question in questions]
+
+
+def reasons(survey):
+    return [(rejection.row, rejection.reason) for rejection in survey.rejections]

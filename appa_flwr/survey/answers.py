@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from appa_flwr.survey.cells import CellError, Reason, parse_distribution, parse_quantity
 from appa_flwr.survey.questions import Entry, PublicRow, Refusals
-from appa_flwr.survey.tables import PRIVATE, decode
+from appa_flwr.survey.tables import PRIVATE
 from appa_flwr.survey.types import FloatArray
 
 
@@ -40,7 +40,7 @@ def answer_of(row: PublicRow, entry: Entry, policy: Policy) -> Answer:
     if PRIVATE not in cells:
         raise CellError(Reason.MISSING)
     respondents = _respondents(cells, policy.min_respondents)
-    cell, num_options = decode(cells[PRIVATE]), len(entry.wording.options)
+    cell, num_options = cells[PRIVATE], len(entry.wording.options)
     shares = parse_distribution(cell, num_options, entry.kept)
     rate: float | None = None
     if policy.refusals == "separate":

@@ -165,8 +165,7 @@ def as_text(cell: object, empty: Reason) -> str:
     """A cell's text without the blanks around it; whole and decimal numbers count as text.
 
     Raises:
-        CellError: `empty` where there is none (nothing, blanks, NaN, another type), text too long or not
-            valid Unicode.
+        CellError: `empty` where there is none (nothing, blanks, NaN, another type), text too long or not valid Unicode.
     """
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         if isinstance(cell, float) and math.isnan(cell):  # how pandas writes an empty cell
@@ -187,8 +186,8 @@ def as_name(cell: object, empty: Reason) -> str:
     """A text that stands in messages, tables and commands: the name of a question, a group or an attribute.
 
     Raises:
-        CellError: as `as_text`; too long for a name, or with line breaks or other control characters, with which
-            a file could write over what a terminal shows.
+        CellError: as `as_text`; too long, or with line breaks or other control characters, with which a file could
+            write over what a terminal shows.
     """
     name = as_text(cell, empty)
     if len(name) > MAX_NAME_CHARS or _CONTROL.search(name):
@@ -269,16 +268,10 @@ def parse_quantity(cell: object, reason: Reason, *, most: float = math.inf) -> f
     return value
 
 
-def _normalised(values: Sequence[float], total: float) -> FloatArray:
-    shares = np.array(values, dtype=np.float64)
-    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total
-
-
 def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | None = None) -> FloatArray:
     """The answer shares of one group to one question.
 
-    The checks look at the cell as it was written (the rejection rules of the data page); then the `kept`
-    options alone are renormalised to sum to one.
+    The checks look at the cell as it was written; then the `kept` options alone are renormalised to sum to one.
 
     Args:
         cell: a list of K numbers or its text.
@@ -289,8 +282,8 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
         Shape (len(kept) or K,), each in [0, 1], sum 1.
 
     Raises:
-        CellError: wrong length, no numbers, NaN or infinity, a negative share, sum zero, a sum off one by
-            more than `SUM_TOLERANCE`, or all shares on dropped options.
+        CellError: wrong length, no numbers, NaN or infinity, a negative share, sum zero, a sum off one by more than
+            `SUM_TOLERANCE`, or all shares on dropped options.
     """
     items = as_list(cell, Reason.BAD_DISTRIBUTION)
     if len(items) != num_options:
@@ -308,10 +301,9 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
         raise CellError(Reason.ZERO)
     if abs(total - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise CellError(Reason.SUM)
-    if kept is None:
-        return _normalised(values, total)
-    left = [values[position] for position in kept]
-    total_left = math.fsum(left)
-    if total_left <= 0.0:
+    left = values if kept is None else [values[position] for position in kept]
+    total = math.fsum(left)
+    if total <= 0.0:
         raise CellError(Reason.ONLY_REFUSALS)
-    return _normalised(left, total_left)
+    shares = np.array(left, dtype=np.float64)
+    return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total

@@ -96,9 +96,8 @@ def _wave(wave: Path) -> Iterator[Row]:
     groups = {attribute: _groups(people[attribute]) for attribute in attributes}
     for attribute, (_, names) in groups.items():
         if len(names) > MAX_GROUPS:  # such as a column of respondents' numbers
-            raise UserError(
-                f"{wave / 'metadata.csv'}: column {attribute} has {len(names)} groups; at most {MAX_GROUPS} can be"
-            )
+            count = f"column {attribute} has {len(names)} groups; at most {MAX_GROUPS} can be"
+            raise UserError(f"{wave / 'metadata.csv'}: {count}")
     for index, record in enumerate(info[list(INFO_COLUMNS)].to_dict("records")):
         for row in _question(index + 1 + _HEADER_ROWS, record, people, weight_R, groups):
             yield replace(row, file=str(info_file))

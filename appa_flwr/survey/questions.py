@@ -37,7 +37,7 @@ class Wording(NamedTuple):
     Attributes:
         text: the question.
         options: its K options.
-        scale: position of each option, None where it has none; None as a whole where there is no scale.
+        scale: position of each option, None where it has none; None where there is no scale.
         refused: positions of the options that are refusals.
     """
 

@@ -1,9 +1,9 @@
 """Reads surveys: our own columns, GlobalOpinionQA's CSV or hub id, OpinionQA's folder (see `sources`).
 
-Our columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is
-defined by), `ordinal` (scale position of each option, null for one that has none), `n` (people behind the
-distribution), and `refusal_rate` or `refusals` (people who refused, beside `n`) where refusals are already apart.
-Others are ignored. In CSV the list cells hold JSON or Python-literal text.
+Our columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is defined by),
+`ordinal` (scale position of each option, null for one that has none), `n` (people behind the distribution), and
+`refusal_rate` or `refusals` (people who refused, next to `n`) where refusals are already apart. Others are ignored. In
+CSV the list cells hold JSON or Python-literal text.
 
 Bad cells (question x group) are rejected one by one with a counted reason, everything else is renormalised.
 Names of groups are "attribute/group" where the file has an attribute, and one name stands for every spelling of a
@@ -50,23 +50,22 @@ def read_survey(
 
     Args:
         path: a file, folder or hub id, as in `sources.open_source`.
-        groups: names in the wanted order; a bare name will do where only one attribute has it. None: all
-            groups with a usable answer, in the order of the file. Other groups' answers are not decoded and
-            not judged.
+        groups: names in the wanted order; a bare name will do where only one attribute has it. None: all groups with
+            a usable answer, in the order of the file. Other groups' answers are not looked at.
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
             renormalises the rest; "separate" does the same and gives the share they had in `refusal_rates`.
         strict: the first bad row is an error.
-        min_respondents: cells of fewer people are rejected; those that do not tell how many stay.
+        min_respondents: cells of fewer people are rejected; those without a number stay.
         min_questions: groups with fewer usable questions are left out, each of their cells a rejection.
 
     Returns:
-        Questions with at least one usable answer, in the order of the file; distributions of shape (K,),
-        >= 0, sum 1; the rejected rows (numbered as in `tables.Row`).
+        Questions with at least one usable answer, in the order of the file; distributions (K,), >= 0, sum 1; the
+        rejected rows (numbered as in `tables.Row`).
 
     Raises:
-        UserError: a file that is missing, unreadable, of another format or without a needed column; an
-            unknown or ambiguous group; a wanted group, or the whole file, without a usable answer; a wanted
-            group with fewer than `min_questions`; with `strict` any rejection.
+        UserError: a file that is missing, unreadable, of another format or without a needed column; an unknown or
+            ambiguous group; a wanted group, or the whole file, without a usable answer; a wanted group with fewer than
+            `min_questions`; with `strict` any rejection.
     """
     policy = Policy(refusals, min_respondents, min_questions)
     return _survey(_open(path, refusals), groups=groups, policy=policy, strict=strict)
@@ -105,13 +104,12 @@ def read_questions(
     refusals: Refusals = "keep",
     strict: bool = False,
 ) -> tuple[Question, ...]:
-    """The public side of a survey file, the only one a server needs; no distribution is decoded.
+    """The public side of a survey file, the only one a server needs; no answer is looked at.
 
     Args:
         path: as in `read_survey`, or a public question file without the columns `group` and `distribution`.
-        groups: only questions that the file has a row of for one of these groups, be its distribution usable
-            or not; None for all. Ignored for a file without a `group` column, which holds what everybody may
-            see.
+        groups: only questions that the file has a row of for one of these groups, be its distribution usable or not;
+            None for all. Ignored for a file without a `group` column, which holds what everybody may see.
         refusals: as in `read_survey`; the same options are left in `read_groups`.
         strict: the first bad public cell of a row that counts is an error.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from appa_flwr.errors import UserError
-from appa_flwr.survey.cells import JSON, CellError, Reason
+from appa_flwr.survey.cells import JSON, Reason
 
 PRIVATE: Final = "distribution"
 REFUSED: Final = "refused"
@@ -34,10 +34,9 @@ class Row:
     """One row of a file.
 
     Attributes:
-        number: JSON lines and CSV: the line of the file on which the row starts, from 1 (a CSV header is line
-            1). Parquet: the row, from 1.
-        cells: column -> raw cell: a value of JSON or Parquet (`distribution` an Arrow scalar), or text. Where
-            `reason` is set at most what names the row.
+        number: JSON lines and CSV: the line on which the row starts, from 1 (a CSV header is line 1). Parquet: the
+            row, from 1.
+        cells: column -> raw cell. Where `reason` is set at most what names the row.
         reason: why the row cannot be read at all, else None.
         file: the one that `number` counts in, where the table comes from several.
     """
@@ -57,11 +56,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def require(self, *columns: str) -> None:
-        """Check that the file has these columns.
-
-        Raises:
-            UserError: names the missing ones and those it has.
-        """
+        """Raises a `UserError` that names the missing columns and those the file has."""
         missing = [name for name in columns if name not in self.columns]
         if missing:
             has = ", ".join(name for name in COLUMNS if name in self.columns) or "none of ours"
@@ -71,8 +66,7 @@ class Table:
 def read_table(path: str | os.PathLike[str]) -> Table:
     """The rows of a .csv, .jsonl or .parquet file; columns we do not use are left out.
 
-    Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their
-    reason.
+    Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
 
     Raises:
         UserError: no such file, a folder, not readable, another extension, text that is not UTF-8, broken
@@ -98,19 +92,6 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     return table
 
 
-def decode(cell: object) -> object:
-    """A raw `distribution` cell as a plain value: Arrow scalars are unpacked, others passed on.
-
-    Raises:
-        CellError: a scalar that Python has no value for, such as text that is not UTF-8.
-    """
-    unpack = getattr(cell, "as_py", None)
-    try:
-        return cell if unpack is None else unpack()
-    except (ValueError, OverflowError):
-        raise CellError(Reason.BAD_DISTRIBUTION) from None
-
-
 def _used(header: Sequence[str], source: str) -> list[str]:
     """The columns of a header that we use; two of one name are an error, since either could be meant."""
     used = [name for name in COLUMNS if name in header]
@@ -119,8 +100,6 @@ def _used(header: Sequence[str], source: str) -> list[str]:
             raise UserError(f"{source}: column {name} occurs twice")
     return used
 
-
-# --- JSON lines --------------------------------------------------------------------------------
 
 # A flat list, its strings skipped. Nothing is matched twice, however the text goes on.
 _ANSWERS: Final = re.compile(r'"distribution"[ \t]*+:[ \t]*+\[(?:[^"\[\]]|"(?:[^"\\]|\\.)*+")*+\]', re.DOTALL)
@@ -166,7 +145,7 @@ def _read_jsonl(file: Path, source: str) -> Table:
                 rows.append(Row(number, {}, Reason.TOO_LONG))
                 continue
             try:
-                text = line.decode("utf-8").removeprefix(_BOM)
+                text = line.decode().removeprefix(_BOM)
                 if not text.strip():
                     continue
                 cells = _object(text)
@@ -178,9 +157,6 @@ def _read_jsonl(file: Path, source: str) -> Table:
     if rows and all(row.reason is not None for row in rows):
         raise UserError(f"{source}: no line is a JSON object (line {rows[0].number}: {rows[0].reason})")
     return Table(source, frozenset(columns), tuple(rows))
-
-
-# --- CSV ---------------------------------------------------------------------------------------
 
 
 def _read_csv(file: Path, source: str) -> Table:
@@ -214,7 +190,12 @@ def _read_csv(file: Path, source: str) -> Table:
     return Table(source, frozenset(name for _, name in wanted), tuple(rows))
 
 
-# --- Parquet -----------------------------------------------------------------------------------
+def _plain(cell: Any) -> object:
+    """An Arrow scalar as a value; None where Python has none for it, such as text that is not UTF-8."""
+    try:
+        return cell.as_py()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _read_parquet(file: Path, source: str) -> Table:
@@ -227,14 +208,13 @@ def _read_parquet(file: Path, source: str) -> Table:
             content = pq.ParquetFile(stream)
             names = _used(content.schema_arrow.names, source)
             table: Any = content.read(columns=names)
-        # Arrow scalars of the private column are decoded one by one when asked for.
-        values = {name: table[name] if name == PRIVATE else table[name].to_pylist() for name in names}
+        # One by one in the private column: a bad cell costs its group, not the file.
+        columns = {n: map(_plain, table[n]) if n == PRIVATE else table[n].to_pylist() for n in names}
     # Python's own errors come from names and texts that are not UTF-8, and from dates beyond its calendar.
     except (pa.ArrowException, ValueError, OverflowError) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
-    rows = tuple(
-        Row(index + 1, dict(zip(names, cells, strict=True)))
-        for index, cells in enumerate(zip(*values.values(), strict=True))
+    lines = enumerate(zip(*columns.values(), strict=True), start=1)
+    return Table(
+        source, frozenset(names), tuple(Row(number, dict(zip(names, cells, strict=True))) for number, cells in lines)
     )
-    return Table(source, frozenset(names), rows)

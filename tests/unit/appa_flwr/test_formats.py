@@ -42,14 +42,11 @@ def test_the_example_in_the_instructions_is_an_answer_of_full_marks(task):
     assert parsed.prediction is not None
 
 
-def test_compact_prompts_are_bare_and_tell_the_tasks_apart():
-    assert prompt("dpa", "Good?", ["Yes", "No"], style="compact") == "dpa\nQ: Good?\nA: Yes\nB: No\nscores:"
-    assert prompt("opa", "Good?", ["Yes", "No"], style="compact") == "opa\nQ: Good?\nA: Yes\nB: No\nranking:"
-
-
-def test_line_breaks_in_a_question_cannot_pose_as_options():
-    text = prompt("dpa", "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style="compact")
-    assert text == "dpa\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\nscores:"
+@pytest.mark.parametrize(("task", "cue"), [("dpa", "scores:"), ("opa", "ranking:")])
+def test_compact_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, cue):
+    assert prompt(task, "Good?", ["Yes", "No"], style="compact") == f"{task}\nQ: Good?\nA: Yes\nB: No\n{cue}"
+    text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style="compact")
+    assert text == f"{task}\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\n{cue}"
 
 
 def test_letters_go_on_behind_z():
@@ -122,10 +119,7 @@ def test_distributions_as_models_write_them(text, prediction, score):
 def test_rankings_as_models_write_them(text, prediction, score):
     parsed = parse("opa", text, 4)
     assert parsed.format_score == pytest.approx(score)
-    if prediction is None:
-        assert parsed.prediction is None
-    else:
-        np.testing.assert_array_equal(parsed.prediction, prediction)
+    assert (None if parsed.prediction is None else parsed.prediction.tolist()) == prediction
 
 
 @pytest.mark.parametrize(
@@ -150,13 +144,10 @@ def test_endless_text_is_read_no_further_than_the_limit(task, text):
     assert (read.prediction is None) == (cut.prediction is None)
 
 
-def test_an_answer_cut_at_the_limit_is_not_bare():
+def test_nothing_is_read_behind_the_limit_and_an_answer_cut_there_is_not_bare():
     padded = "0.5,0.5".ljust(MAX_CHARACTERS)
     assert parse("dpa", padded, 2).format_score == 1.0
     assert parse("dpa", padded + "and so on", 2).format_score == pytest.approx(2 / 3)
-
-
-def test_nothing_is_read_behind_the_limit():
     assert parse("dpa", "0.5,".ljust(MAX_CHARACTERS) + "0.5", 2).prediction is None
     assert parse("opa", "A,".ljust(MAX_CHARACTERS) + "B", 2).format_score == 0.5
 

@@ -83,7 +83,7 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
 
 
 def deployed(config: Config, files: Mapping[str, Path]) -> dict[int, Context]:
-    """Contexts of nodes that run at home, one a group, each with the group's own data file."""
+    """Contexts of deployed nodes, one a group, each with the group's own data file."""
     return {
         2000 + 7 * n: _context(config, 2000 + 7 * n, {"group": group, "data": str(path)})
         for n, (group, path) in enumerate(files.items())

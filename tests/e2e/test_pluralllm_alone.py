@@ -19,6 +19,7 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.report.artifacts import read_run
 from server_app import main as server
+from server_app import run as phases
 
 SMALL = {
     "data.num-questions": 60,
@@ -32,15 +33,20 @@ SMALL = {
     "run.phases": "pluralllm",
 }
 GROUPS = ("Avaria", "Belmora", "Castria", "Dorvane")
+WITH_AN_UNSEEN_GROUP = {"pluralllm__unseen_groups": "Castria", "pluralllm__draws": 3}
 
 
-def run(folder: Path, name: str, *, num_nodes: int = 4, **changes: object) -> tuple[Config, InProcessGrid]:
+def run(
+    folder: Path, name: str, *, num_nodes: int = 4, reported: bool = False, **changes: object
+) -> tuple[Config, InProcessGrid]:
     flat = {**SMALL, "run.output-dir": str(folder), "run-name": name, "run.cache-dir": str(folder / "cache")}
     config = Config.load(
         {**flat, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
     )
     grid = InProcessGrid(simulated(config, num_nodes))
-    with flower_task():
+    with flower_task(), pytest.MonkeyPatch.context() as patched:
+        if not reported:  # seconds of plots
+            patched.setattr(phases.report, "build", lambda path: path / "report.html")
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return config, grid
 
@@ -51,7 +57,13 @@ def card(config: Config) -> dict:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Config, InProcessGrid]:
-    return run(tmp_path_factory.mktemp("alone"), "first", pluralllm__unseen_groups="Castria", pluralllm__draws=3)
+    return run(tmp_path_factory.mktemp("alone"), "first", reported=True, **WITH_AN_UNSEEN_GROUP)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> tuple[Config, InProcessGrid]:
+    """The same with two groups on each of two nodes."""
+    return run(tmp_path_factory.mktemp("together"), "together", num_nodes=2, **WITH_AN_UNSEEN_GROUP)
 
 
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
@@ -103,19 +115,16 @@ def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
     assert "unseen/held-out" in card(config)["groups"]["Castria"]
 
 
-def test_a_node_of_unseen_and_seen_groups_trains_for_the_seen_ones(alone, tmp_path):
-    config, _ = alone
-    together, grid = run(tmp_path, "together", num_nodes=2, pluralllm__unseen_groups="Castria", pluralllm__draws=3)
-    assert not any(reply.message.has_error() for reply in grid.replies)
-    one, other = (safetensors.numpy.load_file(each.run_folder / "pluralllm.safetensors") for each in (config, together))
+def test_a_node_of_unseen_and_seen_groups_trains_for_the_seen_ones(alone, together):
+    assert not any(reply.message.has_error() for reply in together[1].replies)
+    one, other = (
+        safetensors.numpy.load_file(config.run_folder / "pluralllm.safetensors") for config, _ in (alone, together)
+    )
     # who shares a node may move the last bits, and Adam-like steps make these a little larger
     assert all(np.allclose(one[key], other[key], atol=2e-3) for key in one)
 
 
-def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, tmp_path):
-    _, apart = alone
-    _, together = run(tmp_path, "together", num_nodes=2, pluralllm__unseen_groups="Castria", pluralllm__draws=3)
-
+def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, together):
     def validated(grid: InProcessGrid) -> int:
         replies = [reply.message.content for reply in grid.replies if reply.kind == "evaluate"]
         return sum(int(content.metric_records["metrics"]["num-examples"]) for content in replies)
@@ -124,16 +133,16 @@ def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, tmp_path):
         group: sum(sums["cells"] for part, sums in ((p, s["uniform"]) for p, s in parts.items()) if "held-out" in part)
         for group, parts in card(alone[0])["groups"].items()
     }
-    assert validated(apart) == validated(together) == sum(n for group, n in held_out.items() if group != "Castria")
+    assert (
+        validated(alone[1]) == validated(together[1]) == sum(n for group, n in held_out.items() if group != "Castria")
+    )
     assert held_out["Castria"] > 0
 
 
 def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     first, before = alone
     path = first.run_folder / "pluralllm.safetensors"
-    second, grid = run(
-        tmp_path, "second", pluralllm__checkpoint=str(path), pluralllm__unseen_groups="Castria", pluralllm__draws=3
-    )
+    second, grid = run(tmp_path, "second", pluralllm__checkpoint=str(path), **WITH_AN_UNSEEN_GROUP)
     assert "train" not in {reply.kind for reply in grid.replies}
     told, retold = (
         [reply.message.content.metric_records["sums"] for reply in each.replies if reply.kind == wire.TARGETS]
@@ -150,26 +159,27 @@ def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     [
         ({"seed": 1}, "was trained on another table of 60 questions, and this run has 60"),
         (
-            {"test_fraction": 0.4},
-            r"trained on \d+ of this run's \d+ held-out questions.*use its seed = 0 and test-fraction = 0.2",
+            {"data__test_fraction": 0.4},
+            r"trained on \d+ of this run's \d+ held-out questions.*use its seed = 0 and data.test-fraction = 0.2",
         ),
-        ({"pluralllm_hidden_dim": 16}, "pluralllm-hidden-dim = 8, and this run has 16"),
-        ({"unseen_groups": "Avaria"}, "group 'Avaria' has trained it"),
+        ({"pluralllm__hidden_dim": 16}, r"pluralllm\.hidden-dim = 8, and this run has 16"),
+        ({"pluralllm__unseen_groups": "Avaria"}, "group 'Avaria' has trained it"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone, changes, says, tmp_path):
     path = alone[0].run_folder / "pluralllm.safetensors"
     with pytest.raises(UserError, match=says):
         run(tmp_path, "refused", pluralllm__checkpoint=str(path), **changes)
-    assert "pluralllm-checkpoint" in (tmp_path / "refused" / "error.txt").read_text()
+    assert "pluralllm.checkpoint" in (tmp_path / "refused" / "error.txt").read_text()
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()
 
 
 def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
     """The other groups' answers are known on training questions; held-out ones are predicted without them."""
     # groups that answered the same questions, so that the others' mean says something
-    with_it, grid = run(tmp_path, "with", data__num_groups=8, num_nodes=8, sums__population_prior=True)
-    without, _ = run(tmp_path, "without", data__num_groups=8, num_nodes=8)
+    eight = {"data__num_groups": 8, "num_nodes": 8}
+    with_it, grid = run(tmp_path, "with", **eight, sums__population_prior=True)
+    without, _ = run(tmp_path, "without", **eight)
     assert not any(reply.message.has_error() for reply in grid.replies)
     better, worse = (card(each)["scores"] for each in (with_it, without))
     assert better["seen/training"]["pluralllm"]["js"] > worse["seen/training"]["pluralllm"]["js"] + 0.05
@@ -177,17 +187,10 @@ def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
     assert card(with_it)["network"]["population"] is True
     assert card(with_it)["population"]["prior"] is True
     path = with_it.run_folder / "pluralllm.safetensors"
-    again, grid = run(
-        tmp_path,
-        "again",
-        data__num_groups=8,
-        num_nodes=8,
-        sums__population_prior=True,
-        pluralllm__checkpoint=str(path),
-    )
+    again, _ = run(tmp_path, "again", **eight, sums__population_prior=True, pluralllm__checkpoint=str(path))
     assert card(again) == card(with_it)
     with pytest.raises(UserError, match="population-prior = True, and this run has False"):
-        run(tmp_path, "refused", data__num_groups=8, num_nodes=8, pluralllm__checkpoint=str(path))
+        run(tmp_path, "refused", **eight, pluralllm__checkpoint=str(path))
 
 
 def test_a_misspelt_unseen_group_does_not_train_unnoticed(tmp_path):

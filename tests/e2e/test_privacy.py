@@ -149,7 +149,7 @@ def test_errors_of_every_action_hold_nothing_private(whole_run, monkeypatch):
     monkeypatch.setattr(wire, "pack_replies", fail)
     monkeypatch.setattr(wire, "pack_sums_reply", fail)
     monkeypatch.setattr(predictor, "train_round", fail)
-    monkeypatch.setattr(predictor, "validate", fail)
+    monkeypatch.setattr(predictor.Predictor, "validate", fail)
     grid = InProcessGrid(recorded.contexts)
     grid.push_messages({asked.kind: asked.message for asked in recorded.requests}.values())
     assert {reply.kind for reply in grid.replies} == set(KINDS)

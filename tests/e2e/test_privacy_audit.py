@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from audit import DIARY, audit, make_world, private_values, structure, talked
+from audit import DIARY, World, audit, make_world, private_values, structure, talked
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.serde import message_to_proto
-from in_process import Crossed
+from in_process import Crossed, InProcessGrid, cross, cross_records
 
 from appa_flwr import secure_sum, wire
-from client_app import outgoing, scoring
+from client_app import scoring
 from server_app.federation.catalogue import build_catalogue
 
 Change = Callable[[RecordDict, np.ndarray], None]
@@ -106,20 +105,30 @@ LEAKS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory) -> tuple[World, InProcessGrid]:
+    world = make_world(tmp_path_factory.mktemp("honest"), pluralllm__rounds=1)
+    grid = talked(world)
+    assert audit(grid, world) == []
+    return world, grid
+
+
 @pytest.mark.parametrize(("kind", "change", "finding"), LEAKS, ids=[f"{kind}: {finding}" for kind, _, finding in LEAKS])
-def test_a_client_that_leaks_is_caught(kind, change, finding, tmp_path, monkeypatch):
-    world = make_world(tmp_path, pluralllm__rounds=1)
-    by_kind = {"train": "send_weights", "evaluate": "send_error", wire.POPULATION: "send_sums"}
-    honest = getattr(outgoing, by_kind.get(kind, "send"))
+def test_a_client_that_leaks_is_caught(kind, change, finding, honest):
+    """What the groups really sent, with every reply of one kind changed as by a client that leaks."""
+    world, recorded = honest
 
-    def dishonest(message: Message, *args: object, **kwargs: object) -> Message:
-        reply = honest(message, *args, **kwargs)
-        if message.metadata.message_type == kind:
-            change(reply.content, world.rows[0])
-        return reply
+    def leaking(asked: Crossed, reply: Crossed) -> Crossed:
+        if reply.kind != kind:
+            return reply
+        content = cross_records(reply.message.content)
+        change(content, world.rows[0])
+        return cross(Message(content, reply_to=asked.message))
 
-    monkeypatch.setattr(outgoing, honest.__name__, dishonest)
-    found = audit(talked(world), world)
+    grid = InProcessGrid(recorded.contexts)
+    grid.requests = recorded.requests
+    grid.replies = [leaking(*pair) for pair in zip(recorded.requests, recorded.replies, strict=True)]
+    found = audit(grid, world)
     assert any(f"{kind}: {finding}" in line for line in found), found
 
 
@@ -142,12 +151,12 @@ def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, mo
     assert any("a private answer in votes" in line for line in audit(talked(world), world))
 
 
-def test_an_error_in_its_own_words_is_caught(tmp_path):
-    world = make_world(tmp_path)
-    grid = talked(world)
+def test_an_error_in_its_own_words_is_caught(honest):
+    world, grid = honest
     asked = grid.requests[0]
-    said = Message(Error(code=wire.FAILED, reason=f"no {DIARY}-1 in {world.rows[0][0]}"), reply_to=asked.message)
-    reply = Crossed(message_to_proto(said).SerializeToString(deterministic=True), said)
+    reply = cross(
+        Message(Error(code=wire.FAILED, reason=f"no {DIARY}-1 in {world.rows[0][0]}"), reply_to=asked.message)
+    )
     group = next(iter(world.files))
     public = build_catalogue(world.config)
     assert "an error in its own words" in next(structure(asked, reply, group=group, public=public, world=world))

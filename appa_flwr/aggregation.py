@@ -18,9 +18,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appa_flwr import ranges
-from appa_flwr.errors import UserError
+from appa_flwr.errors import UserError, unknown_name
 from appa_flwr.fairness import BoolArray, FloatArray, fairness_index, present_groups
-from appa_flwr.naming import unknown_name
 from appa_flwr.ranges import EMA_DECAY, FAIRNESS_THRESHOLD, MAX_COV, MIN_MEAN, TEMPERATURE
 
 _ALPHA_LOST_IN_ROUNDING = float(np.finfo(np.float64).eps)

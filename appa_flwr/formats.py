@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.naming import unknown_name
+from appa_flwr.errors import unknown_name
 
 FloatArray = npt.NDArray[np.float64]
 

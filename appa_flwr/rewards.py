@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr import ranges
-from appa_flwr.naming import unknown_name
-from appa_flwr.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.errors import unknown_name
+from appa_flwr.ranges import ALIGNMENT_WEIGHT, TASK_METRICS
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -126,8 +126,6 @@ METRICS: dict[str, Metric] = {
 }
 """Metrics by the name they have in config and reports."""
 
-_TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
-
 
 def metrics_of(task: str) -> tuple[str, ...]:
     """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
@@ -135,9 +133,9 @@ def metrics_of(task: str) -> tuple[str, ...]:
     Raises:
         UserError: an unknown task.
     """
-    if task not in _TASK_METRICS:
-        raise unknown_name("task", task, valid=_TASK_METRICS)
-    return _TASK_METRICS[task]
+    if task not in TASK_METRICS:
+        raise unknown_name("task", task, valid=TASK_METRICS)
+    return TASK_METRICS[task]
 
 
 def training_reward(

@@ -65,29 +65,20 @@ def test_advantages_and_returns(recorded, policy_mask_JT, value_mask_JT):
     close(ppo.whiten(advantage_JT, policy_mask_JT), recorded["advantages"])
 
 
-@pytest.mark.parametrize("recorded_advantages", [True, False])
-def test_losses_of_every_micro_batch(recorded, policy_mask_JT, value_mask_JT, recorded_advantages):
-    advantage_JT, return_JT = recorded["advantages"], recorded["returns"]
-    if not recorded_advantages:  # the whole chain from log-probs on is ours
-        shaped_JT = ppo.shaped_rewards(
-            recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], value_mask_JT, kl_coefficient=KL
-        )
-        reward_JT = ppo.whiten(shaped_JT, value_mask_JT, shift_mean=False)
-        advantage_JT, return_JT = ppo.gae(reward_JT, recorded["values"], value_mask_JT, gamma=GAMMA, gae_lambda=LAMBDA)
-        advantage_JT = ppo.whiten(advantage_JT, policy_mask_JT)
+def test_losses_of_every_micro_batch(recorded, policy_mask_JT, value_mask_JT):
     found = []
     for m, rows in enumerate(recorded["micro_inds"]):
         policy = ppo.policy_loss(
             recorded["micro_new_logprobs"][m],
             recorded["logprobs"][rows],
-            advantage_JT[rows],
+            recorded["advantages"][rows],
             policy_mask_JT[rows],
             clip_range=CLIP,
         )
         value = ppo.value_loss(
             recorded["micro_vpred"][m],
             recorded["values"][rows],
-            return_JT[rows],
+            recorded["returns"][rows],
             value_mask_JT[rows],
             clip_range=CLIP_VALUE,
         )

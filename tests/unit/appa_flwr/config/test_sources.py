@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from flwr.common.config import parse_config_args
 
-from appa_flwr.config import KEYS, Config, assemble, parse_override, preset, preset_names, read_toml, sources
+from appa_flwr.config import KEYS, Config, assemble, parse_override, preset, sources
+from appa_flwr.config.sources import preset_names, read_toml
 from appa_flwr.errors import UserError
 
 # Copied by hand from the paper's three tables, for GLOBALQA and gemma-2-2b-it.

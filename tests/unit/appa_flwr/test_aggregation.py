@@ -125,23 +125,6 @@ def test_the_lowest_history_has_the_largest_weight(history_G, temperature):
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=IDS)
-def test_a_missing_group_is_left_out_and_keeps_its_history(rule):
-    rng = np.random.default_rng(1)
-    reward_GJ, training_GJ = rng.random((2, 4, 5))
-    history_G = np.array([0.3, 0.5, 0.2, 0.4])
-    reward_GJ[2] = training_GJ[2] = np.nan
-    present = [0, 1, 3]
-    result = once(rule, reward_GJ, training_GJ, history_G)
-    alone = once(rule, reward_GJ[present], training_GJ[present], history_G[present])
-    np.testing.assert_allclose(result.aggregate_J, alone.aggregate_J, rtol=1e-14)
-    np.testing.assert_allclose(result.weight_G[present], alone.weight_G, rtol=1e-14)
-    np.testing.assert_allclose(result.state.history_G[present], alone.state.history_G, rtol=1e-14)
-    assert result.weight_G[2] == 0.0
-    assert result.state.history_G[2] == 0.2
-    assert result.fairness_index == pytest.approx(alone.fairness_index)
-
-
-@pytest.mark.parametrize("rule", ALL_RULES, ids=IDS)
 @given(rewards, st.randoms(use_true_random=False))
 def test_weights_sum_to_one_and_follow_the_groups(rule, reward_GJ, random):
     order = list(range(len(reward_GJ)))

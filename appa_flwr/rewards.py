@@ -147,14 +147,8 @@ def training_reward(
 ) -> FloatArray:
     """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for an answer that could not be read.
 
-    Args:
-        reward_GJ: alignment rewards (G, J) in [0, 1]; a row of NaN is a group that did not answer and stays NaN.
-        format_score_J: (J,) in [0, 1].
-        parsed_J: (J,) True where a prediction could be read from the answer.
-        alignment_weight: the paper's omega.
-
-    Returns:
-        Training rewards (G, J) in [0, 1].
+    Training rewards (G, J) from alignment rewards (G, J), where a row of NaN is a group that did not answer and stays
+    NaN, format scores (J,), all in [0, 1], and flags (J,) of answers that could be read.
 
     Raises:
         ValueError: shapes that do not fit, or a weight outside its range (`appa_flwr.ranges`).

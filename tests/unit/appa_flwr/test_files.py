@@ -59,10 +59,8 @@ def test_a_folder_that_has_gone_is_named(tmp_path):
 
 
 def test_only_the_system_s_errors_are_the_user_s():
-    with (
-        pytest.raises(UserError, match=r"x: cannot be written \(.* No space left on device \(os error 28\)\)"),
-        files.writing("x"),
-    ):
+    says = r"x: cannot be written \(.* No space left on device \(os error 28\)\)"
+    with pytest.raises(UserError, match=says), files.writing("x"):
         raise RuntimeError("from a library: No space left on device (os error 28)")
     with pytest.raises(RuntimeError, match="a bug"), files.writing("x"):
         raise RuntimeError("a bug")

@@ -95,8 +95,8 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
         ("unseen / held-out", "Mean of the other groups", 0.76, 180),
         ("unseen / held-out", "PluralLLM, same answers", 0.72, 180),
     ]
-    assert page.count('<td class="text">Mean of the other groups</td><td>0.760</td>') == 1
-    assert page.count('<td class="text">PluralLLM, same answers</td><td>0.720</td>') == 1
+    for predictor_and_js in ("Mean of the other groups</td><td>0.760", "PluralLLM, same answers</td><td>0.720"):
+        assert page.count(f'<td class="text">{predictor_and_js}</td>') == 1
     assert "so it is a hard baseline. Sums over groups, each of at least 3, were made for 0 training and 36" in page
 
 
@@ -120,11 +120,7 @@ def test_a_run_that_stopped_midway_says_where(tmp_path: Path) -> None:
 
 
 def test_a_repeated_iteration_of_a_resumed_run_counts_once(tmp_path: Path) -> None:
-    lines = [
-        line(1, planned=3, fell_back=True),
-        line(2, planned=3, fell_back=True),
-        line(2, planned=3, fell_back=False),
-    ]
+    lines = [line(i, planned=3, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
     run = read_run(write_run(tmp_path, config=CONFIG, metrics=lines))
     found = findings.fall_back(run.iterations)
     assert found is not None

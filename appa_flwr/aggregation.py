@@ -18,9 +18,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appa_flwr import ranges
-from appa_flwr.errors import UserError
+from appa_flwr.errors import UserError, unknown_name
 from appa_flwr.fairness import BoolArray, FloatArray, fairness_index, present_groups
-from appa_flwr.naming import unknown_name
 from appa_flwr.ranges import EMA_DECAY, FAIRNESS_THRESHOLD, MAX_COV, MIN_MEAN, TEMPERATURE
 
 _ALPHA_LOST_IN_ROUNDING = float(np.finfo(np.float64).eps)
@@ -184,12 +183,8 @@ class Combination(NamedTuple):
 class Rule(BaseModel, ABC):
     """An aggregation rule with its parameters set; pure, the state goes in and comes out.
 
-    Its fields are parameters that every rule has, so that fairness and history can be plotted for all of them alike.
-
-    Attributes:
-        ema_decay: of the history; only `appa` acts on the history, the others record it.
-        min_mean: safeguard of the Fairness Index.
-        max_cov: safeguard of the Fairness Index.
+    Its fields are parameters that every rule has, so that fairness and history can be plotted for all of them alike;
+    only `appa` acts on the history, the others record it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
@@ -221,12 +216,7 @@ class Rule(BaseModel, ABC):
         The alignment rewards feed fairness and history, the training rewards get aggregated. A missing group is a row
         of NaN in both: the result is that of the others alone, and its history stays. A group's first answer, where
         others have answered in earlier iterations, finds it with the mean of their histories instead of 0, which would
-        outweigh them all (design section 3).
-
-        Args:
-            state: from `init` or the previous result.
-            reward_GJ: alignment rewards (G, J) in [0, 1].
-            training_reward_GJ: rewards with the format score mixed in (G, J).
+        outweigh them all (design section 3). Both rewards are (G, J), the alignment rewards in [0, 1].
 
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
@@ -329,9 +319,7 @@ def parameters(name: str) -> tuple[str, ...]:
 def make(name: str, **params: Any) -> Rule:
     """The rule of that name, to be used as `state = rule.init(G)`, `result = rule.apply(state, rewards, training)`.
 
-    Args:
-        name: a key of `RULES`.
-        **params: numbers, the fields of that rule; only `alpha` of rule `alpha` has no default.
+    `params` are numbers, the fields of that rule; only `alpha` of rule `alpha` has no default.
 
     Raises:
         UserError: an unknown rule or parameter, a missing `alpha`, or a value that is no number or out of range.

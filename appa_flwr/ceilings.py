@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 
-from appa_flwr.naming import unknown_name
+from appa_flwr.errors import unknown_name
 from appa_flwr.rewards import METRICS, borda, js, ranking
 
 FloatArray = npt.NDArray[np.float64]

@@ -22,13 +22,8 @@ def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_
     counts 1, even if they are all 0; else it is left out where its mean is under `min_mean`, and its CoV is capped at
     `max_cov`. If no question is left the index is 1.
 
-    Args:
-        reward_GJ: alignment rewards (G, J) in [0, 1]; a group without an answer is a row of NaN and is left out.
-        min_mean: smallest mean reward of a question that is used.
-        max_cov: cap of the CoV.
-
-    Returns:
-        A number in [1 / (1 + max_cov^2), 1]; 1 means equal rewards for all groups.
+    Of rewards (G, J) in [0, 1], a row of NaN is a group without an answer and is left out. The index is in
+    [1 / (1 + max_cov^2), 1], and 1 means equal rewards for all groups.
 
     Raises:
         ValueError: as `present_groups`, or a parameter outside its range (`appa_flwr.ranges`).
@@ -58,9 +53,7 @@ def fairness_of_cells(
     mean_J = reward_GJ.mean(axis=0, where=present_GJ)
     std_J = reward_GJ.std(axis=0, where=present_GJ)
     # Rounding lets the deviation of equal numbers come out above 0, so equality is decided on the numbers.
-    highest_J = reward_GJ.max(axis=0, where=present_GJ, initial=-np.inf)
-    lowest_J = reward_GJ.min(axis=0, where=present_GJ, initial=np.inf)
-    equal_J = highest_J == lowest_J
+    equal_J = np.nanmax(reward_GJ, axis=0) == np.nanmin(reward_GJ, axis=0)
     cov_J = np.full_like(mean_J, max_cov)
     np.divide(std_J, mean_J, out=cov_J, where=mean_J > 0.0)
     fairness_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, max_cov) ** 2))

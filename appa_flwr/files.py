@@ -35,12 +35,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes, *, parents: bool = False) -> None:
-    """Write next to the file and rename over it, so that a reader never sees half of it.
-
-    Args:
-        path: of the file.
-        data: its new content.
-        parents: make folders that are missing.
+    """Write next to the file and rename over it, so that a reader never sees half of it; `parents` makes folders.
 
     Raises:
         UserError: it cannot be written; what was there before is intact.
@@ -111,15 +106,7 @@ def recover(folder: Path) -> None:
 
 
 def keep_lines(path: Path, count: int | None = None) -> int:
-    """Cut a file to its first complete lines.
-
-    Args:
-        path: a file with a line an entry, which need not exist; its end may be half a line.
-        count: how many lines to keep at most; None keeps all complete ones.
-
-    Returns:
-        Lines that are left.
-    """
+    """Cut a file, which need not exist, to its first `count` complete lines, None for all; how many are left."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     kept = [line for line in lines if line.endswith(b"\n")][:count]
     with writing(path), path.open("ab") as file:
@@ -131,9 +118,7 @@ def keep_lines(path: Path, count: int | None = None) -> int:
 def lock(path: Path, *, patience: float = 0.0) -> IO[bytes]:
     """Hold a file for this process alone, until the returned file is closed or the process ends, however it ends.
 
-    Args:
-        path: made if it does not exist.
-        patience: seconds to wait for another process that ends.
+    `patience` is how many seconds to wait for another process that ends.
 
     Raises:
         UserError: another process holds it.

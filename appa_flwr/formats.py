@@ -14,7 +14,7 @@ from string import ascii_uppercase
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.naming import unknown_name
+from appa_flwr.errors import unknown_name
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -1,6 +1,7 @@
-"""Default and range of each of the paper's APPA hyperparameters (Table appa-hparams), for config, rules and equations.
+"""What config and equations both know: the metrics of each task, and the paper's APPA hyperparameters.
 
-They stand in a module of their own so that a group, which reads the config, does not import the aggregation.
+Of a hyperparameter (Table appa-hparams) it is the default and the range. They stand in a module of their own so that a
+group, which reads the config, does not import the aggregation.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import math
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
+"""Task -> the reward metrics that can score its answers, the usual one first."""
 
 EMA_DECAY = 0.8
 EmaDecay = Annotated[float, Field(ge=0, lt=1)]

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr import ranges
-from appa_flwr.naming import unknown_name
-from appa_flwr.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.errors import unknown_name
+from appa_flwr.ranges import ALIGNMENT_WEIGHT, TASK_METRICS
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -126,8 +126,6 @@ METRICS: dict[str, Metric] = {
 }
 """Metrics by the name they have in config and reports."""
 
-_TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
-
 
 def metrics_of(task: str) -> tuple[str, ...]:
     """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
@@ -135,9 +133,9 @@ def metrics_of(task: str) -> tuple[str, ...]:
     Raises:
         UserError: an unknown task.
     """
-    if task not in _TASK_METRICS:
-        raise unknown_name("task", task, valid=_TASK_METRICS)
-    return _TASK_METRICS[task]
+    if task not in TASK_METRICS:
+        raise unknown_name("task", task, valid=TASK_METRICS)
+    return TASK_METRICS[task]
 
 
 def training_reward(
@@ -149,14 +147,8 @@ def training_reward(
 ) -> FloatArray:
     """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for an answer that could not be read.
 
-    Args:
-        reward_GJ: alignment rewards (G, J) in [0, 1]; a row of NaN is a group that did not answer and stays NaN.
-        format_score_J: (J,) in [0, 1].
-        parsed_J: (J,) True where a prediction could be read from the answer.
-        alignment_weight: the paper's omega.
-
-    Returns:
-        Training rewards (G, J) in [0, 1].
+    Training rewards (G, J) from alignment rewards (G, J), where a row of NaN is a group that did not answer and stays
+    NaN, format scores (J,), all in [0, 1], and flags (J,) of answers that could be read.
 
     Raises:
         ValueError: shapes that do not fit, or a weight outside its range (`appa_flwr.ranges`).

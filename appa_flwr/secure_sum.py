@@ -55,16 +55,13 @@ def usable(public: bytes) -> bool:
 def mask(
     arrays: Mapping[str, FloatArray], *, private: bytes, public_keys: Sequence[bytes], step: str
 ) -> dict[str, Masked]:
-    """Hide one node's part of a sum.
+    """Hide one node's part of a sum: for each array one of the same shape, in fixed point with masks.
 
     Args:
         arrays: the part, by name; finite, each number at most 2^14 either way.
         private: this node's key.
         public_keys: of all nodes that take part, this one among them; the same at every node.
         step: what is summed; a name is used once with a key, or two parts could be told from their difference.
-
-    Returns:
-        For each array one of the same shape, in fixed point with masks.
 
     Raises:
         UserError: this node's key is not among those given, one stands there twice, or a number is out of range.
@@ -87,11 +84,7 @@ def mask(
 
 
 def total(parts: Sequence[Mapping[str, Masked]]) -> dict[str, FloatArray]:
-    """The sum over all nodes, by name.
-
-    Args:
-        parts: what `mask` returned at every node whose key was handed out; with one missing, noise comes out.
-    """
+    """The sum over all nodes, by name, of what `mask` returned at each; with one missing, noise comes out."""
     first, *others = parts
     sums = {name: array.copy() for name, array in first.items()}
     for part in others:

@@ -111,13 +111,7 @@ class GroupReply:
 
 @dataclass(frozen=True, eq=False)
 class SumsRequest:
-    """A step of the sums over groups.
-
-    Attributes:
-        step: `KEYS`, `COUNTS`, `ANSWERS` or `FIT`.
-        public_keys: of the nodes whose parts are added up, the same for all of them.
-        tables: what the node needs for this step, by name.
-    """
+    """A step of the sums over groups: the public keys of all nodes that take part, and tables that it needs."""
 
     step: str
     public_keys: tuple[bytes, ...] = ()
@@ -126,12 +120,7 @@ class SumsRequest:
 
 @dataclass(frozen=True, eq=False)
 class SumsReply:
-    """What a node says in such a step.
-
-    Attributes:
-        public_key: to `KEYS`; empty else.
-        masked: its part of every sum, unreadable but in the total; see `secure_sum`.
-    """
+    """A node's answer: to `KEYS` its public key, else its part of every sum, masked (see `secure_sum`)."""
 
     public_key: bytes = b""
     masked: Mapping[str, npt.NDArray[np.uint64]] = field(default_factory=dict)
@@ -149,11 +138,7 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
 
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
-    """Records -> catalogue.
-
-    Raises:
-        ValueError: records that `pack_catalogue` cannot have made.
-    """
+    """Records -> catalogue; a ValueError where `pack_catalogue` cannot have made them."""
     with _following_the_protocol("a catalogue"):
         arrays = numpy_arrays(content.array_records["catalogue"])
         train_Q = _array(arrays["train"], np.bool_, axes=1)
@@ -190,9 +175,8 @@ def unpack_score_request(content: RecordDict) -> ScoreRequest:
         sides = tuple(_strings(settings["sides"]))
         if not set(sides) <= {TARGET_SIDE, TRUTH_SIDE}:
             raise ValueError("an unknown side")
-        return ScoreRequest(
-            question_J, prediction_JK, tuple(_strings(settings["metrics"])), sides, int(str(settings["draw"]))
-        )
+        metrics = tuple(_strings(settings["metrics"]))
+        return ScoreRequest(question_J, prediction_JK, metrics, sides, int(str(settings["draw"])))
 
 
 def pack_weights(weights: ArrayRecord) -> RecordDict:
@@ -232,10 +216,8 @@ def unpack_sums_reply(content: RecordDict) -> SumsReply:
     with _following_the_protocol("a part of the sums"):
         keys = _keys(content.config_records["keys"]["public"])
         masked = numpy_arrays(content.array_records["masked"])
-        return SumsReply(
-            keys[0] if keys else b"",
-            {name: _array(value, np.uint64, axes=value.ndim) for name, value in masked.items()},
-        )
+        masked = {name: _array(part, np.uint64, axes=part.ndim) for name, part in masked.items()}
+        return SumsReply(keys[0] if keys else b"", masked)
 
 
 def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
@@ -253,10 +235,9 @@ def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
 
 
 def unpack_replies(content: RecordDict) -> tuple[GroupReply, ...]:
-    """Records -> the groups' replies; whatever does not belong to the protocol is left where it is.
+    """Records -> the groups' replies; a ValueError where `pack_replies` cannot have made them.
 
-    Raises:
-        ValueError: records that `pack_replies` cannot have made.
+    Whatever does not belong to the protocol is left where it is.
     """
     with _following_the_protocol("a reply"):
         names = _strings(content.config_records["groups"]["names"])

@@ -18,11 +18,10 @@ import typer
 from appa_flwr import markdown
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
-from appa_flwr.errors import UserError
+from appa_flwr.errors import UserError, unknown_name
 from appa_flwr.files import replace_file
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
-from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import TradeOffPoint, trade_off
 from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, read_config
 from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES

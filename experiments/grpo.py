@@ -31,9 +31,8 @@ from appa_flwr import markdown, wire
 from appa_flwr.aggregation import RULES
 from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
-from appa_flwr.errors import UserError
+from appa_flwr.errors import UserError, unknown_name
 from appa_flwr.files import replace_file
-from appa_flwr.naming import unknown_name
 from appa_flwr.run import files
 from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.generate import ground_truth

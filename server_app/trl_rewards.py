@@ -16,8 +16,7 @@ import torch
 
 from appa_flwr import wire
 from appa_flwr.aggregation import Rule
-from appa_flwr.errors import UserError
-from appa_flwr.naming import unknown_name
+from appa_flwr.errors import UserError, unknown_name
 from appa_flwr.ranges import ALIGNMENT_WEIGHT
 from appa_flwr.rewards import metrics_of
 from server_app.federation.answers import Answers, parse_answers

@@ -5,26 +5,27 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from appa_flwr.report import build
 from appa_flwr.report.artifacts import read_run
 from appa_flwr.report.page import page
 from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
-from appa_flwr.run.records import Card
+from appa_flwr.run.records import POLICIES, Card
 
-POLICIES = ("base", "sft", "ppo", "uniform", "majority", "ceiling-average", "ceiling-min")
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
 SIZES = ["1", "2", "4", "8", "16", "32", "64"]
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
-def row(policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey: bool = True) -> dict[str, Any]:
-    """A summary row over two groups that really have this mean and minimum: a = min, b = 2 avg - min."""
-    per_group = {"a": min_as, "b": 2 * avg_as - min_as}
+def row(
+    policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey: bool = True, groups: Sequence[str] = "ab"
+) -> dict[str, Any]:
+    """A summary row over groups that really have this mean and minimum: the first is worst off."""
+    others = (len(groups) * avg_as - min_as) / (len(groups) - 1)
+    per_group = dict.fromkeys(groups, others) | {groups[0]: min_as}
     scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group}
     truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1} if survey else None
     form = 0.95 if policy in ("base", "sft", "ppo") else None
@@ -35,7 +36,7 @@ def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
     return {"js": js, "js_distance": js - 0.15, "wasserstein": js - 0.05, "cells": cells}
 
 
-def predictor_card(groups: tuple[str, ...] = COUNTRIES, **changed: object) -> dict[str, Any]:
+def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict[str, Any]:
     """A pluralllm.json: the mean of the others is known for all 240 answers of the seen groups, and for 180 of the
     unseen one's; of 30 rounds each fifth is validated, the 20th was kept."""
     card = {
@@ -47,11 +48,7 @@ def predictor_card(groups: tuple[str, ...] = COUNTRIES, **changed: object) -> di
         | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}, "unseen_groups": {}},
         "training": {},
         "rounds": [
-            {
-                "round": r,
-                "loss": 0.6 * float(np.exp(-r / 8)) + 0.05,
-                "validation": 0.25 + 0.0004 * (r - 20) ** 2 if r % 5 == 0 else None,
-            }
+            {"round": r, "loss": 0.05 + 0.5 / r, "validation": None if r % 5 else 0.25 + 0.0004 * (r - 20) ** 2}
             for r in range(1, 31)
         ],
         "chosen": 20,
@@ -99,9 +96,7 @@ def write_run(folder: Path, **files: object) -> Path:
     return folder
 
 
-def line(
-    iteration: int, *, planned: int, fell_back: bool | None, groups: tuple[str, ...] = ("a", "b")
-) -> dict[str, Any]:
+def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequence[str] = "ab") -> dict[str, Any]:
     measures = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
     return {
         "iteration": iteration,
@@ -117,41 +112,17 @@ def line(
     }
 
 
-def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int, seed: int = 0) -> Path:
-    """A whole run of made-up but plausible numbers, for the eye and for tests of size."""
-    rng = np.random.default_rng(seed)
-    level_G, history_G = rng.normal(0, 0.02, len(groups)), np.zeros(len(groups))
-
-    def of(values_G: np.ndarray) -> dict[str, float]:
-        return dict(zip(groups, values_G.tolist(), strict=True))
-
+def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
+    """A whole run of made-up numbers; a group is missing in every 17th iteration."""
     lines = []
     for number in range(1, iterations + 1):
-        progress = 1 - np.exp(-3 * number / iterations)
-        reward_G = 0.72 + 0.11 * progress + level_G + rng.normal(0, 0.008) + rng.normal(0, 0.003, len(groups))
-        absent = [groups[int(rng.integers(len(groups)))]] if number % 17 == 0 else []
-        weights_G = np.exp(-history_G / 0.1)
-        history_G = 0.8 * history_G + 0.2 * reward_G
-        fairness = 0.975 + 0.018 * progress + rng.normal(0, 0.001)
-        lines.append(
-            line(number, planned=iterations, fell_back=bool(fairness >= 0.99), groups=groups)
-            | {name: 0.1 + 0.7 * progress + rng.normal(0, 0.02) for name in ("format_score", "kl", "entropy")}
-            | {name: rng.normal(0.05, 0.01) for name in ("policy_loss", "value_loss", "clip_fraction")}
-            | {"fairness_index": fairness, "missing_groups": absent, "reward": reward_G.mean()}
-            | {"weights": of(weights_G / weights_G.sum()), "history": of(history_G)}
-            | {"rewards": of(reward_G) | dict.fromkeys(absent)}
-        )
-    middle = dict(zip(POLICIES, (0.738, 0.776, 0.834, 0.79, 0.71, 0.954, 0.943), strict=True))
-
-    def scores(policy: str, shift: float) -> dict[str, Any]:
-        flat = 0.3 if policy == "ceiling-min" else 1.0
-        score_G = np.clip(middle[policy] - shift + flat * level_G + rng.normal(0, 0.006, len(groups)), 0, 1)
-        fairness = 0.97 + 0.01 * rng.random()
-        return {"fi": fairness, "avg_as": score_G.mean(), "min_as": score_G.min(), "per_group": of(score_G)}
-
+        lines.append(line(number, planned=iterations, fell_back=number % 3 == 0, groups=groups))
+        if number % 17 == 0:
+            lines[-1]["missing_groups"] = [groups[0]]
+            lines[-1]["rewards"][groups[0]] = None
     summary = [
-        row(policy, 0.0, 0.0, metric=metric) | scores(policy, shift) | {"survey": scores(policy, shift + 0.03)}
-        for metric, shift in (("js", 0.0), ("js-distance", 0.25), ("wasserstein", -0.04), ("cosine", 0.05))
+        row(policy, *GOOD[policy], metric=metric, groups=groups)
+        for metric in ("js", "js-distance", "wasserstein", "cosine")
         for policy in POLICIES
     ]
     phases = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}

@@ -1,12 +1,11 @@
 """The config of a run: its keys, and where they come from."""
 
-from appa_flwr.config.keys import Key, Scalar, to_toml
+from appa_flwr.config.keys import Scalar, to_toml
 from appa_flwr.config.schema import (
     GENERATED_SURVEY,
     HUB_SURVEY,
     KEYS,
     SECTIONS,
-    TASK_METRICS,
     TINY_MODEL,
     Config,
     check_groups,
@@ -14,12 +13,9 @@ from appa_flwr.config.schema import (
     split_names,
 )
 from appa_flwr.config.sources import (
-    PRESET_KEY,
     assemble,
     parse_override,
     preset,
-    preset_names,
-    read_toml,
     to_toml_table,
 )
 
@@ -27,20 +23,15 @@ __all__ = [
     "GENERATED_SURVEY",
     "HUB_SURVEY",
     "KEYS",
-    "PRESET_KEY",
     "SECTIONS",
-    "TASK_METRICS",
     "TINY_MODEL",
     "Config",
-    "Key",
     "Scalar",
     "assemble",
     "check_groups",
     "keys_in",
     "parse_override",
     "preset",
-    "preset_names",
-    "read_toml",
     "split_names",
     "to_toml",
     "to_toml_table",

@@ -34,11 +34,11 @@ from appa_flwr.config.sections import (
     SumsSection,
 )
 from appa_flwr.errors import UserError
+from appa_flwr.ranges import TASK_METRICS
 
 GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
 TINY_MODEL = "tiny"
-TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -61,7 +61,9 @@ class Config(Section):
         "auto", description="alignment reward; auto = js for dpa, borda for opa"
     )
     seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random stream is derived from")
-    run_name: str = Field("", description="folder of the run inside run.output-dir; empty = task, rule, seed and time")
+    run_name: str = Field(
+        "", description="name of the run's folder in run.output-dir; empty = task, rule, seed and time"
+    )
     run: RunSection = RunSection()
     federation: FederationSection = FederationSection()
     data: DataSection = DataSection()

@@ -65,7 +65,7 @@ class DataSection(Section):
     num_groups: int = Field(8, ge=2, description="groups of the generated survey")
     max_questions: int = Field(0, ge=0, description="use at most this many questions; 0 = all")
     refusals: Literal["keep", "drop", "separate"] = Field(
-        "keep", description="refused answers: an option like others, removed, or removed with their rate told apart"
+        "keep", description="refused answers: an option like others, removed, or removed with their rate reported"
     )
     min_respondents: int = Field(0, ge=0, description="leave out answers of fewer people, where the survey tells")
     min_questions: int = Field(1, ge=1, description="leave out groups with fewer usable questions")

@@ -49,11 +49,9 @@ def read_toml(path: Path) -> dict[str, Scalar]:
             scalar; the message names the file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a config file ({error})") from None
-    try:
-        table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # an integer or a nesting beyond Python's limits is none of TOML's
         raise UserError(f"{path}: not valid TOML: {error}") from None
     return _flat(table, source=str(path))

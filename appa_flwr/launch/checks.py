@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import appa_flwr
@@ -25,17 +26,11 @@ def find_app_folder(start: Path) -> Path:
         UserError: none of them is one.
     """
     for folder in (start, *start.parents, Path(appa_flwr.__file__).parent.parent):
-        if _is_app(folder / "pyproject.toml"):
-            return folder
+        with suppress(OSError, ValueError):
+            table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+            if table.get("project", {}).get("name") == APP_NAME and "app" in table.get("tool", {}).get("flwr", {}):
+                return folder
     raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install -e one")
-
-
-def _is_app(pyproject: Path) -> bool:
-    try:
-        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return table.get("project", {}).get("name") == APP_NAME and "app" in table.get("tool", {}).get("flwr", {})
 
 
 def read_survey(config: Config, groups: Sequence[str]) -> Survey:

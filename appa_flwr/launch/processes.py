@@ -59,10 +59,9 @@ def flower_home() -> Iterator[Path]:
 
 
 def _watchdog_of(home: Path) -> subprocess.Popen[bytes]:
-    """A process that waits for this one's end, and then ends all processes of `home`.
+    """A process that ends all processes of `home` once this one has ended, be it by kill -9.
 
-    It reads from a pipe that this process alone can write to. However this process ends, kill -9 included, the system
-    closes the pipe, and the watchdog sees its end.
+    It reads from a pipe that this process alone can write to, and that the system closes with this process.
     """
     return subprocess.Popen(
         # -P keeps this file's folder, whose modules have common names, off the path.

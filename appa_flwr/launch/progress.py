@@ -16,7 +16,7 @@ Show = Callable[[Progress], None]
 
 
 def time_left(record: Progress) -> str:
-    """Time left in words, empty where unknown."""
+    """In words, empty where unknown."""
     if record.seconds_left is None:
         return ""
     minutes, seconds = divmod(max(0, round(record.seconds_left)), 60)

@@ -24,13 +24,7 @@ Picture = tuple[str, bytes, str]
 
 
 def build(run_folder: Path) -> Path:
-    """Builds report.html and plots/*.png of whatever the run has written so far.
-
-    Args:
-        run_folder: the folder the server writes to.
-
-    Returns:
-        The path of report.html.
+    """Builds report.html, whose path is returned, and plots/*.png of whatever the run has written so far.
 
     Raises:
         UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it).

@@ -6,17 +6,20 @@ A file that is there but broken is the user's to know about: `UserError` names f
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
-from appa_flwr.config import Config, Scalar
+from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.ranges import TASK_METRICS
 from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, SUMMARY, read_config
 from appa_flwr.run.records import POLICIES, Card, Example, Iteration, Phase, Scores, SummaryRow
 
-METRIC_ORDER = ("js", "js-distance", "wasserstein", "cosine", "borda")
+METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
 
 
 @dataclass(frozen=True)
@@ -38,27 +41,17 @@ class Run:
     missing: tuple[str, ...] = ()
 
     @property
-    def config(self) -> Mapping[str, Scalar]:
-        """The run's keys and values, sections dotted."""
-        return self.settings.flat()
-
-    @property
     def groups(self) -> tuple[str, ...]:
         """Group names in the order in which the run first names them."""
-        seen: dict[str, None] = {}
-        for row in self.summary:
-            seen.update(dict.fromkeys(row.per_group))
-        for line in self.iterations:
-            seen.update(dict.fromkeys(line.history))
-            seen.update(dict.fromkeys(line.rewards))
-        return tuple(seen)
+        named: list[Iterable[str]] = [row.per_group for row in self.summary]
+        named += [names for line in self.iterations for names in (line.history, line.rewards)]
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that have at least one row, in the paper's order, unknown ones last."""
         present = dict.fromkeys(row.metric for row in self.summary)
-        known = [metric for metric in METRIC_ORDER if metric in present]
-        return tuple(known + [metric for metric in present if metric not in METRIC_ORDER])
+        return tuple(metric for metric in dict.fromkeys((*METRIC_ORDER, *present)) if metric in present)
 
     @property
     def training_metric(self) -> str:
@@ -73,17 +66,7 @@ class Run:
     def scores(self, policy: str, metric: str | None, *, survey: bool) -> Scores | None:
         """That row's scores against the survey truth or PluralLLM's targets, None where there are none."""
         row = self.row(policy, metric)
-        if row is None:
-            return None
-        return row.survey if survey else row
-
-
-def _check_unique(rows: tuple[SummaryRow, ...], path: Path) -> None:
-    seen: dict[tuple[str, str], int] = {}
-    for number, row in enumerate(rows, start=1):
-        first = seen.setdefault((row.policy, row.metric), number)
-        if first != number:
-            raise UserError(f"{path}: rows {first} and {number} are both policy '{row.policy}', metric '{row.metric}'")
+        return row.survey if row is not None and survey else row
 
 
 def _missing(run: Run) -> Iterator[str]:
@@ -108,13 +91,7 @@ def _missing(run: Run) -> Iterator[str]:
 
 
 def read_run(run_folder: Path) -> Run:
-    """Reads whatever a run has written so far.
-
-    Args:
-        run_folder: the folder the server writes to.
-
-    Returns:
-        The run; absent files leave their part empty and add a line to `missing`.
+    """Reads whatever a run has written so far; absent files leave their part empty and add a line to `missing`.
 
     Raises:
         UserError: see `appa_flwr.run.files.read_config` and `read`; or a policy has two rows under a metric.
@@ -131,10 +108,14 @@ def read_run(run_folder: Path) -> Run:
         pluralllm=CARD.read(run_folder),
         examples=EXAMPLES.read(run_folder) or (),
     )
-    _check_unique(run.summary, run_folder / SUMMARY.name)
+    seen: dict[tuple[str, str], int] = {}
+    for number, row in enumerate(run.summary, start=1):
+        if (first := seen.setdefault((row.policy, row.metric), number)) != number:
+            both = f"rows {first} and {number} are both policy '{row.policy}', metric '{row.metric}'"
+            raise UserError(f"{run_folder / SUMMARY.name}: {both}")
     return replace(run, missing=tuple(_missing(run)))
 
 
-def is_known(value: float | None) -> bool:
+def is_known(value: float | None) -> TypeGuard[float]:
     """Whether a number was measured: neither absent nor NaN nor infinite."""
     return value is not None and math.isfinite(value)

@@ -7,11 +7,12 @@ SFT too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from appa_flwr.report.artifacts import Run, is_known
-from appa_flwr.run.records import Iteration, Scores
+from appa_flwr.run.records import Iteration
 
 Measure = Literal["Avg AS", "Min AS"]
 Verdict = Literal["gain", "not over sft", "none", "unknown"]
@@ -27,22 +28,22 @@ HARDLY_EVER = 10
 
 @dataclass(frozen=True)
 class Gain:
-    """How far PPO's score lies above three others.
-
-    Attributes:
-        measure: "Avg AS" or "Min AS".
-        ppo: PPO's score in [0, 1].
-        over_base, over_uniform, over_sft: PPO's score minus theirs, in [-1, 1]; None where they have no row.
-        verdict: "gain" over all three, "not over sft" (over base and uniform only), "none", or "unknown"
-            where base or uniform was not measured.
-    """
+    """PPO's score in [0, 1] on a measure, and how far it lies above others, in [-1, 1] or None where they have none."""
 
     measure: Measure
     ppo: float
     over_base: float | None
     over_uniform: float | None
     over_sft: float | None
-    verdict: Verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        """A gain over all three; over base and the uniform answer only; not even these; or one of these unmeasured."""
+        if any(over is not None and over <= SHOWN_TIE for over in (self.over_base, self.over_uniform)):
+            return "none"
+        if self.over_base is None or self.over_uniform is None:
+            return "unknown"
+        return "not over sft" if self.over_sft is not None and self.over_sft <= SHOWN_TIE else "gain"
 
 
 @dataclass(frozen=True)
@@ -79,73 +80,45 @@ class FallBack:
         return (self.total - self.fell_back) * HARDLY_EVER < self.total
 
 
-def value_of(scores: Scores, measure: Measure) -> float:
-    """Picks the measure out of the scores, in [0, 1]."""
-    return scores.avg_as if measure == "Avg AS" else scores.min_as
-
-
-def _value(run: Run, policy: str, measure: Measure, *, survey: bool) -> float | None:
-    scores = run.scores(policy, run.training_metric, survey=survey)
-    if scores is None or not is_known(value_of(scores, measure)):
-        return None
-    return value_of(scores, measure)
-
-
-def _judge(over_base: float | None, over_uniform: float | None, over_sft: float | None) -> Verdict:
-    if over_base is not None and over_base <= SHOWN_TIE:
-        return "none"
-    if over_uniform is not None and over_uniform <= SHOWN_TIE:
-        return "none"
-    if over_base is None or over_uniform is None:
-        return "unknown"
-    return "not over sft" if over_sft is not None and over_sft <= SHOWN_TIE else "gain"
+def _measured(run: Run, policies: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
+    """Policy -> score on the training metric, of those that were measured."""
+    found = {}
+    for policy in policies:
+        if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
+            found[policy] = scores.avg_as if measure == "Avg AS" else scores.min_as
+    return {policy: value for policy, value in found.items() if is_known(value)}
 
 
 def gains(run: Run, *, survey: bool) -> tuple[Gain, ...]:
-    """PPO's gains on the training metric, for Avg AS and Min AS.
+    """PPO's gains on the training metric, for Avg AS and Min AS; none where PPO was not evaluated.
 
-    Args:
-        run: the run.
-        survey: against the survey truth instead of PluralLLM's targets.
-
-    Returns:
-        One gain a measure, in the order of `MEASURES`; none where PPO was not evaluated.
+    `survey`: against the survey truth instead of PluralLLM's targets.
     """
-    found: list[Gain] = []
+    found = []
     for measure in MEASURES:
-        ppo = _value(run, "ppo", measure, survey=survey)
-        if ppo is None:
-            continue
-        others = {policy: _value(run, policy, measure, survey=survey) for policy in ("base", "uniform", "sft")}
-        over = {policy: None if other is None else ppo - other for policy, other in others.items()}
-        verdict = _judge(over["base"], over["uniform"], over["sft"])
-        found.append(Gain(measure, ppo, over["base"], over["uniform"], over["sft"], verdict))
+        scores = _measured(run, ("ppo", "base", "uniform", "sft"), measure, survey=survey)
+        if (ppo := scores.get("ppo")) is not None:
+            over = (ppo - scores[other] if other in scores else None for other in ("base", "uniform", "sft"))
+            found.append(Gain(measure, ppo, *over))
     return tuple(found)
-
-
-def signed(value: float | None) -> str:
-    """A difference with its sign and three decimals, "unknown" for None."""
-    return "unknown" if value is None else f"{value:+.3f}"
 
 
 def sentence(gain: Gain) -> str:
     """The verdict on one measure in one sentence."""
-    figures = (
-        f"{gain.measure} {gain.ppo:.3f}: {signed(gain.over_base)} over base, "
-        f"{signed(gain.over_uniform)} over the uniform answer, {signed(gain.over_sft)} over SFT"
+    over = {"base": gain.over_base, "the uniform answer": gain.over_uniform, "SFT": gain.over_sft}
+    figures = ", ".join(
+        f"{'unknown' if value is None else f'{value:+.3f}'} over {name}" for name, value in over.items()
     )
-    if gain.verdict == "gain":
-        return f"{figures}: a gain."
-    if gain.verdict == "not over sft":
-        return f"{figures}: above base and the uniform answer, but not above SFT, so PPO itself added nothing."
-    if gain.verdict == "unknown":
-        return f"{figures}: whether this is a gain cannot be said."
+    verdict = {
+        "gain": "a gain",
+        "not over sft": "above base and the uniform answer, but not above SFT, so PPO itself added nothing",
+        "unknown": "whether this is a gain cannot be said",
+        "none": "no gain, because the uniform answer, which knows nothing of any group, does as well or better; "
+        "what was won over base is hedging",
+    }[gain.verdict]
     if gain.over_base is not None and gain.over_base <= SHOWN_TIE:
-        return f"{figures}: no gain, not even over base."
-    return (
-        f"{figures}: no gain, because the uniform answer, which knows nothing of any group, does as well or "
-        "better; what was won over base is hedging."
-    )
+        verdict = "no gain, not even over base"
+    return f"{gain.measure} {gain.ppo:.3f}: {figures}: {verdict}."
 
 
 def verdict_word(found: tuple[Gain, ...]) -> str:
@@ -165,23 +138,16 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
 def ways(run: Run, *, survey: bool) -> tuple[Way, ...]:
     """How much of the way from base to the best shared answer PPO covers on the training metric.
 
-    Args:
-        run: the run.
-        survey: against the survey truth instead of PluralLLM's targets.
-
-    Returns:
-        One way a measure for which base, PPO and that measure's ceiling were evaluated.
+    One way a measure for which base, PPO and that measure's ceiling were evaluated; `survey` as in `gains`.
     """
-    found: list[Way] = []
+    found = []
     for measure in MEASURES:
         policies = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
-        values = {policy: _value(run, policy, measure, survey=survey) for policy in policies}
-        positions = {policy: value for policy, value in values.items() if value is not None}
-        if not {"base", "ppo", CEILING_OF[measure]} <= set(positions):
-            continue
-        base, ceiling = positions["base"], positions[CEILING_OF[measure]]
-        covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None
-        found.append(Way(measure, positions, covered))
+        positions = _measured(run, policies, measure, survey=survey)
+        if {"base", "ppo", CEILING_OF[measure]} <= positions.keys():
+            base, ceiling = positions["base"], positions[CEILING_OF[measure]]
+            covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None
+            found.append(Way(measure, positions, covered))
     return tuple(found)
 
 
@@ -201,17 +167,12 @@ def total_seconds(run: Run) -> float | None:
     """Seconds of all phases, or of all iterations where phases are unknown; None where both are."""
     if run.phases:
         return sum(phase.seconds for phase in run.phases)
-    if run.iterations:
-        return sum(sum(line.seconds.values()) for line in run.iterations)
-    return None
+    return sum(sum(line.seconds.values()) for line in run.iterations) if run.iterations else None
 
 
 def duration(seconds: float) -> str:
     """Seconds as a person says them: "12.3 s", "6 min 5 s", "2 h 3 min"."""
-    minute, hour = 60, 3600
-    if seconds < minute:
+    if seconds < 60:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < hour:
-        return f"{whole // minute} min {whole % minute} s"
-    return f"{whole // hour} h {whole % hour // minute} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -67,10 +67,9 @@ class Column(NamedTuple):
 
     def value(self, run: Run, policy: str) -> float | None:
         """The number of a policy, None where it was not measured."""
-        row = run.row(policy, self.metric)
-        if row is None or self.measure == FORMAT:
-            return None if row is None else row.format_score
-        scores = row.survey if self.survey else row
+        if self.measure == FORMAT:
+            return None if (row := run.row(policy, self.metric)) is None else row.format_score
+        scores = run.scores(policy, self.metric, survey=self.survey)
         if scores is None:
             return None
         return {"FI": scores.fi, "Avg AS": scores.avg_as, "Min AS": scores.min_as}[self.measure]
@@ -81,7 +80,7 @@ Spans = Mapping[str, Sequence[Column]]
 
 
 def _number(value: float | None, decimals: int = SCORE_DECIMALS) -> str:
-    return f"{value:.{decimals}f}" if value is not None and is_known(value) else DASH
+    return f"{value:.{decimals}f}" if is_known(value) else DASH
 
 
 def _percent(share: float, decimals: int = 1) -> str:
@@ -207,10 +206,11 @@ def shown_config(run: Run) -> dict[str, str]:
         came_to["groups"] = f"all {len(run.groups)}"
     if run.iterations and not run.settings.ppo.num_iterations:
         came_to["ppo.num-iterations"] = str(run.iterations[-1].num_iterations)
-    shown = {
-        key: f"{value}" + (f" (here {came_to[key]})" if came_to.get(key) else "") for key, value in run.config.items()
+    values = run.settings.flat()
+    return {
+        key: f"{values[key]} (here {came_to[key]})".strip() if came_to.get(key) else f"{values[key]}".strip()
+        for key in dict.fromkeys((*FIRST_KEYS, *sorted(values)))
     }
-    return {key: shown[key].strip() for key in (*FIRST_KEYS, *sorted(set(shown) - set(FIRST_KEYS)))}
 
 
 def config_table(run: Run) -> Table:
@@ -261,13 +261,8 @@ _JINJA.globals |= {
 
 
 def page(run: Run, pictures: Mapping[str, tuple[bytes, str]]) -> str:
-    """The whole page.
+    """An HTML document that needs no other file.
 
-    Args:
-        run: the run.
-        pictures: name of the picture -> (PNG, text for those who cannot see it); an absent one is left out.
-
-    Returns:
-        An HTML document that needs no other file.
+    `pictures`: name -> (PNG, text for those who cannot see it); an absent one is left out.
     """
     return _JINJA.from_string(template.PAGE).render(run=run, pictures=pictures)

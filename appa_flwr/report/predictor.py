@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -29,23 +31,13 @@ CONTEXT_TITLE = "PluralLLM's JS by number of context answers"
 DECIMALS = 3
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
-
-    Attributes:
-        part: such as "seen / held-out".
-        predictor: its name for a reader.
-        scores: one number a measure.
-        cells: answers scored.
-        first: whether the part begins here.
-    """
+class Row(NamedTuple):
+    """One line of the table: a part such as "seen / held-out", a predictor, a number a measure, and answers scored."""
 
     part: str
     predictor: str
     scores: tuple[float, ...]
     cells: float
-    first: bool
 
 
 @dataclass(frozen=True)
@@ -84,26 +76,20 @@ class ContextCurve:
 def rows(found: Card) -> list[Row]:
     """The score table, a block of rows a part."""
     return [
-        Row(
-            _part(part),
-            PREDICTORS.get(name, name),
-            tuple(score[measure] for measure in MEASURES),
-            score["cells"],
-            first=number == 0,
-        )
+        Row(_part(part), PREDICTORS.get(name, name), tuple(score[measure] for measure in MEASURES), score["cells"])
         for part, predictors in found.scores.items()
-        for number, (name, score) in enumerate(_ordered(predictors).items())
+        for name, score in _ordered(predictors).items()
     ]
 
 
 def table(found: Card) -> Table:
     """The score table for a terminal."""
     shown = Table(*HEAD)
-    for row in rows(found):
-        if row.first and shown.rows:
-            shown.add_section()
-        scores = (f"{value:.{DECIMALS}f}" for value in row.scores)
-        shown.add_row(row.part if row.first else "", row.predictor, *scores, f"{row.cells:.0f}")
+    for part, block in itertools.groupby(rows(found), key=lambda row: row.part):
+        shown.add_section()
+        for number, row in enumerate(block):
+            scores = (f"{value:.{DECIMALS}f}" for value in row.scores)
+            shown.add_row("" if number else part, row.predictor, *scores, f"{row.cells:.0f}")
     return shown
 
 
@@ -146,19 +132,12 @@ def context_curves(found: Card) -> list[ContextCurve]:
     """PluralLLM's score by context size, a curve a part that has any."""
     curves = []
     for part, sizes in found.by_context.items():
-        if not sizes:
-            continue
-        cells = [score["cells"] for score in sizes.values()]
-        others = found.scores.get(part, {})
-        curves.append(
-            ContextCurve(
-                part=_part(part),
-                js={size: sizes[size]["js"] for size in sorted(sizes)},
-                cells=(min(cells), max(cells)),
-                levels={name: others[name]["js"] for name in BASELINES if name in others},
-                fewer=_fewer(others),
-            )
-        )
+        if sizes:
+            cells = [score["cells"] for score in sizes.values()]
+            others = found.scores.get(part, {})
+            js = {size: sizes[size]["js"] for size in sorted(sizes)}
+            levels = {name: others[name]["js"] for name in BASELINES if name in others}
+            curves.append(ContextCurve(_part(part), js, (min(cells), max(cells)), levels, _fewer(others)))
     return curves
 
 
@@ -166,27 +145,20 @@ def context_rows(curves: Sequence[ContextCurve]) -> tuple[tuple[str, ...], list[
     """Head and body of the table by context size: a row a curve, a column a size, a dash where it was not measured."""
     sizes = sorted({size for curve in curves for size in curve.js})
     head = (HEAD[0], *map(str, sizes), HEAD[-1])
-    body = [
-        (
-            curve.part,
-            *(f"{curve.js[size]:.{DECIMALS}f}" if size in curve.js else "–" for size in sizes),
-            curve.answers,
-        )
-        for curve in curves
-    ]
+    body = []
+    for curve in curves:
+        scores = (f"{curve.js[size]:.{DECIMALS}f}" if size in curve.js else "–" for size in sizes)
+        body.append((curve.part, *scores, curve.answers))
     return head, body
 
 
 def by_context(found: Card) -> Table | None:
     """PluralLLM's JS by number of context answers for a terminal; None where it was not measured."""
-    curves = context_curves(found)
-    if not curves:
-        return None
-    head, body = context_rows(curves)
+    head, body = context_rows(context_curves(found))
     shown = Table(*head, title=CONTEXT_TITLE, title_justify="left")
     for cells in body:
         shown.add_row(*cells)
-    return shown
+    return shown if body else None
 
 
 def uncertainty(found: Card) -> list[str]:

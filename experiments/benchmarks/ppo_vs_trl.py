@@ -21,9 +21,8 @@ import typer
 
 from appa_flwr import markdown
 from appa_flwr.config import Scalar, parse_override
-from appa_flwr.errors import UserError
+from appa_flwr.errors import UserError, unknown_name
 from appa_flwr.files import replace_file
-from appa_flwr.naming import unknown_name
 from appa_flwr.run import files
 from experiments import entry
 from experiments.benchmarks.chart import stacked_bars

@@ -21,8 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from appa_flwr.config import TINY_MODEL, Config
-from appa_flwr.errors import UserError
-from appa_flwr.naming import unknown_name
+from appa_flwr.errors import UserError, unknown_name
 
 PAPER_MODELS = ("google/gemma-2-2b-it", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-0.6B")
 """The paper's policies by their names on the hub."""

@@ -93,6 +93,8 @@ def test_a_run_of_ten_iterations_with_gaps(name, params):
             np.testing.assert_allclose(result.aggregate_J, [float(value) for value in aggregates], rtol=1e-13)
             expected_history = [float(history.get(group, 0)) for group in range(num_groups)]
             np.testing.assert_allclose(state.history_G, expected_history, rtol=1e-13)
+            assert result.weight_G.sum() == pytest.approx(1.0)
+            assert not result.weight_G[sorted(absent)].any()
             if alphas:
                 np.testing.assert_allclose(result.weight_G[present], [float(value) for value in alphas], rtol=1e-12)
     if name == "appa" and not params:

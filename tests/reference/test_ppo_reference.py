@@ -25,74 +25,57 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module", params=["extract", "r0", "r1"])
 def recorded(request):
-    if request.param == "extract":
-        with np.load(EXTRACT) as extract:
-            return {key: torch.from_numpy(extract[key]) for key in extract.files}
-    if not ANCHOR.is_file():
-        pytest.skip(f"the whole of TRL's recorded rollouts is absent: {ANCHOR.name}")
-    with np.load(ANCHOR) as anchor:
-        return {key[3:]: torch.from_numpy(anchor[key]) for key in anchor.files if key.startswith(request.param)}
-
-
-@pytest.fixture(scope="module")
-def policy_mask_JT(recorded):
-    return ~recorded["padding_mask"]
-
-
-@pytest.fixture(scope="module")
-def value_mask_JT(recorded):
-    return ~recorded["padding_mask_p1"]
+    path, prefix = (EXTRACT, "") if request.param == "extract" else (ANCHOR, f"{request.param}_")
+    if not path.is_file():
+        pytest.skip(f"the whole of TRL's recorded rollouts is absent: {path.name}")
+    with np.load(path) as file:
+        found = {key.removeprefix(prefix): torch.from_numpy(file[key]) for key in file.files if key.startswith(prefix)}
+    return found | {"policy_mask": ~found["padding_mask"], "value_mask": ~found["padding_mask_p1"]}
 
 
 def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_rewards(recorded, policy_mask_JT, value_mask_JT):
+def test_rewards(recorded):
     # some rows end early and some never do, so both places of the score are met
-    assert {0, 1} == set((value_mask_JT.sum(1) - policy_mask_JT.sum(1)).tolist())
+    assert {0, 1} == set((recorded["value_mask"].sum(1) - recorded["policy_mask"].sum(1)).tolist())
     shaped_JT = ppo.shaped_rewards(
-        recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], value_mask_JT, kl_coefficient=KL
+        recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], recorded["value_mask"], kl_coefficient=KL
     )
-    close(ppo.whiten(shaped_JT, value_mask_JT, shift_mean=False), recorded["rewards"])
+    close(ppo.whiten(shaped_JT, recorded["value_mask"], shift_mean=False), recorded["rewards"])
 
 
-def test_advantages_and_returns(recorded, policy_mask_JT, value_mask_JT):
+def test_advantages_and_returns(recorded):
     advantage_JT, return_JT = ppo.gae(
-        recorded["rewards"], recorded["values"], value_mask_JT, gamma=GAMMA, gae_lambda=LAMBDA
+        recorded["rewards"], recorded["values"], recorded["value_mask"], gamma=GAMMA, gae_lambda=LAMBDA
     )
     close(return_JT, recorded["returns"])
-    close(ppo.whiten(advantage_JT, policy_mask_JT), recorded["advantages"])
+    close(ppo.whiten(advantage_JT, recorded["policy_mask"]), recorded["advantages"])
 
 
-@pytest.mark.parametrize("recorded_advantages", [True, False])
-def test_losses_of_every_micro_batch(recorded, policy_mask_JT, value_mask_JT, recorded_advantages):
-    advantage_JT, return_JT = recorded["advantages"], recorded["returns"]
-    if not recorded_advantages:  # the whole chain from log-probs on is ours
-        shaped_JT = ppo.shaped_rewards(
-            recorded["scores"], recorded["logprobs"], recorded["ref_logprobs"], value_mask_JT, kl_coefficient=KL
-        )
-        reward_JT = ppo.whiten(shaped_JT, value_mask_JT, shift_mean=False)
-        advantage_JT, return_JT = ppo.gae(reward_JT, recorded["values"], value_mask_JT, gamma=GAMMA, gae_lambda=LAMBDA)
-        advantage_JT = ppo.whiten(advantage_JT, policy_mask_JT)
+def test_losses_of_every_micro_batch(recorded):
     found = []
     for m, rows in enumerate(recorded["micro_inds"]):
         policy = ppo.policy_loss(
             recorded["micro_new_logprobs"][m],
             recorded["logprobs"][rows],
-            advantage_JT[rows],
-            policy_mask_JT[rows],
+            recorded["advantages"][rows],
+            recorded["policy_mask"][rows],
             clip_range=CLIP,
         )
         value = ppo.value_loss(
             recorded["micro_vpred"][m],
             recorded["values"][rows],
-            return_JT[rows],
-            value_mask_JT[rows],
+            recorded["returns"][rows],
+            recorded["value_mask"][rows],
             clip_range=CLIP_VALUE,
         )
         # TRL divides the two by different counts
-        policy_mean, value_mean = policy.loss / policy_mask_JT[rows].sum(), value / value_mask_JT[rows].sum()
+        policy_mean, value_mean = (
+            policy.loss / recorded["policy_mask"][rows].sum(),
+            value / recorded["value_mask"][rows].sum(),
+        )
         total = ppo.full_loss(policy=policy_mean, value=value_mean, value_coefficient=VALUE_COEFFICIENT, num_tokens=1)
         found.append([policy_mean, value_mean, total])
     expected = torch.stack([recorded[f"micro_{name}"] for name in ("pg_loss", "vf_loss", "loss")], 1)

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cosine as scipy_cosine_distance
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 
-from appa_flwr.rewards import METRICS, js_distance
+from appa_flwr.rewards import METRICS
 
 K_MAX = 6
 
@@ -61,9 +61,3 @@ def test_padded_batch_equals_reference_row_by_row(metric):
         expected.append(REFERENCES[metric](p, q))
     reward = METRICS[metric](np.array(prediction), np.array(target), np.array(options))
     np.testing.assert_allclose(reward, expected, atol=5e-8 if metric == "js-distance" else 1e-12)
-
-
-def test_natural_distance_is_scipys_default():
-    rng = np.random.default_rng(5)
-    p, q = rng.dirichlet(np.ones(5), size=2)
-    assert js_distance(p, q, np.ones(5, bool), base=np.e) == pytest.approx(1 - jensenshannon(p, q), abs=1e-12)

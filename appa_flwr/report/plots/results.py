@@ -34,13 +34,9 @@ RULE_STYLE: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class TradeOffPoint:
-    """One rule, or one reference answer, in the plane of Avg AS and Min AS.
+    """A rule's Avg AS and Min AS in [0, 1], one of each a seed.
 
-    Attributes:
-        name: the rule's or reference's name.
-        avg_as: Avg AS of each seed, in [0, 1].
-        min_as: Min AS of the same seeds, as many as `avg_as`.
-        reference: True for an answer no rule trained (uniform, ceilings): drawn hollow, without spread.
+    `reference` is True for an answer no rule trained (uniform, ceilings): drawn hollow, without spread.
     """
 
     name: str
@@ -54,12 +50,8 @@ def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], 
     """Per-group alignment scores of several policies on one polar picture.
 
     Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
-    scores differ by a few hundredths.
-
-    Args:
-        per_group: policy -> group -> score in [0, 1]; drawn in this order; without a score there is a gap.
-        groups: `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
-        metric: its name, for the title.
+    scores differ by a few hundredths. `per_group` is policy -> group -> score in [0, 1], a gap where there is none;
+    `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
     """
     upright = len(groups) <= MOST_UPRIGHT_NAMES
     figure = style.figure(6.5 if upright else 8.0, width=9.0)
@@ -115,14 +107,7 @@ def _name_spoke(axes: Axes, name: str, *, angle: float, rim: float, upright: boo
 def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
     """Moves positions apart so that labels placed there do not overlap.
 
-    Args:
-        positions: where the labels would like to be.
-        gap: least distance between two of them; shrunk where they cannot all fit.
-        low: the least position allowed.
-        high: the greatest.
-
-    Returns:
-        A position for each, in the order given, at least `gap` apart and ordered as they were.
+    They keep their order and end up in [low, high], at least `gap` apart, or less where they cannot all fit.
     """
     steps = min(gap, (high - low) / max(len(positions) - 1, 1)) * np.arange(len(positions))
     order = np.argsort(positions, kind="stable")
@@ -181,16 +166,8 @@ def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
 def trade_off(points: Sequence[TradeOffPoint], path: Path, *, metric: str = "js") -> Path:
     """Min AS against Avg AS of several rules, up and right is better.
 
-    Source: "Fairness-Alignment Trade-off Analysis".
-
-    Args:
-        points: one or more; a rule's error bars are the standard deviation over its seeds (ddof 1), absent
-            for one seed.
-        path: where the PNG goes, whole or not at all.
-        metric: its name, for the axes.
-
-    Returns:
-        The path.
+    Source: "Fairness-Alignment Trade-off Analysis". A rule's error bars are the standard deviation over its seeds
+    (ddof 1), absent for one seed. The PNG is written to `path`, which is returned, whole or not at all.
 
     Raises:
         ValueError: no points, or a point whose two tuples differ in length or are empty.
@@ -218,13 +195,8 @@ def trade_off_picture(points: Sequence[TradeOffPoint], *, metric: str) -> Figure
         centre = np.mean(point.avg_as), np.mean(point.min_as)
         if point.reference:
             name, _, marker, _ = style.POLICY_STYLE.get(point.name, (style.label(point.name), "", "D", ""))
-            hollow: style.Look = {
-                "color": style.DARK_GREY,
-                "markerfacecolor": "none",
-                "markeredgewidth": 1.8,
-                "markersize": 10,
-            }
-            axes.plot(*centre, marker=marker, linestyle="none", label=name, **hollow)
+            hollow: style.Look = {"color": style.DARK_GREY, "markerfacecolor": "none", "markeredgewidth": 1.8}
+            axes.plot(*centre, marker=marker, markersize=10, linestyle="none", label=name, **hollow)
             continue
         colour, marker = RULE_STYLE.get(point.name) or next(others)
         count = len(point.avg_as)

@@ -104,7 +104,7 @@ def label(name: str) -> str:
 
 def as_array(values: Iterable[float | None]) -> FloatArray:
     """Numbers with NaN, which leaves a gap in a line, for those not measured."""
-    return np.array([value if value is not None and is_known(value) else np.nan for value in values])
+    return np.array([value if is_known(value) else np.nan for value in values])
 
 
 def curve(axes: Axes, x: Iterable[float], y: Iterable[float | None], *, marker: str = "o", **look: Any) -> Line2D:

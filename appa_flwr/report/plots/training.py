@@ -89,7 +89,7 @@ def group_curves(
         iterations: one or more.
         groups: group names.
         pick: the value per group of an iteration; an absent or None one leaves a gap.
-        title: what the picture shows.
+        title: of the picture.
         axis: the y axis with its unit.
         smooth: draw a centred mean over `SMOOTHING_WINDOW` iterations of long runs (the title then says so).
         shade: grey the iterations in which the rule took the plain mean.

@@ -27,6 +27,8 @@ def test_sparse_rewards():
     assert scores.min_as == pytest.approx(0.55)
     # only question 1 has two groups to compare
     assert scores.fairness_index == pytest.approx(0.8)
+    # where no question has two, nobody is treated unequally
+    assert alignment_scores([[0.2, nan], [nan, 0.9]]).fairness_index == 1.0
 
 
 def test_safeguards_reach_the_fairness_index():

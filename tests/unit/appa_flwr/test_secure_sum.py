@@ -60,11 +60,6 @@ def test_masks_differ_from_step_to_step_array_to_array_and_pair_to_pair():
     assert not (first[0]["a"] == alone[0]["a"]).any()
 
 
-def test_keys_of_one_exchange_are_of_no_use_in_another():
-    assert secure_sum.private_key() != secure_sum.private_key()
-    assert len(PUBLIC[0]) == secure_sum.KEY_BYTES
-
-
 @pytest.mark.parametrize(
     ("keys", "number"), [(PUBLIC[1:], 0.0), ([PUBLIC[0], *PUBLIC], 0.0), ([*PUBLIC, PUBLIC[1]], 0.0),
                          (PUBLIC, np.nan), (PUBLIC, np.inf), (PUBLIC, 2.0**15)],

@@ -193,63 +193,50 @@ def test_a_reply_that_breaks_the_protocol_is_a_value_error(change):
         wire.unpack_replies(content)
 
 
-def broken_catalogues():
-    yield RecordDict()
-    for name in ("train", "embedding", "option"):
-        content = wire.pack_catalogue(catalogue())
-        del content.array_records["catalogue"][name]
-        yield content
-    for name, array in [
-        ("train", np.ones(3, dtype=bool)),  # three questions, elsewhere two
-        ("train", np.ones(2)),
-        ("embedding", np.ones((2, 2, 2), dtype=np.float32)),  # two options, elsewhere three
-        ("option", np.ones((1, 3), dtype=bool)),
-        ("option", np.ones(2, dtype=bool)),
-    ]:
-        content = wire.pack_catalogue(catalogue())
-        content.array_records["catalogue"][name] = Array(array)
-        yield content
-    for text in ("", "[1, 2]", '[["a", "b", 3, null], ["a", "b", ["c"], null]]', '[["a", "b", ["c"], null]]', "{}"):
-        content = wire.pack_catalogue(catalogue())
-        content["questions"] = ConfigRecord({"json": text})
-        yield content
-
-
-def test_a_broken_catalogue_is_a_value_error():
-    for content in broken_catalogues():
-        with pytest.raises(ValueError, match="a catalogue does not follow the protocol"):
-            wire.unpack_catalogue(content)
+@pytest.mark.parametrize(
+    ("record", "name", "value"),
+    [
+        *(("catalogue", name, None) for name in ("train", "embedding", "option")),
+        ("catalogue", "train", np.ones(3, dtype=bool)),  # three questions, elsewhere two
+        ("catalogue", "train", np.ones(2)),
+        ("catalogue", "embedding", np.ones((2, 2, 2), dtype=np.float32)),  # two options, elsewhere three
+        ("catalogue", "option", np.ones((1, 3), dtype=bool)),
+        ("catalogue", "option", np.ones(2, dtype=bool)),
+        ("questions", "json", ""),
+        ("questions", "json", "[1, 2]"),
+        ("questions", "json", '[["a", "b", 3, null], ["a", "b", ["c"], null]]'),
+        ("questions", "json", '[["a", "b", ["c"], null]]'),
+        ("questions", "json", "{}"),
+        ("answers", "question", np.array([0.0, 1.0])),
+        ("answers", "question", np.array([0, 1, 1])),  # three questions for two answers
+        ("answers", "question", np.array([[0, 1]])),
+        ("answers", "prediction", np.ones(2)),
+        ("answers", "prediction", np.ones((2, 3), dtype=np.float32)),
+        ("settings", "metrics", "js"),
+        ("settings", "metrics", [1]),
+        ("settings", "sides", ["elsewhere"]),
+        ("settings", "draw", "x"),
+        ("settings", "draw", 0.5),
+    ],
+)
+def test_a_broken_catalogue_or_score_request_is_a_value_error(record, name, value):
+    request = wire.ScoreRequest(np.array([0, 1]), np.ones((2, 3)), ("js",))
+    content, unpack, what = wire.pack_score_request(request), wire.unpack_score_request, "score request"
+    if record in ("catalogue", "questions"):
+        content, unpack, what = wire.pack_catalogue(catalogue()), wire.unpack_catalogue, "catalogue"
+    del content[record][name]
+    if value is not None:
+        content[record][name] = Array(value) if isinstance(value, np.ndarray) else value
+    with pytest.raises(ValueError, match=f"a {what} does not follow the protocol"):
+        unpack(content)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("question", np.array([0.0, 1.0])),
-        ("question", np.array([0, 1, 1])),  # three questions for two answers
-        ("question", np.array([[0, 1]])),
-        ("prediction", np.ones(2)),
-        ("prediction", np.ones((2, 3), dtype=np.float32)),
-        ("metrics", "js"),
-        ("metrics", [1]),
-        ("sides", ["elsewhere"]),
-        ("draw", "x"),
-        ("draw", 0.5),
-    ],
+    "unpack", [wire.unpack_replies, wire.unpack_score_request, wire.unpack_catalogue, wire.unpack_weights]
 )
-def test_a_broken_score_request_is_a_value_error(name, value):
-    content = wire.pack_score_request(wire.ScoreRequest(np.array([0, 1]), np.ones((2, 3)), ("js",)))
-    if isinstance(value, np.ndarray):
-        content.array_records["answers"][name] = Array(value)
-    else:
-        content.config_records["settings"][name] = value
-    with pytest.raises(ValueError, match="a score request does not follow the protocol"):
-        wire.unpack_score_request(content)
-
-
-def test_empty_messages_are_value_errors():
-    for unpack in (wire.unpack_replies, wire.unpack_score_request, wire.unpack_catalogue, wire.unpack_weights):
-        with pytest.raises(ValueError, match="does not follow the protocol"):
-            unpack(RecordDict())
+def test_an_empty_message_is_a_value_error(unpack):
+    with pytest.raises(ValueError, match="does not follow the protocol"):
+        unpack(RecordDict())
 
 
 @pytest.mark.parametrize("keys", [[b"short"], [b"k" * 33], ["k" * 32], [b"k" * 32, b""]])

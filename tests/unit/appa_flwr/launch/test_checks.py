@@ -68,20 +68,17 @@ def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys
         checks.read_survey(Config.load({"survey": str(survey), "data.strict": True}), ("North", "South"))
 
 
-def test_find_app_folder_looks_upwards_and_skips_other_projects(tmp_path):
-    app = tmp_path / "clone"
-    inner = app / "other"
-    inner.mkdir(parents=True)
-    (app / "pyproject.toml").write_text('[project]\nname = "appa-flwr"\n[tool.flwr.app]\npublisher = "p"\n')
-    (inner / "pyproject.toml").write_text('[project]\nname = "another"\n[tool.flwr.app]\npublisher = "p"\n')
-    assert checks.find_app_folder(inner) == app
-
-
-def test_find_app_folder_falls_back_to_the_checkout_of_the_installed_package(tmp_path, monkeypatch):
+def test_find_app_folder_looks_upwards_skips_other_projects_and_falls_back_to_the_installed_package(
+    tmp_path, monkeypatch
+):
     assert checks.find_app_folder(tmp_path) == REPO
     monkeypatch.setattr(checks.appa_flwr, "__file__", str(tmp_path / "site" / "appa_flwr" / "__init__.py"))
     with pytest.raises(UserError, match="clone"):
         checks.find_app_folder(tmp_path)
+    (inner := tmp_path / "other").mkdir()
+    for folder, name in ((tmp_path, "appa-flwr"), (inner, "another")):
+        (folder / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n[tool.flwr.app]\npublisher = "p"\n')
+    assert checks.find_app_folder(inner) == tmp_path
 
 
 def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_path):

@@ -40,21 +40,22 @@ def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
     assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["none", "none"]
 
 
-def test_way_from_base_to_ceiling(tmp_path: Path) -> None:
-    run = read_run(scored_run(tmp_path))
-    average, minimum = findings.ways(run, survey=False)
-    # Avg by ceiling-average: (.860 - .700) / (.900 - .700) = .16 / .20 = .8
-    # Min by ceiling-min: (.800 - .600) / (.840 - .600) = .20 / .24 = 5/6
-    assert average.covered == pytest.approx(0.8)
-    assert minimum.covered == pytest.approx(5 / 6)
-    assert minimum.positions["ceiling-min"] == 0.840
-    assert "Avg AS 80%, Min AS 83%" in page_of(tmp_path)
-
-
-def test_no_way_where_base_is_at_the_ceiling(tmp_path: Path) -> None:
-    run = read_run(scored_run(tmp_path, base=(0.900, 0.850)))
-    assert [way.covered for way in findings.ways(run, survey=False)] == [None, None]
-    assert "base is at the ceiling already" in page_of(tmp_path)
+@pytest.mark.parametrize(
+    ("changed", "covered", "says"),
+    [
+        # Avg by ceiling-average: (.860 - .700) / (.900 - .700) = .16 / .20 = .8
+        # Min by ceiling-min: (.800 - .600) / (.840 - .600) = .20 / .24 = 5/6
+        ({}, [0.8, 5 / 6], "Avg AS 80%, Min AS 83%"),
+        ({"base": (0.900, 0.850)}, [None, None], "base is at the ceiling already"),
+    ],
+)
+def test_way_from_base_to_ceiling(
+    tmp_path: Path, changed: dict[str, tuple[float, float]], covered: list[float | None], says: str
+) -> None:
+    found = findings.ways(read_run(scored_run(tmp_path, **changed)), survey=False)
+    assert [way.covered for way in found] == pytest.approx(covered)
+    assert found[1].positions["ceiling-min"] == 0.840
+    assert says in page_of(tmp_path)
 
 
 def test_a_run_of_the_predictor_alone_lacks_nothing(tmp_path: Path) -> None:
@@ -94,26 +95,22 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
         ("unseen / held-out", "Mean of the other groups", 0.76, 180),
         ("unseen / held-out", "PluralLLM, same answers", 0.72, 180),
     ]
-    assert page.count('<td class="text">Mean of the other groups</td><td>0.760</td>') == 1
-    assert page.count('<td class="text">PluralLLM, same answers</td><td>0.720</td>') == 1
+    for predictor_and_js in ("Mean of the other groups</td><td>0.760", "PluralLLM, same answers</td><td>0.720"):
+        assert page.count(f'<td class="text">{predictor_and_js}</td>') == 1
     assert "so it is a hard baseline. Sums over groups, each of at least 3, were made for 0 training and 36" in page
 
 
-def test_the_note_says_when_the_predictor_was_given_the_sums(tmp_path: Path) -> None:
+def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
     sums = {"prior": True, "min_groups": 4, "training": 90, "held_out": 36}
     note = predictor.note(found_predictor(tmp_path, population=sums))
     assert "each of at least 4, were made for 90 training and 36 held-out questions, and PluralLLM was given" in note
     assert "was given" not in predictor.note(found_predictor(tmp_path))
-
-
-def test_without_sums_the_note_says_why_the_mean_of_the_others_is_absent(tmp_path: Path) -> None:
     scores = {"seen/held-out": {"pluralllm": predictor_scores(0.9), "uniform": predictor_scores(0.8)}}
     found = found_predictor(tmp_path, scores=scores, population=None)
     assert predictor.note(found).endswith(
         "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), or too few groups "
         "answered the same questions (key sums.min-groups)."
     )
-    assert "hard baseline" not in page_of(tmp_path)
     assert "mean of the other" not in predictor.trust(found)[0]
 
 
@@ -123,11 +120,7 @@ def test_a_run_that_stopped_midway_says_where(tmp_path: Path) -> None:
 
 
 def test_a_repeated_iteration_of_a_resumed_run_counts_once(tmp_path: Path) -> None:
-    lines = [
-        line(1, planned=3, fell_back=True),
-        line(2, planned=3, fell_back=True),
-        line(2, planned=3, fell_back=False),
-    ]
+    lines = [line(i, planned=3, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
     run = read_run(write_run(tmp_path, config=CONFIG, metrics=lines))
     found = findings.fall_back(run.iterations)
     assert found is not None

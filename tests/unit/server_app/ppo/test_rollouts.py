@@ -216,19 +216,3 @@ def test_a_seed_fixes_the_answers_and_leaves_the_global_generator_alone(model, m
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.sequences.response_JT, again.sequences.response_JT)
     assert not torch.equal(first.logprob_JT, other.logprob_JT)
-
-
-def test_rows_are_cut_to_their_own_width_and_keep_their_log_probabilities(model):
-    sampled = draw(model, PROMPTS * 4)
-    all_rows = sampled.sequences.rows(torch.arange(16))
-    full_JT = scores(model, all_rows, temperature=0.8)
-    lengths_J = sampled.sequences.mask_JT.sum(1)
-    short = lengths_J.argsort()[:3]  # three short answers, in another order
-    for index in (torch.tensor([1, 5, 13]), short.flip(0)):
-        part = sampled.sequences.rows(index)
-        width = int(lengths_J[index].max())
-        longest_prompt = max(len(PROMPTS[j % 4]) for j in index.tolist())
-        assert part.response_JT.shape == part.mask_JT.shape == (3, width)
-        assert part.prompt_JP.shape == part.prompt_mask_JP.shape == (3, longest_prompt)
-        part_JT = scores(model, part, temperature=0.8)
-        torch.testing.assert_close(part_JT, full_JT[index, :width], rtol=0, atol=1e-5)

@@ -25,6 +25,8 @@ from appa_flwr import wire
 from appa_flwr.survey.types import Question
 from client_app import scoring
 from server_app.engine.sequences import Sequences, pad_prompts
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Federation
 from server_app.models.policy import FullModels, LoraModels, PolicyModels
 
 RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
@@ -142,6 +144,18 @@ def scoring_node(
         return Message(wire.pack_replies(replies), reply_to=message)
 
     return answer
+
+
+def federated(
+    nodes: Mapping[int, Node], catalogue: wire.Catalogue, *, min_groups: int = 1, silent: Sequence[int] = ()
+) -> Federation:
+    """The groups at these nodes with the catalogue; silent nodes answer nothing from now on."""
+    grid = FakeGrid(nodes)
+    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(catalogue)
+    grid.nodes.update(dict.fromkeys(silent, lambda message: None))
+    return federation
 
 
 def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> wire.Catalogue:

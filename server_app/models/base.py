@@ -170,12 +170,9 @@ def cache_folder(config: Config) -> Path:
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """A causal LM in the config's number format.
+    """The causal LM in a folder, in the config's number format.
 
-    Args:
-        config: `attention`, `compute-dtype`.
-        source: a model folder.
-        quantized: whether its linear layers are packed to nf4 with double quantization, to compute in `compute-dtype`.
+    If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
 
     Raises:
         UserError: it cannot be loaded, or not all of its weights are there.

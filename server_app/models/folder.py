@@ -79,10 +79,6 @@ def describe(error: Exception) -> str:
 def read_config(config: Config, folder: Path) -> PreTrainedConfig:
     """The model's own config, once its folder has passed every check that needs no weights.
 
-    Args:
-        config: `model` for messages, `attention`.
-        folder: as `locate` gives it.
-
     Raises:
         UserError: not a causal language model that Transformers knows, weights missing or cut short, or an attention
             implementation the model does not have.

@@ -52,19 +52,16 @@ class _WithoutWeights(Strategy):
     """Flower's hooks for rounds in which weights travel, which they do not here."""
 
     def configure_train(self, *_: Any, **__: Any) -> Iterable[Message]:
-        """No message."""
         return []
 
     def aggregate_train(self, *_: Any, **__: Any) -> tuple[None, None]:
-        """Nothing."""
         return None, None
 
     def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
-        """No message."""
         return []
 
     def aggregate_evaluate(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Nothing is reported."""
 
     def summary(self) -> None:
         """Nothing that the run's own log lacks."""

@@ -289,7 +289,7 @@ def test_equal_prompts_and_one_token_answers_leave_rows_of_one_token(tuning):
     engine = make(tuning, response_length=1)
     before = weights(engine)
     rollout = engine.rollout([PREFIX] * len(BATCH))
-    assert rollout.sequences.packed().ids_JL.shape == (len(BATCH), 1)
+    assert rollout.sequences.packed()[0].shape == (len(BATCH), 1)
     engine.update(rollout, engine.reference_pass(rollout.sequences), some_scores())
     assert torch.isfinite(weights(engine)).all()
     assert not torch.equal(weights(engine), before)

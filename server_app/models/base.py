@@ -79,10 +79,7 @@ def prepare(
 ) -> Base:
     """Find, fetch or build the base model.
 
-    Args:
-        config: `model`, and for the tiny one its recipe.
-        questions: the public training questions; the tiny model's tokenizer and corpus come from them.
-        progress: called with (step, steps) while the tiny model is built.
+    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile.
 
     Raises:
         UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.

@@ -37,9 +37,6 @@ INDEX_FILE, ADAPTER_FILE = "model.safetensors.index.json", "adapter_config.json"
 def locate(model: str) -> Path:
     """The folder that a model's files lie in; those of a hub id are fetched into the hub's cache.
 
-    Args:
-        model: a folder, or a hub id such as those of `PAPER_MODELS`.
-
     Raises:
         UserError: no such folder, no such model, a licence that is not accepted, or no way to the hub.
     """

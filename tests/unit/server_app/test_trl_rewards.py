@@ -22,7 +22,6 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from appa_flwr import aggregation
 from appa_flwr.errors import UserError
 from client_app import scoring
-from server_app.federation.answers import parse_answers
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe
 from server_app.trl_rewards import GroupRewards, LocalGroups
@@ -43,9 +42,9 @@ def local_groups(**scorers):
     return LocalGroups({name: table_scorer(table_QK) for name, table_QK in TABLES.items()} | scorers)
 
 
-def build(rule="average", *, groups=None, metric="wasserstein", parameters=None, **keys):
-    made = aggregation.make(rule, ema_decay=DECAY, **(parameters or {}))
-    return GroupRewards(groups or local_groups(), made, catalogue=CATALOGUE, metric=metric, **keys)
+def build(rule="average", *, groups=None, metric="wasserstein", kind=GroupRewards, **keys):
+    made = aggregation.make(rule, ema_decay=DECAY)
+    return kind(groups or local_groups(), made, catalogue=CATALOGUE, metric=metric, **keys)
 
 
 def ask(rewards, completions, question_id, **columns):
@@ -113,19 +112,6 @@ def test_a_silent_group_is_left_out_and_keeps_its_history(groups):
     assert logged["group_reward/A"] == pytest.approx(0.75)
 
 
-def test_appa_weighs_by_the_history_of_the_calls_before():
-    rewards = build("appa", metric="js", parameters={"fairness_threshold": 1.1})
-    request = parse_answers("dpa", TWO, np.array([0, 1]), CATALOGUE).request(["js"])
-    reward_GJ = np.stack([table_scorer(table_QK)(request)["js"] for table_QK in TABLES.values()])
-    training_GJ = 0.85 * reward_GJ + 0.15
-    history_G = np.zeros(2)
-    for _ in range(2):
-        weight_G = np.exp((1 - history_G) / 0.1) / np.exp((1 - history_G) / 0.1).sum()
-        expected_J = np.log(np.mean(np.exp(weight_G[:, None] * training_GJ), axis=0))
-        assert ask(rewards, TWO, TWO_QUESTIONS) == pytest.approx(expected_J)
-        history_G = DECAY * history_G + (1 - DECAY) * reward_GJ.mean(1)
-
-
 def test_what_is_logged():
     logged = {}
     ask(build(), ["0.70,0.30", "no idea"], ["Q0", "Q1"], log_metric=logged.__setitem__)
@@ -187,8 +173,7 @@ def test_held_out_questions_are_scored_and_leave_no_trace():
 
 
 def test_rankings():
-    groups = LocalGroups({"A": table_scorer(TABLES["A"])})
-    rewards = GroupRewards(groups, aggregation.make("average"), catalogue=CATALOGUE, task="opa")
+    rewards = build(groups=LocalGroups({"A": table_scorer(TABLES["A"])}), metric=None, task="opa")
     # Q2 of A ranks C, B, A: the same ranking is worth 1
     assert ask(rewards, ["C,B,A"], ["Q2"]) == pytest.approx([1.0])
     assert ask(rewards, ["A,C,B"], ["Q2"])[0] < 0.5
@@ -285,9 +270,7 @@ def test_two_steps_of_trl_s_trainers(trainer, settings, tmp_path):
         requests.append(request)
         return table_scorer(TABLES["A"])(request)
 
-    rewards = Dressed(
-        local_groups(A=watched), aggregation.make("average", ema_decay=DECAY), catalogue=CATALOGUE, metric="wasserstein"
-    )
+    rewards = build(groups=local_groups(A=watched), kind=Dressed)
     rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
     running = trainer(
         model,

@@ -199,25 +199,18 @@ def test_a_window_shorter_than_two_probes_or_gradient_checkpointing_shares_nothi
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_last_layer_gives_what_is_read_and_its_gradient(architecture):
-    model = tiny_causal_lm(architecture).double()
-    trunk, computed = model.base_model, []
+def test_the_last_layer_computes_what_is_read_and_no_more(architecture):
+    trunk, computed = tiny_causal_lm(architecture).double().base_model, []
     ids_JL = torch.randint(1, VOCABULARY, (3, 8), generator=torch.Generator().manual_seed(0))
     read_JL = torch.rand(ids_JL.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     assert 0 < read_JL.sum() < read_JL.numel()
     plain_JLH = trunk(input_ids=ids_JL).last_hidden_state
-    plain_JLH[read_JL].pow(3).sum().backward()
-    plain = [p.grad for p in trunk.parameters()]
-    trunk.zero_grad(set_to_none=True)
     hook = trunk.layers[-1].mlp.down_proj.register_forward_hook(lambda _, __, out: computed.append(out.shape[:-1]))
     with computing_only(trunk, read_JL):
         thin_JLH = trunk(input_ids=ids_JL).last_hidden_state
     hook.remove()
     assert computed == [(int(read_JL.sum()),)]
     torch.testing.assert_close(thin_JLH[read_JL], plain_JLH[read_JL], rtol=0, atol=1e-12)
-    thin_JLH[read_JL].pow(3).sum().backward()
-    for parameter, gradient in zip(trunk.parameters(), plain, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-9)
     torch.testing.assert_close(trunk(input_ids=ids_JL).last_hidden_state, plain_JLH, rtol=0, atol=0)
 
 

@@ -180,6 +180,7 @@ def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case)
     (models, _), sequences = case, answer_rows(shared=len(PREFIX))
     trained = models.policy_parameters() + models.value_parameters()
     disturb(trained)
+    before_JT = found("policy", models, sequences)
 
     def sampling():
         with models.sampling():
@@ -192,7 +193,6 @@ def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case)
             first()
             second()
             assert all(p.requires_grad for p in trained)
-    before_JT = found("policy", models, sequences)
     for which in ("value", "reference"):
         with pytest.raises(AttributeError), one_pass(models, sequences, which) as scorer:
             scorer(None)

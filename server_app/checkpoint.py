@@ -99,11 +99,7 @@ def save_weights(path: Path, pretraining: Pretraining) -> None:
 
 
 def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
-    """What `save_weights` wrote; None where nothing is.
-
-    Args:
-        path: of the file.
-        start: weights of the names and shapes that are expected.
+    """What `save_weights` wrote; None where nothing is. `start` has the names and shapes that are expected.
 
     Raises:
         UserError: it cannot be read, or holds other names or shapes.

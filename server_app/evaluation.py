@@ -16,7 +16,7 @@ from appa_flwr import wire
 from appa_flwr.ceilings import SOLVED_METRICS, shared_answer
 from appa_flwr.config import Config
 from appa_flwr.rewards import metrics_of
-from appa_flwr.run.records import CEILINGS, Scores, SummaryRow
+from appa_flwr.run.records import CEILINGS, Example, Scores, SummaryRow
 from appa_flwr.scores import alignment_scores
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
@@ -28,6 +28,7 @@ IntArray = npt.NDArray[np.int64]
 
 SIDES = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
 PROBE_DIGITS = 9
+NUM_EXAMPLES = 12
 
 
 def greedy_answers(
@@ -39,16 +40,7 @@ def greedy_answers(
     question_J: IntArray,
     catalogue: wire.Catalogue,
 ) -> Answers:
-    """Decode one answer a question, without sampling.
-
-    Args:
-        model: the policy.
-        base: its tokenizer.
-        config: `task`, `response-length`, `eval-batch-size`.
-        prompts: token ids of every prompt, by catalogue position.
-        question_J: which questions.
-        catalogue: their options.
-    """
+    """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position."""
     texts: list[str] = []
     decoding = Decoding.fitting(
         model,
@@ -76,23 +68,17 @@ class Scored:
     Attributes:
         rows: of summary.json, one a metric: scores against PluralLLM's targets, and under `survey` those against the
             groups' own answers.
+        texts: the answers, as the policy wrote them.
         reward_J: each answer's reward on the first metric, averaged over the groups that answered.
     """
 
     rows: list[SummaryRow]
+    texts: tuple[str, ...]
     reward_J: FloatArray
 
 
 def score(federation: Federation, policy: str, answers: Answers, *, metrics: Sequence[str], config: Config) -> Scored:
-    """Let the groups score one policy's answers to the held-out questions.
-
-    Args:
-        federation: the groups that score.
-        policy: name of the rows.
-        answers: one a held-out question.
-        metrics: a row each.
-        config: safeguards of the Fairness Index.
-    """
+    """Let the groups score one policy's answers to the held-out questions; a row for each metric."""
     rewards = federation.score(answers.request(metrics, sides=SIDES))
     written = bool(np.isfinite(answers.format_score_J).all())
     rows = []
@@ -108,7 +94,7 @@ def score(federation: Federation, policy: str, answers: Answers, *, metrics: Seq
                 survey=_scores(federation, truth_GJ, config) if known else None,
             )
         )
-    return Scored(rows, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
+    return Scored(rows, answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
 
 
 def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Scores:
@@ -122,12 +108,7 @@ def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Sc
 
 
 def baseline_rows(
-    federation: Federation,
-    config: Config,
-    catalogue: wire.Catalogue,
-    *,
-    question_J: IntArray,
-    majority_QK: FloatArray,
+    federation: Federation, config: Config, catalogue: wire.Catalogue, *, question_J: IntArray, majority_QK: FloatArray
 ) -> list[SummaryRow]:
     """The trivial baselines (uniform, majority) and the two ceilings: the frame in which a learned score must be read.
 
@@ -141,9 +122,6 @@ def baseline_rows(
         catalogue: the public questions.
         question_J: the held-out questions.
         majority_QK: the majority's answer to every question, as scores.
-
-    Returns:
-        Rows in the layout of `Scored.rows`.
     """
     option_JK = catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
@@ -156,22 +134,29 @@ def baseline_rows(
         for name, objective in CEILINGS.items():
             for metric in filter(SOLVED_METRICS.__contains__, metrics):
                 best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
-                rows += score(
-                    federation, name, given_answers(question_J, best_QK), metrics=[metric], config=config
-                ).rows
+                best = given_answers(question_J, best_QK)
+                rows += score(federation, name, best, metrics=[metric], config=config).rows
     return rows
+
+
+def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:
+    """Some held-out questions with the answers before and after PPO."""
+    return tuple(
+        Example(
+            question=catalogue.questions[q].text,
+            options=catalogue.questions[q].options,
+            sft=before.texts[j],
+            ppo=after.texts[j],
+            mean_reward=float(after.reward_J[j]),
+        )
+        for j, q in enumerate(question_J[:NUM_EXAMPLES])
+    )
 
 
 def probe_targets(federation: Federation, question_J: IntArray, option_JK: npt.NDArray[np.bool_]) -> FloatArray:
     """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
 
-    Args:
-        federation: the groups.
-        question_J: which questions.
-        option_JK: their options.
-
-    Returns:
-        (G', J, K) for the G' groups that answered, rows sum to 1.
+    (G', J, K) for the G' groups that answered, rows sum to 1.
     """
     row, option = np.nonzero(option_JK)
     one_hot = np.zeros((len(row), option_JK.shape[1]))

@@ -25,18 +25,19 @@ from flwr.app import ArrayRecord
 from transformers import PreTrainedModel
 
 from appa_flwr import aggregation, report, wire
-from appa_flwr.config import TINY_MODEL, Config, split_names
+from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.errors import UserError
 from appa_flwr.files import replaced_folder, writing
 from appa_flwr.rewards import metrics_of
 from appa_flwr.run.files import CHECKPOINT_FILE, EXAMPLES, METRICS, POLICY, SFT_MODEL, SUMMARY, WEIGHTS_FILE
-from appa_flwr.run.records import Card, Example, Iteration, PopulationSummary, SummaryRow
+from appa_flwr.run.records import Card, Iteration, PopulationSummary, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.seeds import child_seed
 from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
+from server_app.evaluation import Scored
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
@@ -44,19 +45,17 @@ from server_app.models import base as base_models
 from server_app.models import sft, tiny
 from server_app.models.base import Base
 from server_app.models.card import model_card
-from server_app.models.policy import FullModels, LoraModels, PolicyModels
+from server_app.models.policy import PolicyModels, ppo_models
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
-from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-NUM_EXAMPLES = 12
 
 log = logging.getLogger("appa.server")
 
@@ -69,14 +68,6 @@ class Run:
     folder: RunFolder
     federation: Federation
     catalogue: wire.Catalogue
-
-
-@dataclass(frozen=True, eq=False)
-class Predictor:
-    """PluralLLM as the groups will use it: weights, and the card that says how they were made."""
-
-    weights: ArrayRecord
-    card: Card
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,25 +91,14 @@ class PolicyInputs:
     sft_QK: FloatArray
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluated:
-    """A policy's answers to the held-out questions.
-
-    Attributes:
-        rows: of summary.json, those of earlier evaluations first.
-        texts: what it wrote.
-        reward_J: each answer's mean reward on the training metric.
-    """
-
-    rows: tuple[SummaryRow, ...]
-    texts: tuple[str, ...]
-    reward_J: FloatArray
-
-
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """All phases of the config, from the roll call to the report."""
     federation = Federation(grid, min_groups=config.federation.min_groups, timeout=config.federation.reply_timeout)
-    run = Run(config, folder, federation, _catalogue(config, folder))
+
+    def embedded(done: int, of: int) -> None:
+        folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
+
+    run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
     alone = config.run.phases == "pluralllm"
     if not alone:
         base_models.check(config)
@@ -129,8 +109,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
     with ThreadPoolExecutor(max_workers=1) as executor:
         building = None if alone else executor.submit(prepare_base, run)
-        predictor = train_predictor(run, start, given, answered, population)
-        write_targets(run, predictor)
+        kept, card = train_predictor(run, start, given, answered)
+        write_targets(run, kept.weights, card.model_copy(update={"population": population}))
         if building is not None:
             votes_GQK = collect_votes(run)
             with folder.phase("base") as phase:
@@ -147,26 +127,19 @@ def align(run: Run, inputs: PolicyInputs) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
     model = base_models.load_model(config, inputs.base.source, quantized=False)
-    base_scores = evaluate(run, "base", model, inputs, earlier=())
+    rows = evaluate(run, "base", model, inputs, earlier=[]).rows
     fine_tune(run, model, inputs)
     del model
     started = base_models.load_model(
         config, str(folder.path / SFT_MODEL), quantized=config.policy.quantization != "none"
     )
-    before = evaluate(run, "sft", started, inputs, earlier=base_scores.rows)
+    before = evaluate(run, "sft", started, inputs, earlier=rows)
     models = ppo_models(config, started)
     train_policy(run, models, inputs)
-    after = evaluate(run, "ppo", models.policy(), inputs, earlier=before.rows)
-    write_examples(run, inputs, before, after)
-    rows = score_baselines(run, inputs, earlier=after.rows)
+    after = evaluate(run, "ppo", models.policy(), inputs, earlier=rows + before.rows)
+    folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
+    rows = score_baselines(run, inputs, earlier=rows + before.rows + after.rows)
     save_policy(run, models, inputs.base, rows)
-
-
-def _catalogue(config: Config, folder: RunFolder) -> wire.Catalogue:
-    def progress(done: int, of: int) -> None:
-        folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
-
-    return build_catalogue(config, progress=progress)
 
 
 def join(run: Run) -> dict[str, int]:
@@ -176,10 +149,8 @@ def join(run: Run) -> dict[str, int]:
         federation.gather(config.group_names, patience=config.federation.join_timeout)
         for name in config.unseen_group_names:  # a misspelt one would train unnoticed
             if name not in federation.groups and not config.group_names:
-                raise UserError(
-                    f'pluralllm.unseen-groups names "{name}", which has not joined; there are '
-                    f"{', '.join(federation.groups)}"
-                )
+                there = ", ".join(federation.groups)
+                raise UserError(f'pluralllm.unseen-groups names "{name}", which has not joined; there are {there}')
         answered = federation.send_catalogue(catalogue)
         lost = [name for name in federation.groups if name not in answered]
         if config.data.strict and lost:
@@ -213,10 +184,9 @@ def prepare_base(run: Run) -> Base:
 def train_predictor(
     run: Run,
     start: ArrayRecord,
-    given: pluralllm_phase.Pretrained | None,
+    given: tuple[Pretraining, Card] | None,
     answered: Mapping[str, int],
-    population: PopulationSummary | None,
-) -> Predictor:
+) -> tuple[Pretraining, Card]:
     """Pretrain PluralLLM over the groups, unless its weights are given or kept from an earlier session."""
     path, config, federation = run.folder.path / WEIGHTS_FILE, run.config, run.federation
     with run.folder.phase("pluralllm") as phase:
@@ -224,7 +194,7 @@ def train_predictor(
         if kept is not None:
             phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
         elif given is not None:
-            kept = given.pretraining
+            kept, _ = given
             checkpoints.save_weights(path, kept)
             phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
         else:
@@ -241,18 +211,17 @@ def train_predictor(
             checkpoints.save_weights(path, kept)
             if kept.chosen != config.pluralllm.rounds:
                 log.info("PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen)
-    card = pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given.card
-    return Predictor(kept.weights, card.model_copy(update={"population": population}))
+    return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]
 
 
-def write_targets(run: Run, predictor: Predictor) -> None:
+def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:
     """Every group writes its target table; the scores that come back go into PluralLLM's card."""
     with run.folder.phase("targets") as phase:
-        replies = run.federation.send_targets(predictor.weights)
+        replies = run.federation.send_targets(weights)
         found = pluralllm_scores.scores(
             {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
         )
-        cards.write(run.folder.path / WEIGHTS_FILE, predictor.card.model_copy(update=found))
+        cards.write(run.folder.path / WEIGHTS_FILE, card.model_copy(update=found))
         for part, predictors in found["scores"].items():
             shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
             phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
@@ -280,12 +249,7 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
 
 
 def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Training and held-out questions whose prompt and answer fit (SFT table: maximum sequence length).
-
-    Args:
-        config: the two lengths.
-        catalogue: the split.
-        tokens_Q: tokens of each question's prompt.
+    """Training and held-out questions whose prompt, of so many tokens, and answer fit (SFT table: maximum length).
 
     Raises:
         UserError: no training or no held-out question fits.
@@ -305,30 +269,21 @@ def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Seque
 
 def evaluate(
     run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
-) -> Evaluated:
-    """Let the groups score a policy's greedy answers to the held-out questions."""
+) -> Scored:
+    """Let the groups score a policy's greedy answers to the held-out questions; `earlier` rows stay in summary.json."""
     config = run.config
     with run.folder.phase(f"evaluate {name}") as phase:
         answers = evaluation.greedy_answers(
-            model,
-            inputs.base,
-            config,
-            prompts=inputs.prompts,
-            question_J=inputs.test_J,
-            catalogue=run.catalogue,
+            model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
         )
         # The training metric first: the examples in the report show its rewards.
         metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
         scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
-        rows = (*earlier, *scored.rows)
-        run.folder.write(SUMMARY, rows)
+        run.folder.write(SUMMARY, (*earlier, *scored.rows))
         row = scored.rows[0]
-        phase.step(
-            1,
-            1,
-            f"Avg AS {row.avg_as:.3f}, Min AS {row.min_as:.3f}, FI {row.fi:.4f}, format {row.format_score:.3f}",
-        )
-    return Evaluated(rows, answers.texts, scored.reward_J)
+        shown = f"Avg AS {row.avg_as:.3f}, Min AS {row.min_as:.3f}, FI {row.fi:.4f}, format {row.format_score:.3f}"
+        phase.step(1, 1, shown)
+    return scored
 
 
 def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
@@ -348,23 +303,6 @@ def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
             folder=run.folder.path / SFT_MODEL,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
-
-
-def ppo_models(config: Config, model: PreTrainedModel) -> PolicyModels:
-    """Policy, reference and value model on the SFT model."""
-    # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
-    torch.manual_seed(child_seed(config.seed, "adapters"))
-    if config.ppo.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    if config.policy.tuning == "full":
-        return FullModels(model)
-    return LoraModels(
-        model,
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        policy_targets=list(split_names(config.lora.policy_targets)),
-        value_targets=list(split_names(config.lora.value_targets)),
-    )
 
 
 def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
@@ -429,35 +367,14 @@ def _shown(line: Iteration) -> str:
     )
 
 
-def write_examples(run: Run, inputs: PolicyInputs, before: Evaluated, after: Evaluated) -> None:
-    """Some held-out questions with the answers before and after PPO."""
-    examples = []
-    for j, position in enumerate(inputs.test_J[:NUM_EXAMPLES]):
-        question = run.catalogue.questions[position]
-        examples.append(
-            Example(
-                question=question.text,
-                options=question.options,
-                sft=before.texts[j],
-                ppo=after.texts[j],
-                mean_reward=float(after.reward_J[j]),
-            )
-        )
-    run.folder.write(EXAMPLES, tuple(examples))
-
-
-def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> tuple[SummaryRow, ...]:
+def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json."""
     with run.folder.phase("baselines") as phase:
         found = evaluation.baseline_rows(
-            run.federation,
-            run.config,
-            run.catalogue,
-            question_J=inputs.test_J,
-            majority_QK=inputs.majority_QK,
+            run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
         )
-        rows = (*earlier, *found)
-        run.folder.write(SUMMARY, rows)
+        rows = [*earlier, *found]
+        run.folder.write(SUMMARY, tuple(rows))
         phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
     return rows
 
@@ -467,8 +384,7 @@ def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[Summa
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         base.tokenizer.save_pretrained(beside)
-        card = model_card(run.config, rows, run.federation.groups)
-        (beside / "README.md").write_text(card)
+        (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
 
 
 def make_rule(config: Config) -> aggregation.Rule:

@@ -24,7 +24,10 @@ from transformers import (
 from appa_flwr import wire
 from appa_flwr.survey.types import Question
 from client_app import scoring
-from server_app.engine.sequences import Sequences
+from server_app.engine.sequences import Sequences, pad_prompts
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Federation
+from server_app.models.policy import FullModels, LoraModels, PolicyModels
 
 RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
 
@@ -143,6 +146,18 @@ def scoring_node(
     return answer
 
 
+def federated(
+    nodes: Mapping[int, Node], catalogue: wire.Catalogue, *, min_groups: int = 1, silent: Sequence[int] = ()
+) -> Federation:
+    """The groups at these nodes with the catalogue; silent nodes answer nothing from now on."""
+    grid = FakeGrid(nodes)
+    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
+    federation.gather((), patience=0.0)
+    federation.send_catalogue(catalogue)
+    grid.nodes.update(dict.fromkeys(silent, lambda message: None))
+    return federation
+
+
 def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> wire.Catalogue:
     """Questions with so many options each, those of `train` for training."""
     questions = tuple(
@@ -215,6 +230,24 @@ PROMPTS = [[5, 9, 13, 22, 7, 3, 41], [17], [8, 30, 2, 44], [12, 12, 50, 6, 33]]
 
 PREFIX = [33, 4, 19, 60, 27, 11, 52, 38, 21, 46]
 """Token ids for all prompts to begin with."""
+
+
+def answer_rows(prompts: Sequence[Sequence[int]] = PROMPTS, *, shared: int = 0) -> Sequences:
+    """The prompts behind the first tokens of the prefix, and random answers to them of 6, 2, 4, 1 and 1 tokens."""
+    ids = pad_prompts(prompts, pad_id=PAD_ID, device=torch.device("cpu"))
+    lengths = (6, 2, 4, 1, 1)[: len(prompts)]
+    response_JT = torch.randint(1, VOCABULARY, (len(lengths), 6), generator=torch.Generator().manual_seed(0))
+    mask_JT = torch.arange(6)[None] < torch.tensor(lengths)[:, None]
+    return Sequences(torch.tensor(PREFIX[:shared], dtype=torch.long), *ids, response_JT * mask_JT, mask_JT)
+
+
+def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
+    """Policy, reference and value model, with full tuning or adapters on different layers."""
+    if tuning == "full":
+        return FullModels(model)
+    torch.manual_seed(1)
+    targets = {"policy_targets": ["q_proj", "v_proj", "down_proj"], "value_targets": ["k_proj", "o_proj"]}
+    return LoraModels(model, rank=3, alpha=6, **targets)
 
 
 def joined(sequences: Sequences) -> Sequences:

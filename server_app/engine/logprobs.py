@@ -22,13 +22,8 @@ LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) -> Tensor:
     """Log-probability of given tokens under softmax(logits / temperature), by gather and logsumexp.
 
-    Args:
-        logits_SV: raw logits of the positions before each token; any leading shape.
-        token_S: token ids, of that leading shape.
-        temperature: > 0.
-
-    Returns:
-        The shape of `token_S`, float32 or the logits' own if wider.
+    `logits_SV` are those of the positions before each token, of any leading shape, which `token_S` and the result have;
+    `temperature` > 0. The result is float32, or as wide as the logits.
     """
     scaled_SV = (logits_SV if logits_SV.dtype == torch.float64 else logits_SV.float()) / temperature
     return scaled_SV.gather(-1, token_S.unsqueeze(-1)).squeeze(-1) - scaled_SV.logsumexp(-1)
@@ -36,8 +31,8 @@ def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) ->
 
 def _response_states(trunk: nn.Module, sequences: Sequences, prefix: Prefix) -> Tensor:
     """Hidden states that predict the response tokens, row by row: (S, H)."""
-    packed = sequences.packed()
-    return prefix.hidden_states(trunk, packed.ids_JL, read_JL=packed.read_JL)[packed.read_JL]
+    ids_JL, read_JL = sequences.packed()
+    return prefix.hidden_states(trunk, ids_JL, read_JL=read_JL)[read_JL]
 
 
 def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
@@ -45,16 +40,10 @@ def _spread(value_S: Tensor, mask_JT: Tensor) -> Tensor:
 
 
 def response_logprobs(model: PreTrainedModel, sequences: Sequences, *, temperature: float, prefix: Prefix) -> Tensor:
-    """Log-probabilities of the response tokens; logits exist for these alone, and for a block of them at a time.
+    """Log-probabilities of the response tokens (J, T), 0 outside the mask.
 
-    Args:
-        model: causal LM.
-        sequences: its rows follow `prefix`.
-        temperature: > 0.
-        prefix: computed by this model's trunk, as it is now.
-
-    Returns:
-        (J, T), 0 outside the mask.
+    Logits exist for these tokens alone, and for a block of them at a time. `temperature` > 0; `prefix`, which the rows
+    follow, was computed by this model's trunk as it is now.
     """
     hidden_SH = _response_states(model.base_model, sequences, prefix)
     token_S = sequences.response_JT[sequences.mask_JT]

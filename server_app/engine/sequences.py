@@ -14,19 +14,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Rows for one pass: what follows the prefix, padded right, and where the response's tokens are predicted.
-
-    Attributes:
-        ids_JL: token ids; the last token of a row predicts nothing and is left out.
-        read_JL: True on the positions that predict a response token: as many as there are, and row by row in order.
-    """
-
-    ids_JL: Tensor
-    read_JL: Tensor
-
-
-@dataclass(frozen=True)
 class Sequences:
     """Prompts and responses of one batch.
 
@@ -61,8 +48,13 @@ class Sequences:
             mask[:, :response],
         )
 
-    def packed(self) -> Packed:
-        """Prompt and response of each row in one piece, with all padding right of them."""
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """Prompt and response of each row in one piece, with all padding right of them, for one pass.
+
+        Returns:
+            Token ids (J, L), without the last token of the longest row, which predicts nothing; and a mask (J, L), True
+            on the positions that predict a response token, row by row in their order.
+        """
         ids_JL = torch.cat([self.prompt_JP, self.response_JT], 1)
         real_JL = torch.cat([self.prompt_mask_JP, self.mask_JT], 1)
         order_JL = (~real_JL).int().argsort(dim=1, stable=True)
@@ -70,20 +62,11 @@ class Sequences:
         first_J1 = self.prompt_mask_JP.sum(1, keepdim=True) - 1
         column_L = torch.arange(width, device=first_J1.device)
         read_JL = (column_L >= first_J1) & (column_L < first_J1 + self.mask_JT.sum(1, keepdim=True))
-        return Packed(ids_JL.gather(1, order_JL)[:, :width], read_JL)
+        return ids_JL.gather(1, order_JL)[:, :width], read_JL
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad token id lists to one width.
-
-    Args:
-        prompts: J non-empty lists of token ids.
-        pad_id: what fills the right side.
-        device: where the tensors go.
-
-    Returns:
-        Ids and mask, both (J, P).
-    """
+    """Non-empty token id lists padded right to one width: ids and mask, both (J, P)."""
     width = max(len(p) for p in prompts)
     ids_JP = torch.tensor([[*p, *[pad_id] * (width - len(p))] for p in prompts], device=device)
     mask_JP = torch.tensor([[True] * len(p) + [False] * (width - len(p)) for p in prompts], device=device)

@@ -48,14 +48,7 @@ class Answers:
 def parse_answers(
     task: str, texts: Sequence[str], question_J: npt.NDArray[np.int64], catalogue: wire.Catalogue
 ) -> Answers:
-    """Parse what the policy wrote.
-
-    Args:
-        task: "dpa" or "opa".
-        texts: one an answer.
-        question_J: each answer's question.
-        catalogue: the options.
-    """
+    """Parse what the policy wrote; `question_J` are the questions that the texts answer."""
     prediction_JK = np.full((len(texts), catalogue.option_QK.shape[1]), np.nan)
     format_score_J = np.zeros(len(texts))
     for j, (text, question) in enumerate(zip(texts, question_J, strict=True)):

@@ -21,9 +21,6 @@ from server_app.models.base import cache_folder
 def public_questions(config: Config) -> tuple[Question, ...]:
     """The questions of a run; never an answer.
 
-    Args:
-        config: `survey`, `groups`, `refusals`, `max-questions`.
-
     Raises:
         UserError: the survey cannot be read.
     """
@@ -45,9 +42,7 @@ def public_questions(config: Config) -> tuple[Question, ...]:
 def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> wire.Catalogue:
     """Questions, split and features, as every group gets them.
 
-    Args:
-        config: the survey's keys, `embedding`, `run.cache-dir`.
-        progress: called with (texts done, texts) while a pretrained model embeds them.
+    `progress` is called with (texts done, texts) while a pretrained model embeds them.
 
     Raises:
         UserError: the survey or the embedding model cannot be read.

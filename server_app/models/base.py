@@ -79,10 +79,7 @@ def prepare(
 ) -> Base:
     """Find, fetch or build the base model.
 
-    Args:
-        config: `model`, and for the tiny one its recipe.
-        questions: the public training questions; the tiny model's tokenizer and corpus come from them.
-        progress: called with (step, steps) while the tiny model is built.
+    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile.
 
     Raises:
         UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
@@ -170,12 +167,9 @@ def cache_folder(config: Config) -> Path:
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """A causal LM in the config's number format.
+    """The causal LM in a folder, in the config's number format.
 
-    Args:
-        config: `attention`, `compute-dtype`.
-        source: a model folder.
-        quantized: whether its linear layers are packed to nf4 with double quantization, to compute in `compute-dtype`.
+    If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
 
     Raises:
         UserError: it cannot be loaded, or not all of its weights are there.

@@ -25,13 +25,7 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 
 
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]) -> str:
-    """A model card in the hub's format.
-
-    Args:
-        config: the run's.
-        rows: of summary.json; those of the training metric are shown.
-        groups: who gave rewards.
-    """
+    """A model card in the hub's format, with the rows of summary.json on the training metric."""
     front = ModelCardData(
         library_name="peft" if config.policy.tuning == "lora" else "transformers",
         pipeline_tag="text-generation",

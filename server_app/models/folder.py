@@ -36,9 +36,6 @@ INDEX_FILE, ADAPTER_FILE = "model.safetensors.index.json", "adapter_config.json"
 def locate(model: str) -> Path:
     """The folder that a model's files lie in; those of a hub id are fetched into the hub's cache.
 
-    Args:
-        model: a folder, or a hub id such as those of `PAPER_MODELS`.
-
     Raises:
         UserError: no such folder, no such model, a licence that is not accepted, or no way to the hub.
     """
@@ -77,10 +74,6 @@ def describe(error: Exception) -> str:
 
 def read_config(config: Config, folder: Path) -> PreTrainedConfig:
     """The model's own config, once its folder has passed every check that needs no weights.
-
-    Args:
-        config: `model` for messages, `attention`.
-        folder: as `locate` gives it.
 
     Raises:
         UserError: not a causal language model that Transformers knows, weights missing or cut short, or an attention

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from appa_flwr.config import Config, split_names
+from appa_flwr.seeds import child_seed
 from server_app.engine.logprobs import response_logprobs, response_values
 from server_app.engine.prefix import Prefix
 from server_app.engine.sequences import Sequences
 
 POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
 MERGED_BYTES = 4
-
 
 Scorer = Callable[[Sequences], Tensor]
 """Gives a (J, T) tensor, 0 outside the mask, for rows that follow the pass's prefix."""
@@ -35,9 +36,7 @@ def _prefix(trunk: nn.Module, prefix_C: Tensor, *, train: bool) -> Iterator[Pref
     """The prefix of one pass under the weights now in force, and its part of the gradient at the end."""
     checkpointed = [m for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)]
     with torch.set_grad_enabled(train):
-        for (
-            layer
-        ) in checkpointed:  # they recompute themselves only where they are told to be in training; no dropout is
+        for layer in checkpointed:  # which recompute themselves only in training; there is no dropout
             layer.training = train
         try:
             prefix = Prefix(trunk, prefix_C, train=train)
@@ -71,7 +70,6 @@ class PolicyModels(ABC):
     def sampling(self) -> AbstractContextManager[PreTrainedModel]:
         """The policy in the form that samples fastest; no other pass may run within the block."""
 
-    @abstractmethod
     def policy_pass(
         self, prefix_C: Tensor, *, temperature: float, train: bool = False
     ) -> AbstractContextManager[Scorer]:
@@ -83,6 +81,7 @@ class PolicyModels(ABC):
             train: the caller calls `backward` on what it makes of each result before the next one, and leaves the
                 block before the optimizer's step: the prefix gets its gradient then.
         """
+        return _logprobs(self.policy(), prefix_C, temperature=temperature, train=train)
 
     @abstractmethod
     def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> AbstractContextManager[Scorer]:
@@ -126,28 +125,17 @@ class FullModels(PolicyModels):
         """See base class."""
         return self._policy
 
-    @contextmanager
-    def sampling(self) -> Iterator[PreTrainedModel]:
+    def sampling(self) -> AbstractContextManager[PreTrainedModel]:
         """See base class."""
-        yield self._policy
+        return nullcontext(self._policy)
 
-    @contextmanager
-    def policy_pass(self, prefix_C: Tensor, *, temperature: float, train: bool = False) -> Iterator[Scorer]:
+    def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> AbstractContextManager[Scorer]:
         """See base class."""
-        with _logprobs(self._policy, prefix_C, temperature=temperature, train=train) as scorer:
-            yield scorer
+        return _logprobs(self._reference, prefix_C, temperature=temperature, train=False)
 
-    @contextmanager
-    def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> Iterator[Scorer]:
+    def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> AbstractContextManager[Scorer]:
         """See base class."""
-        with _logprobs(self._reference, prefix_C, temperature=temperature, train=False) as scorer:
-            yield scorer
-
-    @contextmanager
-    def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> Iterator[Scorer]:
-        """See base class."""
-        with _values(self._trunk, self._head, prefix_C, train=train) as scorer:
-            yield scorer
+        return _values(self._trunk, self._head, prefix_C, train=train)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """See base class."""
@@ -170,13 +158,7 @@ class LoraModels(PolicyModels):
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        rank: int,
-        alpha: int,
-        policy_targets: list[str],
-        value_targets: list[str],
+        self, model: PreTrainedModel, *, rank: int, alpha: int, policy_targets: list[str], value_targets: list[str]
     ) -> None:
         # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
         policy = LoraConfig(r=rank, lora_alpha=alpha, target_modules=policy_targets, task_type="CAUSAL_LM")
@@ -230,12 +212,6 @@ class LoraModels(PolicyModels):
             self._train_adapters()
 
     @contextmanager
-    def policy_pass(self, prefix_C: Tensor, *, temperature: float, train: bool = False) -> Iterator[Scorer]:
-        """See base class."""
-        with _logprobs(self._base, prefix_C, temperature=temperature, train=train) as scorer:
-            yield scorer
-
-    @contextmanager
     def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> Iterator[Scorer]:
         """See base class."""
         try:
@@ -268,3 +244,20 @@ class LoraModels(PolicyModels):
     def save_policy(self, folder: Path) -> None:
         """See base class."""
         self._peft.save_pretrained(folder, selected_adapters=[POLICY])
+
+
+def ppo_models(config: Config, model: PreTrainedModel) -> PolicyModels:
+    """Policy, reference and value model on the SFT model."""
+    # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
+    torch.manual_seed(child_seed(config.seed, "adapters"))
+    if config.ppo.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.policy.tuning == "full":
+        return FullModels(model)
+    return LoraModels(
+        model,
+        rank=config.lora.rank,
+        alpha=config.lora.alpha,
+        policy_targets=list(split_names(config.lora.policy_targets)),
+        value_targets=list(split_names(config.lora.value_targets)),
+    )

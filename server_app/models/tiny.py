@@ -109,14 +109,7 @@ def load_or_build(
 ) -> Path:
     """The folder of the tiny model and its tokenizer, built if the cache lacks it.
 
-    Args:
-        recipe: what to build.
-        questions: the public training questions.
-        cache: folder that holds one folder a recipe.
-        progress: called with (step, steps) while building.
-
-    Returns:
-        A Transformers model folder.
+    `cache` holds one folder a recipe; `progress` is called with (step, steps).
 
     Raises:
         UserError: the cache folder cannot be written.
@@ -136,16 +129,7 @@ def build(
     *,
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Train the tiny model from scratch on the format-only corpus.
-
-    Args:
-        recipe: sizes, steps and seed.
-        questions: the public training questions.
-        progress: called with (step, steps) after each step.
-
-    Returns:
-        The model on the CPU in float32, in eval mode, and its tokenizer.
-    """
+    """Train the tiny model from scratch on the format-only corpus: on the CPU in float32, then in eval mode."""
     tokenizer = build_tokenizer(recipe, questions)
     torch_state = torch.get_rng_state()
     torch.manual_seed(recipe.seed)

@@ -52,19 +52,16 @@ class _WithoutWeights(Strategy):
     """Flower's hooks for rounds in which weights travel, which they do not here."""
 
     def configure_train(self, *_: Any, **__: Any) -> Iterable[Message]:
-        """No message."""
         return []
 
     def aggregate_train(self, *_: Any, **__: Any) -> tuple[None, None]:
-        """Nothing."""
         return None, None
 
     def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
-        """No message."""
         return []
 
     def aggregate_evaluate(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Nothing is reported."""
 
     def summary(self) -> None:
         """Nothing that the run's own log lacks."""
@@ -114,13 +111,10 @@ class AppaStrategy(_WithoutWeights):
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
     ) -> Result:
-        """Run `num_rounds` iterations of Algorithm appa.
+        """Run `num_rounds` iterations of Algorithm appa after those done before.
 
-        Args:
-            grid: not used: the federation asks the groups, over a grid that computes while it waits.
-            initial_arrays: not used: no weights travel.
-            num_rounds: iterations to do, after those done before.
-            timeout: not used: `federation.reply-timeout` holds.
+        The other arguments are not used: no weights travel, the federation asks the groups over a grid that computes
+        while it waits, and `federation.reply-timeout` holds.
 
         Raises:
             UserError: fewer groups answered than `federation.min-groups`; policy and state are those of the iteration

@@ -6,7 +6,6 @@ Axis letters: Q questions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,21 +24,10 @@ from server_app.predictor.pretraining import Pretraining
 SETTINGS = "pluralllm."
 
 
-@dataclass(frozen=True, eq=False)
-class Pretrained:
-    """Weights to use instead of pretraining, with their card."""
+def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) -> tuple[Pretraining, Card] | None:
+    """The checkpoint that `pluralllm.checkpoint` names, and its card; None where it names none.
 
-    card: Card
-    pretraining: Pretraining
-
-
-def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) -> Pretrained | None:
-    """The checkpoint that `pluralllm.checkpoint` names; None where it names none.
-
-    Args:
-        config: the run's.
-        catalogue: its questions, split and features.
-        start: weights of the names and shapes that are expected.
+    `start` has the names and shapes that are expected.
 
     Raises:
         UserError: it cannot be read or does not fit this run.
@@ -59,18 +47,11 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
     )
     found = checkpoint.load_weights(path, start)
     assert found is not None  # its card was beside it
-    return Pretrained(card, found)
+    return found, card
 
 
 def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, int], pretraining: Pretraining) -> Card:
-    """The card of weights that this run trained, without scores.
-
-    Args:
-        config: the run's.
-        catalogue: its questions, split and features.
-        answered: group -> training questions it answered.
-        pretraining: its rounds.
-    """
+    """The card of weights that this run trained, without scores; `answered` counts each group's training answers."""
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(

@@ -250,14 +250,8 @@ def pretrain(
 ) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    Which round's weights are kept is decided on the training groups' held-out questions.
-
-    Args:
-        grid: to the nodes, which hold the catalogue already.
-        config: strategy, rounds, validation.
-        start: the weights of the first round.
-        nodes: those that host a group which trains; their order decides who takes part in a round.
-        progress: called with (round, rounds, mean loss).
+    Which round's weights are kept is decided on the training groups' held-out questions. The nodes hold the catalogue
+    already; their order decides who takes part in a round. `progress` is called with (round, rounds, mean loss).
 
     Raises:
         UserError: a round in which no node trained.

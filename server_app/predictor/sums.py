@@ -64,13 +64,7 @@ class _Exchange:
 def exchange_sums(
     federation: Federation, config: Config, catalogue: wire.Catalogue, *, progress: Progress
 ) -> PopulationSummary | None:
-    """Let the groups learn what the others answered on average.
-
-    Args:
-        federation: that has the catalogue.
-        config: which sums, from how many groups.
-        catalogue: the questions.
-        progress: called with (step, steps, text).
+    """Let the groups, which have the catalogue, learn what the others answered on average.
 
     Returns:
         How many questions have sums; None where none were asked for, or none can be made and no prior depends on them.

@@ -11,17 +11,13 @@ import os
 import numpy as np
 import pytest
 import torch
-from fakes import PROMPTS, tiny_causal_lm
 from flwr.app import Array, ArrayRecord
 
 from appa_flwr import files
 from appa_flwr.aggregation import State
-from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.run.records import Round
 from server_app.checkpoint import Checkpoint, load, load_weights, save, save_weights
-from server_app.models.policy import FullModels
-from server_app.ppo.engine import PPOEngine
 from server_app.predictor.pretraining import Pretraining
 
 GROUPS = ("A", "B", "C")
@@ -39,9 +35,7 @@ def test_a_checkpoint_reads_back_bit_for_bit(path):
     kept = load(path)
     assert kept.iteration == 40
     assert torch.equal(kept.engine["weights"][0], ENGINE["weights"][0])
-    assert {k: v for k, v in kept.engine.items() if k != "weights"} == {
-        k: v for k, v in ENGINE.items() if k != "weights"
-    }
+    assert {**kept.engine, "weights": 0} == {**ENGINE, "weights": 0}
     state = kept.rule_state(GROUPS)
     assert state.history_G.tolist() == RULE.history_G.tolist()
     assert state.answered_G.tolist() == RULE.answered_G.tolist()
@@ -51,32 +45,6 @@ def test_the_groups_of_a_resumed_run_find_their_own_history(path):
     state = load(path).rule_state(("C", "New", "A"))
     assert state.history_G.tolist() == [0.0, 0.0, 0.1]
     assert state.answered_G.tolist() == [False, False, True]
-
-
-def test_an_engine_goes_on_from_the_file_as_it_would_have(tmp_path):
-    config = Config.load({"ppo.num-mini-batches": 2, "rollout.response-length": 4})
-
-    def engine(seed: int) -> PPOEngine:
-        return PPOEngine(
-            FullModels(tiny_causal_lm()),
-            config.ppo,
-            config.rollout,
-            num_iterations=4,
-            stop_ids=[1],
-            pad_id=0,
-            seed=seed,
-        )
-
-    def iterate(on: PPOEngine) -> dict[str, float]:
-        rollout = on.rollout(PROMPTS)
-        score_J = torch.arange(len(PROMPTS), dtype=torch.float32)
-        return on.update(rollout, on.reference_pass(rollout.sequences), score_J)
-
-    first, second = engine(0), engine(1)
-    iterate(first)
-    save(tmp_path / "checkpoint.pt", Checkpoint.of(1, GROUPS, RULE, first.state()))
-    second.restore(load(tmp_path / "checkpoint.pt").engine)
-    assert [iterate(first), iterate(first)] == [iterate(second), iterate(second)]
 
 
 def test_nothing_kept_is_none(tmp_path):

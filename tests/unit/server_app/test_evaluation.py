@@ -10,14 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fakes import PAD_ID, PROMPTS, FakeGrid, catalogue_of, random_tables, scoring_node, tiny_causal_lm
+from fakes import PAD_ID, PROMPTS, catalogue_of, federated, random_tables, scoring_node, tiny_causal_lm
 
 from appa_flwr import rewards
 from appa_flwr.config import Config
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])
@@ -26,43 +24,31 @@ TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=1)
 TRUTHS = random_tables(CATALOGUE.option_QK, GROUPS, seed=2)
 CONFIG = Config.load({})
 JS_ONLY = ["js"]
-
-
-def federate(nodes, *, min_groups=1):
-    federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
-    federation.gather((), patience=0.0)
-    federation.send_catalogue(CATALOGUE)
-    return federation
+NODES = {g: scoring_node({name: TABLES[name]}, {name: TRUTHS[name]}) for g, name in enumerate(GROUPS)}
 
 
 @pytest.fixture
 def federation():
-    return federate({g: scoring_node({name: TABLES[name]}, {name: TRUTHS[name]}) for g, name in enumerate(GROUPS)})
+    return federated(NODES, CATALOGUE)
 
 
-def test_targets_are_rebuilt_from_rewards(federation):
+@pytest.mark.parametrize(("silent", "groups"), [([], GROUPS), ([1], ("A", "C"))])
+def test_targets_are_rebuilt_from_rewards_of_the_groups_that_answer(silent, groups):
+    federation = federated(NODES, CATALOGUE, silent=silent)
     found_GJK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])
-    expected_GJK = np.stack([TABLES[name][TEST_J] for name in GROUPS])
+    expected_GJK = np.stack([TABLES[name][TEST_J] for name in groups])
     assert (expected_GJK.max(2) < 0.99).all()
     np.testing.assert_allclose(found_GJK, expected_GJK, rtol=0, atol=1e-9)
 
 
 def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
     table_QK = np.array([[1, 0, 0, 0, 0], [0.5, 0, 0.5, 0, 0], [0.25] * 4 + [0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1.0]])
-    federation = federate({0: scoring_node({"A": table_QK})})
+    federation = federated({0: scoring_node({"A": table_QK})}, CATALOGUE)
     found_JK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])[0]
     np.testing.assert_allclose(found_JK, table_QK[TEST_J], rtol=0, atol=1e-9)
     assert found_JK[0, 0] == found_JK[0, 2]
     assert len(set(found_JK[1, :4])) == 1
     assert not found_JK[~CATALOGUE.option_QK[TEST_J]].any()
-
-
-def test_a_group_that_does_not_answer_has_no_rebuilt_target():
-    nodes = {g: scoring_node({name: TABLES[name]}) for g, name in enumerate(GROUPS)}
-    federation = federate(nodes)
-    federation.grid._grid.nodes[1] = lambda message: None
-    found_GJK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])
-    np.testing.assert_allclose(found_GJK, np.stack([TABLES["A"], TABLES["C"]])[:, TEST_J], rtol=0, atol=1e-9)
 
 
 def test_a_policy_s_rows(federation):
@@ -88,28 +74,26 @@ def test_a_policy_s_rows(federation):
     np.testing.assert_allclose(scored.reward_J, mean_J)
 
 
-def test_groups_without_survey_answers_leave_the_truth_empty(federation):
+def test_groups_without_survey_answers_leave_the_truth_empty():
     nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
-    (row,) = evaluation.score(federate(nodes), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
+    (row,) = evaluation.score(federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
     assert row.survey is None
     assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
-    (row,) = evaluation.score(federate(nodes), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
+    (row,) = evaluation.score(federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
     assert row.survey.avg_as == row.survey.min_as == row.survey.per_group["B"]
     assert np.isnan(row.survey.per_group["A"])
 
 
-@pytest.fixture
-def majority_QK():
-    return np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
+def baselines(federation, config):
+    majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
+    return evaluation.baseline_rows(federation, config, CATALOGUE, question_J=TEST_J, majority_QK=majority_QK)
 
 
-def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation, majority_QK):
-    rows = evaluation.baseline_rows(
-        federation, CONFIG, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
-    )
+def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation):
+    rows = baselines(federation, CONFIG)
     found = {(row.policy, row.metric): row for row in rows}
     metrics = rewards.metrics_of("dpa")
     pairs = [(policy, metric) for policy in ("uniform", "majority") for metric in metrics]
@@ -131,13 +115,10 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation
     assert found["uniform", "js"].avg_as < found["ceiling-average", "js"].avg_as - 0.01
 
 
-def test_without_ceilings_no_target_is_asked_for(federation, majority_QK):
+def test_without_ceilings_no_target_is_asked_for(federation):
     grid = federation.grid._grid
     grid.pushed.clear()
-    config = Config.load({"eval.ceilings": False})
-    rows = evaluation.baseline_rows(
-        federation, config, CATALOGUE, question_J=np.flatnonzero(~CATALOGUE.train_Q), majority_QK=majority_QK
-    )
+    rows = baselines(federation, Config.load({"eval.ceilings": False}))
     assert {row.policy for row in rows} == {"uniform", "majority"}
     assert len(grid.pushed) == 2 * len(GROUPS)
 

@@ -122,73 +122,39 @@ def expected(unbroken) -> dict[str, object]:
 Kill = Callable[[pytest.MonkeyPatch], None]
 
 
-def at_step(phase: str, step: int) -> Kill:
-    """When the run is about to tell that this step of a phase is done."""
+def before(owner: object, name: str, meets: Callable[..., bool], error: BaseException | type = Killed) -> Kill:
+    """When `owner.name` is about to be called with arguments that meet the condition."""
 
     def install(monkeypatch: pytest.MonkeyPatch) -> None:
-        tell = RunFolder.progress
+        honest = getattr(owner, name)
 
-        def progress(self, name, number, *rest):
-            if (name, number) == (phase, step):
-                raise Killed
-            tell(self, name, number, *rest)
+        def call(*given, **keys):
+            if meets(*given):
+                raise error
+            return honest(*given, **keys)
 
-        monkeypatch.setattr(RunFolder, "progress", progress)
+        monkeypatch.setattr(owner, name, call)
 
     return install
 
 
-def writing_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the second checkpoint is written, but not yet in the first one's place."""
-    replace = os.replace
-
-    def killed(source, target):
-        if Path(target).name == "checkpoint.pt" and Path(target).exists():
-            raise Killed
-        replace(source, target)
-
-    monkeypatch.setattr(files.os, "replace", killed)
+def at_step(phase: str, step: int) -> Kill:
+    """When the run is about to tell that this step of a phase is done."""
+    return before(RunFolder, "progress", lambda _, name, number, *rest: (name, number) == (phase, step))
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kill: the disk takes no more of the second checkpoint."""
-    replace = os.replace
-
-    def full(source, target):
-        if Path(target).name == "checkpoint.pt":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(source, target)
-
-    monkeypatch.setattr(files.os, "replace", full)
+def is_checkpoint(source: Path, target: Path) -> bool:
+    return Path(target).name == "checkpoint.pt"
 
 
-def after_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    save = checkpoint.save
-
-    def killed(path, content):
-        save(path, content)
-        if content.iteration == 4:
-            raise Killed
-
-    monkeypatch.setattr(server.checkpoints, "save", killed)
-
-
-def between_line_and_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(path, content):
-        raise Killed
-
-    monkeypatch.setattr(server.checkpoints, "save", killed)
-
-
-def saving_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def killed(source, target):
-        if Path(target).name == "policy":
-            raise Killed
-        rename(source, target)
-
-    monkeypatch.setattr(files.os, "rename", killed)
+between_line_and_checkpoint = before(checkpoint, "save", lambda *_: True)
+# the second checkpoint is written, but not yet in the first one's place
+writing_checkpoint = before(files.os, "replace", lambda *to: is_checkpoint(*to) and Path(to[1]).exists())
+# no kill: the disk takes no more of the second checkpoint
+full_disk = before(files.os, "replace", is_checkpoint, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+# the next line after the second checkpoint of this session
+after_checkpoint = at_step("ppo", 5)
+saving_policy = before(files.os, "rename", lambda _, target: Path(target).name == "policy")
 
 
 # In the order in which one run meets them: when, iterations kept, and whether PluralLLM and SFT have to be done again.

@@ -8,22 +8,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from fakes import FakeGrid, catalogue_of, scoring_node
+from fakes import catalogue_of, federated, scoring_node
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from appa_flwr import aggregation
 from appa_flwr.errors import UserError
 from client_app import scoring
-from server_app.federation.answers import parse_answers
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe
 from server_app.trl_rewards import GroupRewards, LocalGroups
@@ -44,16 +42,14 @@ def local_groups(**scorers):
     return LocalGroups({name: table_scorer(table_QK) for name, table_QK in TABLES.items()} | scorers)
 
 
-def build(rule="average", *, groups=None, metric="wasserstein", parameters=None, **keys):
-    made = aggregation.make(rule, ema_decay=DECAY, **(parameters or {}))
-    return GroupRewards(groups or local_groups(), made, catalogue=CATALOGUE, metric=metric, **keys)
+def build(rule="average", *, groups=None, metric="wasserstein", kind=GroupRewards, **keys):
+    made = aggregation.make(rule, ema_decay=DECAY)
+    return kind(groups or local_groups(), made, catalogue=CATALOGUE, metric=metric, **keys)
 
 
 def ask(rewards, completions, question_id, **columns):
-    prompts = ["?"] * len(completions)
-    return asyncio.run(
-        rewards.group_reward(prompts=prompts, completions=completions, question_id=question_id, **columns)
-    )
+    given = {"prompts": ["?"] * len(completions), "completions": completions, "question_id": question_id}
+    return asyncio.run(rewards.group_reward(**given, **columns))
 
 
 # With two options Wasserstein is 1 - |p1 - t1|. "0.70,0.30" to Q0: A (.6, .4) gives 0.9, B (.4, .6) gives 0.7.
@@ -66,18 +62,36 @@ LEAST_OF_TWO = [0.745, 0.66]
 OF_A_ALONE = [0.915, 0.66]
 
 
-def test_two_groups_and_two_answers_by_hand():
-    assert ask(build("average"), TWO, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
-    assert ask(build("min"), TWO, TWO_QUESTIONS) == pytest.approx(LEAST_OF_TWO)
+def message(*contents):
+    return [{"role": "assistant", "content": content} for content in contents]
 
 
-def test_rewards_keep_the_order_of_the_completions():
-    assert ask(build(), TWO[::-1], TWO_QUESTIONS[::-1]) == pytest.approx(MEAN_OF_TWO[::-1])
+@pytest.mark.parametrize(
+    ("settings", "completions", "names", "expected"),
+    [
+        ({}, TWO, TWO_QUESTIONS, MEAN_OF_TWO),
+        ({"rule": "min"}, TWO, TWO_QUESTIONS, LEAST_OF_TWO),
+        ({}, TWO[::-1], TWO_QUESTIONS[::-1], MEAN_OF_TWO[::-1]),
+        ({}, ["no idea", TWO[1]], TWO_QUESTIONS, [0.0, MEAN_OF_TWO[1]]),
+        ({"alignment_weight": 1.0}, TWO, TWO_QUESTIONS, [0.8, 0.75]),
+        # conversations count by their last message, whose parts may be given apart
+        ({}, [message("1.00,0.00", text) for text in TWO], TWO_QUESTIONS, MEAN_OF_TWO),
+        ({}, [message([{"type": "text", "text": text}]) for text in TWO], TWO_QUESTIONS, MEAN_OF_TWO),
+    ],
+)
+def test_two_groups_and_two_answers_by_hand(settings, completions, names, expected):
+    assert ask(build(**settings), completions, names) == pytest.approx(expected)
 
 
-def test_the_history_moves_once_a_call():
-    rewards = build()
-    ask(rewards, TWO, TWO_QUESTIONS)
+def federation(*, min_groups, silent=()):
+    nodes = {node: scoring_node({name: table_QK}) for node, (name, table_QK) in enumerate(TABLES.items())}
+    return federated(nodes, CATALOGUE, min_groups=min_groups, silent=silent)
+
+
+@pytest.mark.parametrize("groups", [local_groups, partial(federation, min_groups=2)])
+def test_the_history_moves_once_a_call_with_local_groups_and_a_federation(groups):
+    rewards = build("min", groups=groups())
+    assert ask(rewards, TWO, TWO_QUESTIONS) == pytest.approx(LEAST_OF_TWO)
     # Mean alignment rewards: A (0.9 + 0.6) / 2 = 0.75, B (0.7 + 0.9) / 2 = 0.8; h = 0.2 of them.
     np.testing.assert_allclose(rewards.state.history_G, [0.15, 0.16])
     ask(rewards, TWO, TWO_QUESTIONS)
@@ -85,48 +99,14 @@ def test_the_history_moves_once_a_call():
     assert rewards.rounds == 2
 
 
-def test_appa_weighs_by_the_history_of_the_calls_before():
-    rewards = build("appa", metric="js", parameters={"fairness_threshold": 1.1})
-    request = parse_answers("dpa", TWO, np.array([0, 1]), CATALOGUE).request(["js"])
-    reward_GJ = np.stack([table_scorer(table_QK)(request)["js"] for table_QK in TABLES.values()])
-    training_GJ = 0.85 * reward_GJ + 0.15
-    history_G = np.zeros(2)
-    for _ in range(2):
-        weight_G = np.exp((1 - history_G) / 0.1) / np.exp((1 - history_G) / 0.1).sum()
-        expected_J = np.log(np.mean(np.exp(weight_G[:, None] * training_GJ), axis=0))
-        assert ask(rewards, TWO, TWO_QUESTIONS) == pytest.approx(expected_J)
-        history_G = DECAY * history_G + (1 - DECAY) * reward_GJ.mean(1)
-
-
-def test_an_unreadable_answer_is_worth_nothing():
-    assert ask(build(), ["no idea", TWO[1]], TWO_QUESTIONS) == pytest.approx([0.0, MEAN_OF_TWO[1]])
-
-
-def test_the_weight_of_the_format_score():
-    assert ask(build(alignment_weight=1.0), TWO, TWO_QUESTIONS) == pytest.approx([0.8, 0.75])
-
-
-def test_conversations_count_by_their_last_message():
-    plain = [[{"role": "assistant", "content": text}] for text in TWO]
-    assert ask(build(), plain, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
-    longer = [[{"role": "assistant", "content": "1.00,0.00"}, {"role": "assistant", "content": text}] for text in TWO]
-    assert ask(build(), longer, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
-    parts = [[{"role": "assistant", "content": [{"type": "text", "text": text}]}] for text in TWO]
-    assert ask(build(), parts, TWO_QUESTIONS) == pytest.approx(MEAN_OF_TWO)
-
-
-def test_a_silent_group_is_left_out_and_keeps_its_history():
-    answers = iter([TABLES["B"], None])
-
-    def sometimes(request):
-        table_QK = next(answers)
-        return None if table_QK is None else table_scorer(table_QK)(request)
-
-    logged = {}
-    rewards = build("min", groups=local_groups(B=sometimes))
-    ask(rewards, TWO, TWO_QUESTIONS)
-    found = ask(rewards, TWO, TWO_QUESTIONS, log_metric=logged.__setitem__)
-    assert found == pytest.approx(OF_A_ALONE)
+@pytest.mark.parametrize(
+    "groups",
+    [lambda: local_groups(B=lambda request: None), partial(federation, min_groups=1, silent=[1])],
+)
+def test_a_silent_group_is_left_out_and_keeps_its_history(groups):
+    logged, rewards = {}, build("min", groups=groups())
+    rewards.state = replace(rewards.state, history_G=np.array([0.15, 0.16]))
+    assert ask(rewards, TWO, TWO_QUESTIONS, log_metric=logged.__setitem__) == pytest.approx(OF_A_ALONE)
     np.testing.assert_allclose(rewards.state.history_G, [0.8 * 0.15 + 0.15, 0.16])
     assert "group_reward/B" not in logged
     assert logged["group_reward/A"] == pytest.approx(0.75)
@@ -146,36 +126,41 @@ def test_what_is_logged():
     )
 
 
-def test_nobody_answers():
-    rewards = build(groups=LocalGroups({"A": lambda request: None, "B": lambda request: None}))
-    with pytest.raises(UserError, match="none of the groups A, B"):
-        ask(rewards, TWO, TWO_QUESTIONS)
-    assert not rewards.state.history_G.any()
+@pytest.mark.parametrize(
+    ("groups", "names", "message"),
+    [
+        (local_groups, None, "no column question_id"),
+        (local_groups, ["Q0", "Q7"], r"question_id 'Q7'.*3 questions.*'Q0'"),
+        (lambda: local_groups(A=lambda _: None, B=lambda _: None), TWO_QUESTIONS, "none of the groups A, B"),
+        (partial(federation, min_groups=2, silent=[1]), TWO_QUESTIONS, "only 1 of 2 groups"),
+        *[
+            (partial(local_groups, B=lambda _, reply=reply: reply), TWO_QUESTIONS, r"'B'.*2 wasserstein .*in \[0, 1\]")
+            for reply in ({}, *({"wasserstein": bad} for bad in ([0.5], [0.5, 1.5], [0.5, np.nan])))
+        ],
+    ],
+)
+def test_what_cannot_be_scored_is_named_and_nothing_is_lost(groups, names, message):
+    rewards = build(groups=groups())
+    with pytest.raises(UserError, match=message):
+        ask(rewards, TWO, names)
+    assert not rewards.state.answered_G.any()
     assert rewards.rounds == 0
 
 
-@pytest.mark.parametrize("bad", [[0.5], [0.5, 1.5], [0.5, np.nan], None])
-def test_a_scorer_that_answers_nonsense_is_named(bad):
-    reply = {} if bad is None else {"wasserstein": bad}
-    with pytest.raises(UserError, match=r"group 'B'.*2 wasserstein rewards in \[0, 1\]"):
-        ask(build(groups=local_groups(B=lambda request: reply)), TWO, TWO_QUESTIONS)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"groups": LocalGroups({})}, "no groups"), ({"metric": "jss"}, "unknown metric of task 'dpa' 'jss'")],
+)
+def test_unusable_settings(settings, message):
+    with pytest.raises(UserError, match=message):
+        build(**settings)
 
 
-def test_an_unknown_question_is_named():
-    with pytest.raises(UserError, match=r"question_id 'Q7'.*3 questions.*'Q0'"):
-        ask(build(), TWO, ["Q0", "Q7"])
-
-
-def test_the_column_is_needed():
-    with pytest.raises(UserError, match="no column question_id"):
-        asyncio.run(build().group_reward(prompts=["?"], completions=["?"]))
-
-
-def test_unusable_settings():
-    with pytest.raises(UserError, match="unknown metric of task 'dpa' 'jss'"):
-        build(metric="jss")
-    with pytest.raises(UserError, match="no groups"):
-        build(groups=LocalGroups({}))
+def test_several_training_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UserError, match="one training process; there are 2"):
+        ask(build(), TWO, TWO_QUESTIONS)
 
 
 def test_held_out_questions_are_scored_and_leave_no_trace():
@@ -188,8 +173,7 @@ def test_held_out_questions_are_scored_and_leave_no_trace():
 
 
 def test_rankings():
-    groups = LocalGroups({"A": table_scorer(TABLES["A"])})
-    rewards = GroupRewards(groups, aggregation.make("average"), catalogue=CATALOGUE, task="opa")
+    rewards = build(groups=LocalGroups({"A": table_scorer(TABLES["A"])}), metric=None, task="opa")
     # Q2 of A ranks C, B, A: the same ranking is worth 1
     assert ask(rewards, ["C,B,A"], ["Q2"]) == pytest.approx([1.0])
     assert ask(rewards, ["A,C,B"], ["Q2"])[0] < 0.5
@@ -228,32 +212,6 @@ def test_rounds_come_one_after_the_other_while_others_go_on():
     assert any(rewards.state.history_G[0] == pytest.approx(value) for value in expected)
 
 
-def federated(*, min_groups, silent=()):
-    nodes = {node: scoring_node({name: table_QK}) for node, (name, table_QK) in enumerate(TABLES.items())}
-    grid = FakeGrid(nodes)
-    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
-    federation.gather((), patience=0.0)
-    federation.send_catalogue(CATALOGUE)
-    for node in silent:
-        grid.nodes[node] = lambda message: None
-    return federation
-
-
-def test_a_federation_scores_like_the_same_groups_in_this_process():
-    rewards = build("min", groups=federated(min_groups=2))
-    assert ask(rewards, TWO, TWO_QUESTIONS) == pytest.approx(LEAST_OF_TWO)
-    np.testing.assert_allclose(rewards.state.history_G, [0.15, 0.16])
-
-
-def test_a_federation_below_its_quorum_ends_the_training_and_loses_nothing():
-    rewards = build(groups=federated(min_groups=2, silent=[1]))
-    with pytest.raises(UserError, match="only 1 of 2 groups"):
-        ask(rewards, TWO, TWO_QUESTIONS)
-    assert not rewards.state.answered_G.any()
-    fewer = build("min", groups=federated(min_groups=1, silent=[1]))
-    assert ask(fewer, TWO, TWO_QUESTIONS) == pytest.approx(OF_A_ALONE)
-
-
 def test_fresh_contexts_are_asked_for_by_round():
     draws = []
 
@@ -266,13 +224,6 @@ def test_fresh_contexts_are_asked_for_by_round():
         for _ in range(2):
             ask(rewards, TWO, TWO_QUESTIONS)
     assert draws == [0, 0, 1, 2]
-
-
-def test_several_training_processes_are_refused(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(UserError, match="one training process; there are 2"):
-        ask(build(), TWO, TWO_QUESTIONS)
 
 
 STEPS, BATCH = 2, 4
@@ -319,9 +270,7 @@ def test_two_steps_of_trl_s_trainers(trainer, settings, tmp_path):
         requests.append(request)
         return table_scorer(TABLES["A"])(request)
 
-    rewards = Dressed(
-        local_groups(A=watched), aggregation.make("average", ema_decay=DECAY), catalogue=CATALOGUE, metric="wasserstein"
-    )
+    rewards = build(groups=local_groups(A=watched), kind=Dressed)
     rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
     running = trainer(
         model,

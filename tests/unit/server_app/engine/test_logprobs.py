@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import PAD_ID, PROMPTS, VOCABULARY, tiny_causal_lm
+from fakes import VOCABULARY, answer_rows, tiny_causal_lm
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from appa_flwr.errors import UserError
-from server_app.engine import logprobs as token_scores
+from server_app.engine import logprobs
 from server_app.engine.prefix import Prefix
-from server_app.engine.sequences import Sequences, pad_prompts
+from server_app.engine.sequences import Sequences
 from server_app.models.policy import value_head
 from server_app.ppo.rollouts import Decoding
 
@@ -22,29 +22,26 @@ NOTHING = torch.zeros(0, dtype=torch.long)
 
 @pytest.fixture(scope="module")
 def sequences():
-    prompts = pad_prompts(PROMPTS, pad_id=PAD_ID, device=torch.device("cpu"))
-    response_JT = torch.randint(1, VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(0))
-    mask_JT = torch.arange(6)[None] < torch.tensor([6, 2, 4, 1])[:, None]
-    return Sequences(NOTHING, *prompts, response_JT * mask_JT, mask_JT)
+    return answer_rows()
 
 
 def test_token_logprobs_by_hand():
     # weights 1, 3 and 4 of logits ln 1, ln 3, ln 4 at temperature 1; squared at temperature .5: 1, 9, 16
     logits_JTV = torch.tensor([[[1.0, 3.0, 4.0]]]).log()
     token_JT = torch.tensor([[1]])
-    assert token_scores.token_logprobs(logits_JTV, token_JT, temperature=1.0).exp().item() == pytest.approx(3 / 8)
-    assert token_scores.token_logprobs(logits_JTV, token_JT, temperature=0.5).exp().item() == pytest.approx(9 / 26)
+    assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=1.0).exp().item() == pytest.approx(3 / 8)
+    assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=0.5).exp().item() == pytest.approx(9 / 26)
 
 
 def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
     sizes, found = {}, {}
     for tokens in (100, 3, 1):
         model = tiny_causal_lm().double()
-        monkeypatch.setitem(token_scores.LOGITS_AT_ONCE, "cpu", tokens * VOCABULARY)
+        monkeypatch.setitem(logprobs.LOGITS_AT_ONCE, "cpu", tokens * VOCABULARY)
         sizes[tokens] = made = []
         model.get_output_embeddings().register_forward_hook(lambda _, __, out, made=made: made.append(out.shape))
         prefix = Prefix(model.base_model, NOTHING)
-        logprob_JT = token_scores.response_logprobs(model, sequences, temperature=0.7, prefix=prefix)
+        logprob_JT = logprobs.response_logprobs(model, sequences, temperature=0.7, prefix=prefix)
         logprob_JT.square().sum().backward()
         found[tokens] = [logprob_JT.detach(), *(p.grad for p in model.parameters())]
     # 13 response tokens: logits of these alone, of a block at a time, and once more for the backward pass
@@ -58,10 +55,10 @@ def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
 
 def test_without_gradient_no_logits_are_computed_twice(sequences, monkeypatch):
     model, made = tiny_causal_lm(), []
-    monkeypatch.setitem(token_scores.LOGITS_AT_ONCE, "cpu", 5 * VOCABULARY)
+    monkeypatch.setitem(logprobs.LOGITS_AT_ONCE, "cpu", 5 * VOCABULARY)
     model.get_output_embeddings().register_forward_hook(lambda _, __, out: made.append(len(out)))
     with torch.inference_mode():
-        token_scores.response_logprobs(model, sequences, temperature=0.7, prefix=Prefix(model.base_model, NOTHING))
+        logprobs.response_logprobs(model, sequences, temperature=0.7, prefix=Prefix(model.base_model, NOTHING))
     assert made == [5, 5, 3]
 
 
@@ -74,8 +71,7 @@ def test_values_stand_before_their_tokens(sequences):
     changed = Sequences(NOTHING, sequences.prompt_JP, sequences.prompt_mask_JP, changed_JT, sequences.mask_JT)
     with torch.no_grad():
         before_JT, after_JT = (
-            token_scores.response_values(trunk, head, rows, prefix=Prefix(trunk, NOTHING))
-            for rows in (sequences, changed)
+            logprobs.response_values(trunk, head, rows, prefix=Prefix(trunk, NOTHING)) for rows in (sequences, changed)
         )
     torch.testing.assert_close(before_JT[0, :4], after_JT[0, :4])
     assert (before_JT[0, 4:] - after_JT[0, 4:]).abs().min() > 1e-4
@@ -87,10 +83,9 @@ def test_a_model_that_scales_its_logits_is_refused():
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
     given = {"max_new_tokens": 2, "temperature": 1.0, "stop_ids": (1,), "pad_id": 0}
     torch.manual_seed(0)
-    for scale, known in ((1.0, True), (8.0, False)):
-        model = GraniteForCausalLM(GraniteConfig(logits_scaling=scale, **sizes, **heads)).eval()
-        if known:
-            Decoding.fitting(model, **given)
-        else:
-            with pytest.raises(UserError, match="GraniteForCausalLM makes its logits in a way that is not known"):
-                Decoding.fitting(model, **given)
+    known, scaled = (
+        GraniteForCausalLM(GraniteConfig(logits_scaling=scale, **sizes, **heads)).eval() for scale in (1.0, 8.0)
+    )
+    Decoding.fitting(known, **given)
+    with pytest.raises(UserError, match="GraniteForCausalLM makes its logits in a way that is not known"):
+        Decoding.fitting(scaled, **given)

@@ -26,10 +26,10 @@ def test_prompts_are_padded_on_the_right():
 
 
 def test_packed_rows_have_no_padding_within_and_read_where_a_response_token_is_predicted():
-    packed = SEQUENCES.packed()
+    ids_JL, read_JL = SEQUENCES.packed()
     # the last token of the longest row predicts nothing; shorter rows end in padding that nobody reads
-    assert packed.ids_JL.tolist() == [[7, 21, 22], [8, 9, 31], [3, 4, 5]]
-    assert packed.read_JL.tolist() == [[True, True, True], [False, True, True], [False, False, True]]
+    assert ids_JL.tolist() == [[7, 21, 22], [8, 9, 31], [3, 4, 5]]
+    assert read_JL.tolist() == [[True, True, True], [False, True, True], [False, False, True]]
     assert SEQUENCES.length_J.tolist() == [4, 4, 4]
 
 

@@ -30,6 +30,16 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr(federations.time, "sleep", lambda seconds: None)
 
 
+def gathered(nodes, expected=(), *, min_groups=1, timeout=0.02, patience=0.0):
+    federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=timeout)
+    federation.gather(expected, patience=patience)
+    return federation
+
+
+def named(*names):
+    return replying(*map(wire.GroupReply, names))
+
+
 @pytest.fixture
 def warnings(caplog):
     caplog.set_level(logging.WARNING, "appa.server")
@@ -47,16 +57,12 @@ def scorer(name, reward_J=GOOD, key=KEY):
 
 def three(bad_node, *, min_groups=2):
     """Groups A, B and C on nodes 11, 12 and 13; A and C behave, B's node answers scoring as told."""
-    grid = FakeGrid(
-        {
-            13: host({wire.ROLL_CALL: replying(wire.GroupReply("C")), wire.SCORE: scorer("C", GOOD / 3)}),
-            12: host({wire.ROLL_CALL: replying(wire.GroupReply("B")), wire.SCORE: bad_node}),
-            11: host({wire.ROLL_CALL: replying(wire.GroupReply("A")), wire.SCORE: scorer("A", GOOD)}),
-        }
-    )
-    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
-    federation.gather(("A", "B", "C"), patience=0.0)
-    return federation
+    nodes = {
+        13: host({wire.ROLL_CALL: named("C"), wire.SCORE: scorer("C", GOOD / 3)}),
+        12: host({wire.ROLL_CALL: named("B"), wire.SCORE: bad_node}),
+        11: host({wire.ROLL_CALL: named("A"), wire.SCORE: scorer("A", GOOD)}),
+    }
+    return gathered(nodes, ("A", "B", "C"), min_groups=min_groups)
 
 
 def records(**extra):
@@ -157,57 +163,53 @@ def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
 
 
 def test_two_groups_on_one_node_and_their_messages():
-    both = replying(wire.GroupReply("B"), wire.GroupReply("A"))
-    grid = FakeGrid({5: both, 9: replying()})  # node 9 hosts nobody
-    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
-    federation.gather((), patience=0.0)
+    federation = gathered({5: named("B", "A"), 9: named()}, min_groups=2)  # node 9 hosts nobody
     assert federation.groups == ("A", "B")
     assert len(federation.homes(federation.groups)) == 1
     with pytest.raises(UserError, match="could score"):
         federation.score(REQUEST, iteration=4)
-    assert [(m.metadata.dst_node_id, m.metadata.group_id) for m in grid.pushed[2:]] == [(5, "4")]
+    sent = federation.grid._grid.pushed[2:]
+    assert [(m.metadata.dst_node_id, m.metadata.group_id) for m in sent] == [(5, "4")]
 
 
-def test_two_nodes_for_one_group_are_an_error():
-    grid = FakeGrid({1: replying(wire.GroupReply("A"), wire.GroupReply("B")), 2: replying(wire.GroupReply("B"))})
-    with pytest.raises(UserError, match="two nodes speak for group 'B'"):
-        Federation(OverlapGrid(grid), min_groups=1, timeout=0.02).gather((), patience=0.0)
+@pytest.mark.parametrize(
+    ("nodes", "expected", "min_groups", "message"),
+    [
+        ({1: named("A", "B"), 2: named("B")}, (), 1, "two nodes speak for group 'B'"),
+        ({}, (), 1, r"0 groups joined \(none\); federation\.min-groups = 1"),
+        (
+            {1: named("C"), 2: named("A")},
+            ("C", "B", "A"),
+            3,
+            r"2 groups joined \(C, A\); federation\.min-groups = 3; missing: B$",
+        ),
+        (
+            {1: named("Kenya"), 2: named("Pero")},
+            ("Kenya", "Peru"),
+            2,
+            r"1 groups joined \(Kenya\); .* = 2; missing: Peru; there, but not in `groups`: Pero$",
+        ),
+    ],
+)
+def test_a_roll_call_that_no_run_can_begin_with(nodes, expected, min_groups, message):
+    with pytest.raises(UserError, match=message):
+        gathered(nodes, expected, min_groups=min_groups)
 
 
-def test_groups_missing_at_the_roll_call(warnings):
-    grid = FakeGrid({1: replying(wire.GroupReply("C")), 2: replying(wire.GroupReply("A"))})
-    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
-    federation.gather(("C", "B", "A"), patience=0.0)
+def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):
+    federation = gathered({1: named("C"), 2: named("A"), 3: named("X")}, ("C", "B", "A"))
     assert federation.groups == ("C", "A")  # in the order they were asked for
+    assert len(federation.homes(federation.groups)) == 2
     assert [text for text in warnings() if "did not join: B" in text]
-    with pytest.raises(UserError, match=r"2 groups joined \(C, A\); federation\.min-groups = 3; missing: B"):
-        Federation(OverlapGrid(grid), min_groups=3, timeout=0.02).gather(("C", "B", "A"), patience=0.0)
-
-
-def test_nobody_at_all():
-    with pytest.raises(UserError, match=r"0 groups joined \(none\); federation\.min-groups = 1"):
-        Federation(OverlapGrid(FakeGrid({})), min_groups=1, timeout=0.02).gather((), patience=0.0)
-
-
-def test_a_group_that_was_not_asked_for_takes_no_part():
-    grid = FakeGrid({1: replying(wire.GroupReply("A")), 2: replying(wire.GroupReply("X"))})
-    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=0.02)
-    federation.gather(("A",), patience=0.0)
-    assert federation.groups == ("A",)
-    assert len(federation.homes(federation.groups)) == 1
-    with pytest.raises(UserError, match=r"0 groups joined .* missing: B; there, but not in `groups`: ") as error:
-        Federation(OverlapGrid(grid), min_groups=1, timeout=0.02).gather(("B",), patience=0.0)
-    assert {"A", "X"} <= set(str(error.value).replace(",", " ").split())
 
 
 def test_the_roll_is_called_again_until_all_are_there(monkeypatch):
     asked = []
 
     def counted(name):
-        return lambda message: asked.append(name) or replying(wire.GroupReply(name))(message)
+        return lambda message: asked.append(name) or named(name)(message)
 
-    grid = FakeGrid({1: counted("A"), 3: counted("C")})
-    naps = []
+    grid, naps = FakeGrid({1: counted("A"), 3: counted("C")}), []
 
     def nap(seconds):
         naps.append(seconds)
@@ -228,7 +230,7 @@ def test_the_roll_is_called_again_until_all_are_there(monkeypatch):
 
 
 def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
-    grid = FakeGrid({1: replying(wire.GroupReply("A")), 2: replying(wire.GroupReply("B"))})
+    grid = FakeGrid({1: named("A"), 2: named("B")})
     monkeypatch.setattr(federations.time, "sleep", lambda seconds: grid.nodes.pop(2, None))
     clock = iter(range(100))
     monkeypatch.setattr(federations.time, "monotonic", lambda: next(clock))
@@ -239,16 +241,10 @@ def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
 
 def voting(by_name):
     """One node a group; every group gives its votes."""
-    grid = FakeGrid(
-        {
-            node: replying(wire.GroupReply(name, votes_QK=votes, counts={"answered": 10 + node}))
-            for node, (name, votes) in enumerate(by_name.items())
-        }
-    )
-    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
-    federation.gather((), patience=0.0)
-    assert federation.send_catalogue(CATALOGUE) == {name: 10 + node for node, name in enumerate(by_name)}
-    sent = wire.unpack_catalogue(grid.pushed[-1].content)
+    replies = [wire.GroupReply(n, votes_QK=v, counts={"answered": 10 + i}) for i, (n, v) in enumerate(by_name.items())]
+    federation = gathered(dict(enumerate(map(replying, replies))), min_groups=2)
+    assert federation.send_catalogue(CATALOGUE) == {name: 10 + i for i, name in enumerate(by_name)}
+    sent = wire.unpack_catalogue(federation.grid._grid.pushed[-1].content)
     assert sent.questions == CATALOGUE.questions
     return federation
 
@@ -281,23 +277,19 @@ def test_too_few_votes_are_an_error():
 
 
 def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
-    def told(name, cells, predictors=("pluralllm", "uniform", "nearest-question")):
+    def reported(name, cells, predictors=("pluralllm", "uniform", "nearest-question")):
         sums = {"cells": cells, "js": 0.9 * cells, "js_distance": 0.7 * cells, "wasserstein": 0.8 * cells}
-        of_predictor = {**sums, "spread": 0.0}
+        spread = {"pluralllm": {"spread": 0.0}}
         return replying(
-            wire.GroupReply(
-                name,
-                sums={(wire.HELD_OUT_PART, p): of_predictor if p == "pluralllm" else sums for p in predictors},
-            )
+            wire.GroupReply(name, sums={(wire.HELD_OUT_PART, p): sums | spread.get(p, {}) for p in predictors})
         )
 
     # one held-out question in the catalogue
-    grid = FakeGrid({1: told("A", 1), 2: told("B", 2), 3: told("C", 0), 4: told("D", 1, ("pluralllm",))})
-    federation = Federation(OverlapGrid(grid), min_groups=2, timeout=0.02)
-    federation.gather((), patience=0.0)
+    nodes = {1: reported("A", 1), 2: reported("B", 2), 3: reported("C", 0), 4: reported("D", 1, ("pluralllm",))}
+    federation = gathered(nodes, min_groups=2)
     federation.send_catalogue(CATALOGUE)
     weights = ArrayRecord({"w": Array(np.ones(2))})
     assert list(federation.send_targets(weights)) == ["A", "C"]
-    assert wire.unpack_weights(grid.pushed[-1].content)["w"].numpy().tolist() == [1.0, 1.0]
+    assert wire.unpack_weights(federation.grid._grid.pushed[-1].content)["w"].numpy().tolist() == [1.0, 1.0]
     assert any("group B " in text for text in warnings())
     assert any("group D " in text for text in warnings())

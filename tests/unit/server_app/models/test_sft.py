@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
@@ -18,41 +18,22 @@ from server_app.models.tiny import TinyRecipe
 from server_app.ppo.rollouts import Decoding, sample
 
 OPTION_QK = np.array([[True, True, True], [True, True, False]])
+CHOICES_GQK = np.eye(3)[np.array([[2, 1], [0, 1], [2, 0], [1, 1]])]
+PADDING_GQK = np.array([[[0.5, 0.25, 0.25], [0.9, 0.1, 0]], [[0.1, 0.15, 0.75], [0.3, 0.7, 0.5]]])
 
 
-def one_hot(*choices_GQ):
-    return np.eye(3)[np.array(choices_GQ)]
-
-
-def test_majority_takes_the_option_with_most_votes():
-    votes_GQK = one_hot([2, 1], [0, 1], [2, 0])
-    found_QK = sft.sft_targets(votes_GQK, OPTION_QK, target="majority")
-    np.testing.assert_array_equal(found_QK, [[0, 0, 1], [0, 1, 0]])
-
-
-def test_vote_shares():
-    votes_GQK = one_hot([2, 1], [0, 1], [2, 0], [1, 1])
-    found_QK = sft.sft_targets(votes_GQK, OPTION_QK, target="votes")
-    np.testing.assert_allclose(found_QK, [[0.25, 0.25, 0.5], [0.25, 0.75, 0]])
-
-
-def test_smoothed_votes_give_every_option_one_vote_more():
-    votes_GQK = one_hot([2, 1], [0, 1], [2, 0], [1, 1])
-    found_QK = sft.sft_targets(votes_GQK, OPTION_QK, target="smoothed-votes")
-    # 1, 1 and 2 votes of 4 become 2, 2 and 3 of 7; 1 and 3 of 4 become 2 and 4 of 6
-    np.testing.assert_allclose(found_QK, [[2 / 7, 2 / 7, 3 / 7], [2 / 6, 4 / 6, 0]])
-
-
-def test_the_mean_distribution():
-    votes_GQK = np.array([[[0.5, 0.25, 0.25], [0.9, 0.1, 0]], [[0.1, 0.15, 0.75], [0.3, 0.7, 0]]])
-    found_QK = sft.sft_targets(votes_GQK, OPTION_QK, target="mean")
-    np.testing.assert_allclose(found_QK, [[0.3, 0.2, 0.5], [0.6, 0.4, 0]])
-
-
-def test_padding_gets_nothing_whatever_is_voted_there():
-    votes_GQK = one_hot([0, 2], [0, 2])
-    for target in ("votes", "mean"):
-        assert sft.sft_targets(votes_GQK, OPTION_QK, target=target)[1, 2] == 0
+@pytest.mark.parametrize(
+    ("votes_GQK", "target", "expected_QK"),
+    [
+        (CHOICES_GQK, "majority", [[0, 0, 1], [0, 1, 0]]),
+        (CHOICES_GQK, "votes", [[0.25, 0.25, 0.5], [0.25, 0.75, 0]]),
+        # 1, 1 and 2 votes of 4 become 2, 2 and 3 of 7; 1 and 3 of 4 become 2 and 4 of 6
+        (CHOICES_GQK, "smoothed-votes", [[2 / 7, 2 / 7, 3 / 7], [2 / 6, 4 / 6, 0]]),
+        (PADDING_GQK, "mean", [[0.3, 0.2, 0.5], [0.6, 0.4, 0]]),
+    ],
+)
+def test_votes_are_counted_as_the_target_says(votes_GQK, target, expected_QK):
+    np.testing.assert_allclose(sft.sft_targets(votes_GQK, OPTION_QK, target=target), expected_QK)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +61,7 @@ def test_rankings_are_counted_whole():
 def test_answers_are_written_in_the_task_s_format():
     scores_QK = np.array([[0.25, 0.25, 0.5], [0.25, 0.75, 0.0]])
     dpa, opa = Config.load({"task": "dpa"}), Config.load({"task": "opa"})
-    assert sft.answer_texts(dpa, scores_QK, OPTION_QK, step=0.01) == ["0.25,0.25,0.50", "0.25,0.75"]
+    assert sft.answer_texts(dpa, scores_QK, OPTION_QK, step=sft.STEP) == ["0.25,0.25,0.50", "0.25,0.75"]
     assert sft.answer_texts(dpa, scores_QK[:1], OPTION_QK[:1], step=0.5) == ["0.50,0.00,0.50"]
     assert sft.answer_texts(opa, scores_QK, OPTION_QK, step=0.01) == ["C,A,B", "B,A"]
 
@@ -144,31 +125,6 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
     assert lengths == [len(text) + 1 for text in ANSWERS]  # a token a character, and the end token
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_only_the_answer_s_tokens_count(start, tune, monkeypatch, tuning):
-    _, base, prompts = start
-    seen = []
-    compute_loss = sft.SFTTrainer.compute_loss
-
-    def spy(self, model, inputs, *arguments, **keywords):
-        seen.append((inputs["input_ids"], inputs["labels"]))
-        return compute_loss(self, model, inputs, *arguments, **keywords)
-
-    monkeypatch.setattr(sft.SFTTrainer, "compute_loss", spy)
-    tune(**{"policy.tuning": tuning})
-    expected = {
-        tuple(p): base.tokenizer(text)["input_ids"] + [base.end_id] for p, text in zip(prompts, ANSWERS, strict=True)
-    }
-    rows = [row for ids, labels in seen for row in zip(ids.tolist(), labels.tolist(), strict=True)]
-    assert len(rows) == 12
-    for ids, labels in rows:
-        first = next(i for i, label in enumerate(labels) if label != -100)
-        counted = [label for label in labels if label != -100]
-        prompt = tuple(i for i in ids[:first] if i != base.pad_id)
-        assert counted == expected[prompt]
-        assert counted == ids[first : first + len(counted)]
-
-
 def test_adapters_are_merged_into_the_weights(start, tune):
     model = start[0]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -185,16 +141,3 @@ def test_without_steps_the_epochs_decide(start, tune):
     start[0].register_forward_pre_hook(lambda *_: passes.append(1))
     tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
     assert len(passes) == 6  # four answers by twos, three times
-
-
-def test_the_written_folder_holds_the_tokenizer_too(start, tune, tmp_path):
-    tune()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tuned")
-    text = "0.25,0.75?"
-    assert tokenizer(text)["input_ids"] == start[1].tokenizer(text)["input_ids"]
-
-
-def test_the_paper_s_majority_is_one_for_the_winner():
-    majority_QK = sft.sft_targets(one_hot([2, 1], [0, 1], [2, 0]), OPTION_QK, target="majority")
-    config = Config.load({"task": "dpa"})
-    assert sft.answer_texts(config, majority_QK, OPTION_QK, step=sft.STEP) == ["0.00,0.00,1.00", "0.00,1.00"]

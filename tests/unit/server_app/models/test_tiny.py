@@ -30,9 +30,7 @@ def tokenizer():
 
 
 def test_every_digit_is_a_token_of_its_own(tokenizer):
-    digits = [tokenizer(d)["input_ids"] for d in "0123456789"]
-    assert all(len(ids) == 1 for ids in digits)
-    of_digit = {d: ids[0] for d, ids in zip("0123456789", digits, strict=True)}
+    of_digit = {d: i for d in "0123456789" for i in tokenizer(d)["input_ids"]}
     assert len(set(of_digit.values())) == 10
     for text in ("0.25,0.10,0.65", "1234567890", "x100y0.05"):
         ids = tokenizer(text)["input_ids"]
@@ -43,17 +41,14 @@ def test_every_digit_is_a_token_of_its_own(tokenizer):
 
 @pytest.mark.parametrize("task", ["dpa", "opa"])
 def test_prompts_and_answers_round_trip(tokenizer, task):
+    special = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
     texts = [formats.prompt(task, q.text, q.options, style="compact") for q in (*QUESTIONS, ODD)]
     texts += [formats.answer(task, [0.2, 0.5, 0.3]), "never seen: ÿ 漢字 🙂  two  blanks "]
     for text in texts:
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
-        assert not set(ids) & {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
-
-
-def test_special_tokens_are_three_different_ones(tokenizer):
-    assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
-    assert tokenizer.padding_side == "left"
+        assert not set(ids) & set(special)
+    assert len(set(special)) == 3
     assert len(tokenizer) <= RECIPE.vocab_size
 
 
@@ -78,6 +73,8 @@ def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):
     steps = []
     folder = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path / "new" / "cache", progress=lambda *s: steps.append(s))
     assert steps == [(1, 2), (2, 2)]
+    assert tiny.load_or_build(RECIPE, QUESTIONS, folder.parent, progress=lambda *_: pytest.fail("built")) == folder
+    assert list(folder.parent.iterdir()) == [folder]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.vocab_size == len(tokenizer)
     assert (model.config.pad_token_id, model.config.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
@@ -87,16 +84,6 @@ def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, built(ids).logits)
-
-
-def test_a_cache_hit_builds_nothing(tmp_path, monkeypatch):
-    builds = []
-    build = tiny.build
-    monkeypatch.setattr(tiny, "build", lambda *a, **k: builds.append(1) or build(*a, **k))
-    first = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path)
-    assert tiny.load_or_build(RECIPE, QUESTIONS, tmp_path) == first
-    assert len(builds) == 1
-    assert [p for p in tmp_path.iterdir()] == [first]
 
 
 def test_another_recipe_or_question_is_another_model():
@@ -161,14 +148,3 @@ def test_a_build_is_reproducible_and_leaves_the_global_generator_alone():
     for mine, again, foreign in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, again)
         assert mine.numel() == 0 or mine.std() == 0 or not torch.equal(mine, foreign)
-
-
-def test_the_model_learns_the_format():
-    recipe = TinyRecipe("opa", steps=150, batch_size=16, hidden_size=32, num_layers=1, num_heads=2, learning_rate=0.01)
-    questions = QUESTIONS[:1]
-    model, tokenizer = tiny.build(recipe, questions)
-    prompt = formats.prompt("opa", questions[0].text, questions[0].options, style="compact")
-    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
-    text = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-    assert text[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(text, skip_special_tokens=True) in ("A,B", "B,A")

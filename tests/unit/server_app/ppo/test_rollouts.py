@@ -53,34 +53,6 @@ def assert_own_forward_agrees(model, prompts, sampled, *, temperature):
             assert float(sampled.logprob_JT[j, t]) == pytest.approx(float(expected), abs=2e-5)
 
 
-def test_greedy_answers_do_not_depend_on_padding(model):
-    together = draw(model, PROMPTS, temperature=0.0, stop_ids=(1,))
-    width = together.sequences.response_JT.shape[1]
-    for j, prompt in enumerate(PROMPTS):
-        alone = draw(model, [prompt], temperature=0.0, stop_ids=(1,))
-        length = int(alone.sequences.mask_JT.sum())
-        assert together.sequences.response_JT[j, :length].tolist() == alone.sequences.response_JT[0, :length].tolist()
-        assert together.sequences.mask_JT[j].tolist() == [True] * length + [False] * (width - length)
-        torch.testing.assert_close(together.logprob_JT[j, :length], alone.logprob_JT[0, :length], rtol=0, atol=1e-5)
-
-
-def test_sampled_answers_do_not_depend_on_padding(model, monkeypatch):
-    alone = draw(model, PROMPTS[:1], seed=5, stop_ids=(1,))
-    pad_prompts = rollouts.pad_prompts
-
-    def wider(prompts, *, pad_id, device):
-        ids_JP, mask_JP = pad_prompts(prompts, pad_id=pad_id, device=device)
-        return torch.nn.functional.pad(ids_JP, (0, 4), value=pad_id), torch.nn.functional.pad(mask_JP, (0, 4))
-
-    monkeypatch.setattr(rollouts, "pad_prompts", wider)
-    padded = draw(model, PROMPTS[:1], seed=5, stop_ids=(1,))
-    assert padded.sequences.prompt_JP.shape[1] == len(PROMPTS[0]) + 4
-    assert torch.equal(padded.sequences.response_JT, alone.sequences.response_JT)
-    torch.testing.assert_close(padded.logprob_JT, alone.logprob_JT, rtol=0, atol=1e-5)
-    other = draw(model, PROMPTS[:1], seed=6, stop_ids=(1,))
-    assert not torch.equal(other.sequences.response_JT, alone.sequences.response_JT)
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["plain", "shared"])
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
@@ -216,19 +188,3 @@ def test_a_seed_fixes_the_answers_and_leaves_the_global_generator_alone(model, m
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.sequences.response_JT, again.sequences.response_JT)
     assert not torch.equal(first.logprob_JT, other.logprob_JT)
-
-
-def test_rows_are_cut_to_their_own_width_and_keep_their_log_probabilities(model):
-    sampled = draw(model, PROMPTS * 4)
-    all_rows = sampled.sequences.rows(torch.arange(16))
-    full_JT = scores(model, all_rows, temperature=0.8)
-    lengths_J = sampled.sequences.mask_JT.sum(1)
-    short = lengths_J.argsort()[:3]  # three short answers, in another order
-    for index in (torch.tensor([1, 5, 13]), short.flip(0)):
-        part = sampled.sequences.rows(index)
-        width = int(lengths_J[index].max())
-        longest_prompt = max(len(PROMPTS[j % 4]) for j in index.tolist())
-        assert part.response_JT.shape == part.mask_JT.shape == (3, width)
-        assert part.prompt_JP.shape == part.prompt_mask_JP.shape == (3, longest_prompt)
-        part_JT = scores(model, part, temperature=0.8)
-        torch.testing.assert_close(part_JT, full_JT[index, :width], rtol=0, atol=1e-5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fakes import FakeGrid, catalogue_of, random_tables, scoring_node
+from fakes import catalogue_of, federated, random_tables, scoring_node
 from flwr.app import ArrayRecord
 
 from appa_flwr import aggregation, formats, wire
@@ -16,8 +16,6 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.fairness import fairness_index
 from appa_flwr.rewards import js
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder
@@ -27,15 +25,8 @@ CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
 TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
 QUESTIONS = [0, 1, 3, 3, 1]  # the last text has too few numbers for its question
-LEARNED = {
-    "policy_loss": 0.1,
-    "value_loss": 0.2,
-    "clip_fraction": 0.3,
-    "approximate_kl": 0.4,
-    "kl": 0.5,
-    "entropy": 0.6,
-    "response_length": 7.0,
-}
+STATS = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
+LEARNED = {name: 0.1 * number for number, name in enumerate(STATS)}
 
 
 class FakeEngine:
@@ -72,12 +63,13 @@ class GivenOrder:
         return np.array(QUESTIONS[:count])
 
 
+def scoring_nodes():
+    return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+
+
 def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", checkpoints=None, resumed=None, **params):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
-    nodes = nodes or {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
-    federation = Federation(OverlapGrid(FakeGrid(nodes)), min_groups=min_groups, timeout=0.02)
-    federation.gather((), patience=0.0)
-    federation.send_catalogue(CATALOGUE)
+    federation = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
     engine, lines = FakeEngine(), []
     strategy = AppaStrategy(
         federation,
@@ -122,17 +114,13 @@ def silent_after_joining(node, *, from_request):
 
 def alignment_rewards(names=GROUPS):
     """The groups' rewards for TEXTS, answer by answer, by the reward and the parser alone."""
-    rows = []
-    for name in names:
-        row = []
-        for text, question in zip(TEXTS, QUESTIONS, strict=True):
-            size = len(CATALOGUE.questions[question].options)
-            prediction = formats.parse("dpa", text, size).prediction
-            row.append(
-                0.0 if prediction is None else float(js(prediction, TABLES[name][question, :size], [True] * size))
-            )
-        rows.append(row)
-    return np.array(rows)
+
+    def reward(text, question, table_QK):
+        size = len(CATALOGUE.questions[question].options)
+        prediction = formats.parse("dpa", text, size).prediction
+        return 0.0 if prediction is None else float(js(prediction, table_QK[question, :size], [True] * size))
+
+    return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in names])
 
 
 def test_the_groups_are_asked_what_the_policy_wrote():
@@ -216,11 +204,11 @@ def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
     )
     run(resumed, federation_again, 2)
     assert [iteration for iteration, _ in later] == [2, 3]
-    assert [line.model_copy(update={"seconds": {}}) for line in rest] == [
-        line.model_copy(update={"seconds": {}}) for line in lines[1:]
-    ]
-    for again, once in zip(engine_again.scores, engine.scores[1:], strict=True):
-        assert torch.equal(again, once)
+    once, again = (
+        [(line.model_dump(exclude={"seconds"}), score_J.tolist()) for line, score_J in zip(*pair, strict=True)]
+        for pair in ((lines[1:], engine.scores[1:]), (rest, engine_again.scores))
+    )
+    assert again == once
 
     def draws(over):
         messages = [m for m in over.grid._grid.pushed if m.metadata.message_type == wire.SCORE]
@@ -238,7 +226,7 @@ def test_a_rule_without_threshold_reports_null():
 
 
 def test_a_missing_group_is_null_and_keeps_its_history():
-    nodes = {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+    nodes = scoring_nodes()
     nodes[1] = silent_after_joining(nodes[1], from_request=1)
     strategy, federation, engine, lines = build("average", nodes=nodes)
     run(strategy, federation, 2)
@@ -254,7 +242,7 @@ def test_a_missing_group_is_null_and_keeps_its_history():
 
 
 def test_a_failed_quorum_updates_and_reports_nothing():
-    nodes = {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
+    nodes = scoring_nodes()
     for node in (1, 2):
         nodes[node] = silent_after_joining(nodes[node], from_request=1)
     strategy, federation, engine, lines = build(nodes=nodes, min_groups=2)
@@ -264,17 +252,12 @@ def test_a_failed_quorum_updates_and_reports_nothing():
         run(strategy, federation, 3)
     assert len(engine.scores) == len(lines) == 1  # the first iteration's
     # the groups come back: it goes on from the state after the first iteration
-    for node, name in enumerate(GROUPS):
-        federation.grid._grid.nodes[node] = again = scoring_node({name: TABLES[name]})
-        again(catalogue_message())
+    federation.grid._grid.nodes.update(scoring_nodes())
+    federation.send_catalogue(CATALOGUE)
     run(strategy, federation, 1)
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
     assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
-
-
-def catalogue_message():
-    return FakeGrid({}).create_message(wire.pack_catalogue(CATALOGUE), wire.CATALOGUE, 0, "")
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():

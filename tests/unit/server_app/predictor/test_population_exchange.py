@@ -57,17 +57,20 @@ def answers(homes: dict[str, Context], group: str, rows_Q: np.ndarray) -> GroupD
     return GroupData(group, rows, truth_QK[rows].astype(np.float32))
 
 
+def plain_sums(given: list[GroupData], catalogue: wire.Catalogue):
+    """What one place with all these answers would sum up."""
+    ids = tuple(question.question_id for question in catalogue.questions)
+    return population_sums(given, OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK))
+
+
 @pytest.mark.parametrize("num_nodes", [6, 2, 1])
 def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes):
     chosen = config(sums__population_prior=True, pluralllm__unseen_groups=all_groups(config())[-1])
     (unseen,) = chosen.unseen_group_names
     homes, summary, catalogue, grid = exchanged(chosen, num_nodes=num_nodes)
     seen = [name for name in homes if name != unseen]
-    embedding = OptionEmbedding(
-        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
-    )
     training = [answers(homes, name, catalogue.train_Q) for name in seen]
-    sums = population_sums(training, embedding)
+    sums = plain_sums(training, catalogue)
     tables = {name: state.population(homes[name].state, name, "table") for name in homes}
     for data in training:
         np.testing.assert_allclose(tables[data.group], prior_from_sums(*sums, own=data)[..., None], atol=1e-6)
@@ -83,13 +86,10 @@ def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes
 def test_the_mean_of_the_others_is_of_held_out_questions_and_without_the_own_share():
     homes, summary, catalogue, _ = exchanged(config())
     held_out = [answers(homes, name, ~catalogue.train_Q) for name in homes]
-    embedding = OptionEmbedding(
-        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
-    )
-    _, count_Q = population_sums(held_out, embedding)
+    _, count_Q = plain_sums(held_out, catalogue)
     for own, name in zip(held_out, homes, strict=True):
         others = [data for data in held_out if data.group != name]
-        expected = prior_from_sums(*population_sums(others, embedding), min_groups=1)
+        expected = prior_from_sums(*plain_sums(others, catalogue), min_groups=1)
         expected[count_Q < 3] = 0.0
         found = state.population(homes[name].state, name, "mean")
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -139,9 +139,7 @@ def test_too_few_groups_have_no_prior_and_no_mean_to_compare_with(caplog):
 
 @pytest.mark.parametrize("step", [wire.COUNTS, wire.ANSWERS])
 def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
-    import client_app.population as sums
-
-    honest = sums.respond
+    honest = population.respond
 
     def gone(asked, node):
         if asked.step == step and state.groups(node.memory) == (last,):
@@ -150,7 +148,7 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
 
     chosen = config(sums__population_prior=True)
     last = all_groups(chosen)[-1]
-    monkeypatch.setattr(sums, "respond", gone)
+    monkeypatch.setattr(population, "respond", gone)
     with pytest.raises(
         UserError, match=rf"{last} stopped answering at the step {step}, .*sums\.population-prior = false"
     ):
@@ -161,8 +159,6 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
 
 @pytest.mark.parametrize("spoil", ["noise", "count", "answer"])
 def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
-    import client_app.population as sums
-
     honest = secure_sum.mask
     chosen = config(sums__population_prior=True)
     liars = []
@@ -176,7 +172,7 @@ def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
             hidden[name] = hidden[name] + change
         return hidden
 
-    monkeypatch.setattr(sums.secure_sum, "mask", lie)
+    monkeypatch.setattr(population.secure_sum, "mask", lie)
     with pytest.raises(UserError, match="the totals are no sums of answers"):
         exchanged(chosen)
     assert liars
@@ -186,8 +182,6 @@ def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
 
 
 def test_parts_of_different_shape_are_refused(monkeypatch):
-    import client_app.population as sums
-
     honest, asked = secure_sum.mask, []
 
     def shorter(part, **keys):
@@ -195,33 +189,27 @@ def test_parts_of_different_shape_are_refused(monkeypatch):
         asked.append(keys["step"])
         return {name: array[:-1] for name, array in hidden.items()} if len(asked) == 1 else hidden
 
-    monkeypatch.setattr(sums.secure_sum, "mask", shorter)
+    monkeypatch.setattr(population.secure_sum, "mask", shorter)
     with pytest.raises(UserError, match="parts of the step counts differ in shape"):
         exchanged(config(sums__population_prior=True))
 
 
 def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
-    import client_app.population as sums
-
     chosen = config()
     spoilt = all_groups(chosen)[-1]
-    honest = sums.respond
+    honest = population.respond
 
     def weak(asked, node):
         reply = honest(asked, node)
-        return (
-            wire.SumsReply(bytes(32)) if asked.step == wire.KEYS and state.groups(node.memory) == (spoilt,) else reply
-        )
+        theirs = asked.step == wire.KEYS and state.groups(node.memory) == (spoilt,)
+        return wire.SumsReply(bytes(32)) if theirs else reply
 
-    monkeypatch.setattr(sums, "respond", weak)
+    monkeypatch.setattr(population, "respond", weak)
     homes, summary, catalogue, _ = exchanged(chosen)
     assert summary.held_out > 0
     # it is no part of the sums, so it takes nothing out of them
     held_out = [answers(homes, name, ~catalogue.train_Q) for name in homes if name != spoilt]
-    embedding = OptionEmbedding(
-        tuple(q.question_id for q in catalogue.questions), catalogue.embedding_QKE, catalogue.option_QK
-    )
-    expected = prior_from_sums(*population_sums(held_out, embedding))
+    expected = prior_from_sums(*plain_sums(held_out, catalogue))
     np.testing.assert_allclose(state.population(homes[spoilt].state, spoilt, "mean"), expected, atol=1e-6)
 
 
@@ -233,12 +221,15 @@ def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), **tables: 
 
 @pytest.fixture
 def node() -> tuple[Context, tuple[bytes, ...], np.ndarray]:
-    """A node that hosts one of three groups and has told its key, all keys, and which questions all may answer."""
-    chosen = config(data__num_groups=3)
+    """A deployed node with one of three groups that has told its key, all keys, and which questions all may answer.
+
+    The server's config asks for no third group.
+    """
+    chosen = config(data__num_groups=3, sums__min_groups=1)
     with flower_task():
         grid, _, catalogue = joined(chosen, num_nodes=3)
     own, *others = grid.contexts.values()
-    own.node_config["group"] = state.groups(own.state)[0]  # as at home
+    own.node_config["group"] = state.groups(own.state)[0]  # as deployed
     keys = (ask(own, wire.KEYS).public_key, *(secure_sum.public_key(secure_sum.private_key()) for _ in others))
     return own, keys, np.ones(len(catalogue.train_Q), dtype=bool)
 
@@ -263,7 +254,7 @@ def test_the_nodes_stay_the_same(node):
     assert ask(context, wire.ANSWERS, keys=keys, allowed=every).masked
 
 
-def test_too_few_other_nodes_are_refused(node):
+def test_too_few_other_nodes_are_refused_whatever_the_server_s_config_says(node):
     context, keys, _ = node
     assert ask(context, wire.COUNTS, keys=keys[:2]) is None
     assert ask(context, wire.COUNTS, keys=keys[:1]) is None
@@ -276,17 +267,6 @@ def test_steps_out_of_order_or_unknown_are_refused(node):
     assert ask(context, "everything", keys=keys) is None
     assert ask(context, wire.ANSWERS, keys=keys, allowed=every) is None
     assert ask(context, wire.COUNTS, keys=keys).masked
-
-
-def test_at_home_three_nodes_are_the_least_whatever_the_server_s_config_says():
-    chosen = config(data__num_groups=3, sums__min_groups=1)
-    with flower_task():
-        grid, *_ = joined(chosen, num_nodes=3)
-    own = next(iter(grid.contexts.values()))
-    own.node_config["group"] = state.groups(own.state)[0]
-    keys = (ask(own, wire.KEYS).public_key, secure_sum.public_key(secure_sum.private_key()))
-    assert ask(own, wire.COUNTS, keys=keys) is None
-    assert ask(own, wire.COUNTS, keys=(*keys, secure_sum.public_key(secure_sum.private_key()))).masked
 
 
 @pytest.mark.parametrize(("deployed", "parties"), [(True, 1.0), (False, 2.0)])

@@ -10,54 +10,29 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from fakes import FakeGrid
+from fakes import FakeGrid, replying
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from in_process import flower_task
 
+from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.errors import UserError
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import pretrain
 
-NODES = 3
-UNVALIDATED = {"pluralllm.validate-every": 0}
+STRATEGIES = get_args(PluralLLMSection.model_fields["strategy"].annotation)
 
 
-@pytest.mark.parametrize("strategy", get_args(PluralLLMSection.model_fields["strategy"].annotation))
-def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
-    rng = np.random.default_rng(0)
-    trained = [rng.normal(size=1000).astype(np.float32) for _ in range(NODES)]
-
-    def node(n):
-        def answer(message: Message) -> Message:
-            content = {
-                "arrays": ArrayRecord({"w": Array(trained[n])}),
-                "metrics": MetricRecord({"num-examples": 10 + n, "loss": 0.5 + 0.1 * n}),
-            }
-            return Message(RecordDict(content), reply_to=message)
-
-        return answer
-
-    config = Config.load({"pluralllm.strategy": strategy, "pluralllm.rounds": 1, **UNVALIDATED})
-    found = set()
-    for places in itertools.permutations(range(NODES)):
-        late = {node_id: 2 * place for node_id, place in enumerate(places)}
-        grid = OverlapGrid(FakeGrid({n: node(n) for n in range(NODES)}, polls_to_wait=late))
-        start = ArrayRecord({"w": Array(np.zeros(1000, dtype=np.float32))})
-        with flower_task():
-            done = pretrain(grid, config, start, nodes=range(NODES), progress=lambda step, of, loss: None)
-        found.add((done.weights["w"].numpy().tobytes(), done.rounds))
-    assert len(found) == 1
-
-
-def pretrained(grid, nodes, **changes):
-    """What two weights at 0 become on a grid, without validation unless it is asked for."""
+def pretrained(grid, nodes, *, size=2, seed=0, **changes):
+    """What weights at 0 become on a grid, without validation unless it is asked for."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in changes.items()}
-    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
+    config = Config.load({"pluralllm.validate-every": 0, "seed": seed, **keys})
+    start = ArrayRecord({"w": Array(np.zeros(size, dtype=np.float32))})
     grid = grid if isinstance(grid, OverlapGrid) else OverlapGrid(grid)
     with flower_task():
-        return pretrain(grid, Config.load({**UNVALIDATED, **keys}), start, nodes=nodes, progress=lambda *_: None)
+        return pretrain(grid, config, start, nodes=nodes, progress=lambda *_: None)
 
 
 STEPS = np.array([[0.25, -0.5], [-0.75, 0.125]])  # each node's change of the weights, the same in every round
@@ -72,34 +47,45 @@ def rounds(**changes):
     return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
 
 
-def moving(n):
+def trainer(step, *, num_examples=5, loss=0.5):
+    """A node that moves the weights by `step` in every round."""
+
     def answer(message: Message) -> Message:
         here = message.content["arrays"]["w"].numpy()
         content = {
-            "arrays": ArrayRecord({"w": Array((here + STEPS[n]).astype(np.float32))}),
-            "metrics": MetricRecord({"num-examples": int(EXAMPLES[n]), "loss": 0.5}),
+            "arrays": ArrayRecord({"w": Array((here + step).astype(np.float32))}),
+            "metrics": MetricRecord({"num-examples": num_examples, "loss": loss}),
         }
         return Message(RecordDict(content), reply_to=message)
 
     return answer
 
 
+def moving(n):
+    return trainer(STEPS[n], num_examples=int(EXAMPLES[n]))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
+    rng = np.random.default_rng(0)
+    nodes = {n: trainer(rng.normal(size=1000), num_examples=10 + n, loss=0.5 + 0.1 * n) for n in range(3)}
+    found = set()
+    for places in itertools.permutations(range(3)):
+        late = {node: 2 * place for node, place in enumerate(places)}
+        done = pretrained(FakeGrid(nodes, polls_to_wait=late), range(3), size=1000, strategy=strategy, rounds=1)
+        found.add((done.weights["w"].numpy().tobytes(), done.rounds))
+    assert len(found) == 1
+
+
 MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
 
 
-def test_nodes_weigh_as_many_answers_as_they_trained_on():
-    first, second, _ = rounds(strategy="fedavg")
-    np.testing.assert_allclose(first, MEAN, rtol=1e-6)
-    np.testing.assert_allclose(second, 2 * MEAN, rtol=1e-6)
-    assert MEAN.tolist() == [0.0, -0.34375]
-
-
-def test_fedprox_is_fedavg_on_the_server_and_tells_the_groups_its_mu():
-    first, second, sent = rounds(strategy="fedprox", proximal_mu=0.25)
+@pytest.mark.parametrize(("strategy", "told"), [("fedavg", [None] * 4), ("fedprox", [0.25] * 4)])
+def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_its_mu(strategy, told):
+    first, second, sent = rounds(strategy=strategy, proximal_mu=0.25)
     np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
-    assert [content["config"]["proximal-mu"] for content in sent] == [0.25] * 4
-    _, _, sent = rounds(strategy="fedavg", proximal_mu=0.25)
-    assert all("proximal-mu" not in content["config"] for content in sent)
+    assert MEAN.tolist() == [0.0, -0.34375]
+    assert [content["config"].get("proximal-mu") for content in sent] == told
 
 
 @pytest.mark.parametrize(
@@ -235,7 +221,7 @@ def test_a_malformed_training_reply_leaves_what_the_sound_nodes_make_of_it(what,
         trained_with({0: spoil, 1: spoil})
 
 
-@pytest.mark.parametrize("strategy", get_args(PluralLLMSection.model_fields["strategy"].annotation))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_strategy_lets_nan_weights_through(strategy):
     alone = trained_with({0: None, 1: None}, strategy)
     assert np.isfinite(np.frombuffer(alone[0], dtype=np.float32)).all()
@@ -245,13 +231,10 @@ def test_no_strategy_lets_nan_weights_through(strategy):
 def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
     def asked(seed, nodes):
         grid = FakeGrid({n: moving(0) for n in nodes})
-        config = Config.load({"pluralllm.rounds": 8, "pluralllm.fraction": 0.5, "seed": seed, **UNVALIDATED})
-        start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-        prompt = OverlapGrid(grid)
-        prompt.members = (99,)
-        with flower_task():
-            pretrain(prompt, config, start, nodes=nodes, progress=lambda step, of, loss: None)
-        assert prompt.members == (99,)  # as before
+        overlapping = OverlapGrid(grid)
+        overlapping.members = (99,)
+        pretrained(overlapping, nodes, seed=seed, rounds=8, fraction=0.5)
+        assert overlapping.members == (99,)  # as before
         return [nodes.index(message.metadata.dst_node_id) for message in grid.pushed]
 
     chosen = asked(1, (4, 5, 6, 7))
@@ -270,27 +253,22 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
 
     def node(n):
         def answer(message: Message) -> Message:
-            here = message.content["arrays"]["w"].numpy()
-            if message.metadata.message_type == "evaluate":
-                error = errors_RN[round(float(here[0])) - 1][n]
-                asked.append(round(float(here[0])))
-                if error is None:
-                    return Message(Error(5, "node is gone"), reply_to=message)
-                if isinstance(error, RecordDict):
-                    return Message(error, reply_to=message)
-                metrics = MetricRecord({"num-examples": cells[n], "error": error})
-                return Message(RecordDict({"metrics": metrics}), reply_to=message)
-            content = {
-                "arrays": ArrayRecord({"w": Array(here + np.float32(1))}),
-                "metrics": MetricRecord({"num-examples": 5, "loss": 0.5}),
-            }
-            return Message(RecordDict(content), reply_to=message)
+            if message.metadata.message_type != "evaluate":
+                return trainer(1)(message)
+            now = round(float(message.content["arrays"]["w"].numpy()[0]))
+            asked.append(now)
+            error = errors_RN[now - 1][n]
+            if error is None:
+                return Message(Error(5, "node is gone"), reply_to=message)
+            content = error if isinstance(error, RecordDict) else record(num_examples=cells[n], error=error)
+            return Message(content, reply_to=message)
 
         return answer
 
     nodes = range(len(cells))
     grid = FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late)
-    done = pretrained(grid, nodes, strategy="fedavg", rounds=len(errors_RN), **{"validate_every": 1, **changes})
+    settings = {"validate_every": 1, "strategy": "fedavg", "rounds": len(errors_RN), **changes}
+    done = pretrained(grid, nodes, **settings)
     assert done.weights["w"].numpy()[0] == done.chosen
     return done, asked
 
@@ -372,7 +350,23 @@ def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
 
 
 def test_no_rounds_leave_the_start():
-    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-    config = Config.load({"pluralllm.rounds": 0})
-    done = pretrain(OverlapGrid(FakeGrid({})), config, start, nodes=(), progress=lambda step, of, loss: None)
-    assert (done.weights, done.rounds, done.chosen) == (start, (), 0)
+    done = pretrained(FakeGrid({}), (), rounds=0)
+    assert (done.weights["w"].numpy().tolist(), done.rounds, done.chosen) == ([0.0, 0.0], (), 0)
+
+
+@pytest.mark.timeout(30)
+def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stranger():
+    def node(name, reply):
+        joins = replying(wire.GroupReply(name))
+        return lambda message: (reply if message.metadata.message_type == "train" else joins)(message)
+
+    # Node 2 hosts B and goes after the roll call; node 9 hosts a group that is not in this run.
+    gone = node("B", lambda message: Message(Error(5, "node is gone"), reply_to=message))
+    grid = FakeGrid({1: node("A", trainer(1)), 2: gone, 9: node("X", trainer(1))})
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
+    federation.gather(("A", "B"), patience=0.0)
+    grid.get_node_ids = lambda: [1, 9]
+    found = pretrained(federation.grid, federation.homes(federation.groups), rounds=2)
+    assert [entry.loss for entry in found.rounds] == [0.5, 0.5]
+    asked = [m.metadata.dst_node_id for m in grid.pushed if m.metadata.message_type == "train"]
+    assert sorted(asked) == [1, 1, 2, 2]

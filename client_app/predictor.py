@@ -90,7 +90,7 @@ def train_round(
             continue
         model.load_state_dict(sent)
         seed = child_seed(config.seed, "pluralllm", data.group, round_number)
-        result = local_update(
+        group_loss = local_update(
             model,
             data,
             embedding,
@@ -103,9 +103,9 @@ def train_round(
             population=member.population,
         )
         for key, value in model.state_dict().items():
-            total[key] = total.get(key, torch.zeros_like(value)) + value * result.num_examples
-        examples += result.num_examples
-        loss += result.loss * result.num_examples
+            total[key] = total.get(key, torch.zeros_like(value)) + value * len(data)
+        examples += len(data)
+        loss += group_loss * len(data)
     if not examples:
         raise UserError("no group of this node has an answer to train on")
     mean = OrderedDict((key, value / examples) for key, value in total.items())

@@ -44,7 +44,7 @@ from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.population import MIN_GROUPS
 from pluralllm.prediction import Targets, predict_targets
-from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
+from pluralllm.scores import CONTEXT_SIZES, PREDICTOR, Calibration, PredictionScore, calibration, evaluate
 from pluralllm.training import local_update, train_centrally
 from server_app.models.base import cache_folder
 from server_app.predictor.pretraining import pretrain
@@ -64,7 +64,6 @@ UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
 NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 EMBEDDING_DIM = 128
-CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
 UNSEEN = "unseen"
 PARTS = ("unseen/held-out", "unseen/training", "seen/held-out", "seen/training")
 
@@ -251,7 +250,7 @@ def train_federated(
         data = problem.seen_train[group]
         local.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         round_number = int(str(message.content.config_records["config"]["server-round"]))
-        result = local_update(
+        loss = local_update(
             local,
             data,
             problem.embedding,
@@ -262,7 +261,7 @@ def train_federated(
             generator=torch.Generator().manual_seed(child_seed(seed, "pluralllm", data.group, round_number)),
             population=None if priors is None else priors[group],
         )
-        metrics = MetricRecord({"num-examples": result.num_examples, "loss": result.loss})
+        metrics = MetricRecord({"num-examples": len(data), "loss": loss})
         return RecordDict({"arrays": ArrayRecord(OrderedDict(local.state_dict())), "metrics": metrics})
 
     keys = {"strategy": recipe.strategy, "rounds": recipe.rounds, "server-learning-rate": recipe.learning_rate}

@@ -23,7 +23,6 @@ from appa_flwr import markdown
 from appa_flwr.errors import UserError
 from experiments import entry
 from experiments.pluralllm.protocol import (
-    CONTEXT_SIZES,
     PARTS,
     REAL,
     Dataset,
@@ -40,7 +39,7 @@ from experiments.pluralllm.protocol import (
 )
 from pluralllm.encoders import Encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
-from pluralllm.scores import PREDICTOR
+from pluralllm.scores import CONTEXT_SIZES, PREDICTOR
 
 STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = (
     "strategies",

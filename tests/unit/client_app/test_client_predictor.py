@@ -102,7 +102,7 @@ def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embe
     model = PluralLLM(SIZES)
     model.load_state_dict(start.to_torch_state_dict())
     seed = child_seed(CONFIG.seed, "pluralllm", groups[0].data.group, 3)
-    result = local_update(
+    loss = local_update(
         model,
         groups[0].data,
         embedding,
@@ -116,7 +116,7 @@ def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embe
     by_hand = ArrayRecord(model.state_dict())
     # multiplied by 5 answers and divided by them again: the last bit may differ
     np.testing.assert_allclose(flat(trained.weights), flat(by_hand), rtol=1e-6, atol=1e-9)
-    assert (trained.num_examples, trained.loss) == (5, pytest.approx(result.loss))
+    assert (trained.num_examples, trained.loss) == (5, pytest.approx(loss))
 
 
 def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(start, embedding, groups):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from appa_flwr.errors import UserError
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.model import ModelConfig, PluralLLM, Questions
 
 B, C, M, K, E = 3, 5, 4, 4, 6
 TOLERANCE = {"atol": 2e-6, "rtol": 0.0}
@@ -49,17 +49,25 @@ def batch() -> dict[str, Tensor]:
     }
 
 
+def predicted(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
+    context, target = (
+        Questions(**{name.removeprefix(part): value for name, value in batch.items() if name.startswith(part)})
+        for part in ("context_", "target_")
+    )
+    return model(context, target)
+
+
 @torch.no_grad()
 def probability(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
-    return model(**batch).exp()
+    return predicted(model, batch).exp()
 
 
 def test_predictions_are_distributions_over_the_real_options(model: PluralLLM, batch: dict[str, Tensor]) -> None:
-    predicted = probability(model, batch)
-    torch.testing.assert_close(predicted.sum(-1), torch.ones(B, M))
-    assert (predicted[~batch["target_options"]] == 0).all()
+    found = probability(model, batch)
+    torch.testing.assert_close(found.sum(-1), torch.ones(B, M))
+    assert (found[~batch["target_options"]] == 0).all()
     uniform = batch["target_options"] / batch["target_options"].sum(-1, keepdim=True)
-    assert (predicted - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
+    assert (found - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
 
 
 def test_untrained_network_answers_uniformly(batch: dict[str, Tensor]) -> None:
@@ -118,9 +126,9 @@ def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str,
         "target_embedding": torch.nn.functional.pad(batch["target_embedding"], (0, 0, 0, 2, 0, 2), value=nan),
         "target_options": torch.nn.functional.pad(batch["target_options"], (0, 2, 0, 2), value=False),
     }
-    predicted = probability(model, padded)
-    torch.testing.assert_close(predicted[:, :M, :K], probability(model, batch), **TOLERANCE)
-    assert (predicted[:, M:] == 0).all()
+    found = probability(model, padded)
+    torch.testing.assert_close(found[:, :M, :K], probability(model, batch), **TOLERANCE)
+    assert (found[:, M:] == 0).all()
 
 
 def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Tensor]) -> None:
@@ -147,8 +155,8 @@ def test_each_target_and_each_episode_is_predicted_as_if_alone(model: PluralLLM,
 def test_gradients_are_finite_with_padding(model: PluralLLM, batch: dict[str, Tensor]) -> None:
     options = batch["target_options"].clone()
     options[:, -1] = False
-    predicted = model(**(batch | {"target_options": options}))
-    predicted.masked_fill(~options, 0.0).sum().backward()
+    found = predicted(model, batch | {"target_options": options})
+    found.masked_fill(~options, 0.0).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -171,10 +179,10 @@ def test_an_untrained_network_answers_the_mean_of_the_others_where_there_is_one(
     others = torch.rand(B, M, K, generator=generator).masked_fill(~options, 0.0) + 0.1 * options
     others = others / others.sum(-1, keepdim=True)
     others[:, 0] = 0.0
-    predicted = probability(model, batch | {"target_population": others[..., None]})
-    torch.testing.assert_close(predicted[:, 1:], others[:, 1:])
+    found = probability(model, batch | {"target_population": others[..., None]})
+    torch.testing.assert_close(found[:, 1:], others[:, 1:])
     uniform = options / options.sum(-1, keepdim=True)
-    torch.testing.assert_close(predicted[:, 0], uniform[:, 0])
+    torch.testing.assert_close(found[:, 0], uniform[:, 0])
 
 
 def test_a_population_prior_of_nothing_is_none(batch: dict[str, Tensor]) -> None:

@@ -1,16 +1,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import psutil
+import pytest
 
 from appa_flwr.launch import processes
 
 
-def test_end_processes_ends_detached_stubborn_grandchildren_and_nothing_else(tmp_path):
+@pytest.mark.parametrize("signum", processes.STOP_SIGNALS)
+def test_a_signal_ends_a_home_before_its_process(signum):
+    with pytest.raises(processes.Stopped, match=signum.name) as stopped, processes.flower_home() as home:
+        begun = subprocess.Popen(["sleep", "60"], env={**os.environ, "FLWR_HOME": str(home)})
+        signal.raise_signal(signum)
+    assert stopped.value.signum == signum
+    assert begun.wait() == -signal.SIGTERM
+    assert not home.exists()
+
+
+def test_end_processes_ends_detached_stubborn_grandchildren_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.5)
     # The leader has a session; its grandchild shows no environment, ignores SIGTERM and has lost its parent.
     ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     grandchild_code = f"{ignore}; print('up', flush=True); time.sleep(60)"

@@ -13,11 +13,12 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -151,6 +152,7 @@ def survey_file(name: Dataset, folder: Path | None) -> Path:
     return folder / REAL[name]
 
 
+@functools.cache
 def load_problem(
     name: Dataset, *, seed: int, folder: Path | None = None, texts_to_vectors: Encoder = hashed_ngrams
 ) -> Problem:
@@ -322,6 +324,23 @@ def measure(
     return Report(scores, calibrated, by_context, trained.cpu_seconds, table_seconds)
 
 
+def reports(
+    dataset: Dataset,
+    recipe: Recipe,
+    texts_to_vectors: Encoder,
+    *,
+    seeds: Sequence[int],
+    folder: Path | None,
+    num_draws: int = 1,
+    sizes: Sequence[int] = (),
+) -> Iterator[Report]:
+    """Train and score once a seed; arguments as in `load_problem` and `measure`."""
+    for seed in seeds:
+        problem = load_problem(dataset, seed=seed, folder=folder, texts_to_vectors=texts_to_vectors)
+        trained = train(problem, recipe, seed=seed)
+        yield measure(problem, trained, recipe, seed=seed, num_draws=num_draws, sizes=sizes)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What every command of this experiment takes; `chosen_recipe` and `chosen_encoder` read it."""
     parser.add_argument("--prior", choices=get_args(Prior), default=Recipe.prior)
@@ -357,19 +376,22 @@ def main() -> None:
     add_options(parser)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = replace(chosen_recipe(chosen), strategy=chosen.strategy)
-    reports = []
-    for seed in chosen.seeds:
-        problem = load_problem(
-            chosen.dataset, seed=seed, folder=chosen.surveys, texts_to_vectors=chosen_encoder(chosen)
-        )
-        sizes = CONTEXT_SIZES if chosen.context_sizes else ()
-        trained = train(problem, recipe, seed=seed)
-        reports.append(measure(problem, trained, recipe, seed=seed, num_draws=chosen.draws, sizes=sizes))
-        print(json.dumps({"seed": seed, **asdict(reports[-1])}, default=np.ndarray.tolist), flush=True)
-    for part, predictors in reports[0].scores.items():
+    sizes = CONTEXT_SIZES if chosen.context_sizes else ()
+    every: list[Report] = []
+    for report in reports(
+        chosen.dataset,
+        replace(chosen_recipe(chosen), strategy=chosen.strategy),
+        chosen_encoder(chosen),
+        seeds=chosen.seeds,
+        folder=chosen.surveys,
+        num_draws=chosen.draws,
+        sizes=sizes,
+    ):
+        print(json.dumps({"seed": chosen.seeds[len(every)], **asdict(report)}, default=np.ndarray.tolist), flush=True)
+        every.append(report)
+    for part, predictors in every[0].scores.items():
         for name in predictors:
-            found = [report.scores[part][name] for report in reports]
+            found = [report.scores[part][name] for report in every]
             distance = np.array([score.js_distance_natural for score in found])
             js = np.mean([score.js for score in found])
             transport = np.mean([score.wasserstein for score in found])

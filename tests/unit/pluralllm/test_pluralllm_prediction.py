@@ -255,10 +255,10 @@ def test_scores_refuse_what_could_pass_for_a_good_one() -> None:
     broken[1, 0] = np.nan
     nobody = [replace(g, question_N=g.question_N[:0], answer_NK=g.answer_NK[:0]) for g in groups]
     fine = np.full((2, 2, 2), 0.5)
-    for prediction, truth, message in (
+    for table_GQK, truth, message in (
         (broken, groups, "finite"),
         (fine[:1], groups, "shape"),
         (fine, nobody, "no group has an answer"),
     ):
         with pytest.raises(ValueError, match=message):
-            evaluate(prediction, truth, table)
+            evaluate(table_GQK, truth, table)

@@ -132,20 +132,14 @@ def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(st
 
 def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
     nobody = member(group_data("Nobody", {}, embedding=embedding))
-    with_nobody = predictor.train_round(CONFIG, start, [nobody, groups[1]], embedding, round_number=1)
-    without = predictor.train_round(CONFIG, start, [groups[1]], embedding, round_number=1)
+    with_nobody, without = (
+        predictor.train_round(CONFIG, start, members, embedding, round_number=1)
+        for members in ([nobody, groups[1]], [groups[1]])
+    )
     np.testing.assert_array_equal(flat(with_nobody.weights), flat(without.weights))
     assert (with_nobody.num_examples, with_nobody.loss) == (without.num_examples, without.loss)
     with pytest.raises(UserError, match="no group of this node"):
         predictor.train_round(CONFIG, start, [nobody], embedding, round_number=1)
-
-
-def test_a_table_holds_distributions_over_real_options(start, embedding, groups):
-    table_QK = predictor.load(CONFIG, start, embedding).table(groups[0], draw=0).probability_QK
-    assert table_QK.shape == embedding.option_QK.shape
-    assert (table_QK[embedding.option_QK] > 0).all()
-    assert not table_QK[~embedding.option_QK].any()
-    np.testing.assert_allclose(table_QK.sum(1), 1.0, atol=1e-12)
 
 
 def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
@@ -202,17 +196,13 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
         assert "mean-of-others" in found["held-out"]
 
 
-def test_every_context_size_is_scored(start, embedding, groups):
-    found, held_out = scored(start, embedding, groups[1].data, count=12)
+def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
+    found, held_out = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
     for part, cells in (("held-out", held_out), ("training", 12)):
-        by_size = {name: sums for name, sums in found[part].items() if name.startswith("context-")}
-        assert list(by_size) == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
-        assert all(sums["cells"] == cells for sums in by_size.values())
-
-
-def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups):
-    found, _ = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
-    for sums in found.values():
+        sums = found[part]
+        by_size = [name for name in sums if name.startswith("context-")]
+        assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
+        assert {sums[name]["cells"] for name in by_size} == {cells}
         assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
         assert sums["context-32"] == sums["context-64"]  # more than the group has

@@ -27,12 +27,10 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr import markdown, wire
-from appa_flwr.aggregation import RULES
 from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.naming import unknown_name
 from appa_flwr.report.plots import style
 from appa_flwr.run import files
 from appa_flwr.scores import alignment_scores
@@ -309,8 +307,6 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/grpo"),
 ) -> None:
     """Train the tiny policy with TRL's GRPO on aggregated group rewards."""
-    if rule not in RULES:
-        raise unknown_name("rule", rule, valid=RULES)
     keys = [*DEFAULTS, *(overrides or []), f"rule={rule}", f"seed={seed}"]
     scores = run(assemble(None, keys, folder=Path.cwd()), steps=steps, out=out)
     print(f"\n{table(scores)}\n\n{out / RESULT}, {out / PLOT}, {out / POLICY}")

@@ -36,7 +36,6 @@ from experiments.benchmarks.models import matmul_parameters, paper_models, save_
 from experiments.benchmarks.side import CPU_ONE_THREAD, run_side
 from experiments.benchmarks.workload import DPA_PROMPTS, PPO_EPOCHS, Prompts, Workload, draw_batches
 
-FEDERATION_WAIT = "federation_wait"
 PHASES = ("rollout", "reference", "update")
 VOCABULARY = 1024
 SHARED, PLAIN = "shared prefix", "plain"
@@ -200,7 +199,7 @@ def federation_wait(run: Path) -> tuple[float, float]:
     lines = files.METRICS.read(run)
     if not lines:
         raise UserError(f"--run {run}: {files.METRICS.name} is not there, or holds no iteration yet")
-    return sum(line.seconds[FEDERATION_WAIT] for line in lines), sum(sum(line.seconds.values()) for line in lines)
+    return sum(line.seconds["federation_wait"] for line in lines), sum(sum(line.seconds.values()) for line in lines)
 
 
 def main(

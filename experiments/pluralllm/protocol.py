@@ -303,17 +303,17 @@ def measure(
     seen = trained.tables(problem, seen=True, num_context=num_context, seed=seed, num_draws=num_draws)
     table_seconds = time.process_time() - start
     unseen = trained.tables(problem, seen=False, num_context=num_context, seed=seed, num_draws=num_draws)
+    by_size = [
+        stacked(trained.tables(problem, seen=False, num_context=size, seed=seed, num_draws=num_draws)) for size in sizes
+    ]
     everyone = [merged(*parts) for parts in zip(problem.seen_train, problem.seen_test, strict=True)]
     truths = problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train
     scores, by_context = {}, {}
     for name, truth in zip(PARTS, truths, strict=True):
         targets, known = (unseen, problem.unseen_train) if name.startswith(UNSEEN) else (seen, problem.seen_train)
         scores[name] = evaluate(stacked(targets), truth, embedding, others=everyone, known=known)
-    by_size = [
-        stacked(trained.tables(problem, seen=False, num_context=size, seed=seed, num_draws=num_draws)) for size in sizes
-    ]
-    for name, truth in zip(PARTS[:2], truths, strict=False):
-        by_context[name] = [evaluate(found, truth, embedding)[PREDICTOR].js_distance_natural for found in by_size]
+        if name.startswith(UNSEEN):
+            by_context[name] = [evaluate(found, truth, embedding)[PREDICTOR].js_distance_natural for found in by_size]
     spread, error = [], []
     for data, found in zip(problem.unseen_test, unseen, strict=True):
         rows = data.question_N

@@ -18,15 +18,23 @@ B, C, M, K, E = 3, 5, 4, 4, 6
 TOLERANCE = {"atol": 2e-6, "rtol": 0.0}
 
 
+def network(**sizes: Any) -> PluralLLM:
+    return PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, **sizes)).eval()
+
+
+def noisy(**sizes: Any) -> PluralLLM:
+    """A network with every weight random and large enough for its answers to be far from uniform."""
+    found = network(**sizes)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return found
+
+
 @pytest.fixture
 def model() -> PluralLLM:
-    """A network with every weight random and large enough for its answers to be far from uniform."""
-    torch.manual_seed(1)
-    network = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape))
-    return network.eval()
+    return noisy()
 
 
 @pytest.fixture
@@ -68,12 +76,6 @@ def test_predictions_are_distributions_over_the_real_options(model: PluralLLM, b
     assert (found[~batch["target_options"]] == 0).all()
     uniform = batch["target_options"] / batch["target_options"].sum(-1, keepdim=True)
     assert (found - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
-
-
-def test_untrained_network_answers_uniformly(batch: dict[str, Tensor]) -> None:
-    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
-    options = batch["target_options"]
-    torch.testing.assert_close(probability(model, batch), options / options.sum(-1, keepdim=True))
 
 
 def test_permuting_options_permutes_predictions(model: PluralLLM, batch: dict[str, Tensor]) -> None:
@@ -172,25 +174,21 @@ def test_sizes_that_cannot_be_built_are_refused() -> None:
         ModelConfig(num_blocks=0)
 
 
-def test_an_untrained_network_answers_the_mean_of_the_others_where_there_is_one(batch: dict[str, Tensor]) -> None:
-    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, population=True))
+def test_an_untrained_network_answers_the_mean_of_the_others_or_uniformly(batch: dict[str, Tensor]) -> None:
     options = batch["target_options"]
     generator = torch.Generator().manual_seed(7)
     others = torch.rand(B, M, K, generator=generator).masked_fill(~options, 0.0) + 0.1 * options
     others = others / others.sum(-1, keepdim=True)
     others[:, 0] = 0.0
-    found = probability(model, batch | {"target_population": others[..., None]})
+    found = probability(network(population=True), batch | {"target_population": others[..., None]})
     torch.testing.assert_close(found[:, 1:], others[:, 1:])
     uniform = options / options.sum(-1, keepdim=True)
     torch.testing.assert_close(found[:, 0], uniform[:, 0])
+    torch.testing.assert_close(probability(network(), batch), uniform)
 
 
 def test_a_population_prior_of_nothing_is_none(batch: dict[str, Tensor]) -> None:
-    torch.manual_seed(1)
-    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, population=True)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    model = noisy(population=True)
     nothing = {
         "context_population": torch.zeros(B, C, K, 3),
         "target_population": torch.full((B, M, K, 3), float("nan")).masked_fill(

@@ -90,11 +90,6 @@ def test_table_agrees_with_one_question_at_a_time(
         assert targets.spread_Q[question] == pytest.approx(spread, abs=1e-4)
 
 
-def test_one_draw_has_no_spread_and_several_have(model: PluralLLM, data: GroupData, table: OptionEmbedding) -> None:
-    assert predict_targets(model, data, table, num_context=8, seed=0).spread_Q == pytest.approx(np.zeros(Q), abs=1e-7)
-    assert (predict_targets(model, data, table, num_context=8, seed=0, num_draws=3).spread_Q > 1e-4).all()
-
-
 def test_a_questions_own_answer_never_reaches_its_prediction(
     model: PluralLLM, data: GroupData, table: OptionEmbedding
 ) -> None:

@@ -114,12 +114,6 @@ def test_cross_entropy_by_hand() -> None:
     assert (gradient[~options] == 0).all()
 
 
-def test_an_untrained_network_has_the_loss_of_the_uniform_answer() -> None:
-    config = EpisodeConfig(num_context=4, num_targets=4, num_episodes=1)
-    # -sum_k y_k ln(1/3) = ln 3 whatever y
-    assert updated(small_model(), one_hot_group(), config=config) == pytest.approx(math.log(3), abs=1e-5)
-
-
 def test_loss_with_a_population_prior_by_hand() -> None:
     others = np.zeros((Q, K, 1))  # nobody else answered: all answers stay, and the untrained network answers uniformly
     batch = drawn(one_hot_group(), others, num_context=4, num_targets=16, num_episodes=1)

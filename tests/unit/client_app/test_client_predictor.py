@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from client_node import config_of, weights
 from flwr.app import ArrayRecord
 from scipy.spatial.distance import jensenshannon
 
@@ -23,21 +24,12 @@ from pluralllm.prediction import context_order
 from pluralllm.training import local_update
 from server_app.federation.catalogue import build_catalogue
 
-CONFIG = Config.load(
-    {
-        "data.num-questions": 24,
-        "data.num-groups": 3,
-        "embedding.dim": 8,
-        "pluralllm.hidden-dim": 8,
-        "pluralllm.blocks": 1,
-        "pluralllm.heads": 2,
-        "pluralllm.optimizer": "adam",
-        "pluralllm.learning-rate": 0.01,
-        "pluralllm.num-context-questions": 4,
-    }
+CONFIG = config_of(
+    data__num_groups=3,
+    pluralllm__local_steps=Config.load({}).pluralllm.local_steps,
+    pluralllm__optimizer="adam",
+    pluralllm__learning_rate=0.01,
 )
-
-
 SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm, CONFIG.sums)
 
 
@@ -70,9 +62,7 @@ def groups(embedding) -> list[Member]:
 
 def noisy() -> ArrayRecord:
     """Weights of a network that answers as its context does; a fresh one answers the same whatever its context."""
-    model = PluralLLM(SIZES)
-    torch.manual_seed(3)
-    return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
+    return weights(CONFIG)
 
 
 def flat(weights: ArrayRecord) -> np.ndarray:
@@ -99,23 +89,14 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 
 
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
-    model = PluralLLM(SIZES)
+    model, ours, settings = PluralLLM(SIZES), groups[0].data, CONFIG.pluralllm
     model.load_state_dict(start.to_torch_state_dict())
-    seed = child_seed(CONFIG.seed, "pluralllm", groups[0].data.group, 3)
-    loss = local_update(
-        model,
-        groups[0].data,
-        embedding,
-        steps=CONFIG.pluralllm.local_steps,
-        learning_rate=0.01,
-        optimizer="adam",
-        episodes=EpisodeConfig(num_context=4),
-        generator=torch.Generator().manual_seed(seed),
-    )
+    generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 3))
+    given = {"steps": settings.local_steps, "learning_rate": 0.01, "optimizer": "adam", "generator": generator}
+    loss = local_update(model, ours, embedding, episodes=EpisodeConfig(num_context=4), **given)
     trained = predictor.train_round(CONFIG, start, groups[:1], embedding, round_number=3)
-    by_hand = ArrayRecord(model.state_dict())
     # multiplied by 5 answers and divided by them again: the last bit may differ
-    np.testing.assert_allclose(flat(trained.weights), flat(by_hand), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(flat(trained.weights), flat(ArrayRecord(model.state_dict())), rtol=1e-6, atol=1e-9)
     assert (trained.num_examples, trained.loss) == (5, pytest.approx(loss))
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.errors import UserError
@@ -239,6 +240,8 @@ def test_calibration_by_hand() -> None:
     opposite = calibration(spread, -spread)
     assert opposite.rank_correlation == pytest.approx(-1.0)
     np.testing.assert_allclose(opposite.error_B, [-0.15, -0.35, -0.55, -0.75])
+    tied, error = np.round(spread / 2, 1), np.array([3.0, 1.0, 2.0, 2.0, 5.0, 4.0, 2.0, 9.0])
+    assert calibration(tied, error).rank_correlation == stats.spearmanr(tied, error).statistic
     assert np.isnan(calibration(np.zeros(8), spread).rank_correlation)
     with pytest.raises(ValueError, match="at least 4 spreads"):
         calibration(spread[:3], spread[:3])

@@ -64,13 +64,6 @@ def context_order(
     is predicted from the C others of these C + 1: for every single question the context is a uniform sample of the
     other answers.
 
-    Args:
-        data: the group's N answers, the only possible context.
-        question_ids: the Q ids of the table that `data.question_N` points into.
-        num_context: wanted size C.
-        seed: run seed.
-        draw: number of the draw where several are averaged.
-
     Returns:
         (min(C + 1, N),) distinct rows of `data`.
     """
@@ -117,10 +110,10 @@ def predict_targets(
         data: the group's training answers. Held-out answers must not be among them.
         embedding: the public table of Q questions.
         num_context: context questions; fewer where the group has fewer; with none the prior is predicted.
-        seed: run seed; with the group's name it fixes the context.
+        seed: of the run; with the group's name it fixes the context.
         num_draws: contexts to average over, >= 1.
         population: (Q, K, W) of the other groups, for a model that was trained with it.
-        rows: questions to predict, ascending; all questions if None.
+        rows: questions to predict, ascending; all Q if None.
 
     Returns:
         The predictions and how far they depend on the draw, of the questions in `rows`.

@@ -111,17 +111,9 @@ def local_update(
 ) -> float:
     """Train `model` in place on one group's answers, as one client does in one federated round.
 
-    Args:
-        model: holds the server's weights on entry, the client's on return.
-        data: the group's training answers.
-        embedding: the public table.
-        steps: optimizer steps, >= 1.
-        learning_rate: > 0.
-        optimizer: a fresh one each round, as clients keep no state.
-        episodes: shape of the batch of a step.
-        generator: source of randomness.
-        proximal: mu of FedProx: adds `mu / 2 |w - w_server|^2` to the loss; 0 leaves it out.
-        population: (Q, K, W) of the other groups, or None.
+    The model holds the server's weights on entry, the client's on return; the optimizer is a fresh one, as clients keep
+    no state. `episodes` is the shape of a step's batch, `population` (Q, K, W) of the other groups, and `proximal` the
+    mu of FedProx, which adds `mu / 2 |w - w_server|^2` to the loss.
 
     Returns:
         Mean loss over the steps.

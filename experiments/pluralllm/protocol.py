@@ -378,15 +378,9 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = CONTEXT_SIZES if chosen.context_sizes else ()
     every: list[Report] = []
-    for report in reports(
-        chosen.dataset,
-        replace(chosen_recipe(chosen), strategy=chosen.strategy),
-        chosen_encoder(chosen),
-        seeds=chosen.seeds,
-        folder=chosen.surveys,
-        num_draws=chosen.draws,
-        sizes=sizes,
-    ):
+    recipe = replace(chosen_recipe(chosen), strategy=chosen.strategy)
+    given = {"seeds": chosen.seeds, "folder": chosen.surveys, "num_draws": chosen.draws, "sizes": sizes}
+    for report in reports(chosen.dataset, recipe, chosen_encoder(chosen), **given):
         print(json.dumps({"seed": chosen.seeds[len(every)], **asdict(report)}, default=np.ndarray.tolist), flush=True)
         every.append(report)
     for part, predictors in every[0].scores.items():

@@ -271,12 +271,7 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
 
     def evaluated(policy: str, model: PreTrainedModel) -> Score:
         answers = evaluation.greedy_answers(
-            model,
-            setup.base,
-            config,
-            prompts=setup.prompts,
-            question_J=setup.test_J,
-            catalogue=setup.catalogue,
+            model, setup.base, config, prompts=setup.prompts, question_J=setup.test_J, catalogue=setup.catalogue
         )
         found = score(policy, answers, setup)
         say(f"{policy}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")

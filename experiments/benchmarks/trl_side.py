@@ -128,11 +128,7 @@ def make_trainer(workload: Workload, instruments: Instruments, folder: str) -> A
     )
     rollouts = len(workload.batches[0])
     prompts = [{"input_ids": ids} for batch in workload.batches for ids in batch]
-    lora: dict[str, Any] = {
-        "r": plan.LORA_RANK,
-        "lora_alpha": plan.LORA_ALPHA,
-        "target_modules": list(plan.LORA_TARGETS),
-    }
+    lora: dict[str, Any] = {"r": plan.LORA_RANK, "lora_alpha": plan.LORA_ALPHA, "target_modules": [*plan.LORA_TARGETS]}
     value = AutoModelForSequenceClassification.from_pretrained(workload.model, num_labels=1, dtype=torch.float32)
     args = PPOConfig(
         output_dir=folder,

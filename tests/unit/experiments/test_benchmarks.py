@@ -9,9 +9,7 @@ import time
 
 import pytest
 import torch
-import typer
 from report_runs import line
-from typer.testing import CliRunner
 
 from appa_flwr.errors import UserError
 from experiments.benchmarks import engine, own_side, ppo_vs_trl, workload
@@ -165,11 +163,8 @@ def test_the_papers_models_have_their_published_sizes(name, millions):
 def test_the_papers_models_need_a_gpu_or_a_small_scale(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(engine, "measure", lambda *_, **__: [])
-    app = typer.Typer()
-    app.command()(engine.main)
-    error = CliRunner().invoke(app, ["--paper-models"]).exception
-    assert isinstance(error, UserError)
-    assert "--scale small" in str(error)
+    with pytest.raises(UserError, match="--scale small"):
+        engine.main(paper=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")

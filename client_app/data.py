@@ -90,13 +90,11 @@ def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[
         ) from None
 
 
+_generate = lru_cache(maxsize=2)(generate.generate)
+
+
 def _generated(config: Config) -> Survey:
-    return _generate(config.data.num_questions, config.data.num_groups, config.seed)
-
-
-@lru_cache(maxsize=2)
-def _generate(num_questions: int, num_groups: int, seed: int) -> Survey:
-    return generate.generate(num_questions=num_questions, num_groups=num_groups, seed=seed)
+    return _generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
 
 
 def known_answers(

@@ -153,7 +153,7 @@ def targets(message: Message, context: Context) -> Message:
         if state.has_targets(context.state, name):
             # Weights made for the purpose, sent again and again, would tell the training answers bit by bit.
             parts.pop(wire.TRAINING_PART, None)
-        state.remember_targets(context.state, name, found.probability_QK, found.spread_Q)
+        state.remember_targets(context.state, name, found.probability_QK)
         sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         replies.append(wire.GroupReply(name, sums=sums))
     return outgoing.send(message, replies)

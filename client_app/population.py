@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import RecordDict
 
 from appa_flwr import secure_sum, wire
@@ -21,8 +20,6 @@ from appa_flwr.errors import UserError
 from client_app import state
 from pluralllm import population
 from pluralllm.data import BoolArray, FloatArray, GroupData
-
-Arrays = Mapping[str, npt.NDArray[np.float64]]
 
 # deployed: whoever takes one part out of the sum of three still sees that of two
 MIN_NODES = 3
@@ -70,7 +67,7 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
     if not (node.config.sums.population_prior or node.config.sums.mean_of_others):
         raise UserError("sums were asked for, and sums.population-prior and sums.mean-of-others are both false")
     if request.step == wire.FIT:
-        _fit(request.tables, node)
+        _fit(node, request.tables)
         return wire.SumsReply()
     memory = state.exchange(node.memory)
     expected = dict(enumerate(_TOTALS)).get(memory.steps_done)
@@ -87,14 +84,14 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
     least = max(MIN_NODES, node.config.sums.min_groups)
     if node.deployed and len(request.public_keys) < least:
         raise UserError(f"sums: {len(request.public_keys)} nodes take part, and deployed they must be {least}")
-    part = {wire.COUNTS: _counts, wire.ANSWERS: _answers}[request.step](request.tables, node)
+    part = _counts(node) if request.step == wire.COUNTS else _answers(node, request.tables["allowed"].astype(bool))
     state.remember_exchange(node.memory, state.Exchange(memory.private, request.public_keys, done))
     return wire.SumsReply(
         masked=secure_sum.mask(part, private=memory.private, public_keys=request.public_keys, step=request.step)
     )
 
 
-def _counts(tables: Arrays, node: Node) -> dict[str, FloatArray]:
+def _counts(node: Node) -> dict[str, FloatArray]:
     """How many groups, and how many parties, answered each question: which sums may be made.
 
     Whoever hosts several groups can take all of them out of a sum, so deployed they are one party.
@@ -105,9 +102,8 @@ def _counts(tables: Arrays, node: Node) -> dict[str, FloatArray]:
     return {"count": count_Q, "parties": np.minimum(count_Q, 1.0) if node.deployed else count_Q}
 
 
-def _answers(tables: Arrays, node: Node) -> dict[str, FloatArray]:
+def _answers(node: Node, allowed_Q: BoolArray) -> dict[str, FloatArray]:
     """The sum of the answers."""
-    allowed_Q = tables["allowed"].astype(bool)
     answer_QK = np.zeros(node.option_QK.shape)
     for name in node.seen:
         data = node.shared(name, allowed_Q)
@@ -115,7 +111,7 @@ def _answers(tables: Arrays, node: Node) -> dict[str, FloatArray]:
     return {"answers": answer_QK}
 
 
-def _fit(tables: Arrays, node: Node) -> None:
+def _fit(node: Node, tables: Mapping[str, FloatArray]) -> None:
     """Keep what the other groups answered on average, and with the prior, the table that the network takes.
 
     A group that is within the sums takes its own share out first.

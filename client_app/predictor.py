@@ -66,15 +66,8 @@ def train_round(
 ) -> Trained:
     """Train a copy of the server's weights on each group's answers and average the copies.
 
-    The weighted mean over a node's groups, weighted again over nodes by the server, is FedAvg over all groups.
-
-    Args:
-        config: steps, step size and sizes.
-        start: the server's weights.
-        groups: those this node hosts that train.
-        embedding: the public table.
-        round_number: seeds the episodes, with the run's seed and the group's name.
-        proximal: mu of FedProx.
+    The weighted mean over a node's groups, weighted again over nodes by the server, is FedAvg over all groups. The
+    episodes' seed is of the run, the group and the round; `proximal` is mu of FedProx.
 
     Raises:
         UserError: no group here has an answer.
@@ -90,7 +83,7 @@ def train_round(
             continue
         model.load_state_dict(sent)
         seed = child_seed(config.seed, "pluralllm", data.group, round_number)
-        result = local_update(
+        group_loss = local_update(
             model,
             data,
             embedding,
@@ -103,9 +96,9 @@ def train_round(
             population=member.population,
         )
         for key, value in model.state_dict().items():
-            total[key] = total.get(key, torch.zeros_like(value)) + value * result.num_examples
-        examples += result.num_examples
-        loss += result.loss * result.num_examples
+            total[key] = total.get(key, torch.zeros_like(value)) + value * len(data)
+        examples += len(data)
+        loss += group_loss * len(data)
     if not examples:
         raise UserError("no group of this node has an answer to train on")
     mean = OrderedDict((key, value / examples) for key, value in total.items())
@@ -157,8 +150,7 @@ class Predictor:
     def validate(self, groups: Sequence[tuple[Member, GroupData]]) -> tuple[int, float]:
         """Number of held-out answers of these groups, and the mean natural Jensen-Shannon distance to them.
 
-        Args:
-            groups: those this node hosts that train, each with its answers to held-out questions.
+        `groups` are those this node hosts that train, each with its answers to held-out questions.
         """
         cells, error = 0.0, 0.0
         for member, truth in groups:

@@ -66,10 +66,7 @@ def groups(state: RecordDict) -> tuple[str, ...]:
 def remember_data(state: RecordDict, data: GroupData, truth_QK: FloatArray) -> None:
     """Keep a group's training answers D_g, the one source of context, and apart from them all its answers.
 
-    Args:
-        state: the node's.
-        data: training answers only.
-        truth_QK: every answer the group has, held-out ones too; rows of NaN elsewhere. Never context.
+    `truth_QK` holds every answer the group has, held-out ones too, and rows of NaN elsewhere; it is never context.
     """
     state[f"data {data.group}"] = wire.arrays_record(
         {"question": data.question_N, "answer": data.answer_NK, "truth": truth_QK}
@@ -103,13 +100,9 @@ def exchange(state: RecordDict) -> Exchange:
 
 
 def remember_population(state: RecordDict, group: str, mean_QK: FloatArray, table_QKW: FloatArray | None) -> None:
-    """Keep what a group may know of the others.
+    """Keep what a group may know of the others: their mean answer, rows of 0 where unknown, and PluralLLM's table.
 
-    Args:
-        state: the node's.
-        group: whose.
-        mean_QK: mean answer of the others, rows of 0 where it is unknown.
-        table_QKW: of training questions, as PluralLLM takes it; None without a population prior.
+    The table is of training questions; None without a population prior.
     """
     arrays = {"mean": mean_QK} if table_QKW is None else {"mean": mean_QK, "table": table_QKW}
     state[f"population {group}"] = wire.arrays_record(arrays)
@@ -121,9 +114,9 @@ def population(state: RecordDict, group: str, name: str) -> FloatArray | None:
     return _arrays(state, key).get(name) if key in state else None
 
 
-def remember_targets(state: RecordDict, group: str, target_QK: FloatArray, spread_Q: FloatArray) -> None:
-    """Keep the group's target table, and how uncertain each prediction is."""
-    state[f"targets {group}"] = wire.arrays_record({"target": target_QK, "spread": spread_Q})
+def remember_targets(state: RecordDict, group: str, target_QK: FloatArray) -> None:
+    """Keep the group's target table."""
+    state[f"targets {group}"] = wire.arrays_record({"target": target_QK})
 
 
 def has_targets(state: RecordDict, group: str) -> bool:

@@ -16,9 +16,8 @@ import numpy as np
 import typer
 
 from appa_flwr import markdown
-from appa_flwr.aggregation import RULES
 from appa_flwr.config import Config, assemble
-from appa_flwr.errors import UserError, unknown_name
+from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
@@ -88,23 +87,25 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
         UserError: an unknown rule or key.
         RunFailed: a run did not complete; those before it are kept.
     """
-    for rule in rules:
-        if rule not in RULES:
-            raise unknown_name("rule", rule, valid=RULES)
+    own = f"run.output-dir={output.absolute()}"
+    configs = {
+        (rule, seed): assemble(
+            None, [*overrides, f"rule={rule}", f"seed={seed}", f"run-name={rule}-seed{seed}", own], folder=here
+        )
+        for seed in seeds
+        for rule in rules
+    }
     found: dict[str, list[Cells]] = {}
     metric = ""
-    for seed in seeds:
-        for rule in rules:
-            own = [f"rule={rule}", f"seed={seed}", f"run-name={rule}-seed{seed}", f"run.output-dir={output.absolute()}"]
-            config = assemble(None, [*overrides, *own], folder=here)
-            metric = config.reward_metric
-            _finish(config, here)
-            scores = read_scores(config.run_folder, metric)
-            found.setdefault(f"ppo, {rule}", []).append(scores["ppo"])
-            if rule == rules[0]:  # what does not depend on the rule counts once a seed
-                for name in (*STARTS, *REFERENCES):
-                    if name in scores:
-                        found.setdefault(name, []).append(scores[name])
+    for (rule, _), config in configs.items():
+        metric = config.reward_metric
+        _finish(config, here)
+        scores = read_scores(config.run_folder, metric)
+        found.setdefault(f"ppo, {rule}", []).append(scores["ppo"])
+        if rule == rules[0]:  # what does not depend on the rule counts once a seed
+            for name in (*STARTS, *REFERENCES):
+                if name in scores:
+                    found.setdefault(name, []).append(scores[name])
     order = [*STARTS, *(f"ppo, {rule}" for rule in rules), *REFERENCES]
     found = {name: found[name] for name in order if name in found}
     points = [

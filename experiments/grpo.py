@@ -11,7 +11,6 @@ Axis letters: G groups, Q questions, J answers, K options.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,11 +27,11 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr import markdown, wire
-from appa_flwr.aggregation import RULES
 from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
-from appa_flwr.errors import UserError, unknown_name
+from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
+from appa_flwr.report.plots import style
 from appa_flwr.run import files
 from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.generate import ground_truth
@@ -228,21 +227,19 @@ def reference_scores(setup: Setup) -> list[Score]:
     return [score(name, evaluation.given_answers(test_J, answer_JK), setup) for name, answer_JK in found.items()]
 
 
-def plot(log: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
+@style.picture
+def plot(log: Sequence[Mapping[str, float]], *, title: str) -> Figure:
     """The alignment reward of every step: the groups' mean, and the worst group's.
 
     Not the aggregated one, since APPA's has another scale in steps in which it falls back to the mean.
     """
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.add_subplot()
+    figure = style.figure(4, width=8)
+    axes = figure.add_subplot(xlabel="GRPO step", ylabel="alignment reward", title=title)
     steps = [line["step"] for line in log]
     axes.plot(steps, [float(np.mean(_rewards(line))) for line in log], label="mean of the groups")
     axes.plot(steps, [min(_rewards(line)) for line in log], label="worst group")
-    axes.set(xlabel="GRPO step", ylabel="alignment reward", title=title)
-    axes.legend(frameon=False)
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    replace_file(path, png.getvalue())
+    axes.legend()
+    return figure
 
 
 def table(scores: Sequence[Score]) -> str:
@@ -274,12 +271,7 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
 
     def evaluated(policy: str, model: PreTrainedModel) -> Score:
         answers = evaluation.greedy_answers(
-            model,
-            setup.base,
-            config,
-            prompts=setup.prompts,
-            question_J=setup.test_J,
-            catalogue=setup.catalogue,
+            model, setup.base, config, prompts=setup.prompts, question_J=setup.test_J, catalogue=setup.catalogue
         )
         found = score(policy, answers, setup)
         say(f"{policy}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")
@@ -295,7 +287,8 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     scores = [before, start, after, *reference_scores(setup)]
     content = {"config": config.flat(), "steps": steps, "scores": [asdict(row) for row in scores], "log": log}
     files.write(out / RESULT, content)
-    plot(log, out / PLOT, title=f"GRPO on the rewards of {len(setup.groups.groups)} groups, rule {config.rule}")
+    title = f"GRPO on the rewards of {len(setup.groups.groups)} groups, rule {config.rule}"
+    replace_file(out / PLOT, plot(log, title=title))
     return scores
 
 
@@ -309,8 +302,6 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/grpo"),
 ) -> None:
     """Train the tiny policy with TRL's GRPO on aggregated group rewards."""
-    if rule not in RULES:
-        raise unknown_name("rule", rule, valid=RULES)
     keys = [*DEFAULTS, *(overrides or []), f"rule={rule}", f"seed={seed}"]
     scores = run(assemble(None, keys, folder=Path.cwd()), steps=steps, out=out)
     print(f"\n{table(scores)}\n\n{out / RESULT}, {out / PLOT}, {out / POLICY}")

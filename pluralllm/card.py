@@ -26,6 +26,8 @@ KEY = "pluralllm.checkpoint"
 HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
+# keys of sizes that are no pluralllm.NAME
+NETWORK_KEYS = {"embedding_dim": "embedding.dim", "population": "sums.population-prior"}
 
 
 def question_hash(question: Question) -> str:
@@ -46,19 +48,13 @@ def probe(embedding: OptionEmbedding, questions: Sequence[Question]) -> tuple[fl
     return tuple(round(float(value), 4) for value in embedding.value_QKE[row, 0])
 
 
-def card_path(weights: Path) -> Path:
-    """The card that belongs to a file of weights."""
-    return weights.with_suffix(".json")
-
-
 def write(weights: Path, card: Card) -> None:
     """Put a card beside a file of weights that is there.
 
     Raises:
         UserError: it cannot be written; an earlier card is intact.
     """
-    tied = card.model_copy(update={"weights": _sha256(weights)})
-    files.write(card_path(weights), tied)
+    files.write(weights.with_suffix(".json"), card.model_copy(update={"weights": _sha256(weights)}))
 
 
 def read(weights: Path) -> Card:
@@ -69,7 +65,7 @@ def read(weights: Path) -> Card:
             other weights.
     """
     where = f'{KEY} = "{weights}"'
-    path = card_path(weights)
+    path = weights.with_suffix(".json")
     for needed in (weights, path):
         if not needed.is_file():
             raise UserError(
@@ -93,28 +89,20 @@ def check_fit(
     held_out: Sequence[Question],
     unseen_groups: Collection[str],
 ) -> None:
-    """Refuse a checkpoint that this run cannot use, or whose use would make its scores worthless.
-
-    Args:
-        card: of the checkpoint.
-        weights: its file, for messages.
-        network: the run's sizes.
-        embedding: the run's features.
-        questions: the run's public questions.
-        held_out: those of them that the run holds out.
-        unseen_groups: groups that must not have trained.
+    """Refuse a checkpoint (`card`, and its `weights` for messages) that this run cannot use, or only worthlessly.
 
     Raises:
         UserError: the features are of another kind, size or table, the network has other sizes, a held-out question
             was trained on, or an unseen group has trained.
     """
     where = f'{KEY} = "{weights}"'
-    for key, mine, its in (
-        ("embedding.encoder", embedding.kind, card.embedding.kind),
-        ("embedding.dim", embedding.dim, card.embedding.dim),
-    ):
+
+    def same(key: str, mine: object, its: object) -> None:
         if mine != its:
             raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
+
+    same("embedding.encoder", embedding.kind, card.embedding.kind)
+    same("embedding.dim", embedding.dim, card.embedding.dim)
     if table_hash(questions) != card.survey.table:
         raise UserError(
             f"{where}: was trained on another table of {card.survey.num_questions} questions, and this run has "
@@ -132,12 +120,8 @@ def check_fit(
         model = card.embedding.model or card.embedding.kind
         raise UserError(f"{where}: the features of its questions are others than this run's; it used {model}")
     for field, its in vars(card.network).items():
-        mine = getattr(network, field)
-        if mine != its:
-            key = {"embedding_dim": "embedding.dim", "population": "sums.population-prior"}.get(
-                field, f"pluralllm.{field.removeprefix('num_').replace('_', '-')}"
-            )
-            raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
+        key = f"pluralllm.{field.removeprefix('num_').replace('_', '-')}"
+        same(NETWORK_KEYS.get(field, key), getattr(network, field), its)
     both = sorted(set(unseen_groups) & card.survey.groups.keys())
     if both:
         raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")

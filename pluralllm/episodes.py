@@ -7,7 +7,7 @@ N answered questions, W as in `pluralllm.model`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from appa_flwr.errors import UserError
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding
-from pluralllm.model import LOG_FLOOR
+from pluralllm.model import LOG_FLOOR, Questions
 
 # by how much a group's difference from the others is stretched, either way, and how many episodes keep it as it is
 STRETCH = (0.5, 1.5)
@@ -49,33 +49,15 @@ class EpisodeConfig:
             raise UserError(f"PluralLLM episodes need a target and an episode, no negative context; got {self}")
 
 
-@dataclass(frozen=True)
-class Episodes:
-    """A batch ready for the network; field shapes as in `PluralLLM.forward`.
+class Episodes(NamedTuple):
+    """A batch ready for the network: C answered questions and M to be predicted, with the answers that are right.
 
-    Attributes:
-        context_embedding: (B, C, K, E).
-        context_answer: (B, C, K).
-        context_options: (B, C, K) bool.
-        target_embedding: (B, M, K, E).
-        target_answer: (B, M, K), what is to be predicted.
-        target_options: (B, M, K) bool.
-        context_question: (B, C) rows of the embedding table.
-        target_question: (B, M) rows of the embedding table, none of them in the context of the same episode.
-        context_population: (B, C, K, W), None without a population prior.
-        target_population: (B, M, K, W), None without a population prior.
+    `question` (B, C + M) holds their rows of the embedding table, the context's first; none twice in an episode.
     """
 
-    context_embedding: Tensor
-    context_answer: Tensor
-    context_options: Tensor
-    target_embedding: Tensor
-    target_answer: Tensor
-    target_options: Tensor
-    context_question: Tensor
-    target_question: Tensor
-    context_population: Tensor | None = None
-    target_population: Tensor | None = None
+    context: Questions
+    target: Questions
+    question: Tensor
 
 
 def sample_episodes(
@@ -106,9 +88,9 @@ def sample_episodes(
     num_context = min(config.num_context, len(data) // 2)
     num_targets = min(config.num_targets, len(data) - num_context)
     shuffled = torch.rand(config.num_episodes, len(data), generator=generator).argsort(dim=1)
-    drawn = shuffled[:, : num_context + num_targets]
-    question = torch.from_numpy(data.question_N)[drawn]
-    answer = torch.from_numpy(data.answer_NK)[drawn]
+    chosen = shuffled[:, : num_context + num_targets]
+    question = torch.from_numpy(data.question_N)[chosen]
+    answer = torch.from_numpy(data.answer_NK)[chosen]
     noise = torch.randn(*question.shape, 1, embedding.dim, generator=generator)
     amount = config.embedding_noise * (2.0 * torch.rand(question.shape, generator=generator) - 1.0).clamp_min(0.0)
     value = torch.from_numpy(embedding.value_QKE)[question] + amount[..., None, None] * noise
@@ -119,18 +101,9 @@ def sample_episodes(
         others = torch.from_numpy(population.astype(np.float32))[question]
         answer = _invented_group(answer, others[..., 0], option, generator)
         others = others * kept[..., None, None]
-    return Episodes(
-        context_embedding=value[:, :num_context],
-        context_answer=answer[:, :num_context],
-        context_options=option[:, :num_context],
-        target_embedding=value[:, num_context:],
-        target_answer=answer[:, num_context:],
-        target_options=option[:, num_context:],
-        context_question=question[:, :num_context],
-        target_question=question[:, num_context:],
-        context_population=None if others is None else others[:, :num_context],
-        target_population=None if others is None else others[:, num_context:],
-    )
+    drawn = Questions(value, option, answer, others)
+    context, target = drawn.map(lambda part: part[:, :num_context]), drawn.map(lambda part: part[:, num_context:])
+    return Episodes(context, target, question)
 
 
 def _invented_group(answer_BSK: Tensor, others_BSK: Tensor, option_BSK: Tensor, generator: torch.Generator) -> Tensor:
@@ -152,10 +125,3 @@ def _invented_group(answer_BSK: Tensor, others_BSK: Tensor, option_BSK: Tensor, 
     known = others_BSK.sum(-1, keepdim=True) > 0
     real = stretch == 1.0
     return torch.where(known & ~real, invented_BSK, answer_BSK)
-
-
-def to_device(episodes: Episodes, device: torch.device) -> Episodes:
-    """Move every array of a batch to `device`."""
-    arrays: dict[str, Tensor | None] = vars(episodes)
-    moved: dict[str, Any] = {name: None if array is None else array.to(device) for name, array in arrays.items()}
-    return Episodes(**moved)

@@ -22,8 +22,9 @@ H attention heads, W = 1 + F: the mean of other groups and F directions, none in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +78,27 @@ class ModelConfig:
             raise UserError(f"PluralLLM sizes must be at least 1, got {self}")
         if self.hidden_dim % self.num_heads:
             raise UserError(f"PluralLLM hidden-dim {self.hidden_dim} must be a multiple of its {self.num_heads} heads")
+
+
+class Questions(NamedTuple):
+    """A padded batch of questions as the network takes them.
+
+    Attributes:
+        embedding: (B, S, K, E) features of the options.
+        options: (B, S, K) bool, True where a question has that option; a question without any is padding.
+        answer: (B, S, K) distributions of the group, whatever on padding; None where they are not known.
+        population: (B, S, K, W) of other groups, all 0 for a question they have no answer to; None without a prior.
+    """
+
+    embedding: Tensor
+    options: Tensor
+    answer: Tensor | None = None
+    population: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Questions:
+        """The same change of every array."""
+        rest = (None if value is None else change(value) for value in self[2:])
+        return Questions(change(self.embedding), change(self.options), *rest)
 
 
 @dataclass(frozen=True)
@@ -233,48 +255,17 @@ class PluralLLM(nn.Module):
         self.attention = nn.ModuleList(_ContextAttention(dim, config.num_heads) for _ in range(config.num_blocks))
         self.head = _Head(dim)
 
-    def forward(
-        self,
-        *,
-        context_embedding: Tensor,
-        context_answer: Tensor,
-        context_options: Tensor,
-        target_embedding: Tensor,
-        target_options: Tensor,
-        context_population: Tensor | None = None,
-        target_population: Tensor | None = None,
-    ) -> Tensor:
-        """Predict the group's answers to the target questions.
+    def forward(self, context: Questions, target: Questions) -> Tensor:
+        """Predict the group's answers to M target questions from C >= 0 answered ones; log-probabilities (B, M, K).
 
-        Args:
-            context_embedding: (B, C, K, E); C may be 0.
-            context_answer: (B, C, K) distributions of the group; what lies on padding is ignored.
-            context_options: (B, C, K) bool, True where the question has that option.
-            target_embedding: (B, M, K, E).
-            target_options: (B, M, K) bool; a question without any option is allowed and means padding.
-            context_population: (B, C, K, W) of other groups; all 0 for a question they have no answer to.
-            target_population: (B, M, K, W), the same.
-
-        Returns:
-            (B, M, K) log-probabilities, -inf on padding.
+        They are -inf on padding.
         """
-        memory = self.remember(
-            embedding=context_embedding,
-            answer=context_answer,
-            options=context_options,
-            population=context_population,
-        )
-        return self.predict(memory, embedding=target_embedding, options=target_options, population=target_population)
+        return self.predict(self.remember(context), target)
 
-    def remember(
-        self,
-        *,
-        embedding: Tensor,
-        answer: Tensor,
-        options: Tensor,
-        population: Tensor | None = None,
-    ) -> ContextMemory:
-        """Encode contexts, once for however many targets; arguments as the context's in `forward`."""
+    def remember(self, context: Questions) -> ContextMemory:
+        """Encode contexts, once for however many targets."""
+        embedding, options, answer, population = context
+        assert answer is not None
         layout = _layout(options)
         position_BF = None if population is None else _position(population, answer, options)
         token_ND, prior_N = self._question(embedding, _moved(population, position_BF, options), layout)
@@ -290,10 +281,9 @@ class PluralLLM(nn.Module):
                 token_ND = attention(token_ND, layout, key_values[-1], layout.real_BT)
         return ContextMemory(tuple(key_values), layout.real_BT, position_BF)
 
-    def predict(
-        self, memory: ContextMemory, *, embedding: Tensor, options: Tensor, population: Tensor | None = None
-    ) -> Tensor:
-        """Predict targets from encoded contexts; arguments as the target's in `forward`, and so is what it returns."""
+    def predict(self, memory: ContextMemory, target: Questions) -> Tensor:
+        """Predict targets from encoded contexts; returns what `forward` does."""
+        embedding, options, _, population = target
         layout = _layout(options)
         expected = _moved(population, memory.position_BF, options)
         token_ND, prior_N = self._question(embedding, expected, layout)

@@ -22,11 +22,7 @@ MIN_GROUPS = 3
 def population_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> tuple[FloatArray, IntArray]:
     """Add up the groups' answers question by question.
 
-    A node sends these sums for its groups, and the server adds the nodes' sums.
-
-    Args:
-        groups: answers to train on; held-out answers must not be among them.
-        embedding: the public table of Q questions.
+    Held-out answers must not be among them. A node sends these sums for its groups, the server adds the nodes' sums.
 
     Returns:
         (Q, K) sum of answer distributions, and (Q,) number of groups that answered.

@@ -20,7 +20,7 @@ import torch
 from appa_flwr.errors import UserError
 from appa_flwr.rewards import js_distance
 from pluralllm.data import FloatArray, GroupData, IntArray, OptionEmbedding
-from pluralllm.model import PluralLLM
+from pluralllm.model import PluralLLM, Questions
 
 # bounds memory: real surveys ask thousands of questions
 QUESTIONS_PER_BATCH = 1024
@@ -64,13 +64,6 @@ def context_order(
     is predicted from the C others of these C + 1: for every single question the context is a uniform sample of the
     other answers.
 
-    Args:
-        data: the group's N answers, the only possible context.
-        question_ids: the Q ids of the table that `data.question_N` points into.
-        num_context: wanted size C.
-        seed: run seed.
-        draw: number of the draw where several are averaged.
-
     Returns:
         (min(C + 1, N),) distinct rows of `data`.
     """
@@ -80,39 +73,19 @@ def context_order(
     return order
 
 
-class _Public:
-    """The public table on the model's device, and predictions from it."""
+def _answers(
+    model: PluralLLM, table: Questions, data: GroupData, row_BC: IntArray, question_BM: IntArray
+) -> FloatArray:
+    """Answers (B, M, K) to questions (B, M) of the public table, each row from the context of rows (B, C) of `data`."""
 
-    def __init__(self, model: PluralLLM, embedding: OptionEmbedding, population: FloatArray | None) -> None:
-        self._model = model
-        device = next(model.parameters()).device
-        self._value_QKE = torch.from_numpy(embedding.value_QKE).to(device)
-        self._option_QK = torch.from_numpy(embedding.option_QK).to(device)
-        self._population_QK = None if population is None else torch.from_numpy(population).float().to(device)
+    def asked(question: IntArray) -> Questions:
+        return table.map(lambda value: value[torch.from_numpy(question)])
 
-    def predict(self, data: GroupData, row_BC: IntArray, question_BM: IntArray) -> FloatArray:
-        """Answers (B, M, K) to questions (B, M), each row of them from the context of rows (B, C) of `data`."""
-        context = torch.from_numpy(data.question_N[row_BC])
-        memory = self._model.remember(
-            embedding=self._value_QKE[context],
-            answer=torch.from_numpy(data.answer_NK[row_BC]).to(self._value_QKE.device),
-            options=self._option_QK[context],
-            population=self._others(context),
-        )
-        parts = []
-        for start in range(0, question_BM.shape[1], QUESTIONS_PER_BATCH):
-            target = torch.from_numpy(question_BM[:, start : start + QUESTIONS_PER_BATCH])
-            log_BMK = self._model.predict(
-                memory,
-                embedding=self._value_QKE[target],
-                options=self._option_QK[target],
-                population=self._others(target),
-            )
-            parts.append(log_BMK.double().exp().cpu().numpy())
-        return np.concatenate(parts, axis=1)
-
-    def _others(self, question: torch.Tensor) -> torch.Tensor | None:
-        return None if self._population_QK is None else self._population_QK[question]
+    answer = torch.from_numpy(data.answer_NK[row_BC]).to(table.embedding.device)
+    memory = model.remember(asked(data.question_N[row_BC])._replace(answer=answer))
+    starts = range(0, question_BM.shape[1], QUESTIONS_PER_BATCH)
+    parts = [model.predict(memory, asked(question_BM[:, start : start + QUESTIONS_PER_BATCH])) for start in starts]
+    return np.concatenate([log_BMK.double().exp().cpu().numpy() for log_BMK in parts], axis=1)
 
 
 @torch.inference_mode()
@@ -137,10 +110,10 @@ def predict_targets(
         data: the group's training answers. Held-out answers must not be among them.
         embedding: the public table of Q questions.
         num_context: context questions; fewer where the group has fewer; with none the prior is predicted.
-        seed: run seed; with the group's name it fixes the context.
+        seed: of the run; with the group's name it fixes the context.
         num_draws: contexts to average over, >= 1.
         population: (Q, K, W) of the other groups, for a model that was trained with it.
-        rows: questions to predict, ascending; all questions if None.
+        rows: questions to predict, ascending; all Q if None.
 
     Returns:
         The predictions and how far they depend on the draw, of the questions in `rows`.
@@ -159,7 +132,9 @@ def predict_targets(
     if population is not None and not model.config.population:
         raise UserError("PluralLLM was built without a population prior and cannot use one")
     model.eval()
-    public = _Public(model, embedding, population)
+    others = None if population is None else torch.from_numpy(population).float()
+    table = Questions(torch.from_numpy(embedding.value_QKE), torch.from_numpy(embedding.option_QK), population=others)
+    table = table.map(lambda value: value.to(next(model.parameters()).device))
     wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
     option_QK = embedding.option_QK[wanted]
     draw_RQK = np.zeros((num_draws, *option_QK.shape))
@@ -168,12 +143,13 @@ def predict_targets(
     for draw, table_QK in enumerate(draw_RQK):
         order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
         shared = order[:num_context]
-        table_QK[:] = public.predict(data, shared[None], wanted[None])[0]
+        table_QK[:] = _answers(model, table, data, shared[None], wanted[None])[0]
         shared = shared[np.isin(data.question_N[shared], wanted)]
         if len(shared):
             without_own_CC = np.stack([order[order != row] for row in shared])
             own_C = data.question_N[shared]
-            table_QK[np.searchsorted(wanted, own_C)] = public.predict(data, without_own_CC, own_C[:, None])[:, 0]
+            own_CK = _answers(model, table, data, without_own_CC, own_C[:, None])[:, 0]
+            table_QK[np.searchsorted(wanted, own_C)] = own_CK
     mean_QK = draw_RQK.mean(axis=0)
     mean_QK /= mean_QK.sum(axis=1, keepdims=True)
     spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, option_QK, base=np.e)).mean(axis=0)

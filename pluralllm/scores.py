@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from appa_flwr.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
@@ -96,26 +95,32 @@ def evaluate(
         ValueError: wrong shape, a prediction that is not finite, or no answer at all.
     """
     option_QK = embedding.option_QK
-    answer_GQK = np.full((len(truth), *option_QK.shape), np.nan)
-    for group, data in enumerate(truth):
-        answer_GQK[group, data.question_N] = data.answer_NK
-    if prediction_GQK.shape != answer_GQK.shape:
-        raise ValueError(f"predictions of shape {prediction_GQK.shape}, expected {answer_GQK.shape}")
+    if prediction_GQK.shape != (len(truth), *option_QK.shape):
+        raise ValueError(f"predictions of shape {prediction_GQK.shape}, expected {(len(truth), *option_QK.shape)}")
     if not np.isfinite(prediction_GQK[:, option_QK]).all():
         raise ValueError("predictions must be finite; a NaN must not pass for a missing answer")
-    if np.isnan(answer_GQK[:, :, 0]).all():
+    if not any(map(len, truth)):
         raise ValueError("no group has an answer to score against")
     uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
-    everyone = truth if others is None else others
-    mean_GQK = np.stack([_mean_of_others(data.group, everyone, embedding) for data in truth])
-    predictors = {
-        "pluralllm": prediction_GQK,
-        UNIFORM: np.broadcast_to(uniform_QK, answer_GQK.shape),
-        MEAN_OF_OTHERS: np.where(mean_GQK.any(axis=2, keepdims=True), mean_GQK, uniform_QK),
-    }
+    means = []
+    for data in truth:
+        rest = [other for other in (truth if others is None else others) if other.group != data.group]
+        mean_QK = prior_from_sums(*population_sums(rest, embedding), min_groups=1)
+        means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
+    predictors = {PREDICTOR: [*prediction_GQK], UNIFORM: [uniform_QK] * len(truth), MEAN_OF_OTHERS: means}
     if known is not None:
-        predictors[NEAREST] = np.stack([nearest_question(data, embedding) for data in known])
-    return {name: _score(table, answer_GQK, option_QK) for name, table in predictors.items()}
+        predictors[NEAREST] = [nearest_question(data, embedding) for data in known]
+    found = {}
+    for name, table_GQK in predictors.items():
+        sums = [
+            measure_sums(table_QK[data.question_N], data.answer_NK, option_QK[data.question_N])
+            for table_QK, data in zip(table_GQK, truth, strict=True)
+        ]
+        cells = sum(group["cells"] for group in sums)
+        js_mean, distance, transport = (sum(group[measure] for group in sums) / cells for measure in MEASURES)
+        lowest = min(group["js"] / group["cells"] for group in sums if group["cells"])
+        found[name] = PredictionScore(js_mean, distance, transport, lowest, int(cells))
+    return found
 
 
 def local_sums(
@@ -215,6 +220,13 @@ def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray
     return table_RK
 
 
+def _ranks(value_L: FloatArray) -> FloatArray:
+    """Places in ascending order, those of equal values averaged."""
+    _, which_L, count_V = np.unique(value_L, return_inverse=True, return_counts=True)
+    ranks_L: FloatArray = (np.cumsum(count_V) - (count_V - 1) / 2)[which_L]
+    return ranks_L
+
+
 def calibration(spread_L: FloatArray, error_L: FloatArray) -> Calibration:
     """Compare the predictor's stated uncertainty with its error, cell by cell.
 
@@ -225,29 +237,10 @@ def calibration(spread_L: FloatArray, error_L: FloatArray) -> Calibration:
     if spread_L.shape != error_L.shape or len(spread_L) < NUM_BINS:
         raise ValueError(f"expected at least {NUM_BINS} spreads and as many errors, got {spread_L.shape}")
     constant = np.ptp(spread_L) == 0.0 or np.ptp(error_L) == 0.0
+    correlation_22 = np.full((2, 2), np.nan) if constant else np.corrcoef([_ranks(spread_L), _ranks(error_L)])
     bins = np.array_split(np.argsort(spread_L, kind="stable"), NUM_BINS)
     return Calibration(
-        rank_correlation=float("nan") if constant else float(stats.spearmanr(spread_L, error_L).statistic),
+        rank_correlation=float(correlation_22[1, 0]),
         spread_B=np.array([spread_L[cells].mean() for cells in bins]),
         error_B=np.array([error_L[cells].mean() for cells in bins]),
-    )
-
-
-def _mean_of_others(group: str, everyone: Sequence[GroupData], embedding: OptionEmbedding) -> FloatArray:
-    others = [data for data in everyone if data.group != group]
-    return prior_from_sums(*population_sums(others, embedding), min_groups=1)
-
-
-def _score(prediction_GQK: FloatArray, answer_GQK: FloatArray, option_QK: BoolArray) -> PredictionScore:
-    reward_GQ = js(prediction_GQK, answer_GQK, option_QK)
-    known_GQ = ~np.isnan(reward_GQ)
-    distance_GQ = js_distance(prediction_GQK, answer_GQK, option_QK, base=np.e)
-    several_Q = option_QK.sum(axis=1) > 1  # over a single option no distance exists
-    transport_GQ = wasserstein(prediction_GQK[:, several_Q], answer_GQK[:, several_Q], option_QK[several_Q])
-    return PredictionScore(
-        js=float(reward_GQ[known_GQ].mean()),
-        js_distance_natural=float(distance_GQ[known_GQ].mean()),
-        wasserstein=float(np.nanmean(transport_GQ)),
-        min_group_js=min(float(row[~np.isnan(row)].mean()) for row in reward_GQ if not np.isnan(row).all()),
-        num_cells=int(known_GQ.sum()),
     )

@@ -6,14 +6,13 @@ Axis letters: B episodes, Q questions, M target questions, K options, W as in `p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pluralllm.data import FloatArray, GroupData, OptionEmbedding
-from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes, to_device
+from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes
 from pluralllm.model import PluralLLM
 
 Optimizer = Literal["sgd", "adam"]
@@ -34,14 +33,6 @@ ROOT_FLOOR = 1e-4
 # stands for log 0 where a term is multiplied with 0 and -inf would give NaN
 ABSENT_LOG = -30.0
 TINY = 1e-12
-
-
-@dataclass(frozen=True)
-class LocalResult:
-    """What a client may report: the mean loss over its steps, and how many questions the group answered, its weight."""
-
-    loss: float
-    num_examples: int
 
 
 def soft_cross_entropy(log_probability_BMK: Tensor, target_BMK: Tensor, option_BMK: Tensor) -> Tensor:
@@ -83,20 +74,14 @@ def loss(model: PluralLLM, episodes: Episodes) -> Tensor:
     Soft-label cross entropy; with a population prior the Jensen-Shannon distance and a part of the cross entropy.
     Without the prior, what is expected has to be learned first, and the distance was slower to find the groups.
     """
-    predicted = model(
-        context_embedding=episodes.context_embedding,
-        context_answer=episodes.context_answer,
-        context_options=episodes.context_options,
-        target_embedding=episodes.target_embedding,
-        target_options=episodes.target_options,
-        context_population=episodes.context_population,
-        target_population=episodes.target_population,
-    )
-    truth, options = episodes.target_answer, episodes.target_options
-    entropy = soft_cross_entropy(predicted, truth, options)
-    if episodes.target_population is None:
+    device = next(model.parameters()).device
+    context, target = (part.map(lambda value: value.to(device)) for part in episodes[:2])
+    predicted, truth = model(context, target), target.answer
+    assert truth is not None
+    entropy = soft_cross_entropy(predicted, truth, target.options)
+    if target.population is None:
         return entropy
-    return js_distance_loss(predicted, truth, options) + CROSS_ENTROPY_SHARE * entropy
+    return js_distance_loss(predicted, truth, target.options) + CROSS_ENTROPY_SHARE * entropy
 
 
 def step_size_factor(step: int, steps: int) -> float:
@@ -123,20 +108,15 @@ def local_update(
     generator: torch.Generator,
     proximal: float = 0.0,
     population: FloatArray | None = None,
-) -> LocalResult:
+) -> float:
     """Train `model` in place on one group's answers, as one client does in one federated round.
 
-    Args:
-        model: holds the server's weights on entry, the client's on return.
-        data: the group's training answers.
-        embedding: the public table.
-        steps: optimizer steps, >= 1.
-        learning_rate: > 0.
-        optimizer: a fresh one each round, as clients keep no state.
-        episodes: shape of the batch of a step.
-        generator: source of randomness.
-        proximal: mu of FedProx: adds `mu / 2 |w - w_server|^2` to the loss; 0 leaves it out.
-        population: (Q, K, W) of the other groups, or None.
+    The model holds the server's weights on entry, the client's on return; the optimizer is a fresh one, as clients keep
+    no state. `episodes` is the shape of a step's batch, `population` (Q, K, W) of the other groups, and `proximal` the
+    mu of FedProx, which adds `mu / 2 |w - w_server|^2` to the loss.
+
+    Returns:
+        Mean loss over the steps.
 
     Raises:
         UserError: a group without answers.
@@ -148,7 +128,7 @@ def local_update(
     total = 0.0
     for _ in range(steps):
         batch = sample_episodes(data, embedding, config=episodes, generator=generator, population=population)
-        value = loss(model, to_device(batch, parameters[0].device))
+        value = loss(model, batch)
         update.zero_grad(set_to_none=True)
         torch.autograd.backward(value)
         for parameter, start in zip(parameters, anchor, strict=False):
@@ -159,7 +139,7 @@ def local_update(
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         update.step()
         total += float(value.detach())
-    return LocalResult(loss=total / steps, num_examples=len(data))
+    return total / steps
 
 
 def train_centrally(
@@ -194,7 +174,7 @@ def train_centrally(
         update.zero_grad(set_to_none=True)
         for data, population in zip(groups, others, strict=True):
             batch = sample_episodes(data, embedding, config=episodes, generator=generator, population=population)
-            value = len(data) / num_answers * loss(model, to_device(batch, parameters[0].device))
+            value = len(data) / num_answers * loss(model, batch)
             torch.autograd.backward(value)
             total += float(value.detach())
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)

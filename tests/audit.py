@@ -204,19 +204,18 @@ def rewards(asked: Crossed, record: ArrayRecord) -> Iterator[str]:
 def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
     """One sum a part, predictor and measure, over many answers where they are training answers."""
     measures = {"cells", "js", "js_distance", "wasserstein"}
-    names = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
-    others = {
-        f"0|{part}|{name}|{measure}"
-        for part in ("training", "held-out")
-        for name in ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(7)))
-        for measure in measures
-    }
+    always = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
+    sometimes = dict.fromkeys(
+        ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(7))), measures
+    ) | {"calibration": {"cells", "rank_correlation"}}
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}
-    told = {part for part in sizes if f"0|{part}|pluralllm|cells" in found}
-    expected = {f"0|{part}|{name}|{measure}" for part in told for name, those in names.items() for measure in those}
-    others |= {f"0|{part}|calibration|{m}" for part in told for m in ("cells", "rank_correlation")}
-    if set(found) - expected - others:
-        yield f"sums that nobody asked for: {sorted(set(found) - expected)}"
+    told = [part for part in sizes if f"0|{part}|pluralllm|cells" in found]
+    expected, allowed = (
+        {f"0|{part}|{name}|{measure}" for part in told for name, those in names.items() for measure in those}
+        for names in (always, always | sometimes)
+    )
+    if set(found) - allowed:
+        yield f"sums that nobody asked for: {sorted(set(found) - allowed)}"
     if expected - set(found):
         yield f"sums that are missing: {sorted(expected - set(found))}"
     for key, value in found.items():

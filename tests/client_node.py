@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -93,11 +95,17 @@ def one_node(config: Config) -> Node:
     return Node(context)
 
 
-def prepared_node(**changes: object) -> tuple[Node, wire.Catalogue]:
-    """Such a node with its target tables, and the catalogue."""
+@functools.cache
+def _prepared(**changes: object) -> tuple[Context, wire.Catalogue]:
     config = config_of(**changes)
     catalogue = build_catalogue(config)
-    return one_node(config).prepared(catalogue), catalogue
+    return one_node(config).prepared(catalogue).context, catalogue
+
+
+def prepared_node(**changes: object) -> tuple[Node, wire.Catalogue]:
+    """Such a node with its target tables, and the catalogue."""
+    context, catalogue = _prepared(**changes)
+    return Node(copy.deepcopy(context)), catalogue
 
 
 def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Mapping[str, Path]]:

@@ -6,8 +6,8 @@ context is stored as bytes between two messages, as where every message meets a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,11 @@ from flwr.proto.message_pb2 import Context as ContextBytes
 from flwr.proto.message_pb2 import Message as MessageBytes
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from appa_flwr.config import Config
 from client_app.main import app
 
-RUN_ID, TASK_ID = 17, 1
+RUN_ID = 1
 
 
 @dataclass(frozen=True)
@@ -76,22 +75,17 @@ def request(kind: str, content: RecordDict | None = None, *, node: int = 1) -> M
 
 def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     """Contexts of a simulation's nodes; node ids are no partition numbers, as in Flower."""
-    return {
-        1000 + 7 * n: _context(config, 1000 + 7 * n, {"partition-id": n, "num-partitions": num_nodes})
-        for n in range(num_nodes)
-    }
+    return _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
 
 
 def deployed(config: Config, files: Mapping[str, Path]) -> dict[int, Context]:
     """Contexts of deployed nodes, one a group, each with the group's own data file."""
-    return {
-        2000 + 7 * n: _context(config, 2000 + 7 * n, {"group": group, "data": str(path)})
-        for n, (group, path) in enumerate(files.items())
-    }
+    return _contexts(config, 2000, [{"group": group, "data": str(path)} for group, path in files.items()])
 
 
-def _context(config: Config, node: int, node_config: Mapping[str, int | str]) -> Context:
-    return Context(RUN_ID, node, dict(node_config), RecordDict(), dict(config.flat()))
+def _contexts(config: Config, first: int, node_configs: Sequence[dict[str, int | str]]) -> dict[int, Context]:
+    nodes = {first + 7 * n: node_config for n, node_config in enumerate(node_configs)}
+    return {node: Context(RUN_ID, node, own, RecordDict(), dict(config.flat())) for node, own in nodes.items()}
 
 
 class InProcessGrid(Grid):
@@ -155,13 +149,8 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-@contextmanager
-def flower_task() -> Iterator[None]:
-    """Let `Message` be made as inside a running ServerApp, which Flower tells apart by a process-wide identity."""
-    before = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SUPERLINK_NODE_ID, TASK_ID
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(TaskIdentity, name, value)
+def flower_task() -> AbstractContextManager[None]:
+    """As inside a running ServerApp; imported late, since a group's machine has no experiments."""
+    from experiments.pluralllm import federation
+
+    return federation.flower_task()

@@ -10,7 +10,6 @@ Every cell is a process of its own, so that one cell's memory does not hide anot
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -37,8 +36,6 @@ from experiments.benchmarks.models import matmul_parameters, paper_models, save_
 from experiments.benchmarks.side import CPU_ONE_THREAD, run_side
 from experiments.benchmarks.workload import DPA_PROMPTS, PPO_EPOCHS, Prompts, Workload, draw_batches
 
-METRICS = "metrics.jsonl"
-FEDERATION_WAIT = "federation_wait"
 PHASES = ("rollout", "reference", "update")
 VOCABULARY = 1024
 SHARED, PLAIN = "shared prefix", "plain"
@@ -197,16 +194,12 @@ def federation_wait(run: Path) -> tuple[float, float]:
     """Seconds a run's server waited for the groups, and seconds of all its PPO iterations.
 
     Raises:
-        UserError: the folder holds no iterations.
+        UserError: the folder holds no iterations, or something else.
     """
-    try:
-        lines = (run / METRICS).read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"--run {run}: {METRICS} cannot be read ({error.strerror})") from None
+    lines = files.METRICS.read(run)
     if not lines:
-        raise UserError(f"--run {run}: {METRICS} holds no iteration yet")
-    spent = [json.loads(line)["seconds"] for line in lines]
-    return sum(s[FEDERATION_WAIT] for s in spent), sum(sum(s.values()) for s in spent)
+        raise UserError(f"--run {run}: {files.METRICS.name} is not there, or holds no iteration yet")
+    return sum(line.seconds["federation_wait"] for line in lines), sum(sum(line.seconds.values()) for line in lines)
 
 
 def main(

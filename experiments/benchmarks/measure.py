@@ -5,10 +5,12 @@ TRL's side runs in an environment of its own, so this module needs nothing but P
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
+
+from experiments.benchmarks.workload import Workload
 
 MIB = 2**20
 _SAMPLING_SECONDS = 0.005
@@ -54,10 +59,6 @@ class Measured:
     policy_change: float
     value_change: float
     versions: dict[str, str]
-
-    def write(self, path: Path) -> None:
-        """Save as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1))
 
 
 def _now() -> Seconds:
@@ -133,3 +134,54 @@ class PeakMemory:
         self._done.set()
         self._thread.join()
         return self._peak / MIB - self.baseline_mib
+
+
+class Recorder:
+    """Measures a workload's updates in this process; `trained` are the parameters of the policy and of the value."""
+
+    def __init__(self, workload: Workload, trained: Sequence[Sequence[Tensor]]) -> None:
+        self.stopwatch, self._memory = Stopwatch(), PeakMemory()
+        self._workload, self._trained = workload, trained
+        self._before = [[parameter.detach().clone() for parameter in model] for model in trained]
+        self._updates: list[Update] = []
+        self._steps = 0
+
+    def start(self) -> None:
+        """Take the baselines."""
+        self._memory.start()
+        self.stopwatch.restart()
+
+    def count_step(self, *_: Any) -> None:
+        """To be called after every optimizer step."""
+        self._steps += 1
+
+    def close(self, lengths: list[int]) -> None:
+        """End an update whose answers have these lengths.
+
+        Raises:
+            RuntimeError: they are not those planned.
+        """
+        total, phases = self.stopwatch.lap()
+        number = len(self._updates)
+        if lengths != self._workload.planned_lengths(number):
+            raise RuntimeError(f"update {number}: answers of other lengths than planned: {lengths}")
+        prompt_tokens = sum(map(len, self._workload.batches[number]))
+        self._updates.append(Update(total, phases, prompt_tokens, sum(lengths), self._steps))
+        self._steps = 0
+
+    def measured(self, *packages: str) -> Measured:
+        """All that was found, with the versions of these packages."""
+        added = self._memory.stop()
+        policy_change, value_change = (
+            max(float((now.detach() - was).abs().max()) for now, was in zip(model, before, strict=True))
+            for model, before in zip(self._trained, self._before, strict=True)
+        )
+        versions = {name: importlib.metadata.version(name) for name in packages}
+        return Measured(self._updates[1:], self._memory.baseline_mib, added, policy_change, value_change, versions)
+
+
+def main(measure: Callable[[Workload], Measured]) -> None:
+    """What either side's command does: measure the workload of one file and write what was found into another."""
+    source, result = map(Path, sys.argv[1:])
+    torch.set_num_threads(1)
+    result.write_text(json.dumps(asdict(measure(Workload.read(source))), indent=1))

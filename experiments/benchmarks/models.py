@@ -14,15 +14,20 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Pretra
 from experiments.benchmarks.workload import EOS_ID, PAD_ID
 
 _TOKENS: dict[str, Any] = {"pad_token_id": PAD_ID, "eos_token_id": EOS_ID, "bos_token_id": None}
-_SMALL: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+_SMALL = (512, 64, 128, 2, 4, 2, 16)
+_PAPER: dict[str, tuple[type[PretrainedConfig], tuple[int, ...], dict[str, Any]]] = {
+    "gemma-2-2b": (Gemma2Config, (256_000, 2304, 9216, 26, 8, 4, 256), {"sliding_window": 4096}),
+    "Llama-3.2-3B": (LlamaConfig, (128_256, 3072, 8192, 28, 24, 8, 128), {"max_position_embeddings": 131_072}),
+    "Qwen3-0.6B": (Qwen3Config, (151_936, 1024, 3072, 28, 16, 8, 128), {"max_position_embeddings": 40_960}),
 }
 
 
@@ -45,54 +50,13 @@ def small_qwen3(*, vocabulary: int, hidden: int = 128) -> PretrainedConfig:
 
 def paper_models(*, small: bool) -> dict[str, PretrainedConfig]:
     """The paper's three architectures with the sizes of their published configs, or scaled down to run anywhere."""
-    published: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
-        "gemma-2-2b": (
-            Gemma2Config,
-            {
-                "vocab_size": 256_000,
-                "hidden_size": 2304,
-                "intermediate_size": 9216,
-                "num_hidden_layers": 26,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 4,
-                "head_dim": 256,
-                "query_pre_attn_scalar": 256,
-                "sliding_window": 4096,
-            },
-        ),
-        "Llama-3.2-3B": (
-            LlamaConfig,
-            {
-                "vocab_size": 128_256,
-                "hidden_size": 3072,
-                "intermediate_size": 8192,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 24,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "tie_word_embeddings": True,
-                "max_position_embeddings": 131_072,
-            },
-        ),
-        "Qwen3-0.6B": (
-            Qwen3Config,
-            {
-                "vocab_size": 151_936,
-                "hidden_size": 1024,
-                "intermediate_size": 3072,
-                "num_hidden_layers": 28,
-                "num_attention_heads": 16,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "tie_word_embeddings": True,
-                "max_position_embeddings": 40_960,
-            },
-        ),
-    }
-    return {
-        name: kind(**_TOKENS, **{key: _SMALL.get(key, value) if small else value for key, value in sizes.items()})
-        for name, (kind, sizes) in published.items()
-    }
+    models = {}
+    for name, (kind, published, more) in _PAPER.items():
+        sizes: dict[str, Any] = dict(zip(_SIZES, _SMALL if small else published, strict=True))
+        if kind is Gemma2Config:
+            more = {**more, "query_pre_attn_scalar": sizes["head_dim"]}
+        models[name] = kind(**_TOKENS, **sizes, **more, tie_word_embeddings=True)
+    return models
 
 
 def save_random(config: PretrainedConfig, folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> None:

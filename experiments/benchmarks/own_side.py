@@ -7,11 +7,8 @@ Axis letters: J rollouts, L tokens, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +18,7 @@ from transformers import PreTrainedModel
 
 from appa_flwr.config import Config, Scalar, split_names
 from experiments.benchmarks import workload as plan
-from experiments.benchmarks.measure import Measured, PeakMemory, Stopwatch, Update
+from experiments.benchmarks.measure import Measured, Recorder, main
 from experiments.benchmarks.workload import EOS_ID, PAD_ID, Workload
 from server_app.models.base import load_model
 from server_app.models.policy import LoraModels
@@ -103,49 +100,21 @@ def measure(workload: Workload) -> Measured:
     """
     torch.manual_seed(workload.seed)
     engine = make_engine(workload)
-    trained = [engine.models.policy_parameters(), engine.models.value_parameters()]
-    before = [plan.copies(parameters) for parameters in trained]
-    steps = 0
-
-    def count_step(*_: Any) -> None:
-        nonlocal steps
-        steps += 1
-
-    hook = register_optimizer_step_post_hook(count_step)
-    stopwatch, memory, updates = Stopwatch(), PeakMemory(), list[Update]()
-    memory.start()
-    stopwatch.restart()
-    for number, prompts in enumerate(workload.batches):
-        with stopwatch.phase("rollout"), keeping_to_plan(engine.models.policy(), ends=workload.ends):
+    recorder = Recorder(workload, [engine.models.policy_parameters(), engine.models.value_parameters()])
+    hook = register_optimizer_step_post_hook(recorder.count_step)
+    phase = recorder.stopwatch.phase
+    recorder.start()
+    for prompts in workload.batches:
+        with phase("rollout"), keeping_to_plan(engine.models.policy(), ends=workload.ends):
             rollout = engine.rollout(prompts)
-        with stopwatch.phase("reference"):
+        with phase("reference"):
             reference = engine.reference_pass(rollout.sequences)
-        with stopwatch.phase("update"):
+        with phase("update"):
             engine.update(rollout, reference, plan.even_share(rollout.sequences.response_JT, rollout.sequences.mask_JT))
-        total, phases = stopwatch.lap()
-        lengths = rollout.sequences.mask_JT.sum(1).tolist()
-        if lengths != workload.planned_lengths(number):
-            raise RuntimeError(f"update {number}: answers of other lengths than planned: {lengths}")
-        updates.append(Update(total, phases, sum(map(len, prompts)), sum(lengths), steps))
-        steps = 0
-    added = memory.stop()
+        recorder.close(rollout.sequences.mask_JT.sum(1).tolist())
     hook.remove()
-    changes = [plan.largest_change(was, now) for was, now in zip(before, trained, strict=True)]
-    return Measured(
-        updates=updates[1:],
-        baseline_mib=memory.baseline_mib,
-        added_mib=added,
-        policy_change=changes[0],
-        value_change=changes[1],
-        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")},
-    )
-
-
-def main(source: Path, result: Path) -> None:
-    """Measure the workload and write what was found."""
-    torch.set_num_threads(1)
-    measure(Workload.read(source)).write(result)
+    return recorder.measured("torch", "transformers", "peft")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(measure)

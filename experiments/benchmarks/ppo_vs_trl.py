@@ -29,13 +29,7 @@ from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
 from experiments.benchmarks.models import save_random, small_qwen3
 from experiments.benchmarks.side import CPU_ONE_THREAD, run_side
-from experiments.benchmarks.workload import (
-    DPA_PROMPTS,
-    SHORT_PROMPTS,
-    Prompts,
-    Workload,
-    draw_batches,
-)
+from experiments.benchmarks.workload import DPA_PROMPTS, SHORT_PROMPTS, Prompts, Workload, draw_batches
 
 TRL_VERSION = "1.12.0"
 ALL = "all"
@@ -220,15 +214,8 @@ def main(
         raise unknown_name("case", case, valid=[*CASES, ALL])
     check_trl(trl_python)
     cases = list(CASES) if case == ALL else [case]
-    done = compare(
-        cases,
-        trl_python=trl_python,
-        updates=updates,
-        repeats=repeats,
-        seed=seed,
-        out=out,
-        config=dict(parse_override(text) for text in overrides or []),
-    )
+    config = dict(parse_override(text) for text in overrides or [])
+    done = compare(cases, trl_python=trl_python, updates=updates, repeats=repeats, seed=seed, out=out, config=config)
     print(table(done))
     print(f"results: {out}")
 

@@ -11,10 +11,7 @@ Axis letters: J rollouts, L tokens, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
 import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +33,7 @@ from transformers import (
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 from experiments.benchmarks import workload as plan
-from experiments.benchmarks.measure import Measured, PeakMemory, Stopwatch, Update
+from experiments.benchmarks.measure import Measured, Recorder, main
 from experiments.benchmarks.workload import EOS_ID, PAD_ID, Workload
 
 # The paper's PPO table; 4 x 24 = 96 rollouts. The mini-batches have no effect on TRL's optimizer steps.
@@ -74,25 +71,26 @@ class _EvenShareSoFar(nn.Module):
         return SimpleNamespace(hidden_states=[(even_JL / attention_mask.cumsum(1).clamp(min=1)).unsqueeze(-1)])
 
 
-class Recorder(TrainerCallback):  # type: ignore[misc]
-    """Keeps what the loop does in each update."""
+class Instruments(TrainerCallback):  # type: ignore[misc]
+    """Measures what the loop does in each update."""
 
     def __init__(self, workload: Workload) -> None:
-        self.stopwatch, self.memory, self.updates = Stopwatch(), PeakMemory(), list[Update]()
         self._workload = workload
-        self._steps = 0
         self._length_J: list[int] = []
 
     def instrument(self, trainer: Any) -> None:
         """Time the functions that the loop looks up by name when it calls them."""
-        timed = self.stopwatch.timed
+        models = trainer.policy_model, trainer.value_model
+        trained = [[p for p in model.parameters() if p.requires_grad] for model in models]
+        self.recorder = Recorder(self._workload, trained)
+        timed = self.recorder.stopwatch.timed
         loop.batch_generation = self._counted(timed(loop.batch_generation, lambda *_: "generate"))
         loop.forward = timed(loop.forward, lambda *_: "update forward" if torch.is_grad_enabled() else "reference")
         loop.get_reward = timed(
             loop.get_reward, lambda model, *_: "value" if model is trainer.value_model else "reward"
         )
         trainer.accelerator.backward = timed(trainer.accelerator.backward, lambda *_, **__: "backward")
-        trainer.optimizer.optimizer.register_step_post_hook(self._count_step)
+        trainer.optimizer.optimizer.register_step_post_hook(self.recorder.count_step)
         generate = trainer.policy_model.generate
 
         def generate_to_plan(**kwargs: Any) -> Any:
@@ -109,26 +107,16 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
         return call
 
-    def _count_step(self, *_: Any) -> None:
-        self._steps += 1
-
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Take the baselines."""
-        self.memory.start()
-        self.stopwatch.restart()
+        """See base class."""
+        self.recorder.start()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Close an update."""
-        update = len(self.updates)
-        if self._length_J != self._workload.planned_lengths(update):
-            raise RuntimeError(f"update {update}: answers of other lengths than planned: {self._length_J}")
-        total, phases = self.stopwatch.lap()
-        prompt_tokens = sum(map(len, self._workload.batches[update]))
-        self.updates.append(Update(total, phases, prompt_tokens, sum(self._length_J), self._steps))
-        self._steps = 0
+        """See base class."""
+        self.recorder.close(self._length_J)
 
 
-def make_trainer(workload: Workload, recorder: Recorder, folder: str) -> Any:
+def make_trainer(workload: Workload, instruments: Instruments, folder: str) -> Any:
     """TRL's trainer with LoRA policy and value on two copies of the model; the reference is the policy's base."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(
@@ -140,11 +128,7 @@ def make_trainer(workload: Workload, recorder: Recorder, folder: str) -> Any:
     )
     rollouts = len(workload.batches[0])
     prompts = [{"input_ids": ids} for batch in workload.batches for ids in batch]
-    lora: dict[str, Any] = {
-        "r": plan.LORA_RANK,
-        "lora_alpha": plan.LORA_ALPHA,
-        "target_modules": list(plan.LORA_TARGETS),
-    }
+    lora: dict[str, Any] = {"r": plan.LORA_RANK, "lora_alpha": plan.LORA_ALPHA, "target_modules": [*plan.LORA_TARGETS]}
     value = AutoModelForSequenceClassification.from_pretrained(workload.model, num_labels=1, dtype=torch.float32)
     args = PPOConfig(
         output_dir=folder,
@@ -183,7 +167,7 @@ def make_trainer(workload: Workload, recorder: Recorder, folder: str) -> Any:
         Dataset.from_list(prompts),
         get_peft_model(value, LoraConfig(**lora, task_type="SEQ_CLS", modules_to_save=["score"])),
         eval_dataset=Dataset.from_list(prompts[:1]),
-        callbacks=[recorder],
+        callbacks=[instruments],
         peft_config=LoraConfig(**lora, task_type="CAUSAL_LM"),
     )
     spare = prompts[:rollouts]
@@ -193,30 +177,16 @@ def make_trainer(workload: Workload, recorder: Recorder, folder: str) -> Any:
     return trainer
 
 
-def main(source: Path, result: Path) -> None:
-    """Measure the workload and write what was found."""
-    torch.set_num_threads(1)
-    workload = Workload.read(source)
+def measure(workload: Workload) -> Measured:
+    """Run the workload's updates."""
     torch.manual_seed(workload.seed)
-    recorder = Recorder(workload)
+    instruments = Instruments(workload)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(workload, recorder, folder)
-        recorder.instrument(trainer)
-        trained = [
-            [p for p in model.parameters() if p.requires_grad] for model in (trainer.policy_model, trainer.value_model)
-        ]
-        before = [plan.copies(parameters) for parameters in trained]
+        trainer = make_trainer(workload, instruments, folder)
+        instruments.instrument(trainer)
         trainer.train()
-    changes = [plan.largest_change(was, now) for was, now in zip(before, trained, strict=True)]
-    Measured(
-        updates=recorder.updates[1:],
-        baseline_mib=recorder.memory.baseline_mib,
-        added_mib=recorder.memory.stop(),
-        policy_change=changes[0],
-        value_change=changes[1],
-        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "trl")},
-    ).write(result)
+    return instruments.recorder.measured("torch", "transformers", "peft", "trl")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(measure)

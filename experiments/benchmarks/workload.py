@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -121,13 +120,3 @@ def even_share(token_JT: Tensor, mask_JT: Tensor) -> Tensor:
     """The reward, shape (J,): the share of even token ids in the answer. It costs nothing and can be learned."""
     even_JT = ((token_JT % 2 == 0) & mask_JT).float()
     return even_JT.sum(1) / mask_JT.sum(1)
-
-
-def largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Largest absolute difference between two lists of tensors."""
-    return max(float((a.detach() - b).abs().max()) for a, b in zip(after, before, strict=True))
-
-
-def copies(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """What `largest_change` compares with later."""
-    return [parameter.detach().clone() for parameter in parameters]

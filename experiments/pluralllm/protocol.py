@@ -13,11 +13,12 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -44,7 +45,7 @@ from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.population import MIN_GROUPS
 from pluralllm.prediction import Targets, predict_targets
-from pluralllm.scores import PREDICTOR, Calibration, PredictionScore, calibration, evaluate
+from pluralllm.scores import CONTEXT_SIZES, PREDICTOR, Calibration, PredictionScore, calibration, evaluate
 from pluralllm.training import local_update, train_centrally
 from server_app.models.base import cache_folder
 from server_app.predictor.pretraining import pretrain
@@ -64,7 +65,6 @@ UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
 NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 EMBEDDING_DIM = 128
-CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
 UNSEEN = "unseen"
 PARTS = ("unseen/held-out", "unseen/training", "seen/held-out", "seen/training")
 
@@ -152,6 +152,7 @@ def survey_file(name: Dataset, folder: Path | None) -> Path:
     return folder / REAL[name]
 
 
+@functools.cache
 def load_problem(
     name: Dataset, *, seed: int, folder: Path | None = None, texts_to_vectors: Encoder = hashed_ngrams
 ) -> Problem:
@@ -251,7 +252,7 @@ def train_federated(
         data = problem.seen_train[group]
         local.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         round_number = int(str(message.content.config_records["config"]["server-round"]))
-        result = local_update(
+        loss = local_update(
             local,
             data,
             problem.embedding,
@@ -262,7 +263,7 @@ def train_federated(
             generator=torch.Generator().manual_seed(child_seed(seed, "pluralllm", data.group, round_number)),
             population=None if priors is None else priors[group],
         )
-        metrics = MetricRecord({"num-examples": result.num_examples, "loss": result.loss})
+        metrics = MetricRecord({"num-examples": len(data), "loss": loss})
         return RecordDict({"arrays": ArrayRecord(OrderedDict(local.state_dict())), "metrics": metrics})
 
     keys = {"strategy": recipe.strategy, "rounds": recipe.rounds, "server-learning-rate": recipe.learning_rate}
@@ -302,17 +303,17 @@ def measure(
     seen = trained.tables(problem, seen=True, num_context=num_context, seed=seed, num_draws=num_draws)
     table_seconds = time.process_time() - start
     unseen = trained.tables(problem, seen=False, num_context=num_context, seed=seed, num_draws=num_draws)
+    by_size = [
+        stacked(trained.tables(problem, seen=False, num_context=size, seed=seed, num_draws=num_draws)) for size in sizes
+    ]
     everyone = [merged(*parts) for parts in zip(problem.seen_train, problem.seen_test, strict=True)]
     truths = problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train
     scores, by_context = {}, {}
     for name, truth in zip(PARTS, truths, strict=True):
         targets, known = (unseen, problem.unseen_train) if name.startswith(UNSEEN) else (seen, problem.seen_train)
         scores[name] = evaluate(stacked(targets), truth, embedding, others=everyone, known=known)
-    by_size = [
-        stacked(trained.tables(problem, seen=False, num_context=size, seed=seed, num_draws=num_draws)) for size in sizes
-    ]
-    for name, truth in zip(PARTS[:2], truths, strict=False):
-        by_context[name] = [evaluate(found, truth, embedding)[PREDICTOR].js_distance_natural for found in by_size]
+        if name.startswith(UNSEEN):
+            by_context[name] = [evaluate(found, truth, embedding)[PREDICTOR].js_distance_natural for found in by_size]
     spread, error = [], []
     for data, found in zip(problem.unseen_test, unseen, strict=True):
         rows = data.question_N
@@ -321,6 +322,23 @@ def measure(
         error.append(1.0 - closeness_N)
     calibrated = calibration(np.concatenate(spread), np.concatenate(error)) if num_draws > 1 else None
     return Report(scores, calibrated, by_context, trained.cpu_seconds, table_seconds)
+
+
+def reports(
+    dataset: Dataset,
+    recipe: Recipe,
+    texts_to_vectors: Encoder,
+    *,
+    seeds: Sequence[int],
+    folder: Path | None,
+    num_draws: int = 1,
+    sizes: Sequence[int] = (),
+) -> Iterator[Report]:
+    """Train and score once a seed; arguments as in `load_problem` and `measure`."""
+    for seed in seeds:
+        problem = load_problem(dataset, seed=seed, folder=folder, texts_to_vectors=texts_to_vectors)
+        trained = train(problem, recipe, seed=seed)
+        yield measure(problem, trained, recipe, seed=seed, num_draws=num_draws, sizes=sizes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -358,19 +376,16 @@ def main() -> None:
     add_options(parser)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    sizes = CONTEXT_SIZES if chosen.context_sizes else ()
+    every: list[Report] = []
     recipe = replace(chosen_recipe(chosen), strategy=chosen.strategy)
-    reports = []
-    for seed in chosen.seeds:
-        problem = load_problem(
-            chosen.dataset, seed=seed, folder=chosen.surveys, texts_to_vectors=chosen_encoder(chosen)
-        )
-        sizes = CONTEXT_SIZES if chosen.context_sizes else ()
-        trained = train(problem, recipe, seed=seed)
-        reports.append(measure(problem, trained, recipe, seed=seed, num_draws=chosen.draws, sizes=sizes))
-        print(json.dumps({"seed": seed, **asdict(reports[-1])}, default=np.ndarray.tolist), flush=True)
-    for part, predictors in reports[0].scores.items():
+    given = {"seeds": chosen.seeds, "folder": chosen.surveys, "num_draws": chosen.draws, "sizes": sizes}
+    for report in reports(chosen.dataset, recipe, chosen_encoder(chosen), **given):
+        print(json.dumps({"seed": chosen.seeds[len(every)], **asdict(report)}, default=np.ndarray.tolist), flush=True)
+        every.append(report)
+    for part, predictors in every[0].scores.items():
         for name in predictors:
-            found = [report.scores[part][name] for report in reports]
+            found = [report.scores[part][name] for report in every]
             distance = np.array([score.js_distance_natural for score in found])
             js = np.mean([score.js for score in found])
             transport = np.mean([score.wasserstein for score in found])

@@ -10,10 +10,8 @@ python -m experiments.pluralllm.report context-sizes
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -23,33 +21,23 @@ from appa_flwr import markdown
 from appa_flwr.errors import UserError
 from experiments import entry
 from experiments.pluralllm.protocol import (
-    CONTEXT_SIZES,
     PARTS,
     REAL,
     Dataset,
-    Problem,
     Recipe,
     Report,
     Strategy,
     add_options,
     chosen_encoder,
     chosen_recipe,
-    load_problem,
-    measure,
-    train,
+    reports,
 )
 from pluralllm.encoders import Encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
-from pluralllm.scores import PREDICTOR
+from pluralllm.scores import CONTEXT_SIZES, PREDICTOR
 
-STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = (
-    "strategies",
-    "embeddings",
-    "min-groups",
-    "noise",
-    "context-sizes",
-)
-TABLES = (STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT)
+TABLES = ("strategies", "embeddings", "min-groups", "noise", "context-sizes")
+STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = TABLES
 BASELINES = ("mean-of-others", "nearest-question", "uniform")
 NOISES = (0.3, 1.0)
 GROUP_NUMBERS = (1, 2, 3)
@@ -107,12 +95,6 @@ def context_table(reports: Sequence[Report], sizes: Sequence[int]) -> str:
     return markdown.table(["context questions", *parts], rows)
 
 
-@functools.cache
-def problem(dataset: Dataset, seed: int, surveys: Path | None, texts_to_vectors: Encoder) -> Problem:
-    """A survey, read once."""
-    return load_problem(dataset, seed=seed, folder=surveys, texts_to_vectors=texts_to_vectors)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train every row of a table with every seed, and print it as Markdown, a line as soon as it is done."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -128,18 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not sizes:
             print(markdown.table(["", *PARTS, "CPU s a round"], []), flush=True)
         for row in lines:
-            reports = []
-            for seed in chosen.seeds:
-                survey = problem(dataset, seed, chosen.surveys, row.texts_to_vectors)
-                trained = train(survey, row.recipe, seed=seed)
-                reports.append(measure(survey, trained, row.recipe, seed=seed, sizes=sizes))
+            given = {"seeds": chosen.seeds, "folder": chosen.surveys, "sizes": sizes}
+            found = list(reports(dataset, row.recipe, row.texts_to_vectors, **given))
             if sizes:
-                print(context_table(reports, sizes), flush=True)
+                print(context_table(found, sizes), flush=True)
                 continue
-            seconds = np.mean([report.train_cpu_seconds for report in reports]) / max(1, row.recipe.rounds)
-            print(scores_line(row.name, reports, seconds=f"{seconds:.2f}"), flush=True)
+            seconds = np.mean([report.train_cpu_seconds for report in found]) / max(1, row.recipe.rounds)
+            print(scores_line(row.name, found, seconds=f"{seconds:.2f}"), flush=True)
         if not sizes:
-            print("\n".join(scores_line(name, reports, predictor=name) for name in BASELINES), flush=True)
+            print("\n".join(scores_line(name, found, predictor=name) for name in BASELINES), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[2]
 LIST = REPO / "requirements-group.txt"
-HEAVY = {"trl", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "matplotlib", "sklearn", "pandas",
-         "ray"}  # fmt: skip
+POLICY = {"trl", "transformers", "peft", "accelerate", "bitsandbytes", "datasets"}
+HEAVY = POLICY | {"matplotlib", "sklearn", "pandas", "scipy", "ray"}
 
 
 def requirements() -> list[str]:

@@ -23,6 +23,10 @@ from server_app.federation.catalogue import build_catalogue
 # --- who lives here -------------------------------------------------------------------------------
 
 
+def deployed_node(**node_config):
+    return Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
+
+
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 7])
 def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
     config = config_of(data__num_groups=5)
@@ -34,9 +38,8 @@ def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
 
 
 def test_in_simulation_only_the_groups_of_the_run_are_there():
-    config = config_of(groups="Dorvane,Avaria,Castria")
-    homes = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, 2).values()]
-    assert homes == [["Dorvane", "Castria"], ["Avaria"]]
+    contexts = simulated(config_of(groups="Dorvane,Avaria,Castria"), 2).values()
+    assert [list(Node(context).groups(wire.ROLL_CALL)) for context in contexts] == [["Dorvane", "Castria"], ["Avaria"]]
 
 
 def test_in_simulation_a_survey_file_names_the_groups(tmp_path):
@@ -54,13 +57,11 @@ def test_in_simulation_a_survey_file_names_the_groups(tmp_path):
     [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"]), ("A, B", ["A, B"])],
 )
 def test_deployed_the_node_config_names_the_groups(named, expected):
-    context = Context(1, 2, {"group": named, "data": "x.jsonl"}, RecordDict(), dict(config_of().flat()))
-    assert list(Node(context).groups(wire.ROLL_CALL)) == expected
+    assert list(deployed_node(group=named, data="x.jsonl").groups(wire.ROLL_CALL)) == expected
 
 
 def test_a_node_that_nobody_configured_says_so_in_an_error():
-    context = Context(1, 2, {}, RecordDict(), dict(config_of().flat()))
-    reply = Node(context).ask(wire.ROLL_CALL)
+    reply = deployed_node().ask(wire.ROLL_CALL)
     assert reply.error.code == wire.FAILED
     assert reply.error.reason.startswith("roll_call failed: UserError")
 
@@ -68,13 +69,18 @@ def test_a_node_that_nobody_configured_says_so_in_an_error():
 # --- what a node keeps ----------------------------------------------------------------------------
 
 
+def two_homes(folder, survey=None, **changes):
+    """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
+    survey = survey or generate(num_questions=24, num_groups=2, seed=3)
+    config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
+    nodes = dict(zip(files, map(Node, deployed(config, files).values()), strict=True))
+    return survey, nodes, build_catalogue(config)
+
+
 def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_path):
-    survey = generate(num_questions=24, num_groups=2, seed=3)
-    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2))
-    catalogue = build_catalogue(config)
+    survey, nodes, catalogue = two_homes(tmp_path)
     index = {question.question_id: q for q, question in enumerate(catalogue.questions)}
-    for group, context in zip(files, deployed(config, files).values(), strict=True):
-        node = Node(context)
+    for group, node in nodes.items():
         reply = node.groups(wire.CATALOGUE, wire.pack_catalogue(catalogue))[group]
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
@@ -93,11 +99,8 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
 
 
 def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
-    survey = generate(num_questions=24, num_groups=2, seed=3)
-    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2))
-    node = Node(next(iter(deployed(config, files).values())))
-    own = next(iter(survey.answers.values()))
-    catalogue = build_catalogue(config)
+    survey, nodes, catalogue = two_homes(tmp_path)
+    own, node = next(iter(survey.answers.values())), next(iter(nodes.values()))
     answered = [q for q, question in enumerate(catalogue.questions) if question.question_id in own]
     questions = list(catalogue.questions)
     renamed, shortened, reordered = answered[:3]
@@ -127,17 +130,13 @@ def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
 
 def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
     """Two worlds that differ in held-out answers only: training, tables, votes and rewards must be the same bytes."""
-    survey = generate(num_questions=24, num_groups=2, seed=3)
-    base = config_of(data__num_groups=2, pluralllm__context_resampling="every-iteration")
-    config, _ = home_files(survey, tmp_path / "probe", base)
-    catalogue = build_catalogue(config)
+    survey, _, catalogue = two_homes(tmp_path / "probe")
     held_out = {q.question_id for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train}
     worlds = []
     for name, world in (("real", survey), ("absurd", absurd_where_held_out(survey, held_out))):
-        config, files = home_files(world, tmp_path / name, base)
+        _, nodes, _ = two_homes(tmp_path / name, world, pluralllm__context_resampling="every-iteration")
         said = {}
-        for group, context in zip(files, deployed(config, files).values(), strict=True):
-            node = Node(context)
+        for group, node in nodes.items():
             said[group] = {kind: node.ask(kind, node.content(kind, catalogue)).content for kind in ACTIONS}
             for label, asked in {
                 "draw": uniform_request(catalogue, draw=4),
@@ -167,9 +166,8 @@ def test_a_node_that_forgot_everything_answers_with_errors():
 
 
 def test_before_the_target_table_is_written_nobody_votes_or_scores():
-    config = config_of()
-    catalogue = build_catalogue(config)
-    node = one_node(config)
+    _, catalogue = prepared_node()
+    node = one_node(config_of())
     assert node.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
     for kind in (wire.VOTE, wire.SCORE):
         assert node.ask(kind, node.content(kind, catalogue)).has_error()
@@ -225,11 +223,9 @@ def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one()
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
 def test_deployed_the_mean_is_refused_unless_the_nodes_own_config_allows_it(kind, node_config, code):
-    config = config_of(data__num_groups=2)
-    catalogue = build_catalogue(config)
-    node = Node(Context(1, 2, {"group": "Avaria"}, RecordDict(), dict(config.flat()))).prepared(catalogue)
-    node.context.node_config |= node_config
-    node.context.run_config = dict(config_of(data__num_groups=2, sft__target="mean").flat())
+    node, catalogue = prepared_node()
+    node.context.node_config = {"group": "Avaria", **node_config}
+    node.context.run_config = dict(config_of(sft__target="mean").flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
     if code:

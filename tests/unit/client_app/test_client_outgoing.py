@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 from client_node import TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
-from flwr.app import Context, RecordDict
 from in_process import cross, deployed, request
 
 from appa_flwr import wire
@@ -70,12 +69,11 @@ def test_a_bad_row_of_the_private_file_is_not_quoted_to_the_server(tmp_path, cap
 
 
 def test_a_file_that_needs_more_than_a_group_has_installed_is_named_in_the_groups_own_log(monkeypatch, caplog):
-    content = wire.pack_catalogue(build_catalogue(config_of()))
+    node, catalogue = prepared_node()
+    node.context.node_config = {"group": "Avaria", "data": __file__.replace(".py", ".parquet")}
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    node_config = {"group": "Avaria", "data": __file__.replace(".py", ".parquet")}
-    node = Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
-    assert node.ask(wire.CATALOGUE, content).error.code == wire.FAILED
+    assert node.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).error.code == wire.FAILED
     assert ".parquet cannot be read without pyarrow" in caplog.text
     assert "pip install pyarrow" in caplog.text
 

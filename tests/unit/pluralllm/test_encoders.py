@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import encoders
 from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
-from pluralllm.encoders import Pretrained, encoder
+from pluralllm.encoders import Pretrained, Progress, encoder
 from server_app.federation.catalogue import build_catalogue
 
 TAXES = Question("tax", "Should income taxes be raised?", ("Yes", "No"))
@@ -49,16 +50,6 @@ WORDS = (
     "[PAD] [CLS] [SEP] [UNK] should income taxes be raised yes how warm is your home and was the that you grew in no"
 )
 CLOSE = 1e-5
-
-
-class Watch:
-    """A progress callback that remembers."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int]] = []
-
-    def __call__(self, done: int, of: int) -> None:
-        self.calls.append((done, of))
 
 
 def save_bert(folder: Path, *, seed: int = 0, pooling: object = None, modules: Sequence[str] = ()) -> Path:
@@ -89,9 +80,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**made, "bert": save_bert(tmp_path_factory.mktemp("bert") / "model")}
 
 
-def encode(folder: Path, cache: Path, texts: Sequence[str] = TEXTS, watch: Watch | None = None) -> npt.NDArray:
+def watch(calls: list) -> Progress:
+    return lambda done, of: calls.append((done, of))
+
+
+def encode(folder: Path, cache: Path, texts: Sequence[str] = TEXTS, calls: list | None = None) -> npt.NDArray:
     kind: Pretrained = "sentence-transformers" if (folder / "modules.json").exists() else "causal-lm"
-    vectors = encoder(kind, str(folder), cache=cache, progress=watch or Watch())(texts)
+    vectors = encoder(kind, str(folder), cache=cache, progress=watch([] if calls is None else calls))(texts)
     assert isinstance(vectors, np.ndarray)
     return vectors
 
@@ -153,10 +148,11 @@ def test_neither_padding_nor_order_nor_batches_matter(folders, tmp_path, monkeyp
     alone = np.concatenate([encode(folders[name], tmp_path, (text,)) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=CLOSE)
     np.testing.assert_allclose(encode(folders[name], tmp_path, TEXTS[::-1])[::-1], together, atol=CLOSE)
+    calls = []
     monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 20)
-    watch = Watch()
-    np.testing.assert_allclose(encode(folders[name], tmp_path / "other", TEXTS, watch), together, atol=CLOSE)
-    assert len(watch.calls) > 1
+    np.testing.assert_allclose(encode(folders[name], tmp_path / "other", TEXTS, calls), together, atol=CLOSE)
+    assert len(calls) > 1
+    assert calls[-1] == (5, 5)
 
 
 def test_batches_are_longest_first_within_the_budget_and_leave_out_what_is_empty(monkeypatch):
@@ -165,20 +161,11 @@ def test_batches_are_longest_first_within_the_budget_and_leave_out_what_is_empty
     assert list(encoders._batches([1, 5, 0, 12, 4, 2, 1])) == [[3], [1, 4], [5, 0, 6]]
 
 
-def test_progress_counts_texts_to_the_last(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 1)
-    watch = Watch()
-    encode(folders["bert"], tmp_path, TEXTS, watch)
-    assert watch.calls == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
-
-
 def test_what_is_cached_needs_no_model(folders, tmp_path, monkeypatch):
     first = encode(folders["bert"], tmp_path / "new" / "cache")
     moved = shutil.copytree(folders["bert"], tmp_path / "elsewhere")
     monkeypatch.setattr(encoders, "_load", None)
-    watch = Watch()
-    np.testing.assert_array_equal(encode(moved, tmp_path / "new" / "cache", TEXTS, watch), first)
-    assert watch.calls == []
+    np.testing.assert_array_equal(encode(moved, tmp_path / "new" / "cache"), first)
 
 
 def kept(cache: Path) -> list[Path]:
@@ -206,23 +193,30 @@ def _flip(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-@pytest.mark.parametrize("damage", [_flip, lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"[]"])
+def _vectors(vector_UH: npt.NDArray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, vector_UH=vector_UH)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _flip,
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"[]",
+        lambda data: _vectors(np.load(io.BytesIO(data))["vector_UH"][:-1]),  # another number of texts
+        lambda data: _vectors(np.float32(1)),
+    ],
+)
 def test_damaged_cache_is_built_again(folders, tmp_path, damage):
-    first = encode(folders["bert"], tmp_path)
+    first, calls = encode(folders["bert"], tmp_path), []
     (path,) = kept(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
-    np.testing.assert_array_equal(encode(folders["bert"], tmp_path), first)
-    watch = Watch()
-    encode(folders["bert"], tmp_path, TEXTS, watch)
-    assert watch.calls == []
-
-
-def test_cache_with_another_number_of_texts_is_built_again(folders, tmp_path):
-    first = encode(folders["bert"], tmp_path)
-    (path,) = kept(tmp_path)
-    for wrong in (first[:-1], np.float32(1)):
-        np.savez(path, vector_UH=wrong)
-        np.testing.assert_array_equal(encode(folders["bert"], tmp_path), first)
+    for _ in range(2):
+        np.testing.assert_array_equal(encode(folders["bert"], tmp_path, TEXTS, calls), first)
+    assert calls == [(5, 5)]  # once
 
 
 def test_cache_that_cannot_be_made_is_named(folders, tmp_path):
@@ -255,10 +249,6 @@ def test_one_question_has_no_question_features_but_finite_ones(folders, tmp_path
     assert np.isfinite(embed_questions((TAXES,), dim=16, encoder=made).value_QKE).all()
 
 
-def _no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
 def _cut_weights(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
@@ -281,47 +271,38 @@ def _no_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
-def _no_modules(folder: Path) -> None:
-    (folder / "modules.json").write_text("{}")
-
-
-def _dense(folder: Path) -> None:
-    listed = json.loads((folder / "modules.json").read_text())
-    listed.insert(2, {"type": "sentence_transformers.models.Dense", "path": "2_Dense"})
-    (folder / "modules.json").write_text(json.dumps(listed))
-
-
-def _two_poolings(folder: Path) -> None:
-    both = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(both))
-
-
-def _max_pooling(folder: Path) -> None:
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
-
-
 def _encoder_decoder(folder: Path) -> None:
     T5Model(T5Config(vocab_size=50, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(folder)
 
 
+def _unreadable_weights(folder: Path) -> None:
+    (folder / "loop").mkdir()
+    (folder / "loop" / "memory.bin").symlink_to("/proc/self/mem")  # opens, and fails when it is read
+
+
+BOTH = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+
+
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("saved", "damage", "message"),
     [
-        (_no_weights, "cannot be loaded"),
-        (_cut_weights, "cannot be loaded"),
-        (_one_layer_more, "16 weights are missing, encoder.layer.2"),
-        (_not_finite, "not finite"),
-        (_no_tokenizer, "tokenizer knows no words"),
-        (_no_modules, "no sentence-transformers model"),
-        (_dense, "step Dense is not supported"),
-        (_two_poolings, "pooling .* is not supported"),
-        (_max_pooling, "pooling max is not supported"),
-        (_encoder_decoder, "encoder with a decoder"),
+        ({}, lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
+        ({}, _cut_weights, "cannot be loaded"),
+        ({}, _one_layer_more, "16 weights are missing, encoder.layer.2"),
+        ({}, _not_finite, "not finite"),
+        ({}, _no_tokenizer, "tokenizer knows no words"),
+        ({}, lambda folder: (folder / "modules.json").write_text("{}"), "no sentence-transformers model"),
+        ({"modules": ("Transformer", "Pooling", "Dense")}, None, "step Dense is not supported"),
+        ({"pooling": BOTH}, None, "pooling .* is not supported"),
+        ({"pooling": {"pooling_mode": "max"}}, None, "pooling max is not supported"),
+        ({}, _encoder_decoder, "encoder with a decoder"),
+        ({}, _unreadable_weights, r"cannot be read \(OSError"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):
-    folder = save_bert(tmp_path / "model")
-    damage(folder)
+def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, saved, damage, message):
+    folder = save_bert(tmp_path / "model", **saved)
+    if damage:
+        damage(folder)
     with pytest.raises(UserError, match=message) as caught:
         encode(folder, tmp_path / "cache")
     assert str(caught.value).startswith(f"embedding.model = {folder}: ")
@@ -339,15 +320,6 @@ def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeyp
     monkeypatch.setattr(encoders.hashlib, "file_digest", None)
     with pytest.raises(UserError, match=f"^embedding.model = {tmp_path / 'home'}: {message}"):
         encoder(kind, str(tmp_path / "home"), cache=tmp_path)(TEXTS)
-
-
-def test_model_file_that_cannot_be_read_is_told_in_one_line(tmp_path):
-    folder = save_bert(tmp_path / "model")
-    (folder / "loop").mkdir()
-    (folder / "loop" / "memory.bin").symlink_to("/proc/self/mem")  # opens, and fails when it is read
-    with pytest.raises(UserError, match=r"^embedding.model = .*: cannot be read \(OSError") as caught:
-        encode(folder, tmp_path / "cache")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
@@ -377,12 +349,12 @@ def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name
 def test_run_embeds_by_the_configured_model_into_its_cache(folders, tmp_path):
     keys = {"data.num-questions": 6, "data.num-groups": 2, "embedding.dim": 16, "run.cache-dir": str(tmp_path)}
     model = {"embedding.encoder": "sentence-transformers", "embedding.model": str(folders["bert"])}
-    watch = Watch()
-    catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch)
+    calls = []
+    catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch(calls))
     grams = build_catalogue(Config.load(keys))
     assert catalogue.embedding_QKE.shape == grams.embedding_QKE.shape
     assert not np.allclose(catalogue.embedding_QKE, grams.embedding_QKE)
-    assert watch.calls[-1][0] == watch.calls[-1][1] > 6
+    assert calls[-1][0] == calls[-1][1] > 6
     assert len(kept(tmp_path)) == 1
 
 

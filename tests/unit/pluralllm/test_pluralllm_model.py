@@ -12,21 +12,29 @@ import torch
 from torch import Tensor
 
 from appa_flwr.errors import UserError
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.model import ModelConfig, PluralLLM, Questions
 
 B, C, M, K, E = 3, 5, 4, 4, 6
 TOLERANCE = {"atol": 2e-6, "rtol": 0.0}
 
 
+def network(**sizes: Any) -> PluralLLM:
+    return PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, **sizes)).eval()
+
+
+def noisy(**sizes: Any) -> PluralLLM:
+    """A network with every weight random and large enough for its answers to be far from uniform."""
+    found = network(**sizes)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return found
+
+
 @pytest.fixture
 def model() -> PluralLLM:
-    """A network with every weight random and large enough for its answers to be far from uniform."""
-    torch.manual_seed(1)
-    network = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape))
-    return network.eval()
+    return noisy()
 
 
 @pytest.fixture
@@ -49,23 +57,25 @@ def batch() -> dict[str, Tensor]:
     }
 
 
+def predicted(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
+    context, target = (
+        Questions(**{name.removeprefix(part): value for name, value in batch.items() if name.startswith(part)})
+        for part in ("context_", "target_")
+    )
+    return model(context, target)
+
+
 @torch.no_grad()
 def probability(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
-    return model(**batch).exp()
+    return predicted(model, batch).exp()
 
 
 def test_predictions_are_distributions_over_the_real_options(model: PluralLLM, batch: dict[str, Tensor]) -> None:
-    predicted = probability(model, batch)
-    torch.testing.assert_close(predicted.sum(-1), torch.ones(B, M))
-    assert (predicted[~batch["target_options"]] == 0).all()
+    found = probability(model, batch)
+    torch.testing.assert_close(found.sum(-1), torch.ones(B, M))
+    assert (found[~batch["target_options"]] == 0).all()
     uniform = batch["target_options"] / batch["target_options"].sum(-1, keepdim=True)
-    assert (predicted - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
-
-
-def test_untrained_network_answers_uniformly(batch: dict[str, Tensor]) -> None:
-    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
-    options = batch["target_options"]
-    torch.testing.assert_close(probability(model, batch), options / options.sum(-1, keepdim=True))
+    assert (found - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
 
 
 def test_permuting_options_permutes_predictions(model: PluralLLM, batch: dict[str, Tensor]) -> None:
@@ -118,9 +128,9 @@ def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str,
         "target_embedding": torch.nn.functional.pad(batch["target_embedding"], (0, 0, 0, 2, 0, 2), value=nan),
         "target_options": torch.nn.functional.pad(batch["target_options"], (0, 2, 0, 2), value=False),
     }
-    predicted = probability(model, padded)
-    torch.testing.assert_close(predicted[:, :M, :K], probability(model, batch), **TOLERANCE)
-    assert (predicted[:, M:] == 0).all()
+    found = probability(model, padded)
+    torch.testing.assert_close(found[:, :M, :K], probability(model, batch), **TOLERANCE)
+    assert (found[:, M:] == 0).all()
 
 
 def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Tensor]) -> None:
@@ -147,8 +157,8 @@ def test_each_target_and_each_episode_is_predicted_as_if_alone(model: PluralLLM,
 def test_gradients_are_finite_with_padding(model: PluralLLM, batch: dict[str, Tensor]) -> None:
     options = batch["target_options"].clone()
     options[:, -1] = False
-    predicted = model(**(batch | {"target_options": options}))
-    predicted.masked_fill(~options, 0.0).sum().backward()
+    found = predicted(model, batch | {"target_options": options})
+    found.masked_fill(~options, 0.0).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -164,25 +174,21 @@ def test_sizes_that_cannot_be_built_are_refused() -> None:
         ModelConfig(num_blocks=0)
 
 
-def test_an_untrained_network_answers_the_mean_of_the_others_where_there_is_one(batch: dict[str, Tensor]) -> None:
-    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, population=True))
+def test_an_untrained_network_answers_the_mean_of_the_others_or_uniformly(batch: dict[str, Tensor]) -> None:
     options = batch["target_options"]
     generator = torch.Generator().manual_seed(7)
     others = torch.rand(B, M, K, generator=generator).masked_fill(~options, 0.0) + 0.1 * options
     others = others / others.sum(-1, keepdim=True)
     others[:, 0] = 0.0
-    predicted = probability(model, batch | {"target_population": others[..., None]})
-    torch.testing.assert_close(predicted[:, 1:], others[:, 1:])
+    found = probability(network(population=True), batch | {"target_population": others[..., None]})
+    torch.testing.assert_close(found[:, 1:], others[:, 1:])
     uniform = options / options.sum(-1, keepdim=True)
-    torch.testing.assert_close(predicted[:, 0], uniform[:, 0])
+    torch.testing.assert_close(found[:, 0], uniform[:, 0])
+    torch.testing.assert_close(probability(network(), batch), uniform)
 
 
 def test_a_population_prior_of_nothing_is_none(batch: dict[str, Tensor]) -> None:
-    torch.manual_seed(1)
-    model = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, population=True)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    model = noisy(population=True)
     nothing = {
         "context_population": torch.zeros(B, C, K, 3),
         "target_population": torch.full((B, M, K, 3), float("nan")).masked_fill(

@@ -21,17 +21,13 @@ def group(name: str, **answers: float) -> GroupData:
 HERE, THERE, AWAY = group("Here", a=1.0, b=0.25), group("There", a=0.5, b=0.75), group("Away", a=0.0)
 
 
-def test_sums_by_hand() -> None:
+def test_sums_by_hand_and_of_nodes() -> None:
     total, count = population_sums([HERE, THERE, AWAY], TABLE)
     np.testing.assert_allclose(total, [[1.5, 1.5], [1.0, 1.0], [0.0, 0.0]])
     assert count.tolist() == [3, 2, 0]
-
-
-def test_sums_of_nodes_add_up() -> None:
-    whole = population_sums([HERE, THERE, AWAY], TABLE)
     first, second = population_sums([HERE], TABLE), population_sums([THERE, AWAY], TABLE)
-    np.testing.assert_allclose(first[0] + second[0], whole[0])
-    assert (first[1] + second[1]).tolist() == whole[1].tolist()
+    np.testing.assert_allclose(first[0] + second[0], total)
+    assert (first[1] + second[1]).tolist() == count.tolist()
 
 
 def test_the_own_share_is_removed_and_answers_of_few_groups_are_no_prior() -> None:
@@ -44,6 +40,7 @@ def test_the_own_share_is_removed_and_answers_of_few_groups_are_no_prior() -> No
     np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_groups=3), [[0.25, 0.75], [0, 0], [0, 0]])
     np.testing.assert_allclose(prior_from_sums(*sums, own=AWAY, min_groups=3), [[0.75, 0.25], [0, 0], [0, 0]])
     np.testing.assert_allclose(prior_from_sums(*sums, min_groups=3), [[0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_allclose(sums[0][0], [1.5, 1.5])  # the sums themselves are left alone
 
 
 def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
@@ -52,15 +49,8 @@ def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
     assert not prior_from_sums(total + 1e-9, count, own=third, min_groups=1).any()
 
 
-def test_what_is_removed_leaves_the_sums_alone() -> None:
-    sums = population_sums([HERE, THERE, AWAY], TABLE)
-    prior_from_sums(*sums, own=HERE)
-    np.testing.assert_allclose(sums[0][0], [1.5, 1.5])  # the sums themselves are left alone
-
-
 def test_what_cannot_be_is_named() -> None:
-    sums = population_sums([THERE], TABLE)
     with pytest.raises(UserError, match="group 'Here'"):
         prior_from_sums(*population_sums([AWAY], TABLE), own=HERE)
     with pytest.raises(UserError, match="minimum number of groups is 0"):
-        prior_from_sums(*sums, min_groups=0)
+        prior_from_sums(*population_sums([THERE], TABLE), min_groups=0)

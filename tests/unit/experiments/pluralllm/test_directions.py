@@ -70,12 +70,14 @@ def test_rounds_find_what_many_groups_have_in_common() -> None:
     assert network_error(unseen, outside, num_context=40) < 0.72 * mean_only
 
 
-def test_a_group_sees_no_direction_of_its_own() -> None:
+def test_a_group_sees_no_direction_of_its_own_and_groups_alike_have_none() -> None:
     one, other = planted_groups(2)
     twins = [GroupData(f"Twin {index}", one.question_N, one.answer_NK) for index in range(6)]
     own, outside = fit_population([*twins, other], WIDE, seed=0)
     assert (own[-1][..., 1:] == 0).all()
     assert np.abs(outside[..., 1:]).max() > 0.1
+    _, alike = fit_population(twins, WIDE, seed=0)
+    assert (alike[..., 1:] == 0).all()
 
 
 def test_a_group_in_the_sums_is_placed_without_its_own_share() -> None:
@@ -117,21 +119,13 @@ def test_directions_solve_least_squares_and_have_length_one() -> None:
 
 def test_questions_of_few_groups_have_no_direction() -> None:
     groups = planted_groups(5)
-    groups = groups[:2] + [
-        GroupData(data.group, data.question_N[10:], data.answer_NK[10:]) for data in groups[2:]
-    ]  # ten questions that two groups answered, as many as there are directions
+    # ten questions that two groups answered, as many as there are directions
+    groups[2:] = [GroupData(data.group, data.question_N[10:], data.answer_NK[10:]) for data in groups[2:]]
     _, outside = fit_population(groups, WIDE, seed=0, min_groups=2, num_directions=2)
     assert outside.shape == (NUM_QUESTIONS, NUM_OPTIONS, 3)
     assert (outside[:10, :, 0] > 0).all()
     assert (outside[:10, :, 1:] == 0).all()
     assert np.abs(outside[10:, :, 1:]).sum(axis=(1, 2)).min() > 0
-
-
-def test_groups_that_do_not_differ_have_no_direction() -> None:
-    one = planted_groups(1)[0]
-    groups = [GroupData(f"Twin {index}", one.question_N, one.answer_NK) for index in range(6)]
-    _, outside = fit_population(groups, WIDE, seed=0)
-    assert (outside[..., 1:] == 0).all()
 
 
 def test_a_position_of_nothing_is_the_middle() -> None:

@@ -16,7 +16,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import generate
 from experiments.benchmarks import pluralllm as benchmark
-from experiments.pluralllm import report
+from experiments.pluralllm import protocol, report
 from experiments.pluralllm.protocol import PARTS, Recipe, load_problem, measure, split_problem, survey_file, train
 from pluralllm.data import GroupData
 from pluralllm.embedding import embed_questions
@@ -39,14 +39,8 @@ def problem():
 
 def forged(groups):
     """The same questions; whoever gave the first answer gives the second, and the reverse."""
-    return tuple(
-        GroupData(
-            data.group,
-            data.question_N,
-            data.answer_NK[:, [1, 0, *range(2, data.answer_NK.shape[1])]],
-        )
-        for data in groups
-    )
+    order = [1, 0, *range(2, groups[0].answer_NK.shape[1])]
+    return tuple(GroupData(data.group, data.question_N, data.answer_NK[:, order]) for data in groups)
 
 
 def weights(trained):
@@ -129,18 +123,11 @@ def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_oth
     found = train(alone, replace(RECIPE, strategy=strategy, local_steps=2), seed=0).model
     torch.manual_seed(child_seed(0, "pluralllm"))
     model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim))
+    alone_data = alone.seen_train[0]
+    given = {"steps": 2, "learning_rate": RECIPE.local_learning_rate, "optimizer": "sgd", "episodes": RECIPE.episodes}
     for round_number in (1, 2):
-        seed = child_seed(0, "pluralllm", alone.seen_train[0].group, round_number)
-        local_update(
-            model,
-            alone.seen_train[0],
-            problem.embedding,
-            steps=2,
-            learning_rate=RECIPE.local_learning_rate,
-            optimizer="sgd",
-            episodes=RECIPE.episodes,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        generator = torch.Generator().manual_seed(child_seed(0, "pluralllm", alone_data.group, round_number))
+        local_update(model, alone_data, problem.embedding, generator=generator, **given)
     apart = max(float((found.state_dict()[name] - value).abs().max()) for name, value in model.state_dict().items())
     assert (apart < 1e-6) is (strategy == "fedavg")
 
@@ -163,22 +150,21 @@ def test_a_survey_that_is_not_there_is_an_error_that_names_both_ways_to_say_wher
 
 def test_the_rows_of_a_table_differ_in_what_it_is_about():
     recipe = Recipe(prior="training")
-    by_table = {
-        name: report.rows(name, recipe, hashed_ngrams, embedding="ngrams")
-        for name in report.TABLES
-        if name != report.EMBEDDINGS
-    }
-    assert [row.recipe.strategy for row in by_table[report.STRATEGIES]] == ["central", "fedavg", "fedadam", "fedadam"]
-    assert [row.recipe.rounds for row in by_table[report.STRATEGIES]][-2:] == [recipe.rounds, 0]
-    assert [row.recipe.min_groups for row in by_table[report.MIN_GROUPS]] == [1, 2, 3]
-    assert [row.recipe.episodes.embedding_noise for row in by_table[report.NOISE]] == [0.3, 1.0]
-    assert [row.recipe for row in by_table[report.CONTEXT]] == [recipe]
-    assert all(row.recipe.prior == "training" for found in by_table.values() for row in found)
+
+    def recipes(table):
+        return [row.recipe for row in report.rows(table, recipe, hashed_ngrams, embedding="ngrams")]
+
+    *trained, untrained = recipes(report.STRATEGIES)
+    assert trained == [replace(recipe, strategy=name) for name in ("central", "fedavg", "fedadam")]
+    assert untrained == replace(recipe, rounds=0)
+    assert recipes(report.MIN_GROUPS) == [replace(recipe, min_groups=number) for number in (1, 2, 3)]
+    assert [found.episodes.embedding_noise for found in recipes(report.NOISE)] == [0.3, 1.0]
+    assert recipes(report.CONTEXT) == [recipe]
     both = report.rows(report.EMBEDDINGS, recipe, lambda texts: hashed_ngrams(texts), embedding="causal-lm")
     assert [row.name for row in both] == ["ngrams", "causal-lm"]
     assert both[0].texts_to_vectors is hashed_ngrams is not both[1].texts_to_vectors
     with pytest.raises(UserError, match="--embedding-model"):
-        report.rows(report.EMBEDDINGS, recipe, hashed_ngrams, embedding="ngrams")
+        recipes(report.EMBEDDINGS)
 
 
 def test_a_cell_gives_mean_and_range():
@@ -187,10 +173,8 @@ def test_a_cell_gives_mean_and_range():
 
 @pytest.mark.parametrize(("table", "lines"), [("min-groups", 3 + 3), ("context-sizes", 7)])
 def test_a_table_is_printed_whole(problem, monkeypatch, capsys, table, lines):
-    monkeypatch.setattr(report, "load_problem", lambda *_, **__: problem)
-    report.problem.cache_clear()
+    monkeypatch.setattr(protocol, "load_problem", lambda *_, **__: problem)
     report.main([table, "--datasets", "gss", "--rounds", "1", "--seeds", "0", "--prior", "training"])
-    report.problem.cache_clear()
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(printed) == 2 + lines
     assert len({line.count("|") for line in printed}) == 1

@@ -277,7 +277,7 @@ def test_the_groups_of_one_place_are_one_party(deployed, parties):
     node = population.Node(
         own.state, config(data__num_groups=2), catalogue.train_Q, catalogue.option_QK, deployed=deployed
     )
-    counts = population._counts({}, node)
+    counts = population._counts(node)
     assert counts["count"].max() == 2.0
     assert counts["parties"].max() == parties
     assert (counts["parties"] <= counts["count"]).all()

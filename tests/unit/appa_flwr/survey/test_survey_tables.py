@@ -6,9 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from surveys import YES_NO, bits, ids, read_group, reasons, row, write
+from surveys import YES_NO, bits, ids, read_group, reasons, refused, row, write
 
-from appa_flwr.errors import UserError
 from appa_flwr.survey import read
 from appa_flwr.survey.cells import Reason
 from appa_flwr.survey.tables import MAX_LINE_BYTES
@@ -42,19 +41,14 @@ def test_every_format_gives_the_same_survey(tmp_path, extension):
 
 
 def test_parquet_that_is_not_utf8_is_a_users_mistake_in_the_text_and_costs_its_cell_in_the_answers(tmp_path):
-    texts = ("[1, 0, 0]", "[0, 1, 0.00]")
-    rows = [
-        row("q1", name) | {"options": str(YES_NO), "distribution": text}
-        for name, text in zip(("Estland", "Lettland"), texts, strict=True)
-    ]
+    texts = {"Estland": "[1, 0, 0]", "Lettland": "[0, 1, 0.00]"}
+    rows = [row("q1", name) | {"options": str(YES_NO), "distribution": text} for name, text in texts.items()]
     path = write(tmp_path / "survey.parquet", rows)
     good = path.read_bytes()
     assert read.read_survey(path).questions[0].options == tuple(YES_NO)  # lists may be text
     path.write_bytes(good.replace(b"Lettland", b"Lettl\xe4nd"))
     for reader in (read.read_survey, read.read_questions, read.group_names):
-        with pytest.raises(UserError, match=r"survey\.parquet: not a readable Parquet file \(.*utf-8") as caught:
-            reader(path)
-        assert "\n" not in str(caught.value)
+        refused(r"survey\.parquet: not a readable Parquet file \(.*utf-8", reader, path)
     path.write_bytes(good.replace(b"[0, 1, 0.00]", b"[0, 1, 0.0\xff]"))
     survey = read.read_survey(path)
     assert survey.groups == ("Estland",)
@@ -106,24 +100,19 @@ def test_json_lines_that_are_none_are_rejected_one_by_one(jsonl):
 
 @pytest.mark.timeout(60)  # a quadratic scan of three million characters would take hours
 def test_hostile_cells_cost_little(tmp_path):
-    bad = {
-        "question_id": "q",
-        "question": "Hostile?",
-        "options": str([f"option {number}" for number in range(10_000)]),
-        "group": "A",
-        "distribution": str([0.0001] * 10_000),
-    }
+    good = row("q", question="Hostile?") | {"options": "['a', 'b']", "distribution": "[0.5, 0.5]"}
     rows = [
-        bad,
-        bad | {"options": "['" + "x" * 3_000_000 + "', 'b']"},
-        bad | {"options": "[" * 3_000_000},
-        bad | {"options": "['a', 'b']", "distribution": "[" + "0" * 3_000_000 + "]"},
-        bad | {"options": "['a', 'b']", "distribution": "(lambda: 1)()"},
-        bad | {"question": "y" * 3_000_000},
-        bad | {"options": "['a', 'b']", "distribution": "[0.5, 0.5]"},
+        good | {"options": str([f"option {number}" for number in range(10_000)])},
+        good | {"options": "['" + "x" * 3_000_000 + "', 'b']"},
+        good | {"options": "[" * 3_000_000},
+        good | {"distribution": str([0.0001] * 10_000)},
+        good | {"distribution": "[" + "0" * 3_000_000 + "]"},
+        good | {"distribution": "(lambda: 1)()"},
+        good | {"question": "y" * 3_000_000},
+        good,
     ]
-    for path in (write(tmp_path / "hostile.parquet", rows), write(tmp_path / "hostile.csv", rows)):
-        survey = read.read_survey(path)
+    for name in ("hostile.parquet", "hostile.csv"):
+        survey = read.read_survey(write(tmp_path / name, rows))
         assert len(survey.rejections) == len(rows) - 1
         assert survey.groups == ("A",)
 
@@ -139,10 +128,7 @@ def test_a_bad_name_costs_its_row_and_is_not_repeated(tmp_path, extension):
     assert [reason for _, reason in reasons(survey)] == [Reason.BAD_NAME] * 3
     assert ids(read.read_questions(path)) == ["q1", "q3"]
     assert list(read_group(path, "A")) == ["q1", "q3"]
-    with pytest.raises(UserError, match=r"row \d+: .*name longer than") as caught:
-        read.read_survey(path, strict=True)
-    assert bad not in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert bad not in refused(r"row \d+: .*name longer than", read.read_survey, path, strict=True)
 
 
 HEADER = "question_id,question,options,group,distribution\n"
@@ -170,7 +156,4 @@ def test_unusable_files_are_named_in_one_line(tmp_path, monkeypatch, name, conte
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=message) as caught:
-        read.read_survey(name)
-    assert name in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert name in refused(message, read.read_survey, name)

@@ -67,15 +67,12 @@ def read_survey(
             ambiguous group; a wanted group, or the whole file, without a usable answer; a wanted group with fewer than
             `min_questions`; with `strict` any rejection.
     """
-    policy = Policy(refusals, min_respondents, min_questions)
-    return _survey(_open(path, refusals), groups=groups, policy=policy, strict=strict)
+    return _survey(_open(path, refusals), groups, Policy(refusals, min_respondents, min_questions), strict=strict)
 
 
-def _survey(table: Table, *, groups: Sequence[str] | None, policy: Policy, strict: bool) -> Survey:
+def _survey(table: Table, groups: Sequence[str] | None, policy: Policy, *, strict: bool = False) -> Survey:
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
-    wanted = None
-    if groups is not None:
-        wanted = resolve(groups, groups_of(table), source=table.source)
+    wanted = _wanted(table, groups)
     catalogue: Catalogue = {}
     rows = public_rows(table, catalogue, refusals=policy.refusals)
     answers, rejections = _collect(table.source, rows, wanted, policy=policy, strict=strict)
@@ -98,11 +95,7 @@ def _survey(table: Table, *, groups: Sequence[str] | None, policy: Policy, stric
 
 
 def read_questions(
-    path: PathLike,
-    *,
-    groups: Sequence[str] | None = None,
-    refusals: Refusals = "keep",
-    strict: bool = False,
+    path: PathLike, *, groups: Sequence[str] | None = None, refusals: Refusals = "keep", strict: bool = False
 ) -> tuple[Question, ...]:
     """The public side of a survey file, the only one a server needs; no answer is looked at.
 
@@ -121,9 +114,7 @@ def read_questions(
     """
     table = _open(path, refusals)
     table.require(*PUBLIC_REQUIRED)
-    wanted: tuple[str, ...] | None = None
-    if groups is not None and "group" in table.columns:
-        wanted = resolve(groups, groups_of(table), source=table.source)
+    wanted = _wanted(table, groups) if "group" in table.columns else None
     catalogue: Catalogue = {}
     asked: set[str] = set()
     rejections: list[Rejection] = []
@@ -140,11 +131,7 @@ def read_questions(
 
 
 def read_groups(
-    path: PathLike,
-    groups: Sequence[str],
-    *,
-    policy: Policy,
-    strict: bool = False,
+    path: PathLike, groups: Sequence[str], *, policy: Policy, strict: bool = False
 ) -> dict[str, Mapping[str, FloatArray] | UserError]:
     """Several groups' answers, each alone; other groups' answers are not looked at.
 
@@ -181,11 +168,7 @@ def read_groups(
 
 
 def group_names(
-    path: PathLike,
-    *,
-    refusals: Refusals = "keep",
-    min_respondents: int = 0,
-    min_questions: int = 1,
+    path: PathLike, *, refusals: Refusals = "keep", min_respondents: int = 0, min_questions: int = 1
 ) -> tuple[str, ...]:
     """The groups a survey has rows of, in its order.
 
@@ -197,8 +180,7 @@ def group_names(
     """
     table = _open(path, refusals)
     if min_questions > 1 and PRIVATE in table.columns:
-        policy = Policy(refusals, min_respondents, min_questions)
-        return _survey(table, groups=None, policy=policy, strict=False).groups
+        return _survey(table, None, Policy(refusals, min_respondents, min_questions)).groups
     return tuple(dict.fromkeys(name.full for name in groups_of(table)))
 
 
@@ -214,19 +196,21 @@ def summary(survey: Survey) -> pd.DataFrame:
     import pandas as pd
 
     counts = Counter((rejection.group or UNREADABLE, rejection.reason) for rejection in survey.rejections)
-    groups = dict.fromkeys((*survey.groups, *(group for group, _ in counts if group != UNREADABLE)))
-    if any(group == UNREADABLE for group, _ in counts):
-        groups[UNREADABLE] = None
+    groups = sorted(dict.fromkeys((*survey.groups, *(group for group, _ in counts))), key=UNREADABLE.__eq__)
     data = {"kept": [len(survey.answers.get(group, {})) for group in groups]}
     for reason in dict.fromkeys(rejection.reason for rejection in survey.rejections):
         data[reason] = [counts[group, reason] for group in groups]
-    return pd.DataFrame(data, index=pd.Index(list(groups), name="group"))
+    return pd.DataFrame(data, index=pd.Index(groups, name="group"))
 
 
 def _open(path: PathLike, refusals: str) -> Table:
     if refusals not in get_args(Refusals):
         raise UserError(f"refusals: {refusals!r} is not one of {', '.join(map(repr, get_args(Refusals)))}")
     return open_source(path)
+
+
+def _wanted(table: Table, groups: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if groups is None else resolve(groups, groups_of(table), source=table.source)
 
 
 def _collect(
@@ -254,10 +238,10 @@ def _collect(
     for name, mine in answers.items():
         if wanted is not None and not mine:
             raise _unusable(source, f"group {name!r} has no usable answer", rejections, name)
-        if wanted is not None and len(mine) < policy.min_questions:
-            count = f"{len(mine)} usable questions, fewer than min-questions = {policy.min_questions}"
-            raise UserError(f"{source}: group {name!r} has {count}")
         if len(mine) < policy.min_questions:
+            if wanted is not None:
+                count = f"{len(mine)} usable questions, fewer than min-questions = {policy.min_questions}"
+                raise UserError(f"{source}: group {name!r} has {count}")
             rejections += [_rejection(source, cell.row, Reason.FEW_QUESTIONS, strict=strict) for cell in mine.values()]
     least = max(1, policy.min_questions)
     return {name: mine for name, mine in answers.items() if len(mine) >= least}, rejections

@@ -60,17 +60,13 @@ def disagreement(survey: Survey) -> dict[str, float]:
 
 
 def draw(survey: Survey, path: Path) -> Path:
-    """Write the picture as a PNG; an older one is replaced.
-
-    Args:
-        survey: at least one group.
-        path: the file; its folder is made.
+    """Write the picture of at least one group as a PNG; an older one is replaced, its folder is made.
 
     Returns:
         The path.
 
     Raises:
-        OSError: it cannot be written.
+        UserError: it cannot be written.
     """
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the survey is none the worse for it.

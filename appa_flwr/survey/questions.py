@@ -51,8 +51,7 @@ class Entry:
 
     Attributes:
         raw: the cells of its first row, to recognise the same question without decoding it again.
-        wording: the question before the refusal policy.
-        question: the question after it.
+        wording, question: before and after the refusal policy.
         kept: positions of the options that are left, or None for all.
     """
 

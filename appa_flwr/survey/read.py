@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from appa_flwr.errors import UserError
 from appa_flwr.survey.answers import Answer, Policy, answer_of
@@ -32,6 +32,7 @@ from appa_flwr.survey.types import FloatArray, Question, Rejection, Survey
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 UNREADABLE: Final = "(unreadable)"
 __all__ = ["UNREADABLE", "PathLike", "Policy", "group_names", "read_groups", "read_questions", "read_survey", "summary"]
@@ -81,16 +82,10 @@ def _survey(table: Table, groups: Sequence[str] | None, policy: Policy, *, stric
     answered = {question_id for mine in answers.values() for question_id in mine}
     return Survey(
         tuple(entry.question for question_id, entry in catalogue.items() if question_id in answered),
-        {name: _shares(mine) for name, mine in answers.items()},
+        {name: _known(mine, lambda cell: cell.shares) for name, mine in answers.items()},
         tuple(rejections),
-        respondents={
-            name: {key: cell.respondents for key, cell in mine.items() if cell.respondents is not None}
-            for name, mine in answers.items()
-        },
-        refusal_rates={
-            name: {key: cell.refusal_rate for key, cell in mine.items() if cell.refusal_rate is not None}
-            for name, mine in answers.items()
-        },
+        respondents={name: _known(mine, lambda cell: cell.respondents) for name, mine in answers.items()},
+        refusal_rates={name: _known(mine, lambda cell: cell.refusal_rate) for name, mine in answers.items()},
     )
 
 
@@ -161,7 +156,7 @@ def read_groups(
             else:
                 name, concerned = group, [replace(row, group=group) for row in rows]
             answers, _ = _collect(table.source, concerned, (name,), policy=policy, strict=strict)
-            found[group] = _shares(answers[name])
+            found[group] = _known(answers[name], lambda cell: cell.shares)
         except UserError as error:
             found[group] = error
     return found
@@ -188,18 +183,16 @@ def summary(survey: Survey) -> pd.DataFrame:
     """What was kept and what was not, and why.
 
     Returns:
-        One row a group (index `group`; rows that could not be attributed to one come last under
-        `UNREADABLE`), integer columns: `kept` questions, then one column per reason that occurred, in the
-        order of the file.
+        One row a group (index `group`; rows of none come last under `UNREADABLE`), integer columns: `kept`
+        questions, then one column per reason that occurred, in the order of the file.
     """
     # Imported here: reading a file on a client needs no data frames.
     import pandas as pd
 
-    counts = Counter((rejection.group or UNREADABLE, rejection.reason) for rejection in survey.rejections)
+    counts = Counter((cell.group or UNREADABLE, cell.reason) for cell in survey.rejections)
     groups = sorted(dict.fromkeys((*survey.groups, *(group for group, _ in counts))), key=UNREADABLE.__eq__)
     data = {"kept": [len(survey.answers.get(group, {})) for group in groups]}
-    for reason in dict.fromkeys(rejection.reason for rejection in survey.rejections):
-        data[reason] = [counts[group, reason] for group in groups]
+    data |= {reason: [counts[group, reason] for group in groups] for _, reason in counts}
     return pd.DataFrame(data, index=pd.Index(groups, name="group"))
 
 
@@ -247,8 +240,8 @@ def _collect(
     return {name: mine for name, mine in answers.items() if len(mine) >= least}, rejections
 
 
-def _shares(mine: Mapping[str, Answer]) -> dict[str, FloatArray]:
-    return {question_id: cell.shares for question_id, cell in mine.items()}
+def _known(mine: Mapping[str, Answer], of: Callable[[Answer], T | None]) -> dict[str, T]:
+    return {question_id: value for question_id, cell in mine.items() if (value := of(cell)) is not None}
 
 
 def _rejection(source: str, row: PublicRow, reason: Reason, *, strict: bool) -> Rejection:

@@ -59,6 +59,11 @@ def bits(answers):
     return {question_id: shares.tobytes() for question_id, shares in answers.items()}
 
 
+def shares(survey):
+    """Group -> question id -> the distribution as a list; equal to what was written where that sums to one."""
+    return {name: {key: shares_K.tolist() for key, shares_K in mine.items()} for name, mine in survey.answers.items()}
+
+
 def ids(questions):
     return [question.question_id for question in questions]
 

@@ -6,11 +6,10 @@ import ast
 import csv
 from collections import defaultdict
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from surveys import read_group, reasons_of_groups, refused
+from surveys import read_group, reasons_of_groups, refused, shares
 
 from appa_flwr.config import HUB_SURVEY, Config, assemble
 from appa_flwr.launch.checks import participants, read_survey
@@ -42,14 +41,15 @@ def test_globalqa_csv(tmp_path):
         ("Rice?", as_published({"Britain": [1, 0], "Great Britain": [0, 1]}), '["Yes", "No"]'),
     )
     survey = read.read_survey(path)
-    assert survey.groups == ("France", "Cote d'Ivoire", "Great Britain")
     tea, milk, rice = (question.question_id for question in survey.questions)
     assert survey.questions[0] == Question(tea, "Tea?", tuple(LIKE))
     assert len({tea, milk, rice}) == 3
-    np.testing.assert_array_equal(survey.answers["Cote d'Ivoire"][tea], [0.1, 0.1, 0.8])
-    np.testing.assert_array_equal(survey.answers["France"][milk], [0.25, 0.75])
     # Single cells go, each with its reason; the first of two spellings of one country stays.
-    np.testing.assert_array_equal(survey.answers["Great Britain"][rice], [1, 0])
+    assert list(shares(survey).items()) == [
+        ("France", {tea: [0.5, 0.3, 0.2], milk: [0.25, 0.75]}),
+        ("Cote d'Ivoire", {tea: [0.1, 0.1, 0.8]}),
+        ("Great Britain", {rice: [1, 0]}),
+    ]
     assert reasons_of_groups(survey) == [
         (3, "Great Britain", Reason.SUM),
         (3, "Peru", Reason.LENGTH),
@@ -163,25 +163,13 @@ def test_fuzzed_selections_never_fail_otherwise_and_agree_with_python(text):
 def test_the_hub_data_set_and_a_way_out_where_it_is_out_of_reach(monkeypatch, tmp_path):
     import datasets
 
-    rows = {
-        "question": ["Tea?", "Milk?"],
-        "selections": [as_published({"France": [0.5, 0.3, 0.2]}), as_published({"Peru": [0.5, 0.5]})],
-        "options": [str(LIKE), "['Yes', 'No']"],
-        "source": ["GAS", "WVS"],
-    }
-    asked = []
-
-    def load(name, *, split):
-        asked.append((name, split))
-        return datasets.Dataset.from_dict(rows)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    survey = read.read_survey(HUB_SURVEY)
-    assert survey.groups == ("France", "Peru")
-    assert asked == [("Anthropic/llm_global_opinions", "train")]
-    cells = zip(rows["question"], rows["selections"], rows["options"], strict=True)
-    local = read.read_survey(globalqa_csv(tmp_path / "global.csv", *cells))
-    assert survey.questions == local.questions
+    tea = ("Tea?", as_published({"France": [0.5, 0.3, 0.2]}), str(LIKE))
+    milk = ("Milk?", as_published({"Peru": [0.5, 0.5]}), "['Yes', 'No']")
+    path = globalqa_csv(tmp_path / "global.csv", tea, milk)
+    hub = {("Anthropic/llm_global_opinions", "train"): datasets.Dataset.from_csv(str(path), cache_dir=str(tmp_path))}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, *, split: hub[name, split])
+    survey, local = read.read_survey(HUB_SURVEY), read.read_survey(path)
+    assert (survey.questions, shares(survey)) == (local.questions, shares(local))
     # The id is no path: it stays as it is, and a run finds its groups.
     config = assemble(None, [f"survey={HUB_SURVEY}"], folder=tmp_path)
     assert config.survey == HUB_SURVEY

@@ -182,8 +182,7 @@ def test_bad_input_is_an_error(change, error, message):
 
 
 def test_weights_that_do_not_fit_are_an_error():
-    targets_GQK, options_QK = np.ones((2, 1, 2)), np.ones((1, 2), bool)
     with pytest.raises(ValueError, match="do not fit"):
-        best_weighted_answer(targets_GQK, options_QK, np.ones((3, 1)), metric="js")
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones((3, 1)), metric="js")
     with pytest.raises(UserError, match="unknown metric"):
-        best_weighted_answer(targets_GQK, options_QK, np.ones((2, 1)), metric="x")
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones((2, 1)), metric="x")

@@ -193,11 +193,7 @@ def test_answers_by_hand():
         ("dpa", [0.5, np.nan], 0.01, "finite"),
         ("opa", [np.inf, 1.0], 0.01, "finite"),
         ("opa", [[1.0, 2.0]], 0.01, r"\(K,\)"),
-        ("dpa", [0.5, 0.5], 0.03, "divides 1"),
-        ("dpa", [0.5, 0.5], 0.005, "divides 1"),
-        ("dpa", [0.5, 0.5], 0.0101, "divides 1"),
-        ("dpa", [0.5, 0.5], 2.0, "divides 1"),
-        ("dpa", [0.5, 0.5], -0.5, "divides 1"),
+        *(("dpa", [0.5, 0.5], step, "divides 1") for step in (0.03, 0.005, 0.0101, 2.0, -0.5)),
     ],
 )
 def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):

@@ -45,24 +45,20 @@ def test_the_same_seed_gives_the_same_survey_and_another_gives_another():
     assert [bits(mine) for mine in first.answers.values()] == [bits(mine) for mine in again.answers.values()]
 
 
-def test_questions_are_well_formed_and_distinct(population):
-    questions, _, survey = population
+def test_questions_are_well_formed_and_distinct_and_their_truth_is_distributions(population):
+    questions, truth, survey = population
     # the server draws the population only, the groups the survey: both must speak of the same questions
     assert questions == survey.questions
     assert len({q.question_id for q in questions}) == len({q.text for q in questions}) == NUM_QUESTIONS
-    for question in questions:
+    for question, target_GK in zip(questions, truth, strict=True):
+        assert target_GK.shape == (NUM_GROUPS, len(question.options))
+        assert (target_GK > 0).all()
+        np.testing.assert_allclose(target_GK.sum(1), 1.0)
         assert len(question.options) == len(set(question.options)) >= 2
         assert question.ordinal is None or len(question.ordinal) == len(question.options)
         assert question.ordinal is None or REFUSAL_OPTION not in question.options  # a refusal is on no scale
     assert {q.ordinal is None for q in questions} == {True, False}
     assert any(REFUSAL_OPTION in q.options for q in questions)
-
-
-def test_true_distributions_are_distributions(population):
-    for question, target_GK in zip(*population[:2], strict=True):
-        assert target_GK.shape == (NUM_GROUPS, len(question.options))
-        assert (target_GK > 0).all()
-        np.testing.assert_allclose(target_GK.sum(1), 1.0)
 
 
 def test_surveyed_distributions_are_counts_near_the_truth():

@@ -71,6 +71,7 @@ BAD_OPTIONS = {
     Reason.NOT_UNICODE: (["a", "\ud800"],),
     Reason.BAD_OPTIONS: (
         ["a", None], ["a", True], ["a", ["b"]], "Yes|No", "['a', b'c']", "['a', r'b']", r"['a', '\x1']", "[,]",
+        "__import__('os').listdir('.')", "open('x')",
         "['a' 'b', 'c']",  # two literals side by side are not one item
         "['a',,'b']", "['a' ; 'b']", "[1 2]", "[" * 90_000, "[" * 45_000 + "]" * 45_000, "(" * 11 + ")" * 11,
         "[" + "-" * 90_000 + "1]", "['" + "\\'" * 45_000 + "]", "['a'" + " " * 90_000 + "b]",

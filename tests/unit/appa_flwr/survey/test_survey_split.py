@@ -18,14 +18,6 @@ def questions(texts):
 MANY = questions(f"Should rule number {number} stay?" for number in range(4_000))
 
 
-def test_both_sides_partition_the_questions_in_their_order():
-    split = split_questions(MANY, seed=3)
-    in_order = ids(MANY)
-    assert sorted(split.train + split.test) == sorted(in_order)
-    for side in (split.train, split.test):
-        assert list(side) == [name for name in in_order if name in set(side)]
-
-
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
 def test_the_share_held_out_is_the_fraction_up_to_chance(fraction):
     # Binomial spread: five standard deviations of sqrt(f (1 - f) / 4000).
@@ -47,11 +39,9 @@ def test_order_and_other_questions_do_not_matter():
 def test_a_text_asked_twice_is_on_one_side():
     texts = [f"Rule {number} should stay?" for number in range(200)]
     again = [f"  rule\t{number}  SHOULD stay?\n" for number in range(200)]
-    split = split_questions(questions(texts + again))
-    held_out = set(split.test)
+    held_out = {int(name[1:]) for name in split_questions(questions(texts + again)).test}
     assert 0 < len(held_out) < 400
-    for number in range(200):
-        assert (f"q{number}" in held_out) == (f"q{number + 200}" in held_out)
+    assert {number + 200 for number in held_out if number < 200} == {number for number in held_out if number >= 200}
 
 
 def test_seeds_give_different_splits():
@@ -89,6 +79,9 @@ def test_no_side_stays_empty_and_one_text_at_most_moves(texts, fraction, seed):
     assert train
     assert test
     assert train.isdisjoint(test)
+    for side in (split.train, split.test):
+        assert list(side) == [name for name in ids(asked) if name in side]
+    assert len(split.train) + len(split.test) == len(asked)
     assert len(test) == 1 or fraction > 1e-6
     assert len(train) == 1 or fraction < 1 - 1e-6
 

@@ -80,14 +80,17 @@ def test_opinionqa_without_refusals_has_its_scale(folder):
 
 
 def test_what_the_ordinals_of_opinionqa_say(tmp_path):
-    # Options behind the ordinals are refusals, whatever their words; a constant scale is none.
+    # Options behind the ordinals are refusals, whatever their words; a constant scale is none; of two options that read
+    # the same the first has the answers.
     info = INFO | {"references": "['Up', 'Down', 'Prefer silence']", "option_ordinal": "[3.0, 1.0]"}
     rows = people(("A", "B", 1, "Up"), ("A", "B", 1, "Prefer silence"))
-    constant = INFO | {"key": "FLAT", "option_ordinal": "[1.0, 1.0, 1.0]"}
+    constant = {"key": "FLAT", "question": "?", "references": "['A lot', 'A lot', 'No', 'Refused']"}
+    constant |= {"option_ordinal": "[1.0, 1.0, 1.0]"}
     folder = opinionqa(tmp_path, [cells | {"FLAT": "A lot"} for cells in rows], info, constant)
     first, flat = read.read_questions(folder, refusals="drop")
     assert (first.options, first.ordinal) == (("Up", "Down"), (3.0, 1.0))
     assert (len(flat.options), flat.ordinal) == (3, None)
+    assert read_group(folder, "RACE/A", refusals="drop")["FLAT"].tolist() == [1, 0, 0]
     assert read.read_survey(folder, refusals="separate").refusal_rates["RACE/A"]["WORRY_W26"] == 0.5
 
 

@@ -21,6 +21,7 @@ def without(cells, *columns):
 def test_bad_cells_are_rejected_one_by_one_and_counted(jsonl):
     given = [
         (row("q1", "A"), None),
+        (row("q5", ""), Reason.EMPTY_GROUP),
         (row("q1", "B", [0.5, 0.5]), Reason.LENGTH),
         (row("q1", "C", [math.nan, 0.5, 0.5]), Reason.NOT_FINITE),  # JSON lines have it as NaN
         (row("q2", "A", [1.0], options=["one"]), Reason.FEW_OPTIONS),
@@ -29,7 +30,6 @@ def test_bad_cells_are_rejected_one_by_one_and_counted(jsonl):
         (row("q1", "H", question="Another text?"), Reason.OTHER_TEXT),
         (row("q1", "A", [0.2, 0.2, 0.6]), Reason.DUPLICATE),
         (row("", "A"), Reason.EMPTY_ID),
-        (row("q5", ""), Reason.EMPTY_GROUP),
         (without(row("q6", "A"), "distribution"), Reason.MISSING),
         (row("q7", "A", ordinal=[1, 2]), Reason.BAD_ORDINAL),
         (row("q1", "I", [1, 1, 1]), Reason.SUM),
@@ -286,15 +286,8 @@ def test_options_off_the_scale_leave_it_only_if_they_are_dropped(jsonl):
 
 
 def test_several_groups_are_read_as_each_alone(jsonl):
-    path = jsonl(
-        row("q1", "A"),
-        row("q1", "B", (0.1, 0.1, 0.8)),
-        row("q2", "B", (9.0, 9.0, 9.0)),
-        row("q2", "A", (0.2, 0.2, 0.6)),
-        row("q3", "C", (0.0, 0.0, 0.0)),
-        row("q1", "Britain"),
-        row("q3", ""),
-    )
+    bad = (row("q2", "B", (9.0, 9.0, 9.0)), row("q3", "C", (0.0, 0.0, 0.0)), row("q3", ""))
+    path = jsonl(row("q1", "A"), row("q1", "B", (0.1, 0.1, 0.8)), *bad, row("q2", "A"), row("q1", "Britain"))
     names = ("B", "A", "C", "Nobody", "Great Britain", "Britain")
     found = read.read_groups(path, names, policy=read.Policy("drop"))
     assert tuple(found) == names

@@ -36,8 +36,7 @@ class Exported:
 def slugs(names: Sequence[str]) -> dict[str, str]:
     """A different file name (no extension) per group, of lower-case ASCII letters, digits and hyphens.
 
-    Args:
-        names: group names, all different; a later one that would share its slug gets a number.
+    Names are all different; a later one that would share its slug gets a number.
     """
     taken: dict[str, str] = {}
     for name in names:

@@ -69,11 +69,8 @@ def from_hub() -> Table:
 def selections(cell: object) -> list[tuple[str, list[object] | None]]:
     """Countries and their lists, None where a value is no list of literals.
 
-    Args:
-        cell: the text of a dict or defaultdict literal with string keys, or of a JSON object.
-
     Raises:
-        CellError: neither, or longer than `MAX_CELL_CHARS`.
+        CellError: not the text of a dict or defaultdict literal with string keys, or too long.
     """
     if not isinstance(cell, str):
         raise CellError(Reason.BAD_SELECTIONS)

@@ -49,10 +49,9 @@ _NONE: Final = -1  # code of a respondent without a usable answer, or in no grou
 
 
 def waves(folder: Path) -> tuple[Path, ...]:
-    """The folders of the waves in the order of their numbers; none where this is not OpinionQA's layout.
+    """The folders of the waves in the order of their numbers, in a folder that holds `human_resp` or in that itself.
 
-    Args:
-        folder: the one that holds `human_resp`, or `human_resp` itself.
+    None where this is not OpinionQA's layout.
     """
     inside = folder / ANSWERS_FOLDER
     root = inside if inside.is_dir() else folder

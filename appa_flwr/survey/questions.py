@@ -71,8 +71,7 @@ class PublicRow:
     Attributes:
         row, question_id: as the file has them; the id is empty where it cannot be read.
         group: the group's full name; empty where it cannot be told, or the file has no groups.
-        entry: its question; set exactly where `reason` is not.
-        reason: why the row cannot be used.
+        entry, reason: its question, or why the row cannot be used; one of them is None.
     """
 
     row: Row

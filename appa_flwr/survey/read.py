@@ -165,10 +165,10 @@ def read_groups(
 def group_names(
     path: PathLike, *, refusals: Refusals = "keep", min_respondents: int = 0, min_questions: int = 1
 ) -> tuple[str, ...]:
-    """The groups a survey has rows of, in its order.
+    """The groups a survey has rows of, in its order; none in a public question file.
 
-    There are none in a public question file. No answer is decoded, unless `min_questions` asks for more than one:
-    then only groups with so many usable ones are named, and the other arguments are as in `read_survey`.
+    No answer is decoded, unless `min_questions` asks for more than one: then only groups with so many usable ones are
+    named, and the other arguments are as in `read_survey`.
 
     Raises:
         UserError: the file is missing, unreadable or of another format.

@@ -58,47 +58,37 @@ def test_letters_go_on_behind_z():
             letters(number)
 
 
+SHARES = [0.65, 0.2, 0.1, 0.05]
+SPELLED = (  # labels, a full stop, words around it
+    "A: 0.65, B: 0.20, C: 0.10, D: 0.05", "A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", "0.65,0.20,0.10,0.05.",
+    "0.65,0.20,0.10,0.05\nSo 65% of 100 people", "Of 100 people:\n0.65,0.20,0.10,0.05",
+)  # fmt: skip
 DISTRIBUTIONS = [
-    ("0.65,0.20,0.10,0.05", [0.65, 0.2, 0.1, 0.05], 1),
-    (" 0.65, 0.2 ,.10,0.05 \n", [0.65, 0.2, 0.1, 0.05], 1),
+    ("0.65,0.20,0.10,0.05", SHARES, 1),
+    (" 0.65, 0.2 ,.10,0.05 \n", SHARES, 1),
+    *((text, SHARES, 2 / 3) for text in SPELLED),
     ("1,0,0,0", [1, 0, 0, 0], 1),
     ("0.33,0.33,0.33,0.00", [1 / 3, 1 / 3, 1 / 3, 0], 1),  # .99: off by one unit of the last place
     ("0.30,0.30,0.30,0.08", [15 / 49, 15 / 49, 15 / 49, 4 / 49], 2 / 3),  # .98
     ("0.2,0.2,0.2,0.2", [0.25] * 4, 2 / 3),  # sums to .8
     ("2,1,1,0", [0.5, 0.25, 0.25, 0], 1 / 3),  # out of range and sum
-    ("A: 0.65, B: 0.20, C: 0.10, D: 0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),  # labels
-    ("A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-    ("0.65,0.20,0.10,0.05.", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-    ("0.65,0.20,0.10,0.05\nSo 65% of 100 people", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-    ("Of 100 people:\n0.65,0.20,0.10,0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),
     ("60%,20%,15%,5%", [0.6, 0.2, 0.15, 0.05], 0),  # not bare, not in range, not one
     ("5e-1,.5,0,0", [0.5, 0.5, 0, 0], 2 / 3),  # an exponent is no plain decimal
     ("0.5,0.5,0,-0", [0.5, 0.5, 0, 0], 2 / 3),
-    ("0.5,0.5", None, 2 / 3),  # too few
-    ("0.2,0.2,0.2,0.2,0.2", None, 2 / 3),  # too many
-    ("0,0,0,0", None, 2 / 3),  # no mass
-    ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
-    ("1e999,0,0,0", None, 0),
     ("1e308,1e308,1e308,1e308", [0.25] * 4, 0),
     ("5e-324,5e-324,0,0", [0.5, 0.5, 0, 0], 1 / 3),
-    ("nan,nan,inf,1", None, 2 / 3),  # a single number, in range and of sum one
-    ("٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", None, 0),
-    ("I will not say", None, 0),
-    ("", None, 0),
-    ("v1.2.3 0.5x q4", None, 0),
+    # too few, too many, no mass, and a single number that is in range and of sum one
+    *((text, None, 2 / 3) for text in ("0.5,0.5", "0.2,0.2,0.2,0.2,0.2", "0,0,0,0", "nan,nan,inf,1")),
+    ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
+    *((text, None, 0) for text in ("1e999,0,0,0", "٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", "I will not say", "", "v1.2.3 0.5x q4")),
 ]
+RANKED = ("B,C,A,D", "Ranking: B > C > A > D", "A guess of mine:\nB,C,A,D", "B,C,A,D,B")
 RANKINGS = [
-    ("B,C,A,D", [2, 4, 3, 1], 1),
-    ("Ranking: B > C > A > D", [2, 4, 3, 1], 1),
-    ("A guess of mine:\nB,C,A,D", [2, 4, 3, 1], 1),
-    ("B,C,A,D,B", [2, 4, 3, 1], 1),
+    *((text, [2, 4, 3, 1], 1) for text in RANKED),
     ("B,C", None, 0.5),
     ("B,B,C,A", None, 0.75),
     ("A,X,B,US", None, 0.5),
-    ("b,c,a,d", None, 0),
-    ("BCAD", None, 0),
-    ("0.1,0.2", None, 0),
-    ("", None, 0),
+    *((text, None, 0) for text in ("b,c,a,d", "BCAD", "0.1,0.2", "")),
 ]
 
 

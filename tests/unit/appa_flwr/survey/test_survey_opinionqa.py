@@ -27,13 +27,12 @@ def opinionqa(folder, responses, *info, number=26, metadata=("RACE", "RELIG")):
     wave.mkdir(parents=True)
     pd.DataFrame(info).to_csv(wave / "info.csv")
     pd.DataFrame({"key": metadata}).to_csv(wave / "metadata.csv", index=False)
-    pd.DataFrame(responses).to_csv(wave / "responses.csv", index=False)
+    responses.to_csv(wave / "responses.csv", index=False)
     return folder
 
 
 def people(*rows, question="WORRY_W26", number=26):
-    names = ("RACE", "RELIG", f"WEIGHT_W{number}", question)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return pd.DataFrame(rows, columns=["RACE", "RELIG", f"WEIGHT_W{number}", question])
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_what_the_ordinals_of_opinionqa_say(tmp_path):
     rows = people(("A", "B", 1, "Up"), ("A", "B", 1, "Prefer silence"))
     constant = {"key": "FLAT", "question": "?", "references": "['A lot', 'A lot', 'No', 'Refused']"}
     constant |= {"option_ordinal": "[1.0, 1.0, 1.0]"}
-    folder = opinionqa(tmp_path, [cells | {"FLAT": "A lot"} for cells in rows], info, constant)
+    folder = opinionqa(tmp_path, rows.assign(FLAT="A lot"), info, constant)
     first, flat = read.read_questions(folder, refusals="drop")
     assert (first.options, first.ordinal) == (("Up", "Down"), (3.0, 1.0))
     assert (len(flat.options), flat.ordinal) == (3, None)

@@ -259,8 +259,8 @@ def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: Flo
         if weighted < upper:
             upper, best_weights_G = weighted, weights_G
         game_value, share_N, game_weights_G = _matrix_game(np.array(scores_NG))
-        if metric in _MIXERS:
-            collect(_MIXERS[metric](np.array(answers_NQK), share_N))
+        if metric != "borda":
+            collect(_mix(np.array(answers_NQK), share_N, metric=metric))
         if upper - max(np.min(scores_NG, axis=1).max(), game_value) <= GAP_TOLERANCE:
             break
         weights_G = best_weights_G + _TOWARDS_BEST_WEIGHTS * (game_weights_G - best_weights_G)
@@ -290,18 +290,15 @@ def _matrix_game(scores_NG: FloatArray) -> tuple[float, FloatArray, FloatArray]:
     return float(solution.x[-1]), share_N, weights_G
 
 
-def _mix(answers_NQK: FloatArray, share_N: FloatArray) -> FloatArray:
-    """The average answer: by concavity every group scores at least the average of its scores."""
+def _mix(answers_NQK: FloatArray, share_N: FloatArray, *, metric: str) -> FloatArray:
+    """The average answer: by concavity every group scores at least the average of its scores.
+
+    For `cosine` the average direction: cosines are linear in it and stretching it to length one only raises them.
+    """
+    if metric == "cosine":
+        return _shares(np.tensordot(share_N, _directions(answers_NQK), axes=1))
     mixed_QK: FloatArray = np.tensordot(share_N, answers_NQK, axes=1)
     return mixed_QK
-
-
-def _mix_directions(answers_NQK: FloatArray, share_N: FloatArray) -> FloatArray:
-    """The average direction: cosines are linear in it and stretching it to length one only raises them."""
-    return _shares(_mix(_directions(answers_NQK), share_N))
-
-
-_MIXERS = {"js": _mix, "wasserstein": _mix, "cosine": _mix_directions}
 
 
 def _improved_rankings(
@@ -313,17 +310,12 @@ def _improved_rankings(
     one question's ranking. Candidates are all rankings of a question where those are few, else the ones collected and
     the groups' own.
     """
-    candidates = [
-        _candidate_rankings(question, answers_NQK, targets_GQK, options_QK) for question in range(options_QK.shape[0])
-    ]
+    candidates = [_candidate_rankings(q, answers_NQK, targets_GQK, options_QK) for q in range(len(options_QK))]
     gains = [
-        borda(candidate_CK[:, None], targets_GQK[:, question], options_QK[question]) * cell_GQ[:, question]
-        for question, candidate_CK in enumerate(candidates)
+        borda(candidate_CK[:, None], targets_GQK[:, q], options_QK[q]) * cell_GQ[:, q]
+        for q, candidate_CK in enumerate(candidates)
     ]
-    chosen = [
-        int((candidate_CK == answer_K).all(axis=-1).argmax())
-        for candidate_CK, answer_K in zip(candidates, answer_QK, strict=True)
-    ]
+    chosen = [int((tried_CK == answer_QK[q]).all(axis=-1).argmax()) for q, tried_CK in enumerate(candidates)]
     score_G = np.sum([gain_CG[choice] for gain_CG, choice in zip(gains, chosen, strict=True)], axis=0)
     best, best_value = list(chosen), score_G.min()
     for sharpness in _SHARPNESS:

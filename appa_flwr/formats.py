@@ -28,7 +28,6 @@ MAX_CHARACTERS = 4096
 """Text behind this is not read: it bounds the work, and no answer to a survey question is that long."""
 
 _ROUNDING_SLACK = 1e-9
-_PLACES = 2
 _LABELS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
 
 _FULL_INSTRUCTIONS = {
@@ -108,13 +107,12 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
 
     Args:
         task: "dpa" or "opa".
-        question: as asked in the survey; line breaks become spaces.
-        options: the K answer options.
+        question: as asked in the survey; line breaks become spaces, here and in the K options.
+        options: K, as many as `letters` has labels for.
         style: one of `STYLES`.
 
     Raises:
         UserError: an unknown task or style.
-        ValueError: more options than there are letters, or none.
     """
     _check_task(task)
     if style not in STYLES:
@@ -147,11 +145,10 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
     Args:
         task: "dpa" or "opa".
         text: the model's answer; only the first `MAX_CHARACTERS` count.
-        num_options: K.
+        num_options: K, as many as `letters` has labels for.
 
     Raises:
         UserError: an unknown task.
-        ValueError: num_options without letters for it.
     """
     _check_task(task)
     labels = letters(num_options)
@@ -184,32 +181,30 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01) -> str:
     distribution_K = _normalised(scores_K)
     if distribution_K is None:
         raise ValueError(f"scores must be non-negative with a positive sum, got {scores_K!r}")
-    hundredths = round(step * 10**_PLACES)
-    units = 10**_PLACES // hundredths if hundredths > 0 else 0
-    if units < 1 or units * hundredths != 10**_PLACES or abs(hundredths / 10**_PLACES - step) > _ROUNDING_SLACK:
+    hundredths = round(step * 100)
+    if hundredths < 1 or 100 % hundredths or abs(hundredths / 100 - step) > _ROUNDING_SLACK:
         raise ValueError(f"step must be 0.01 or a multiple of it that divides 1, got {step}")
+    units = 100 // hundredths
     exact_K = distribution_K * units
     count_K = np.floor(exact_K).astype(int)
     by_remainder = np.argsort(count_K - exact_K, kind="stable")
     count_K[by_remainder[: units - count_K.sum()]] += 1
-    return ",".join(f"{count * hundredths / 10**_PLACES:.{_PLACES}f}" for count in count_K)
+    return ",".join(f"{count * hundredths / 100:.2f}" for count in count_K)
 
 
 def _parse_distribution(text: str, num_options: int) -> Parsed:
     read = text[:MAX_CHARACTERS]
     found = _first_complete(read, _NUMBER.findall, lambda numbers: len(numbers) == num_options)
     if not found:
-        return Parsed(prediction=None, format_score=0.0)
+        return Parsed(None, 0.0)
     values = np.array([float(number) for number in found])
     is_complete = values.size == num_options
     is_bare = is_complete and len(text) <= MAX_CHARACTERS and _DECIMALS.fullmatch(read.strip()) is not None
     in_range = ((values >= 0.0) & (values <= 1.0)).all()
     with np.errstate(over="ignore", invalid="ignore"):  # 1e999 and its like: far from one, or NaN, fails the check
         sums_to_one = abs(values.sum() - 1.0) <= SUM_TOLERANCE + _ROUNDING_SLACK
-    return Parsed(
-        prediction=_normalised(values) if is_complete else None,
-        format_score=float(np.mean([is_bare, in_range, sums_to_one])),
-    )
+    format_score = float(np.mean([is_bare, in_range, sums_to_one]))
+    return Parsed(_normalised(values) if is_complete else None, format_score)
 
 
 def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
@@ -220,7 +215,7 @@ def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
     if len(ranked) == len(labels):
         prediction = np.empty(len(labels))
         prediction[ranked] = np.arange(len(labels), 0, -1)
-    return Parsed(prediction=prediction, format_score=len(ranked) / len(labels))
+    return Parsed(prediction, len(ranked) / len(labels))
 
 
 def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Callable[[list[str]], bool]) -> list[str]:

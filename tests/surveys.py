@@ -1,4 +1,4 @@
-"""Small survey files in every format, and one group's answers as a client reads them."""
+"""Small survey files in every format, one group's answers as a client reads them, and what a survey left out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 
 import pandas as pd
+import pytest
 
 from appa_flwr.errors import UserError
 from appa_flwr.survey import read
@@ -45,9 +46,22 @@ def read_group(path, group, *, strict=False, **policy):
     return found
 
 
+def refused(message, call, *args, **options):
+    """The one line of the user's mistake that a call must end in, which must match."""
+    with pytest.raises(UserError, match=message) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def bits(answers):
     """Answers as bytes, to be compared to the last digit."""
     return {question_id: shares.tobytes() for question_id, shares in answers.items()}
+
+
+def shares(survey):
+    """Group -> question id -> the distribution as a list; equal to what was written where that sums to one."""
+    return {name: {key: shares_K.tolist() for key, shares_K in mine.items()} for name, mine in survey.answers.items()}
 
 
 def ids(questions):
@@ -55,4 +69,8 @@ def ids(questions):
 
 
 def reasons(survey):
-    return [(rejection.row, rejection.reason) for rejection in survey.rejections]
+    return [(cell.row, cell.reason) for cell in survey.rejections]
+
+
+def reasons_of_groups(survey):
+    return [(cell.row, cell.group, cell.reason) for cell in survey.rejections]

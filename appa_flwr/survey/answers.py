@@ -43,11 +43,10 @@ def answer_of(row: PublicRow, entry: Entry, policy: Policy) -> Answer:
     cell, num_options = cells[PRIVATE], len(entry.wording.options)
     shares = parse_distribution(cell, num_options, entry.kept)
     rate: float | None = None
-    if policy.refusals == "separate":
-        if entry.kept is None:
-            rate = _reported_rate(cells)
-        else:
-            rate = float(parse_distribution(cell, num_options)[list(entry.wording.refused)].sum())
+    if policy.refusals == "separate" and entry.kept is None:
+        rate = _reported_rate(cells)
+    elif policy.refusals == "separate":
+        rate = float(parse_distribution(cell, num_options)[list(entry.wording.refused)].sum())
     return Answer(row, shares, respondents, rate)
 
 

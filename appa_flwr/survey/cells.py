@@ -137,14 +137,10 @@ def literal_list(tree: ast.expr | None) -> list[object] | None:
 
 
 def as_list(cell: object, reason: Reason) -> list[object]:
-    """The list a cell holds, itself or as JSON or Python-literal text.
-
-    Args:
-        cell: a list or tuple, or text of at most `MAX_CELL_CHARS` characters.
-        reason: what to raise where it is no list.
+    """The list a cell holds, itself or as JSON or Python-literal text of at most `MAX_CELL_CHARS` characters.
 
     Raises:
-        CellError: `reason`, or text too long.
+        CellError: `reason` where it is no list, or text too long.
     """
     if isinstance(cell, (list, tuple)):
         return list(cell)
@@ -206,7 +202,7 @@ def parse_options(cell: object) -> tuple[str, ...]:
     """The K answer options of a question, `MIN_OPTIONS` <= K <= `MAX_OPTIONS`, each with some text.
 
     Raises:
-        CellError: not a list of texts, too few, too many, or an empty one.
+        CellError: not such a list.
     """
     items = as_list(cell, Reason.BAD_OPTIONS)
     if len(items) < MIN_OPTIONS:
@@ -282,8 +278,7 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
         Shape (len(kept) or K,), each in [0, 1], sum 1.
 
     Raises:
-        CellError: wrong length, no numbers, NaN or infinity, a negative share, sum zero, a sum off one by more than
-            `SUM_TOLERANCE`, or all shares on dropped options.
+        CellError: not K finite shares >= 0 that sum to one within `SUM_TOLERANCE`, or all on dropped options.
     """
     items = as_list(cell, Reason.BAD_DISTRIBUTION)
     if len(items) != num_options:
@@ -301,9 +296,8 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
         raise CellError(Reason.ZERO)
     if abs(total - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise CellError(Reason.SUM)
-    left = values if kept is None else [values[position] for position in kept]
-    total = math.fsum(left)
+    shares = np.array(values if kept is None else [values[position] for position in kept], dtype=np.float64)
+    total = math.fsum(shares)
     if total <= 0.0:
         raise CellError(Reason.ONLY_REFUSALS)
-    shares = np.array(left, dtype=np.float64)
     return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total

@@ -36,8 +36,7 @@ class Exported:
 def slugs(names: Sequence[str]) -> dict[str, str]:
     """A different file name (no extension) per group, of lower-case ASCII letters, digits and hyphens.
 
-    Args:
-        names: group names, all different; a later one that would share its slug gets a number.
+    Names are all different; a later one that would share its slug gets a number.
     """
     taken: dict[str, str] = {}
     for name in names:
@@ -57,15 +56,8 @@ def export_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     """Writes `questions.jsonl` and `groups/<slug>.jsonl` so that no file holds two groups' answers.
 
     `read.read_questions` and `read.read_groups` give back the same questions and, bit for bit, the same
-    distributions. Every file appears whole or not at all; files of an earlier export with the same names are
-    replaced, others are left alone.
-
-    Args:
-        survey: what to write.
-        folder: made if it is not there.
-
-    Returns:
-        The paths written.
+    distributions. The folder is made; every file appears whole or not at all; files of an earlier export with the same
+    names are replaced, others are left alone.
 
     Raises:
         UserError: the folder cannot be made or written to.

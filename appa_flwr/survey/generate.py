@@ -101,18 +101,10 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, seed: int = 0) ->
 def ground_truth(
     *, num_questions: int, num_groups: int, seed: int
 ) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
-    """The population behind `generate`: every group's exact distribution on every question.
-
-    Args:
-        num_questions: as for `generate`.
-        num_groups: as for `generate`.
-        seed: as for `generate`.
+    """The population behind `generate`, of the same arguments and errors: every group's exact distributions.
 
     Returns:
         The questions, and group name -> question id -> distribution (K,).
-
-    Raises:
-        UserError: as for `generate`.
     """
     most = len(TOPICS) * len(FRAMES)
     if not 2 <= num_questions <= most:
@@ -121,10 +113,8 @@ def ground_truth(
         raise UserError(f"data.num-groups = {num_groups}: a federation needs at least 2 groups")
     rng = np.random.default_rng([seed, 0])
     pairs = rng.permutation(most)[:num_questions]
-    names = [
-        GROUP_NAMES[g % len(GROUP_NAMES)] + (f" {g // len(GROUP_NAMES) + 1}" if g >= len(GROUP_NAMES) else "")
-        for g in range(num_groups)
-    ]
+    rounds = (divmod(g, len(GROUP_NAMES)) for g in range(num_groups))
+    names = [f"{GROUP_NAMES[k]} {again + 1}" if again else GROUP_NAMES[k] for again, k in rounds]
     cluster_G = np.searchsorted(np.cumsum(CLUSTER_SHARES)[:-1], (np.arange(num_groups) + 0.5) / num_groups)
     stance_CI = rng.normal(size=(len(CLUSTER_SHARES), NUM_ISSUES))
     stance_CI /= np.linalg.norm(stance_CI, axis=1, keepdims=True)
@@ -147,8 +137,7 @@ def ground_truth(
         frame = FRAMES[frame_index]
         text = frame.wording.format(TOPICS[topic])
         options = frame.options + ((REFUSAL_OPTION,) if frame.refusal else ())
-        position = tuple(float(k) for k in range(len(frame.options)))
-        ordinal = position if frame.ordinal and not frame.refusal else None
+        ordinal = tuple(map(float, range(len(options)))) if frame.ordinal and not frame.refusal else None
         question = Question(f"T{topic:02d}F{frame_index:02d}", text[0].upper() + text[1:], options, ordinal)
         questions.append(question)
         noise = 0.15 * rng.normal()

@@ -19,11 +19,11 @@ from typing import Any, Final
 from appa_flwr.config import HUB_SURVEY
 from appa_flwr.errors import UserError
 from appa_flwr.survey.cells import CellError, Reason, as_text, literal_list, parse_options, syntax_tree
-from appa_flwr.survey.tables import PRIVATE, Row, Table
+from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Row, Table
 
 COLUMNS: Final = ("question", "selections", "options")
 SPLIT: Final = "train"
-_ID_CHARS: Final = 12
+_ID_CHARS: Final = 12  # of a hash that is the same in every copy of the data, whatever the order of its rows
 _HEAD: Final = re.compile(r"defaultdict\(\s*+<class 'list'>\s*+,\s*+")
 
 
@@ -41,8 +41,8 @@ def by_country(table: Table) -> Table:
         UserError: a column is missing.
     """
     table.require(*COLUMNS)
-    rows = tuple(part for row in table.rows for part in _countries(row))
-    return Table(table.source, frozenset({"question_id", "question", "options", "group", PRIVATE}), rows)
+    columns = frozenset({*PUBLIC_REQUIRED, "group", PRIVATE})
+    return Table(table.source, columns, tuple(part for row in table.rows for part in _countries(row)))
 
 
 def from_hub() -> Table:
@@ -63,20 +63,18 @@ def from_hub() -> Table:
         raise UserError(
             f"{HUB_SURVEY}: cannot be had from the hub ({cause}); download its CSV and give survey = its path"
         ) from None
-    rows = tuple(Row(index + 1, row) for index, row in enumerate(cells))
-    return by_country(Table(HUB_SURVEY, frozenset(COLUMNS), rows))
+    return by_country(Table(HUB_SURVEY, frozenset(COLUMNS), tuple(Row(k, row) for k, row in enumerate(cells, start=1))))
 
 
-def selections(text: str) -> list[tuple[str, list[object] | None]]:
+def selections(cell: object) -> list[tuple[str, list[object] | None]]:
     """Countries and their lists, None where a value is no list of literals.
 
-    Args:
-        text: a dict or defaultdict literal with string keys, or a JSON object.
-
     Raises:
-        CellError: neither, or longer than `MAX_CELL_CHARS`.
+        CellError: not the text of a dict or defaultdict literal with string keys, or too long.
     """
-    body = text.strip()
+    if not isinstance(cell, str):
+        raise CellError(Reason.BAD_SELECTIONS)
+    body = cell.strip()
     if (head := _HEAD.match(body)) and body.endswith(")"):
         body = body[head.end() : -1]
     tree = syntax_tree(body)
@@ -99,19 +97,11 @@ def _countries(row: Row) -> Iterator[Row]:
         # Once a question rather than once a country: a hostile cell must not be parsed as often as it has keys.
         text = as_text(row.cells.get("question"), Reason.EMPTY_TEXT)
         options = parse_options(row.cells.get("options"))
-        question_id = _question_id(text, options)
-        answers = row.cells.get("selections")
-        if not isinstance(answers, str):
-            raise CellError(Reason.BAD_SELECTIONS)
-        pairs = selections(answers)
+        question_id = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
+        pairs = selections(row.cells.get("selections"))
     except CellError as error:
         yield Row(row.number, {"question_id": question_id}, error.reason)
         return
     for country, shares in pairs:
         cells = {"question_id": question_id, "question": text, "options": options, "group": country, PRIVATE: shares}
         yield Row(row.number, cells)
-
-
-def _question_id(text: str, options: tuple[str, ...]) -> str:
-    # The same in every copy of the data, whatever the order of its rows.
-    return hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]

@@ -62,14 +62,8 @@ def resolve(wanted: Sequence[str], names: Iterable[GroupName], *, source: str) -
     A full name matches itself. A bare name, another spelling of a group and the left side of an alias match
     where only one group is meant.
 
-    Args:
-        wanted: what the user typed, at least one name.
-        names: every group of the file.
-        source: the file, for messages.
-
     Raises:
-        UserError: nothing asked for, unknown name (with the nearest ones), name that fits several groups, or
-            the same group asked for twice.
+        UserError: no name, an unknown one (with the nearest), one that fits several groups, or a group twice.
     """
     if not wanted:
         raise UserError(f"{source}: no group was asked for; name at least one, or leave groups out for all")

@@ -42,22 +42,20 @@ IntArray = npt.NDArray[np.intp]
 ANSWERS_FOLDER: Final = "human_resp"
 INFO_COLUMNS: Final = ("key", "question", "references", "option_ordinal")
 COLUMNS: Final = ("question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE, "n")
-_WAVE: Final = re.compile(r"American_Trends_Panel_W(?P<number>\d{1,4})")
+_WAVE: Final = re.compile(r"American_Trends_Panel_W\d{1,4}")
 MAX_GROUPS: Final = 200
-_HEADER_ROWS: Final = 1
+_FIRST_ROW: Final = 2  # behind the header
 _NONE: Final = -1  # code of a respondent without a usable answer, or in no group
 
 
 def waves(folder: Path) -> tuple[Path, ...]:
-    """The folders of the waves in the order of their numbers; none where this is not OpinionQA's layout.
+    """The folders of the waves in the order of their numbers, in a folder that holds `human_resp` or in that itself.
 
-    Args:
-        folder: the one that holds `human_resp`, or `human_resp` itself.
+    None where this is not OpinionQA's layout.
     """
     inside = folder / ANSWERS_FOLDER
     root = inside if inside.is_dir() else folder
-    numbers = {path: _WAVE.fullmatch(path.name) for path in root.iterdir() if path.is_dir()}
-    return tuple(sorted((path for path, found in numbers.items() if found), key=_wave_number))
+    return tuple(sorted((p for p in root.iterdir() if p.is_dir() and _WAVE.fullmatch(p.name)), key=_wave_number))
 
 
 def _wave_number(wave: Path) -> int:
@@ -88,18 +86,16 @@ def _wave(wave: Path) -> Iterator[Row]:
     attributes = [name for name in _read(wave / "metadata.csv", "key")["key"] if name in people.columns]
     if not attributes:
         raise UserError(f"{wave / 'metadata.csv'}: names no column of responses.csv")
-    weights = [_weight(cell) for cell in people[weight_column]]
-    for index, weight in enumerate(weights):
-        if weight is None:
-            yield Row(index + 1 + _HEADER_ROWS, {}, Reason.BAD_WEIGHT, str(people_file))
-    weight_R = np.array(weights, dtype=np.float64)
+    weight_R = np.array([_weight(cell) for cell in people[weight_column]])
+    for index in np.flatnonzero(np.isnan(weight_R)):
+        yield Row(int(index) + _FIRST_ROW, {}, Reason.BAD_WEIGHT, str(people_file))
     groups = {attribute: _groups(people[attribute]) for attribute in attributes}
     for attribute, (_, names) in groups.items():
         if len(names) > MAX_GROUPS:  # such as a column of respondents' numbers
             count = f"column {attribute} has {len(names)} groups; at most {MAX_GROUPS} can be"
             raise UserError(f"{wave / 'metadata.csv'}: {count}")
-    for index, record in enumerate(info[list(INFO_COLUMNS)].to_dict("records")):
-        for row in _question(index + 1 + _HEADER_ROWS, record, people, weight_R, groups):
+    for number, record in enumerate(info[list(INFO_COLUMNS)].to_dict("records"), start=_FIRST_ROW):
+        for row in _question(number, record, people, weight_R, groups):
             yield replace(row, file=str(info_file))
 
 
@@ -110,27 +106,25 @@ def _read(file: Path, *columns: str) -> pd.DataFrame:
     try:
         # Nothing is a missing value but an empty cell: "None" and "NA" can be answers. As objects, because going
         # through the cells of an Arrow column one by one takes several times as long.
-        frame: pd.DataFrame = pd.read_csv(
-            file, dtype=object, keep_default_na=False, na_filter=False, encoding="utf-8-sig"
-        )
+        frame: pd.DataFrame = pd.read_csv(file, dtype=object, na_filter=False, encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # pandas' own parser errors and bad UTF-8 are ValueErrors
         cause = str(getattr(error, "strerror", None) or error).partition("\n")[0]
         raise UserError(f"{file}: cannot be read as CSV ({cause})") from None
     frame.columns = frame.columns.str.strip()
-    missing = [name for name in columns if name not in frame.columns]
-    if missing:
+    if missing := [name for name in columns if name not in frame.columns]:
         raise UserError(f"{file}: missing column {', '.join(missing)}")
     if not frame.columns.is_unique:
         raise UserError(f"{file}: column {frame.columns[frame.columns.duplicated()][0]} occurs twice")
     return frame.assign(**{name: frame[name].str.strip() for name in frame.columns})
 
 
-def _weight(cell: str) -> float | None:
-    """A respondent's weight, None where it cannot be used."""
+def _weight(cell: str) -> float:
+    """A respondent's weight, NaN where it cannot be used."""
     try:
-        return parse_quantity(cell, Reason.BAD_WEIGHT)
+        weight = parse_quantity(cell, Reason.BAD_WEIGHT)
     except CellError:
-        return None
+        weight = None
+    return np.nan if weight is None else weight
 
 
 def _groups(cells: pd.Series[str]) -> tuple[IntArray, list[str]]:
@@ -160,9 +154,7 @@ def _question(
         yield Row(number, {"question_id": question_id}, error.reason)
         return
     refused = tuple(k for k, option in enumerate(options) if scale[k] is None or is_refusal(option))
-    codes: dict[str, int] = {}
-    for k, option in enumerate(options):
-        codes.setdefault(option, k)
+    codes = {option: k for k, option in reversed([*enumerate(options)])}  # the first of two that read the same
     cells = people[question_id]
     answer_R = np.array([codes.get(cell, _NONE) for cell in cells], dtype=np.intp)
     if ((answer_R == _NONE) & (cells != "").to_numpy()).any():

@@ -60,17 +60,13 @@ def disagreement(survey: Survey) -> dict[str, float]:
 
 
 def draw(survey: Survey, path: Path) -> Path:
-    """Write the picture as a PNG; an older one is replaced.
-
-    Args:
-        survey: at least one group.
-        path: the file; its folder is made.
+    """Write the picture of at least one group as a PNG; an older one is replaced, its folder is made.
 
     Returns:
         The path.
 
     Raises:
-        OSError: it cannot be written.
+        UserError: it cannot be written.
     """
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
@@ -152,14 +148,8 @@ def _curve(axes: Axes, value_Q: FloatArray) -> None:
     axes.fill_between(rank_Q, value_Q, color=style.SKY, alpha=0.4, linewidth=0)
     axes.plot(rank_Q, value_Q, color=style.BLUE)
     axes.axhline(median, color=style.GREY, linestyle="--", linewidth=1)
-    axes.annotate(
-        f"median {median:.3f}",
-        (len(value_Q), median),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=_FONT,
-    )
+    label: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "fontsize": _FONT}
+    axes.annotate(f"median {median:.3f}", (len(value_Q), median), **label)
     axes.set_xlim(1, max(len(value_Q), 2))
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"{len(value_Q)} questions that two groups or more answered, by rank")

@@ -8,7 +8,7 @@ Axis letters: K answer options.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -35,9 +35,7 @@ class Wording(NamedTuple):
     """A question as a row has it, before the refusal policy.
 
     Attributes:
-        text: the question.
-        options: its K options.
-        scale: position of each option, None where it has none; None where there is no scale.
+        scale: position of each of the K options, None where it has none; None where there is no scale.
         refused: positions of the options that are refusals.
     """
 
@@ -53,8 +51,7 @@ class Entry:
 
     Attributes:
         raw: the cells of its first row, to recognise the same question without decoding it again.
-        wording: the question before the refusal policy.
-        question: the question after it.
+        wording, question: before and after the refusal policy.
         kept: positions of the options that are left, or None for all.
     """
 
@@ -72,11 +69,9 @@ class PublicRow:
     """A row with what its public cells say.
 
     Attributes:
-        row: as the file has it.
-        question_id: empty where it cannot be read.
+        row, question_id: as the file has them; the id is empty where it cannot be read.
         group: the group's full name; empty where it cannot be told, or the file has no groups.
-        entry: its question; set exactly where `reason` is not.
-        reason: why the row cannot be used.
+        entry, reason: its question, or why the row cannot be used; one of them is None.
     """
 
     row: Row
@@ -93,17 +88,16 @@ def public_rows(table: Table, catalogue: Catalogue, *, refusals: Refusals) -> It
         if row.reason is not None:
             yield PublicRow(row, str(row.cells.get("question_id", "")), "", None, row.reason)
             continue
-        group, question_id, entry, reason, unnamed = "", "", None, None, None
+        group, question_id, entry, reason = "", "", None, None
         try:
             group = group_of(row.cells).full
         except CellError as error:
-            unnamed = error.reason if has_groups else None
+            reason = error.reason if has_groups else None
         try:
             question_id = as_name(row.cells.get("question_id"), Reason.EMPTY_ID)
             entry = _entry(row.cells, question_id, catalogue, refusals=refusals)
         except CellError as error:
             reason = error.reason
-        reason = reason or unnamed
         yield PublicRow(row, question_id, group, None if reason else entry, reason)
 
 
@@ -164,14 +158,9 @@ def _check_same(wording: Wording, first: Wording) -> None:
 
 def _new_entry(raw: tuple[object, ...], question_id: str, wording: Wording, *, refusals: Refusals) -> Entry:
     kept = tuple(k for k in range(len(wording.options)) if refusals == "keep" or k not in wording.refused)
-    options = tuple(wording.options[k] for k in kept)
-    question = Question(question_id, wording.text, options, _ordinal(wording.scale, kept))
+    places = [wording.scale[k] for k in kept] if wording.scale else []
+    # No scale where one of the options left is not on it, or all share one place on it.
+    placed = tuple(place for place in places if place is not None)
+    ordinal = placed if len(placed) == len(kept) and len(set(placed)) > 1 else None
+    question = Question(question_id, wording.text, tuple(wording.options[k] for k in kept), ordinal)
     return Entry(raw, wording, question, None if len(kept) == len(wording.options) else kept)
-
-
-def _ordinal(scale: Sequence[float | None] | None, kept: Sequence[int]) -> tuple[float, ...] | None:
-    """The scale of the options left; None where one of them is not on it or all share one place on it."""
-    if scale is None:
-        return None
-    placed = tuple(place for k in kept if (place := scale[k]) is not None)
-    return placed if len(placed) == len(kept) and len(set(placed)) > 1 else None

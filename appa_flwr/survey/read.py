@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from appa_flwr.errors import UserError
 from appa_flwr.survey.answers import Answer, Policy, answer_of
@@ -32,6 +32,7 @@ from appa_flwr.survey.types import FloatArray, Question, Rejection, Survey
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 UNREADABLE: Final = "(unreadable)"
 __all__ = ["UNREADABLE", "PathLike", "Policy", "group_names", "read_groups", "read_questions", "read_survey", "summary"]
@@ -67,15 +68,12 @@ def read_survey(
             ambiguous group; a wanted group, or the whole file, without a usable answer; a wanted group with fewer than
             `min_questions`; with `strict` any rejection.
     """
-    policy = Policy(refusals, min_respondents, min_questions)
-    return _survey(_open(path, refusals), groups=groups, policy=policy, strict=strict)
+    return _survey(_open(path, refusals), groups, Policy(refusals, min_respondents, min_questions), strict=strict)
 
 
-def _survey(table: Table, *, groups: Sequence[str] | None, policy: Policy, strict: bool) -> Survey:
+def _survey(table: Table, groups: Sequence[str] | None, policy: Policy, *, strict: bool = False) -> Survey:
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
-    wanted = None
-    if groups is not None:
-        wanted = resolve(groups, groups_of(table), source=table.source)
+    wanted = _wanted(table, groups)
     catalogue: Catalogue = {}
     rows = public_rows(table, catalogue, refusals=policy.refusals)
     answers, rejections = _collect(table.source, rows, wanted, policy=policy, strict=strict)
@@ -84,25 +82,15 @@ def _survey(table: Table, *, groups: Sequence[str] | None, policy: Policy, stric
     answered = {question_id for mine in answers.values() for question_id in mine}
     return Survey(
         tuple(entry.question for question_id, entry in catalogue.items() if question_id in answered),
-        {name: _shares(mine) for name, mine in answers.items()},
+        {name: _known(mine, lambda cell: cell.shares) for name, mine in answers.items()},
         tuple(rejections),
-        respondents={
-            name: {key: cell.respondents for key, cell in mine.items() if cell.respondents is not None}
-            for name, mine in answers.items()
-        },
-        refusal_rates={
-            name: {key: cell.refusal_rate for key, cell in mine.items() if cell.refusal_rate is not None}
-            for name, mine in answers.items()
-        },
+        respondents={name: _known(mine, lambda cell: cell.respondents) for name, mine in answers.items()},
+        refusal_rates={name: _known(mine, lambda cell: cell.refusal_rate) for name, mine in answers.items()},
     )
 
 
 def read_questions(
-    path: PathLike,
-    *,
-    groups: Sequence[str] | None = None,
-    refusals: Refusals = "keep",
-    strict: bool = False,
+    path: PathLike, *, groups: Sequence[str] | None = None, refusals: Refusals = "keep", strict: bool = False
 ) -> tuple[Question, ...]:
     """The public side of a survey file, the only one a server needs; no answer is looked at.
 
@@ -121,9 +109,7 @@ def read_questions(
     """
     table = _open(path, refusals)
     table.require(*PUBLIC_REQUIRED)
-    wanted: tuple[str, ...] | None = None
-    if groups is not None and "group" in table.columns:
-        wanted = resolve(groups, groups_of(table), source=table.source)
+    wanted = _wanted(table, groups) if "group" in table.columns else None
     catalogue: Catalogue = {}
     asked: set[str] = set()
     rejections: list[Rejection] = []
@@ -140,11 +126,7 @@ def read_questions(
 
 
 def read_groups(
-    path: PathLike,
-    groups: Sequence[str],
-    *,
-    policy: Policy,
-    strict: bool = False,
+    path: PathLike, groups: Sequence[str], *, policy: Policy, strict: bool = False
 ) -> dict[str, Mapping[str, FloatArray] | UserError]:
     """Several groups' answers, each alone; other groups' answers are not looked at.
 
@@ -174,31 +156,26 @@ def read_groups(
             else:
                 name, concerned = group, [replace(row, group=group) for row in rows]
             answers, _ = _collect(table.source, concerned, (name,), policy=policy, strict=strict)
-            found[group] = _shares(answers[name])
+            found[group] = _known(answers[name], lambda cell: cell.shares)
         except UserError as error:
             found[group] = error
     return found
 
 
 def group_names(
-    path: PathLike,
-    *,
-    refusals: Refusals = "keep",
-    min_respondents: int = 0,
-    min_questions: int = 1,
+    path: PathLike, *, refusals: Refusals = "keep", min_respondents: int = 0, min_questions: int = 1
 ) -> tuple[str, ...]:
-    """The groups a survey has rows of, in its order.
+    """The groups a survey has rows of, in its order; none in a public question file.
 
-    There are none in a public question file. No answer is decoded, unless `min_questions` asks for more than one:
-    then only groups with so many usable ones are named, and the other arguments are as in `read_survey`.
+    No answer is decoded, unless `min_questions` asks for more than one: then only groups with so many usable ones are
+    named, and the other arguments are as in `read_survey`.
 
     Raises:
         UserError: the file is missing, unreadable or of another format.
     """
     table = _open(path, refusals)
     if min_questions > 1 and PRIVATE in table.columns:
-        policy = Policy(refusals, min_respondents, min_questions)
-        return _survey(table, groups=None, policy=policy, strict=False).groups
+        return _survey(table, None, Policy(refusals, min_respondents, min_questions)).groups
     return tuple(dict.fromkeys(name.full for name in groups_of(table)))
 
 
@@ -206,27 +183,27 @@ def summary(survey: Survey) -> pd.DataFrame:
     """What was kept and what was not, and why.
 
     Returns:
-        One row a group (index `group`; rows that could not be attributed to one come last under
-        `UNREADABLE`), integer columns: `kept` questions, then one column per reason that occurred, in the
-        order of the file.
+        One row a group (index `group`; rows of none come last under `UNREADABLE`), integer columns: `kept`
+        questions, then one column per reason that occurred, in the order of the file.
     """
     # Imported here: reading a file on a client needs no data frames.
     import pandas as pd
 
-    counts = Counter((rejection.group or UNREADABLE, rejection.reason) for rejection in survey.rejections)
-    groups = dict.fromkeys((*survey.groups, *(group for group, _ in counts if group != UNREADABLE)))
-    if any(group == UNREADABLE for group, _ in counts):
-        groups[UNREADABLE] = None
+    counts = Counter((cell.group or UNREADABLE, cell.reason) for cell in survey.rejections)
+    groups = sorted(dict.fromkeys((*survey.groups, *(group for group, _ in counts))), key=UNREADABLE.__eq__)
     data = {"kept": [len(survey.answers.get(group, {})) for group in groups]}
-    for reason in dict.fromkeys(rejection.reason for rejection in survey.rejections):
-        data[reason] = [counts[group, reason] for group in groups]
-    return pd.DataFrame(data, index=pd.Index(list(groups), name="group"))
+    data |= {reason: [counts[group, reason] for group in groups] for _, reason in counts}
+    return pd.DataFrame(data, index=pd.Index(groups, name="group"))
 
 
 def _open(path: PathLike, refusals: str) -> Table:
     if refusals not in get_args(Refusals):
         raise UserError(f"refusals: {refusals!r} is not one of {', '.join(map(repr, get_args(Refusals)))}")
     return open_source(path)
+
+
+def _wanted(table: Table, groups: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if groups is None else resolve(groups, groups_of(table), source=table.source)
 
 
 def _collect(
@@ -254,17 +231,17 @@ def _collect(
     for name, mine in answers.items():
         if wanted is not None and not mine:
             raise _unusable(source, f"group {name!r} has no usable answer", rejections, name)
-        if wanted is not None and len(mine) < policy.min_questions:
-            count = f"{len(mine)} usable questions, fewer than min-questions = {policy.min_questions}"
-            raise UserError(f"{source}: group {name!r} has {count}")
         if len(mine) < policy.min_questions:
+            if wanted is not None:
+                count = f"{len(mine)} usable questions, fewer than min-questions = {policy.min_questions}"
+                raise UserError(f"{source}: group {name!r} has {count}")
             rejections += [_rejection(source, cell.row, Reason.FEW_QUESTIONS, strict=strict) for cell in mine.values()]
     least = max(1, policy.min_questions)
     return {name: mine for name, mine in answers.items() if len(mine) >= least}, rejections
 
 
-def _shares(mine: Mapping[str, Answer]) -> dict[str, FloatArray]:
-    return {question_id: cell.shares for question_id, cell in mine.items()}
+def _known(mine: Mapping[str, Answer], of: Callable[[Answer], T | None]) -> dict[str, T]:
+    return {question_id: value for question_id, cell in mine.items() if (value := of(cell)) is not None}
 
 
 def _rejection(source: str, row: PublicRow, reason: Reason, *, strict: bool) -> Rejection:

@@ -33,11 +33,7 @@ _SEPARATOR: Final = re.compile(r"\s*/\s*|\s+or\s+")
 
 
 def is_refusal(option: str) -> bool:
-    """Whether an answer option stands for not answering.
-
-    Args:
-        option: one option's text; case, curly apostrophes, repeated blanks and a final period do not matter.
-    """
+    """Whether an option stands for not answering, whatever its case, apostrophes, blanks and final period."""
     folded = " ".join(option.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").casefold().split())
     folded = _INTERVIEWER_NOTE.sub("", folded).strip(" .")
     if _MISSING_CODE.fullmatch(folded):

@@ -63,8 +63,7 @@ def _groups(survey: Survey) -> Table:
 
 def _reasons(survey: Survey) -> Table:
     table = Table("left out because", "cells", "groups", "first: file, row, group, question")
-    reasons = list(dict.fromkeys(cell.reason for cell in survey.rejections))
-    for reason in reasons:
+    for reason in dict.fromkeys(cell.reason for cell in survey.rejections):
         cells = [cell for cell in survey.rejections if cell.reason == reason]
         first = cells[0]
         file = Path(*Path(first.source).parts[-_FILE_PARTS:])

@@ -19,8 +19,7 @@ def open_source(source: str | os.PathLike[str]) -> Table:
             layout, or the hub id `HUB_SURVEY`.
 
     Raises:
-        UserError: it cannot be opened, or as for `tables.read_table`, `globalqa.by_country`, `globalqa.from_hub`,
-            `opinionqa.read_folder`.
+        UserError: it cannot be opened, or holds no such survey.
     """
     if str(source) == HUB_SURVEY:
         return globalqa.from_hub()

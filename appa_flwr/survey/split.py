@@ -13,14 +13,13 @@ from appa_flwr.errors import UserError
 from appa_flwr.survey.types import Question, Split
 
 _HASH_BYTES: Final = 8
-_HASH_RANGE: Final = 256**_HASH_BYTES
 
 
 def _position(text: str, seed: int) -> float:
     """A number in [0, 1) that only the seed and the words of a question decide."""
     words = " ".join(text.casefold().split())
     digest = hashlib.sha256(f"{seed}\n{words}".encode()).digest()
-    return int.from_bytes(digest[:_HASH_BYTES], "big") / _HASH_RANGE
+    return int.from_bytes(digest[:_HASH_BYTES], "big") / 256**_HASH_BYTES
 
 
 def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2, seed: int = 0) -> Split:

@@ -7,6 +7,7 @@ holds matters only to whoever asks for that group.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +70,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
 
     Raises:
-        UserError: no such file, a folder, not readable, another extension, text that is not UTF-8, broken
-            Parquet, or no row at all.
+        UserError: no such file, a folder, not readable, another extension, not UTF-8, broken Parquet, or no row.
     """
     file = Path(path)
     source = str(path)
@@ -94,11 +94,9 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 def _used(header: Sequence[str], source: str) -> list[str]:
     """The columns of a header that we use; two of one name are an error, since either could be meant."""
-    used = [name for name in COLUMNS if name in header]
-    for name in used:
-        if header.count(name) > 1:
-            raise UserError(f"{source}: column {name} occurs twice")
-    return used
+    if twice := [name for name in COLUMNS if header.count(name) > 1]:
+        raise UserError(f"{source}: column {twice[0]} occurs twice")
+    return [name for name in COLUMNS if name in header]
 
 
 # A flat list, its strings skipped. Nothing is matched twice, however the text goes on.
@@ -214,7 +212,5 @@ def _read_parquet(file: Path, source: str) -> Table:
     except (pa.ArrowException, ValueError, OverflowError) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
-    lines = enumerate(zip(*columns.values(), strict=True), start=1)
-    return Table(
-        source, frozenset(names), tuple(Row(number, dict(zip(names, cells, strict=True))) for number, cells in lines)
-    )
+    lines = (dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
+    return Table(source, frozenset(names), tuple(itertools.starmap(Row, enumerate(lines, start=1))))

@@ -19,7 +19,8 @@ from appa_flwr.errors import UserError
 from appa_flwr.rewards import METRICS
 from appa_flwr.scores import alignment_scores
 
-MIXABLE = ("js", "wasserstein", "cosine")
+each_metric = pytest.mark.parametrize("metric", SOLVED_METRICS)
+each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
 
 
 def population(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_options: int = 4):
@@ -35,76 +36,55 @@ def population(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_o
     return targets_GQK, options_QK
 
 
-def scores_of(answer_QK, targets_GQK, options_QK, *, metric):
+def scores_of(answer_QK, targets_GQK, options_QK, metric):
     return alignment_scores(METRICS[metric](answer_QK, targets_GQK, options_QK))
 
 
-@pytest.mark.parametrize("metric", MIXABLE)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_two_mirrored_groups_meet_in_the_middle(metric, objective):
-    targets_GQK = np.array([[[0.9, 0.1]], [[0.1, 0.9]]])
-    answer_QK = shared_answer(targets_GQK, [[True, True]], metric=metric, objective=objective)
-    if (metric, objective) == ("wasserstein", "average"):
+@pytest.mark.parametrize(
+    ("metric", "objective", "targets_GQK", "answer_QK", "value"),
+    [
+        # two mirrored groups meet in the middle
+        *((metric, objective, [[[0.9, 0.1]], [[0.1, 0.9]]], [[0.5, 0.5]], None)
+          for metric in ("js", "cosine") for objective in OBJECTIVES),
+        ("wasserstein", "min", [[[0.9, 0.1]], [[0.1, 0.9]]], [[0.5, 0.5]], 0.6),
         # any answer between the two costs .8 in sum; the median picks an end
-        assert scores_of(answer_QK, targets_GQK, [[True, True]], metric=metric).avg_as == pytest.approx(0.6)
-    else:
-        np.testing.assert_allclose(answer_QK, [[0.5, 0.5]], atol=2e-3)
+        ("wasserstein", "average", [[[0.9, 0.1]], [[0.1, 0.9]]], None, 0.6),
+        # cumulative first entries .2, .5, .9 have the median .5, second ones .3, .9, 1 the median .9
+        ("wasserstein", "average", [[[0.2, 0.1, 0.7]], [[0.5, 0.4, 0.1]], [[0.9, 0.1, 0.0]]], [[0.5, 0.4, 0.1]], None),
+        # (3, 4) / 5 and (1, 0) add to (1.6, .8): shares 2/3 and 1/3, however long the targets are
+        ("cosine", "average", [[[3.0, 4.0]], [[0.1, 0.0]]], [[2 / 3, 1 / 3]], None),
+        # Rankings ABC, ABC, BAC: position 1 to A beats B; C is last for all. Rewards 1, 1 and 1/6 (only C's place).
+        ("borda", "average", [[[3, 2, 1]], [[3, 2, 1]], [[2, 3, 1]]], [[3, 2, 1]], (1 + 1 + 1 / 6) / 3),
+        # Two questions with opposite rankings: one question for each group serves both half, where the best minimum
+        # of a single question is 0. The minimum is joint over questions.
+        ("borda", "min", [[[2, 1], [2, 1]], [[1, 2], [1, 2]]], None, 0.5),
+    ],
+)  # fmt: skip
+def test_ceilings_by_hand(metric, objective, targets_GQK, answer_QK, value):
+    result = ceiling(targets_GQK, np.ones(np.shape(targets_GQK)[1:], bool), metric=metric, objective=objective)
+    if answer_QK is not None:
+        np.testing.assert_allclose(result.answer_QK, answer_QK, atol=2e-3 if objective == "min" else 1e-7)
+    if value is not None:
+        assert result.value == pytest.approx(value, abs=1e-3 if metric == "wasserstein" else 1e-6)
+        assert result.upper_bound == pytest.approx(value, abs=1e-3 if metric == "wasserstein" else 1e-6)
 
 
-def test_wasserstein_average_is_the_median_by_hand():
-    # cumulative first entries .2, .5, .9 have the median .5, second ones .3, .9, 1 the median .9
-    targets_GQK = np.array([[[0.2, 0.1, 0.7]], [[0.5, 0.4, 0.1]], [[0.9, 0.1, 0.0]]])
-    answer_QK = shared_answer(targets_GQK, np.ones((1, 3), bool), metric="wasserstein", objective="average")
-    np.testing.assert_allclose(answer_QK, [[0.5, 0.4, 0.1]])
-
-
-def test_cosine_average_follows_unit_vectors_by_hand():
-    # (3, 4) / 5 and (1, 0) add to (1.6, .8): shares 2/3 and 1/3, however long the targets are
-    targets_GQK = np.array([[[3.0, 4.0]], [[0.1, 0.0]]])
-    answer_QK = shared_answer(targets_GQK, [[True, True]], metric="cosine", objective="average")
-    np.testing.assert_allclose(answer_QK, [[2 / 3, 1 / 3]])
-
-
-def test_borda_average_by_hand():
-    # Rankings ABC, ABC, BAC: position 1 to A (3 each from two groups) beats B; C is last for all.
-    targets_GQK = np.array([[[3.0, 2, 1]], [[3.0, 2, 1]], [[2.0, 3, 1]]])
-    result = ceiling(targets_GQK, np.ones((1, 3), bool), metric="borda", objective="average")
-    np.testing.assert_array_equal(result.answer_QK, [[3, 2, 1]])
-    # rewards 1, 1 and 1/6 (only C's place)
-    assert result.value == pytest.approx((1 + 1 + 1 / 6) / 3)
-
-
-def test_min_is_joint_over_questions():
-    # Two questions with opposite rankings of two options: one question for each group serves both half,
-    # where the best minimum of a single question is 0.
-    targets_GQK = np.array([[[2.0, 1.0], [2.0, 1.0]], [[1.0, 2.0], [1.0, 2.0]]])
-    result = ceiling(targets_GQK, np.ones((2, 2), bool), metric="borda", objective="min")
-    assert result.value == pytest.approx(0.5)
-    assert result.upper_bound == pytest.approx(0.5, abs=1e-6)
-
-
-@pytest.mark.parametrize("metric", SOLVED_METRICS)
+@each_metric
 def test_objectives_trade_average_for_minimum(metric):
-    targets_GQK, options_QK = population(0)
+    cells = population(0)
     average, minimum = (
-        scores_of(
-            shared_answer(targets_GQK, options_QK, metric=metric, objective=objective),
-            targets_GQK,
-            options_QK,
-            metric=metric,
-        )
-        for objective in OBJECTIVES
+        scores_of(shared_answer(*cells, metric=metric, objective=objective), *cells, metric) for objective in OBJECTIVES
     )
     assert average.avg_as > minimum.avg_as
     assert minimum.min_as > average.min_as + 0.005
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("metric", SOLVED_METRICS)
+@each_objective
+@each_metric
 def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, objective):
     targets_GQK, options_QK = population(1)
     result = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
-    scores = scores_of(result.answer_QK, targets_GQK, options_QK, metric=metric)
+    scores = scores_of(result.answer_QK, targets_GQK, options_QK, metric)
     assert result.value == pytest.approx(scores.avg_as if objective == "average" else scores.min_as)
     assert (result.answer_QK[~options_QK] == 0.0).all()
     if metric != "borda":
@@ -114,7 +94,7 @@ def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, object
     assert result.value <= result.upper_bound <= result.value + gap
 
 
-@pytest.mark.parametrize("metric", SOLVED_METRICS)
+@each_metric
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
 def test_no_other_answer_beats_the_ceilings(metric, seed):
@@ -126,28 +106,24 @@ def test_no_other_answer_beats_the_ceilings(metric, seed):
         start_QK = best[OBJECTIVES[int(rng.integers(2))]].answer_QK if rng.random() < 0.7 else 0.0
         noise_QK = rng.exponential(size=options_QK.shape) * 10.0 ** rng.uniform(-4, 1)
         tried_QK = np.where(options_QK, start_QK + noise_QK, 0.0)
-        scores = scores_of(tried_QK, targets_GQK, options_QK, metric=metric)
+        scores = scores_of(tried_QK, targets_GQK, options_QK, metric)
         assert scores.avg_as <= best["average"].upper_bound
         assert scores.min_as <= best["min"].upper_bound
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("metric", SOLVED_METRICS)
+@each_objective
+@each_metric
 def test_padding_and_what_has_no_target_change_nothing(metric, objective):
     targets_GQK, options_QK = population(3)
-    plain = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
-    padded = ceiling(
-        np.insert(targets_GQK, 2, 5.0, axis=-1),
-        np.insert(options_QK, 2, False, axis=-1),
-        metric=metric,
-        objective=objective,
-    )
+    asked = {"metric": metric, "objective": objective}
+    plain = ceiling(targets_GQK, options_QK, **asked)
+    padded = ceiling(np.insert(targets_GQK, 2, 5.0, axis=-1), np.insert(options_QK, 2, False, axis=-1), **asked)
     assert padded.value == pytest.approx(plain.value, abs=1e-9)
     assert (padded.answer_QK[:, 2] == 0.0).all()
     # one more group and one more question, both without any target
     wider_GQK = np.pad(targets_GQK, ((0, 1), (0, 1), (0, 0)), constant_values=np.nan)
     wider_QK = np.concatenate([options_QK, [[True, True, False, True]]])
-    wider = ceiling(wider_GQK, wider_QK, metric=metric, objective=objective)
+    wider = ceiling(wider_GQK, wider_QK, **asked)
     assert wider.value == pytest.approx(plain.value, abs=1e-9)
     assert np.isfinite(wider.answer_QK).all()
     if metric != "borda":
@@ -174,13 +150,12 @@ def test_js_newton_survives_weights_and_targets_of_every_size():
                 assert (weighted_Q(answer_QK + step * (vertex_K - answer_QK)) <= reached_Q + 1e-10).all()
 
 
-@pytest.mark.parametrize("metric", SOLVED_METRICS)
+@each_metric
 def test_all_the_weight_on_one_group_gives_its_own_target(metric):
     rng = np.random.default_rng(6)
     targets_GQK, options_QK = rng.dirichlet(np.ones(4), (3, 5)), np.ones((5, 4), bool)
-    answer_QK = best_weighted_answer(
-        targets_GQK, options_QK, np.array([0.0, 2.0, 0.0])[:, None] * np.ones(5), metric=metric
-    )
+    weights_GQ = np.repeat([[0.0], [2.0], [0.0]], 5, axis=1)
+    answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_GQ, metric=metric)
     np.testing.assert_allclose(METRICS[metric](answer_QK, targets_GQK[1], options_QK), 1.0, atol=1e-4)
 
 
@@ -201,19 +176,13 @@ def test_all_the_weight_on_one_group_gives_its_own_target(metric):
     ],
 )
 def test_bad_input_is_an_error(change, error, message):
-    arguments = {
-        "targets_GQK": np.full((2, 1, 2), 0.5),
-        "options_QK": np.ones((1, 2), bool),
-        "metric": "js",
-        "objective": "min",
-    }
+    good = {"targets_GQK": np.full((2, 1, 2), 0.5), "options_QK": np.ones((1, 2), bool), "metric": "js"}
     with pytest.raises(error, match=message):
-        ceiling(**(arguments | change))
+        ceiling(**(good | {"objective": "min"} | change))
 
 
 def test_weights_that_do_not_fit_are_an_error():
-    targets_GQK, options_QK = np.ones((2, 1, 2)), np.ones((1, 2), bool)
     with pytest.raises(ValueError, match="do not fit"):
-        best_weighted_answer(targets_GQK, options_QK, np.ones((3, 1)), metric="js")
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones((3, 1)), metric="js")
     with pytest.raises(UserError, match="unknown metric"):
-        best_weighted_answer(targets_GQK, options_QK, np.ones((2, 1)), metric="x")
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones((2, 1)), metric="x")

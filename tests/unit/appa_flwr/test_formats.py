@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from surveys import refused
 
-from appa_flwr.errors import UserError
 from appa_flwr.formats import MAX_CHARACTERS, answer, letters, parse, prompt
 from appa_flwr.rewards import borda
 
@@ -58,84 +58,60 @@ def test_letters_go_on_behind_z():
             letters(number)
 
 
+SHARES = [0.65, 0.2, 0.1, 0.05]
+SPELLED = (  # labels, a full stop, words around it
+    "A: 0.65, B: 0.20, C: 0.10, D: 0.05", "A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", "0.65,0.20,0.10,0.05.",
+    "0.65,0.20,0.10,0.05\nSo 65% of 100 people", "Of 100 people:\n0.65,0.20,0.10,0.05",
+)  # fmt: skip
+DISTRIBUTIONS = [
+    ("0.65,0.20,0.10,0.05", SHARES, 1),
+    (" 0.65, 0.2 ,.10,0.05 \n", SHARES, 1),
+    *((text, SHARES, 2 / 3) for text in SPELLED),
+    ("1,0,0,0", [1, 0, 0, 0], 1),
+    ("0.33,0.33,0.33,0.00", [1 / 3, 1 / 3, 1 / 3, 0], 1),  # .99: off by one unit of the last place
+    ("0.30,0.30,0.30,0.08", [15 / 49, 15 / 49, 15 / 49, 4 / 49], 2 / 3),  # .98
+    ("0.2,0.2,0.2,0.2", [0.25] * 4, 2 / 3),  # sums to .8
+    ("2,1,1,0", [0.5, 0.25, 0.25, 0], 1 / 3),  # out of range and sum
+    ("60%,20%,15%,5%", [0.6, 0.2, 0.15, 0.05], 0),  # not bare, not in range, not one
+    ("5e-1,.5,0,0", [0.5, 0.5, 0, 0], 2 / 3),  # an exponent is no plain decimal
+    ("0.5,0.5,0,-0", [0.5, 0.5, 0, 0], 2 / 3),
+    ("1e308,1e308,1e308,1e308", [0.25] * 4, 0),
+    ("5e-324,5e-324,0,0", [0.5, 0.5, 0, 0], 1 / 3),
+    # too few, too many, no mass, and a single number that is in range and of sum one
+    *((text, None, 2 / 3) for text in ("0.5,0.5", "0.2,0.2,0.2,0.2,0.2", "0,0,0,0", "nan,nan,inf,1")),
+    ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
+    *((text, None, 0) for text in ("1e999,0,0,0", "٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", "I will not say", "", "v1.2.3 0.5x q4")),
+]
+RANKED = ("B,C,A,D", "Ranking: B > C > A > D", "A guess of mine:\nB,C,A,D", "B,C,A,D,B")
+RANKINGS = [
+    *((text, [2, 4, 3, 1], 1) for text in RANKED),
+    ("B,C", None, 0.5),
+    ("B,B,C,A", None, 0.75),
+    ("A,X,B,US", None, 0.5),
+    *((text, None, 0) for text in ("b,c,a,d", "BCAD", "0.1,0.2", "")),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "prediction", "score"),
-    [
-        ("0.65,0.20,0.10,0.05", [0.65, 0.2, 0.1, 0.05], 1),
-        (" 0.65, 0.2 ,.10,0.05 \n", [0.65, 0.2, 0.1, 0.05], 1),
-        ("1,0,0,0", [1, 0, 0, 0], 1),
-        ("0.33,0.33,0.33,0.00", [1 / 3, 1 / 3, 1 / 3, 0], 1),  # .99: off by one unit of the last place
-        ("0.30,0.30,0.30,0.08", [15 / 49, 15 / 49, 15 / 49, 4 / 49], 2 / 3),  # .98
-        ("0.2,0.2,0.2,0.2", [0.25] * 4, 2 / 3),  # sums to .8
-        ("2,1,1,0", [0.5, 0.25, 0.25, 0], 1 / 3),  # out of range and sum
-        ("A: 0.65, B: 0.20, C: 0.10, D: 0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),  # labels
-        ("A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-        ("0.65,0.20,0.10,0.05.", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-        ("0.65,0.20,0.10,0.05\nSo 65% of 100 people", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-        ("Of 100 people:\n0.65,0.20,0.10,0.05", [0.65, 0.2, 0.1, 0.05], 2 / 3),
-        ("60%,20%,15%,5%", [0.6, 0.2, 0.15, 0.05], 0),  # not bare, not in range, not one
-        ("5e-1,.5,0,0", [0.5, 0.5, 0, 0], 2 / 3),  # an exponent is no plain decimal
-        ("0.5,0.5,0,-0", [0.5, 0.5, 0, 0], 2 / 3),
-        ("0.5,0.5", None, 2 / 3),  # too few
-        ("0.2,0.2,0.2,0.2,0.2", None, 2 / 3),  # too many
-        ("0,0,0,0", None, 2 / 3),  # no mass
-        ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
-        ("1e999,0,0,0", None, 0),
-        ("1e308,1e308,1e308,1e308", [0.25] * 4, 0),
-        ("5e-324,5e-324,0,0", [0.5, 0.5, 0, 0], 1 / 3),
-        ("nan,nan,inf,1", None, 2 / 3),  # a single number, in range and of sum one
-        ("٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", None, 0),
-        ("I will not say", None, 0),
-        ("", None, 0),
-        ("v1.2.3 0.5x q4", None, 0),
-    ],
+    ("task", "text", "prediction", "score"),
+    [*(("dpa", *case) for case in DISTRIBUTIONS), *(("opa", *case) for case in RANKINGS)],
 )
-def test_distributions_as_models_write_them(text, prediction, score):
-    parsed = parse("dpa", text, 4)
+def test_answers_as_models_write_them(task, text, prediction, score):
+    parsed = parse(task, text, 4)
     assert parsed.format_score == pytest.approx(score, abs=1e-15)
-    if prediction is None:
-        assert parsed.prediction is None
-    else:
+    assert (parsed.prediction is None) == (prediction is None)
+    if prediction is not None:
         assert parsed.prediction.dtype == np.float64
-        np.testing.assert_allclose(parsed.prediction, prediction, atol=1e-15)
+        np.testing.assert_allclose(parsed.prediction, prediction, rtol=1e-15, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("text", "prediction", "score"),
-    [
-        ("B,C,A,D", [2, 4, 3, 1], 1),
-        ("Ranking: B > C > A > D", [2, 4, 3, 1], 1),
-        ("A guess of mine:\nB,C,A,D", [2, 4, 3, 1], 1),
-        ("B,C,A,D,B", [2, 4, 3, 1], 1),
-        ("B,C", None, 0.5),
-        ("B,B,C,A", None, 0.75),
-        ("A,X,B,US", None, 0.5),
-        ("b,c,a,d", None, 0),
-        ("BCAD", None, 0),
-        ("0.1,0.2", None, 0),
-        ("", None, 0),
-    ],
-)
-def test_rankings_as_models_write_them(text, prediction, score):
-    parsed = parse("opa", text, 4)
-    assert parsed.format_score == pytest.approx(score)
-    assert (None if parsed.prediction is None else parsed.prediction.tolist()) == prediction
+ENDLESS = (
+    "9" * 1_000_000, "0.5," * 500_000, "0.5,0.5" + " " * 1_000_000 + "x", "," * 1_000_000, "A," * 500_000,
+    "\n" * 1_000_000, "e" * 1_000_000, "1." * 500_000,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "9" * 1_000_000,
-        "0.5," * 500_000,
-        "0.5,0.5" + " " * 1_000_000 + "x",
-        "," * 1_000_000,
-        "A," * 500_000,
-        "\n" * 1_000_000,
-        "e" * 1_000_000,
-        "1." * 500_000,
-    ],
-    ids=lambda text: repr(text[:8]),
-)
+@pytest.mark.parametrize("text", ENDLESS, ids=lambda text: repr(text[:8]))
 @pytest.mark.parametrize("task", ["dpa", "opa"])
 def test_endless_text_is_read_no_further_than_the_limit(task, text):
     read = parse(task, text, 2)
@@ -207,11 +183,7 @@ def test_answers_by_hand():
         ("dpa", [0.5, np.nan], 0.01, "finite"),
         ("opa", [np.inf, 1.0], 0.01, "finite"),
         ("opa", [[1.0, 2.0]], 0.01, r"\(K,\)"),
-        ("dpa", [0.5, 0.5], 0.03, "divides 1"),
-        ("dpa", [0.5, 0.5], 0.005, "divides 1"),
-        ("dpa", [0.5, 0.5], 0.0101, "divides 1"),
-        ("dpa", [0.5, 0.5], 2.0, "divides 1"),
-        ("dpa", [0.5, 0.5], -0.5, "divides 1"),
+        *(("dpa", [0.5, 0.5], step, "divides 1") for step in (0.03, 0.005, 0.0101, 2.0, -0.5)),
     ],
 )
 def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):
@@ -220,12 +192,6 @@ def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):
 
 
 def test_unknown_tasks_and_styles_are_user_errors():
-    for call in (
-        lambda: prompt("dpaa", "Q", ["x"]),
-        lambda: parse("dpaa", "", 2),
-        lambda: answer("dpaa", [1.0]),
-    ):
-        with pytest.raises(UserError, match=r"unknown task 'dpaa': did you mean 'dpa'\?"):
-            call()
-    with pytest.raises(UserError, match=r"unknown prompt style 'ful': did you mean 'full'\?"):
-        prompt("dpa", "Q", ["x"], style="ful")
+    for call, args in ((prompt, ("Q", ["x"])), (parse, ("", 2)), (answer, ([1.0],))):
+        refused(r"unknown task 'dpaa': did you mean 'dpa'\?", call, "dpaa", *args)
+    refused(r"unknown prompt style 'ful': did you mean 'full'\?", prompt, "dpa", "Q", ["x"], style="ful")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from surveys import row, write
 from typer.testing import CliRunner
 
 from appa_flwr.launch import cli
@@ -28,21 +28,14 @@ def survey(num_groups, num_questions=12, *, name="Group {} of $ everyone $ in a 
     return Survey(questions, answers, (Rejection("file", 1, "q1", name.format(0), "too odd"),))
 
 
-def size(path):
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    return struct.unpack(">II", data[16:24])
-
-
 def test_disagreement_against_hand_worked_numbers():
     questions = tuple(Question(key, f"{key}?", ("a", "b")) for key in ("opposed", "agreed", "alone", "leaning"))
     one, two, half = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.5, 0.5])
-    given = Survey(
-        questions,
-        {"A": {"opposed": one, "agreed": half, "alone": one, "leaning": one}, "B": {"opposed": two, "agreed": half,
-         "leaning": half}},
-    )  # fmt: skip
-    found = picture.disagreement(given)
+    answers = {
+        "A": {"opposed": one, "agreed": half, "alone": one, "leaning": one},
+        "B": {"opposed": two, "agreed": half, "leaning": half},
+    }
+    found = picture.disagreement(Survey(questions, answers))
     # Opposed: mean (1/2, 1/2); a point mass lies H(3/4) - H(1/2) / 2 = 0.8112781 - 0.5 bits from it.
     # Leaning: mean (3/4, 1/4); A: H(7/8) - H(3/4) / 2 = 0.5435644 - 0.4056391, B: H(5/8) - (1 + H(3/4)) / 2.
     assert found == pytest.approx(
@@ -52,7 +45,9 @@ def test_disagreement_against_hand_worked_numbers():
 
 @pytest.mark.parametrize("num_groups", [1, 200])
 def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_groups):
-    width, height = size(picture.draw(survey(num_groups), tmp_path / "new" / "survey.png"))
+    data = picture.draw(survey(num_groups), tmp_path / "new" / "survey.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
     assert 700 < width < 4000
     assert 300 < height < 2600
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["survey.png"]
@@ -77,14 +72,14 @@ def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
 def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
-    common = {"question": "One?", "options": ["Yes", "No", "Refused"]}
+    options = ["Yes", "No", "Refused"]
     rows = [
-        {"question_id": "q1", "group": "[red]Small[/red]", "distribution": [0.5, 0.25, 0.25], **common},
-        {"question_id": "q1", "group": "Large", "distribution": [0.5, 0.5, 0.0], "n": 50, **common},
-        {"question_id": "q2", "group": "Large", "distribution": [0.5, 0.5, 0.0], "n": 70, **common},
-        {"question_id": "q2", "group": "[red]Small[/red]", "distribution": [0.9, 0.9, 0.9], **common},
+        row("q1", "[red]Small[/red]", [0.5, 0.25, 0.25], options=options),
+        row("q1", "Large", [0.5, 0.5, 0.0], options=options, n=50),
+        row("q2", "Large", [0.5, 0.5, 0.0], options=options, n=70),
+        row("q2", "[red]Small[/red]", [0.9, 0.9, 0.9], options=options),
     ]
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write(tmp_path / "mine.jsonl", rows)
     result = CliRunner().invoke(cli.app, ["survey", "mine.jsonl", "-c", "data.refusals=separate"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -97,19 +92,11 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     assert large.count("█") == 30 == 2 * small.count("█")
     assert "2 questions, 2 groups, 1 cells left out" in lines
     split = tmp_path / "mine-split"
-    assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == [
-        "groups/large.jsonl",
-        "groups/red-small-red.jsonl",
-        "questions.jsonl",
-        "survey.png",
-    ]
+    files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl", "survey.png"]
+    assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files
     assert lines[-1] == "picture of all groups: mine-split/survey.png"
-    assert read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate").refusal_rates == {
-        "[red]Small[/red]": {"q1": 0.25}
-    }
-    elsewhere = CliRunner().invoke(
-        cli.app, ["survey", "mine.jsonl", "--out", "o", "-c", "data.min-questions=2", "-c", "data.min-respondents=60"]
-    )
-    assert isinstance(elsewhere.exception, Exception)
-    assert "no usable answer" in str(elsewhere.exception)
+    small = read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate")
+    assert small.refusal_rates == {"[red]Small[/red]": {"q1": 0.25}}
+    args = ["survey", "mine.jsonl", "--out", "o", "-c", "data.min-questions=2", "-c", "data.min-respondents=60"]
+    assert "no usable answer" in str(CliRunner().invoke(cli.app, args).exception)
     assert not (tmp_path / "o").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from in_process import cross, request, simulated
+from small import SMALL_PREDICTOR
 
 from appa_flwr import wire
 from appa_flwr.config import Config
@@ -25,12 +26,8 @@ from server_app.predictor.pretraining import initial_weights
 SMALL = {
     "data.num-questions": 24,
     "data.num-groups": 4,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
+    **SMALL_PREDICTOR,
     "pluralllm.local-steps": 1,
-    "pluralllm.num-context-questions": 4,
 }
 TRAIN = "train"
 ACTIONS = (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)

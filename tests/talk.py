@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from in_process import InProcessGrid, flower_task
+from small import SMALL_PREDICTOR
 
 from appa_flwr import wire
 from appa_flwr.config import Config
@@ -19,12 +20,8 @@ TINY = {
     "data.num-groups": 3,
     "data.num-questions": 32,
     "federation.min-groups": 3,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
+    **SMALL_PREDICTOR,
     "pluralllm.rounds": 2,
-    "pluralllm.num-context-questions": 4,
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, flower_task, simulated
+from small import SMALL_PREDICTOR
 
 from appa_flwr import wire
 from appa_flwr.config import Config
@@ -24,12 +25,8 @@ from server_app import run as phases
 SMALL = {
     "data.num-questions": 60,
     "data.num-groups": 4,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
+    **SMALL_PREDICTOR,
     "pluralllm.rounds": 3,
-    "pluralllm.num-context-questions": 4,
     "run.phases": "pluralllm",
 }
 GROUPS = ("Avaria", "Belmora", "Castria", "Dorvane")

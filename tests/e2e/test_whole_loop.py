@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, flower_task, simulated
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
+from small import SMALL_PREDICTOR
 from transformers import AutoTokenizer
 
 from appa_flwr import formats
@@ -28,12 +29,8 @@ SMALL = {
     "data.test-fraction": 0.25,
     "federation.min-groups": 3,
     "eval.ceilings": False,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
+    **SMALL_PREDICTOR,
     "pluralllm.rounds": 1,
-    "pluralllm.num-context-questions": 4,
     "policy.prompt-style": "full",
     "policy.tuning": "lora",
     "sft.steps": 3,

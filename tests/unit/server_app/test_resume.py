@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, flower_task, simulated
 from safetensors.torch import load_file
+from small import SMALL_PREDICTOR
 
 from appa_flwr import files
 from appa_flwr.config import Config
@@ -30,12 +31,8 @@ TINY = {
     "data.num-questions": 24,
     "federation.min-groups": 3,
     "eval.ceilings": False,
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
+    **SMALL_PREDICTOR,
     "pluralllm.rounds": 2,
-    "pluralllm.num-context-questions": 4,
     "sft.steps": 12,
     "sft.batch-size": 4,
     "sft.gradient-accumulation-steps": 1,

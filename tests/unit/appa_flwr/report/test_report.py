@@ -8,22 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report_runs import (
-    CONFIG,
-    COUNTRIES,
-    GOOD,
-    built_page,
-    cells,
-    fake_run,
-    found_predictor,
-    line,
-    page_of,
-    predictor_card,
-    predictor_scores,
-    row,
-    scored_run,
-    write_run,
-)
+import report_runs as made
 
 from appa_flwr.errors import UserError
 from appa_flwr.report import build, findings, predictor
@@ -31,11 +16,11 @@ from appa_flwr.report.artifacts import read_run
 
 
 def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
-    summary = [row(policy, *values) for policy, values in GOOD.items()]
+    summary = [made.row(policy, *values) for policy, values in made.GOOD.items()]
     for entry in summary:
         if entry["policy"] == "uniform":
             entry["survey"] = {**entry["survey"], "avg_as": 0.77, "min_as": 0.71}  # PPO's are .76 and .70
-    run = read_run(write_run(tmp_path, config=CONFIG, summary=summary))
+    run = read_run(made.write_run(tmp_path, config=made.CONFIG, summary=summary))
     assert [gain.verdict for gain in findings.gains(run, survey=False)] == ["gain", "gain"]
     assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["none", "none"]
 
@@ -52,28 +37,28 @@ def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
 def test_way_from_base_to_ceiling(
     tmp_path: Path, changed: dict[str, tuple[float, float]], covered: list[float | None], says: str
 ) -> None:
-    found = findings.ways(read_run(scored_run(tmp_path, **changed)), survey=False)
+    found = findings.ways(read_run(made.scored_run(tmp_path, **changed)), survey=False)
     assert [way.covered for way in found] == pytest.approx(covered)
     assert found[1].positions["ceiling-min"] == 0.840
-    assert says in page_of(tmp_path)
+    assert says in made.page_of(tmp_path)
 
 
 def test_a_run_of_the_predictor_alone_lacks_nothing(tmp_path: Path) -> None:
-    whole = fake_run(tmp_path / "whole", groups=COUNTRIES, iterations=3)
+    whole = made.fake_run(tmp_path / "whole", groups=made.COUNTRIES, iterations=3)
     alone = tmp_path / "alone"
     alone.mkdir()
     for name in ("phases.json", "pluralllm.json"):
         (alone / name).write_bytes((whole / name).read_bytes())
-    write_run(alone, config={**CONFIG, "run.phases": "pluralllm"})
-    page = built_page(alone)
+    made.write_run(alone, config={**made.CONFIG, "run.phases": "pluralllm"})
+    page = made.built_page(alone)
     assert "incomplete" not in page
     assert "seen / held-out" in page
-    write_run(alone, config={**CONFIG, "run.phases": "all"})
-    assert "incomplete" in built_page(alone)
+    made.write_run(alone, config={**made.CONFIG, "run.phases": "all"})
+    assert "incomplete" in made.built_page(alone)
 
 
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path) -> None:
-    found = read_run(fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)).pluralllm
+    found = read_run(made.fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)).pluralllm
     assert found is not None
     assert [(group.name, group.unseen, group.js) for group in predictor.by_group(found)] == [
         ("c", False, {"PluralLLM": 0.88}),
@@ -83,8 +68,11 @@ def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path)
 
 
 def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path, config=CONFIG, pluralllm=predictor_card()))
-    shown = [(row.part, row.predictor, row.scores[0], row.cells) for row in predictor.rows(found_predictor(tmp_path))]
+    page = made.page_of(made.write_run(tmp_path, config=made.CONFIG, pluralllm=made.predictor_card()))
+    shown = [
+        (entry.part, entry.predictor, entry.scores[0], entry.cells)
+        for entry in predictor.rows(made.found_predictor(tmp_path))
+    ]
     assert shown == [
         ("seen / held-out", "PluralLLM", 0.93, 240),
         ("seen / held-out", "Own nearest question", 0.88, 240),
@@ -102,11 +90,11 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
 
 def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
     sums = {"prior": True, "min_groups": 4, "training": 90, "held_out": 36}
-    note = predictor.note(found_predictor(tmp_path, population=sums))
+    note = predictor.note(made.found_predictor(tmp_path, population=sums))
     assert "each of at least 4, were made for 90 training and 36 held-out questions, and PluralLLM was given" in note
-    assert "was given" not in predictor.note(found_predictor(tmp_path))
-    scores = {"seen/held-out": {"pluralllm": predictor_scores(0.9), "uniform": predictor_scores(0.8)}}
-    found = found_predictor(tmp_path, scores=scores, population=None)
+    assert "was given" not in predictor.note(made.found_predictor(tmp_path))
+    scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
+    found = made.found_predictor(tmp_path, scores=scores, population=None)
     assert predictor.note(found).endswith(
         "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), or too few groups "
         "answered the same questions (key sums.min-groups)."
@@ -115,13 +103,13 @@ def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
 
 
 def test_a_run_that_stopped_midway_says_where(tmp_path: Path) -> None:
-    write_run(tmp_path, config=CONFIG, metrics=[line(i, planned=10, fell_back=None) for i in (1, 2, 3)])
-    assert "stopped after iteration 3 of 10" in page_of(tmp_path)
+    made.write_run(tmp_path, config=made.CONFIG, metrics=[made.line(i, planned=10, fell_back=None) for i in (1, 2, 3)])
+    assert "stopped after iteration 3 of 10" in made.page_of(tmp_path)
 
 
 def test_a_repeated_iteration_of_a_resumed_run_counts_once(tmp_path: Path) -> None:
-    lines = [line(i, planned=3, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
-    run = read_run(write_run(tmp_path, config=CONFIG, metrics=lines))
+    lines = [made.line(i, planned=3, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
+    run = read_run(made.write_run(tmp_path, config=made.CONFIG, metrics=lines))
     found = findings.fall_back(run.iterations)
     assert found is not None
     assert (found.fell_back, found.total) == (1, 2)
@@ -133,14 +121,14 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_rows_of_one_policy_and_metric_are_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, config=CONFIG, summary=[row("ppo", 0.8, 0.7), row("ppo", 0.8, 0.7)])
+    made.write_run(tmp_path, config=made.CONFIG, summary=[made.row("ppo", 0.8, 0.7), made.row("ppo", 0.8, 0.7)])
     with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 are both policy 'ppo', metric 'js'"):
         build(tmp_path)
 
 
 def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path: Path) -> None:
     config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2}
-    page = page_of(write_run(tmp_path, config=config, metrics=[line(1, planned=107, fell_back=None)]))
+    page = made.page_of(made.write_run(tmp_path, config=config, metrics=[made.line(1, planned=107, fell_back=None)]))
     for key, shown in (("metric", "auto (here borda)"), ("ppo.num-iterations", "0 (here 107)")):
-        assert cells(page, key) == [key, shown]
+        assert made.cells(page, key) == [key, shown]
     assert read_run(tmp_path).training_metric == "borda"

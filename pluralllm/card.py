@@ -27,7 +27,13 @@ HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
 # keys of sizes that are no pluralllm.NAME
-NETWORK_KEYS = {"embedding_dim": "embedding.dim", "population": "sums.population-prior"}
+NETWORK_KEYS = {
+    "embedding_dim": "embedding.dim",
+    "hidden_dim": "pluralllm.hidden-dim",
+    "num_blocks": "pluralllm.blocks",
+    "num_heads": "pluralllm.heads",
+    "population": "sums.population-prior",
+}
 
 
 def question_hash(question: Question) -> str:
@@ -119,9 +125,8 @@ def check_fit(
     if not np.allclose(embedding.probe, card.embedding.probe, atol=PROBE_TOLERANCE):
         model = card.embedding.model or card.embedding.kind
         raise UserError(f"{where}: the features of its questions are others than this run's; it used {model}")
-    for field, its in vars(card.network).items():
-        key = f"pluralllm.{field.removeprefix('num_').replace('_', '-')}"
-        same(NETWORK_KEYS.get(field, key), getattr(network, field), its)
+    for field, key in NETWORK_KEYS.items():
+        same(key, getattr(network, field), getattr(card.network, field))
     both = sorted(set(unseen_groups) & card.survey.groups.keys())
     if both:
         raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")

@@ -26,7 +26,7 @@ KEY = "pluralllm.checkpoint"
 HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
-# keys of sizes that are no pluralllm.NAME
+# the config key of each size
 NETWORK_KEYS = {
     "embedding_dim": "embedding.dim",
     "hidden_dim": "pluralllm.hidden-dim",

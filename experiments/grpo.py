@@ -42,7 +42,7 @@ from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import sft, tiny
 from server_app.models.base import Base, load_model, prepare
-from server_app.run import make_rule
+from server_app.ppo.strategy import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
 
 FloatArray = npt.NDArray[np.float64]

@@ -47,7 +47,7 @@ from server_app.models.base import Base
 from server_app.models.card import model_card
 from server_app.models.policy import PolicyModels, ppo_models
 from server_app.ppo.engine import PPOEngine
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
@@ -385,9 +385,3 @@ def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[Summa
         models.save_policy(beside)
         base.tokenizer.save_pretrained(beside)
         (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
-
-
-def make_rule(config: Config) -> aggregation.Rule:
-    """The aggregation rule with the parameters the config has for it."""
-    params = {name: getattr(config.appa, name) for name in aggregation.parameters(config.rule)}
-    return aggregation.make(config.rule, **params)

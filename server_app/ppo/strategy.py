@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from appa_flwr import wire
+from appa_flwr import aggregation, wire
 from appa_flwr.aggregation import Rule, State
 from appa_flwr.config import Config
 from appa_flwr.run.records import Iteration
@@ -29,6 +29,12 @@ from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout
 
 IntArray = npt.NDArray[np.int64]
+
+
+def make_rule(config: Config) -> Rule:
+    """The aggregation rule with the parameters the config has for it."""
+    params = {name: getattr(config.appa, name) for name in aggregation.parameters(config.rule)}
+    return aggregation.make(config.rule, **params)
 
 
 class QuestionOrder:

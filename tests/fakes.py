@@ -12,14 +12,7 @@ import numpy as np
 import torch
 from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from appa_flwr import wire
 from appa_flwr.survey.types import Question
@@ -189,40 +182,33 @@ SHORT_WINDOW, WIDE_WINDOW = 6, 64
 def tiny_causal_lm(
     architecture: str = "qwen3", *, seed: int = 0, vocabulary: int = VOCABULARY, window: int = SHORT_WINDOW
 ) -> PreTrainedModel:
-    """A random causal LM of that architecture: hidden size 32, 2 layers, weights large enough for peaked answers.
+    """A random causal LM with weights large enough for peaked answers; Gemma's sliding layers see `window` tokens."""
+    ids = {"pad_token_id": PAD_ID, "eos_token_id": 1, "bos_token_id": None}
+    attention = "eager" if architecture == "gemma2" else "sdpa"
+    chosen = {"attn_implementation": attention, "initializer_range": 0.2, "tie_word_embeddings": False}
+    return random_lm(architecture, seed=seed, vocab_size=vocabulary, sliding_window=window, **ids, **chosen).eval()
 
-    Args:
-        architecture: one of `ARCHITECTURES`.
-        seed: of the weights.
-        vocabulary: number of tokens.
-        window: what Gemma's sliding layers see, in tokens.
-    """
+
+def random_lm(
+    architecture: str, *, seed: int, hidden_size: int = 32, sliding_window: int = 4096, **settings: object
+) -> PreTrainedModel:
+    """A random causal LM of that architecture with 2 layers of 4 heads; leaves the global generator alone."""
     sizes = {
-        "vocab_size": vocabulary,
-        "hidden_size": 32,
-        "intermediate_size": 64,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "pad_token_id": PAD_ID,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "tie_word_embeddings": False,
+        "head_dim": hidden_size // 4,
+        "max_position_embeddings": 1024,
     }
-    config: PretrainedConfig
     if architecture == "gemma2":
-        config = Gemma2Config(**sizes, sliding_window=window, query_pre_attn_scalar=8)
-    else:
-        config = {"qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**sizes)
-    torch_state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    attention = "eager" if architecture == "gemma2" else "sdpa"
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    torch.set_rng_state(torch_state)
-    return model.eval()
+        sizes |= {"query_pre_attn_scalar": hidden_size // 4, "sliding_window": sliding_window}
+    of_model = {key: settings.pop(key) for key in ("attn_implementation", "dtype") if key in settings}
+    config = {"gemma2": Gemma2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**sizes, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, **of_model)
 
 
 PROMPTS = [[5, 9, 13, 22, 7, 3, 41], [17], [8, 30, 2, 44], [12, 12, 50, 6, 33]]

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from fakes import random_lm
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
+from transformers import PreTrainedTokenizerFast
 
 from appa_flwr import formats
 from appa_flwr.survey.types import Question
@@ -162,42 +157,22 @@ def _tokenizer(name: str, questions: Sequence[Question]) -> PreTrainedTokenizerF
 
 
 def save(name: str, folder: Path, questions: Sequence[Question], *, hidden_size: int = 64, seed: int = 0) -> Path:
-    """Write the model of that family; its tokenizer knows the questions' texts best.
-
-    Args:
-        name: of `FAMILIES`.
-        folder: is made.
-        questions: what its tokenizer is trained on.
-        hidden_size: a multiple of 4.
-        seed: of the weights.
-    """
+    """Write the model of that family; its tokenizer is trained on the questions' texts."""
     family = FAMILIES[name]
     tokenizer = _tokenizer(name, questions)
     tokenizer.save_pretrained(folder)
     ends = tokenizer.convert_tokens_to_ids(list(family.ends))
-    sizes = {
-        "vocab_size": len(tokenizer) + UNUSED_EMBEDDINGS,
-        "hidden_size": hidden_size,
-        "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": hidden_size // 4,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": ends if name == "llama" else tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id if name == "gemma2" else None,
-    }
-    if name == "gemma2":
-        config = Gemma2Config(**sizes, query_pre_attn_scalar=hidden_size // 4)
-    else:
-        config = {"llama": LlamaConfig, "qwen3": Qwen3Config}[name](**sizes)
-    before = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    torch.set_rng_state(before)
-    model.save_pretrained(folder)
+    random_lm(
+        name,
+        seed=seed,
+        hidden_size=hidden_size,
+        vocab_size=len(tokenizer) + UNUSED_EMBEDDINGS,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=ends if name == "llama" else tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id if name == "gemma2" else None,
+        dtype=torch.bfloat16,
+    ).save_pretrained(folder)
     settings = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": ends, **family.settings}
     if tokenizer.pad_token_id is not None:
         settings["pad_token_id"] = tokenizer.pad_token_id

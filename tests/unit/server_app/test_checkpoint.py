@@ -5,7 +5,6 @@ Axis letter: G groups.
 
 from __future__ import annotations
 
-import errno
 import os
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-from appa_flwr import files
 from appa_flwr.aggregation import State
 from appa_flwr.errors import UserError
 from appa_flwr.run.records import Round
@@ -64,17 +62,6 @@ def test_a_spoilt_checkpoint_is_the_user_s_to_know(path, spoil):
     ) as caught:
         load(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(path, monkeypatch):
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(UserError, match=r"checkpoint\.pt: cannot be written \(No space left on device\)"):
-        save(path, Checkpoint.of(50, GROUPS, RULE, ENGINE))
-    assert load(path).iteration == 40
-    assert list(path.parent.iterdir()) == [path]
 
 
 def record(**arrays: np.ndarray) -> ArrayRecord:

@@ -38,6 +38,11 @@ def table_scorer(table_QK):
     return partial(scoring.score, side_QK=table_QK, option_QK=CATALOGUE.option_QK)
 
 
+def recorded(requests):
+    """A scorer of A that keeps what it was asked."""
+    return lambda request: requests.append(request) or table_scorer(TABLES["A"])(request)
+
+
 def local_groups(**scorers):
     return LocalGroups({name: table_scorer(table_QK) for name, table_QK in TABLES.items()} | scorers)
 
@@ -213,17 +218,12 @@ def test_rounds_come_one_after_the_other_while_others_go_on():
 
 
 def test_fresh_contexts_are_asked_for_by_round():
-    draws = []
-
-    def watched(request):
-        draws.append(request.draw)
-        return table_scorer(TABLES["A"])(request)
-
+    requests = []
     for fresh in (False, True):
-        rewards = build(groups=LocalGroups({"A": watched}), fresh_context=fresh)
+        rewards = build(groups=LocalGroups({"A": recorded(requests)}), fresh_context=fresh)
         for _ in range(2):
             ask(rewards, TWO, TWO_QUESTIONS)
-    assert draws == [0, 0, 1, 2]
+    assert [request.draw for request in requests] == [0, 0, 1, 2]
 
 
 STEPS, BATCH = 2, 4
@@ -265,12 +265,7 @@ def test_two_steps_of_trl_s_trainers(trainer, settings, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     requests = []
-
-    def watched(request):
-        requests.append(request)
-        return table_scorer(TABLES["A"])(request)
-
-    rewards = build(groups=local_groups(A=watched), kind=Dressed)
+    rewards = build(groups=local_groups(A=recorded(requests)), kind=Dressed)
     rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
     running = trainer(
         model,

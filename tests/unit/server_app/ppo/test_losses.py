@@ -74,16 +74,6 @@ def test_shaped_rewards_by_hand():
     torch.testing.assert_close(found_JT, tensor([-0.05, 10.1, 0.0], [0.2, 0.0, 19.95]))
 
 
-def test_gae_by_hand_with_a_masked_tail():
-    reward_JT, value_JT = tensor([1.0, 2.0, 55.0]), tensor([0.5, 1.0, 77.0])
-    advantage_JT, return_JT = ppo.gae(reward_JT, value_JT, lengths_mask([2], 3), gamma=0.5, gae_lambda=0.8)
-    # t = 1 is the last real token, nothing follows: delta = 2 - 1 = 1, A = 1
-    # t = 0: delta = 1 + .5 x 1 - .5 = 1, A = 1 + .5 x .8 x 1 = 1.4
-    torch.testing.assert_close(advantage_JT, tensor([1.4, 1.0, 0.0]))
-    # advantage + value: 1.4 + .5 and 1 + 1
-    torch.testing.assert_close(return_JT, tensor([1.9, 2.0, 0.0]))
-
-
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.7, 1.0)])
 def test_gae_against_the_sum_over_future_errors(batch, gamma, gae_lambda):
     # A_t = sum_l (gamma lambda)^l delta_(t+l), summed forward token by token instead of the backward recursion

@@ -277,8 +277,13 @@ def test_gradient_checkpointing_changes_no_update(tuning, caplog):
     assert torch.equal(weights(checkpointed), before)
     rollout = plain.rollout(LONG_BATCH)
     reference = plain.reference_pass(rollout.sequences)
-    for engine in (plain, checkpointed):
+    calls = ([], [])
+    for engine, made in zip((plain, checkpointed), calls, strict=True):
+        layer = engine.models.policy().base_model.layers[0]
+        layer.input_layernorm.register_forward_pre_hook(lambda *_, made=made: made.append(1))
         engine.update(rollout, reference, some_scores())
+        assert not layer.training
+    assert len(calls[1]) > len(calls[0])  # the layers did recompute themselves
     torch.testing.assert_close(weights(checkpointed), weights(plain), rtol=0, atol=1e-6)
     assert (weights(plain) - before).abs().max() > 1e-3
     assert not len(checkpointed.rollout(LONG_BATCH).sequences.prefix_C)

@@ -118,15 +118,6 @@ def uniform(monkeypatch, *numbers):
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(numbers, dtype=torch.float64)[:, None])
 
 
-def test_draw_inverts_the_cumulated_probabilities(monkeypatch):
-    # ends of the tokens' shares: .1, .1, .3, .3, 1
-    probability_V = torch.tensor([0.1, 0.0, 0.2, 0.0, 0.7])
-    for number, token in ((0.05, 0), (0.099, 0), (0.101, 2), (0.29, 2), (0.31, 4), (0.999, 4)):
-        uniform(monkeypatch, number, 0.05)
-        drawn_A1 = rollouts._draw(probability_V.log().repeat(2, 1), None)
-        assert drawn_A1.tolist() == [[token], [0]]
-
-
 def test_a_token_without_probability_is_never_drawn(monkeypatch):
     logprob_AV = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]).log()
     uniform(monkeypatch, 0.0, 0.0)

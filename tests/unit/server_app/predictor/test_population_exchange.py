@@ -157,41 +157,39 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
     assert f"{last} stopped answering" in caplog.text
 
 
-@pytest.mark.parametrize("spoil", ["noise", "count", "answer"])
-def test_totals_that_can_be_no_sums_are_refused(spoil, monkeypatch, caplog):
+NO_SUMS = "the totals are no sums of answers"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("noise", NO_SUMS),
+        ("count", NO_SUMS),
+        ("answer", NO_SUMS),
+        ("shape", "parts of the step counts differ in shape"),
+    ],
+)
+def test_totals_that_can_be_no_sums_are_refused(spoil, said, monkeypatch, caplog):
     honest = secure_sum.mask
     chosen = config(sums__population_prior=True)
     liars = []
 
     def lie(part, **keys):
         hidden = honest(part, **keys)
-        name = {"noise": next(iter(part)), "count": "count", "answer": "answers"}[spoil]
+        name = {"count": "count", "answer": "answers"}.get(spoil, next(iter(part)))
         if name in hidden and not liars:
             liars.append(name)
             change = np.uint64(2**63 // 3 if spoil == "noise" else int(2.5 * secure_sum.SCALE))
-            hidden[name] = hidden[name] + change
+            hidden[name] = hidden[name][:-1] if spoil == "shape" else hidden[name] + change
         return hidden
 
     monkeypatch.setattr(population.secure_sum, "mask", lie)
-    with pytest.raises(UserError, match="the totals are no sums of answers"):
+    with pytest.raises(UserError, match=said):
         exchanged(chosen)
     assert liars
     liars.clear()
     assert exchanged(config())[1] is None
-    assert "no sums of answers" in caplog.text
-
-
-def test_parts_of_different_shape_are_refused(monkeypatch):
-    honest, asked = secure_sum.mask, []
-
-    def shorter(part, **keys):
-        hidden = honest(part, **keys)
-        asked.append(keys["step"])
-        return {name: array[:-1] for name, array in hidden.items()} if len(asked) == 1 else hidden
-
-    monkeypatch.setattr(population.secure_sum, "mask", shorter)
-    with pytest.raises(UserError, match="parts of the step counts differ in shape"):
-        exchanged(config(sums__population_prior=True))
+    assert said in caplog.text
 
 
 def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
@@ -234,9 +232,10 @@ def node() -> tuple[Context, tuple[bytes, ...], np.ndarray]:
     return own, keys, np.ones(len(catalogue.train_Q), dtype=bool)
 
 
-def test_a_step_is_answered_once(node):
+def test_a_step_is_answered_once_and_in_its_order(node):
     context, keys, every = node
-    assert ask(context, wire.KEYS) is None
+    for step in ("everything", wire.KEYS, wire.ANSWERS):  # unknown, answered already, and too early
+        assert ask(context, step, keys=keys, allowed=every) is None
     assert ask(context, wire.KEYS, number=1) is None
     assert ask(context, wire.COUNTS, keys=keys).masked.keys() == {"count", "parties"}
     assert ask(context, wire.COUNTS, keys=keys) is None
@@ -260,13 +259,6 @@ def test_too_few_other_nodes_are_refused_whatever_the_server_s_config_says(node)
     assert ask(context, wire.COUNTS, keys=keys[:1]) is None
     del context.node_config["group"]
     assert ask(context, wire.COUNTS, keys=keys[:1]).masked.keys() == {"count", "parties"}  # a simulation is one party
-
-
-def test_steps_out_of_order_or_unknown_are_refused(node):
-    context, keys, every = node
-    assert ask(context, "everything", keys=keys) is None
-    assert ask(context, wire.ANSWERS, keys=keys, allowed=every) is None
-    assert ask(context, wire.COUNTS, keys=keys).masked
 
 
 @pytest.mark.parametrize(("deployed", "parties"), [(True, 1.0), (False, 2.0)])

@@ -273,11 +273,22 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
     return done, asked
 
 
-def test_the_round_of_the_lowest_validation_error_is_kept():
-    # (20 x .3 + 10 x .3) / 30, (20 x .1 + 10 x .4) / 30, (20 x .4 + 10 x .1) / 30
-    done, _ = validated([(0.3, 0.3), (0.1, 0.4), (0.4, 0.1)])
-    assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2, 0.3])
-    assert done.chosen == 2
+@pytest.mark.parametrize(
+    ("errors_RN", "cells", "validation", "chosen"),
+    [
+        # the lowest: (20 x .3 + 10 x .3) / 30, (20 x .1 + 10 x .4) / 30, (20 x .4 + 10 x .1) / 30
+        ([(0.3, 0.3), (0.1, 0.4), (0.4, 0.1)], (20, 10), [0.3, 0.2, 0.3], 2),
+        # a lost node does not decide: 0.4, then 0.21 for want of the worse node, then 0.385 or 0.41
+        ([(0.20, 0.60), (0.21, None), (0.19, 0.58)], (10, 10), [0.4, 0.21, 0.385], 3),
+        ([(0.20, 0.60), (0.21, None), (0.21, 0.61)], (10, 10), [0.4, 0.21, 0.41], 1),
+        # over more answers than any round before, the comparison starts anew
+        ([(0.20, None), (0.20, 0.60), (0.10, None), (0.21, 0.60)], (10, 10), [0.2, 0.4, 0.1, 0.405], 2),
+    ],
+)
+def test_the_round_of_the_lowest_error_over_the_most_answers_is_kept(errors_RN, cells, validation, chosen):
+    done, _ = validated(errors_RN, cells=cells)
+    assert [entry.validation for entry in done.rounds] == pytest.approx(validation)
+    assert done.chosen == chosen
 
 
 def test_only_some_rounds_are_validated_and_the_last_always():
@@ -293,20 +304,6 @@ def test_without_validation_the_last_round_is_kept():
     done, asked = validated([(0.1, 0.1), (0.5, 0.5)], cells=(0, 0))  # nobody has enough answers to say
     assert (done.chosen, asked) == (2, [1, 1, 2, 2])
     assert [entry.validation for entry in done.rounds] == [None, None]
-
-
-def test_a_node_lost_in_validation_does_not_decide_which_round_is_kept():
-    # 0.4, then 0.21 for want of the worse node, then 0.385
-    done, _ = validated([(0.20, 0.60), (0.21, None), (0.19, 0.58)], cells=(10, 10))
-    assert [entry.validation for entry in done.rounds] == pytest.approx([0.4, 0.21, 0.385])
-    assert done.chosen == 3
-    assert validated([(0.20, 0.60), (0.21, None), (0.21, 0.61)], cells=(10, 10))[0].chosen == 1
-
-
-def test_a_round_over_more_answers_than_any_before_starts_the_comparison_anew():
-    done, _ = validated([(0.20, None), (0.20, 0.60), (0.10, None), (0.21, 0.60)], cells=(10, 10))
-    assert [entry.validation for entry in done.rounds] == pytest.approx([0.2, 0.4, 0.1, 0.405])
-    assert done.chosen == 2
 
 
 def test_the_order_in_which_validation_replies_come_changes_no_bit():

@@ -156,21 +156,19 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
             assert np.isfinite(reward_J[~catalogue.train_Q]).any()
 
 
-def test_a_node_that_forgot_everything_answers_with_errors():
-    node, catalogue = prepared_node()
-    node.context.state = RecordDict()
-    for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
-        reply = node.ask(kind, node.content(kind, catalogue))
-        assert reply.error.code == wire.FAILED, kind
-        assert reply.error.reason.split(".")[-1].startswith(f"{kind.split('.')[-1]} failed: UserError")
-
-
-def test_before_the_target_table_is_written_nobody_votes_or_scores():
-    _, catalogue = prepared_node()
-    node = one_node(config_of())
-    assert node.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
-    for kind in (wire.VOTE, wire.SCORE):
-        assert node.ask(kind, node.content(kind, catalogue)).has_error()
+def test_a_node_that_lacks_what_an_action_needs_answers_with_an_error():
+    forgetful, catalogue = prepared_node()
+    forgetful.context.state = RecordDict()
+    untargeted = one_node(config_of())
+    assert untargeted.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
+    for node, kinds in (
+        (forgetful, (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)),
+        (untargeted, (wire.VOTE, wire.SCORE)),
+    ):
+        for kind in kinds:
+            reply = node.ask(kind, node.content(kind, catalogue))
+            assert reply.error.code == wire.FAILED, kind
+            assert reply.error.reason.startswith(f"{kind.split('.')[-1]} failed: UserError")
 
 
 # --- votes ----------------------------------------------------------------------------------------

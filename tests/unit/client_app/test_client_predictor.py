@@ -60,11 +60,6 @@ def groups(embedding) -> list[Member]:
     return found
 
 
-def noisy() -> ArrayRecord:
-    """Weights of a network that answers as its context does; a fresh one answers the same whatever its context."""
-    return weights(CONFIG)
-
-
 def flat(weights: ArrayRecord) -> np.ndarray:
     return np.concatenate([array.numpy().astype(np.float64).ravel() for array in weights.values()])
 
@@ -135,9 +130,9 @@ def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
 
 
 def test_one_draw_says_nothing_of_uncertainty_and_several_do(embedding, groups):
-    one = predictor.load(CONFIG, noisy(), embedding).table(groups[1], draw=0)
+    one = predictor.load(CONFIG, weights(CONFIG), embedding).table(groups[1], draw=0)
     config = Config.load({**CONFIG.flat(), "pluralllm.draws": 3})
-    several = predictor.load(config, noisy(), embedding).table(groups[1], draw=0)
+    several = predictor.load(config, weights(CONFIG), embedding).table(groups[1], draw=0)
     assert not one.spread_Q.any()
     assert (several.spread_Q > 0).all()
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
@@ -178,7 +173,9 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
 
 
 def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
-    found, held_out = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
+    found, held_out = scored(
+        weights(CONFIG), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16}
+    )
     for part, cells in (("held-out", held_out), ("training", 12)):
         sums = found[part]
         by_size = [name for name in sums if name.startswith("context-")]

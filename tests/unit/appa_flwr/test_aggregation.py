@@ -208,10 +208,7 @@ TWO = [[0.1, 0.2], [0.3, 0.4]]
         (lambda: agg.alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
         (lambda: agg.alpha_weights(np.zeros((0, 2)), alpha=1.0), r"\(0, 2\)"),
         (lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5), r"weight_G .*\(2\), got shape \(1,\)"),
-        (
-            lambda: agg.adaptive_aggregate(TWO, [0.5, 0.5], fairness=0.5, fairness_threshold=-1),
-            "fairness_threshold must",
-        ),
+        (lambda: agg.adaptive_aggregate(TWO, [0.5, 0.5], fairness=0.5, fairness_threshold=-1), "threshold must"),
         (lambda: agg.historical_alignment([0.0], TWO), "history_G"),
         (lambda: agg.historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
         (lambda: agg.reversed_softmax(TWO), r"history_G .*\(G\)"),

@@ -155,30 +155,20 @@ def test_an_array_that_is_none_is_a_value_error_that_quotes_nothing(record, bad)
     "change",
     [
         {"groups": None},
-        {"groups": ConfigRecord({})},
-        {"groups": ConfigRecord({"names": "A"})},
-        {"groups": ConfigRecord({"names": [1]})},
-        {"groups": ConfigRecord({"names": b"A"})},
+        *({"groups": ConfigRecord(names)} for names in ({}, {"names": "A"}, {"names": [1]}, {"names": b"A"})),
         {"groups": MetricRecord({"names": 1})},
-        {"rewards": ArrayRecord({f"1|js|{wire.TARGET_SIDE}": Array(np.ones(2))})},
         # Python would take place -1 for the last group
-        {"rewards": ArrayRecord({f"-1|js|{wire.TARGET_SIDE}": Array(np.ones(2))})},
-        {"rewards": ArrayRecord({f"A|js|{wire.TARGET_SIDE}": Array(np.ones(2))})},
-        {"rewards": ArrayRecord({"0|js": Array(np.ones(2))})},
-        {"rewards": ArrayRecord({"0|js|targets|more": Array(np.ones(2))})},
-        {"votes": ArrayRecord({"1": Array(np.ones((2, 2)))})},
-        {"votes": ArrayRecord({"-1": Array(np.ones((2, 2)))})},
-        {"votes": ArrayRecord({"": Array(np.ones((2, 2)))})},
-        {"counts": MetricRecord({"0|answered": 0.5})},
-        {"counts": MetricRecord({"0|answered": [1, 2]})},
-        {"counts": MetricRecord({"0|answered": float("nan")})},
-        {"counts": MetricRecord({"1|answered": 1})},
-        {"counts": MetricRecord({"-1|answered": 1})},
-        {"counts": MetricRecord({"answered": 1})},
-        {"sums": MetricRecord({"1|held-out|uniform|js": 1.0})},
-        {"sums": MetricRecord({"-1|held-out|uniform|js": 1.0})},
-        {"sums": MetricRecord({"0|held-out|js": 1.0})},
-        {"sums": MetricRecord({"js": 1.0})},
+        *(
+            {"rewards": ArrayRecord({key: Array(np.ones(2))})}
+            for key in ("1|js|targets", "-1|js|targets", "A|js|targets", "0|js", "0|js|targets|more")
+        ),
+        *({"votes": ArrayRecord({key: Array(np.eye(2))})} for key in ("1", "-1", "")),
+        *({"counts": MetricRecord({"0|answered": count})} for count in (0.5, [1, 2], float("nan"))),
+        *({"counts": MetricRecord({key: 1})} for key in ("1|answered", "-1|answered", "answered")),
+        *(
+            {"sums": MetricRecord({key: 1.0})}
+            for key in ("1|held-out|uniform|js", "-1|held-out|uniform|js", "0|held-out|js", "js")
+        ),
     ],
     ids=repr,
 )
@@ -202,21 +192,15 @@ def test_a_reply_that_breaks_the_protocol_is_a_value_error(change):
         ("catalogue", "embedding", np.ones((2, 2, 2), dtype=np.float32)),  # two options, elsewhere three
         ("catalogue", "option", np.ones((1, 3), dtype=bool)),
         ("catalogue", "option", np.ones(2, dtype=bool)),
-        ("questions", "json", ""),
-        ("questions", "json", "[1, 2]"),
-        ("questions", "json", '[["a", "b", 3, null], ["a", "b", ["c"], null]]'),
-        ("questions", "json", '[["a", "b", ["c"], null]]'),
-        ("questions", "json", "{}"),
+        *(("questions", "json", text) for text in ("", "[1, 2]", '[["a", "b", 3, null], ["a", "b", ["c"], null]]')),
+        *(("questions", "json", text) for text in ('[["a", "b", ["c"], null]]', "{}")),
         ("answers", "question", np.array([0.0, 1.0])),
         ("answers", "question", np.array([0, 1, 1])),  # three questions for two answers
         ("answers", "question", np.array([[0, 1]])),
-        ("answers", "prediction", np.ones(2)),
-        ("answers", "prediction", np.ones((2, 3), dtype=np.float32)),
-        ("settings", "metrics", "js"),
-        ("settings", "metrics", [1]),
+        *(("answers", "prediction", value) for value in (np.ones(2), np.ones((2, 3), dtype=np.float32))),
+        *(("settings", "metrics", value) for value in ("js", [1])),
         ("settings", "sides", ["elsewhere"]),
-        ("settings", "draw", "x"),
-        ("settings", "draw", 0.5),
+        *(("settings", "draw", value) for value in ("x", 0.5)),
     ],
 )
 def test_a_broken_catalogue_or_score_request_is_a_value_error(record, name, value):

@@ -5,7 +5,6 @@ Axis letters: Q public questions, J scored answers, K options.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from client_node import ACTIONS, TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
 from flwr.app import Context, RecordDict
 from in_process import deployed, simulated
+from surveys import row, write
 
 from appa_flwr import wire
 from appa_flwr.survey.generate import generate
@@ -43,12 +43,7 @@ def test_in_simulation_only_the_groups_of_the_run_are_there():
 
 
 def test_in_simulation_a_survey_file_names_the_groups(tmp_path):
-    rows = [
-        {"question_id": "q", "question": "?", "options": ["x", "y"], "group": group, "distribution": [0.5, 0.5]}
-        for group in ("South, East", "North")
-    ]
-    path = tmp_path / "survey.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("South, East", "North")])
     assert list(one_node(config_of(survey=str(path))).groups(wire.ROLL_CALL)) == ["South, East", "North"]
 
 
@@ -88,9 +83,9 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         assert reply.counts == {"answered": len(training), "known": len(own)}
         kept = state.data(node.context.state, group)
         assert kept.question_N.tolist() == sorted(training)
-        for q, row in zip(kept.question_N, kept.answer_NK, strict=True):
-            np.testing.assert_allclose(row[: len(training[q])], training[q], atol=1e-7)
-            assert not row[len(training[q]) :].any()
+        for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
+            np.testing.assert_allclose(answer_K[: len(training[q])], training[q], atol=1e-7)
+            assert not answer_K[len(training[q]) :].any()
         truth_QK = state.truth(node.context.state, group)
         assert np.flatnonzero(~np.isnan(truth_QK).any(1)).tolist() == sorted(index[key] for key in own)
         assert np.isnan(truth_QK).all(1).sum() == 24 - len(own)
@@ -156,21 +151,19 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
             assert np.isfinite(reward_J[~catalogue.train_Q]).any()
 
 
-def test_a_node_that_forgot_everything_answers_with_errors():
-    node, catalogue = prepared_node()
-    node.context.state = RecordDict()
-    for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
-        reply = node.ask(kind, node.content(kind, catalogue))
-        assert reply.error.code == wire.FAILED, kind
-        assert reply.error.reason.split(".")[-1].startswith(f"{kind.split('.')[-1]} failed: UserError")
-
-
-def test_before_the_target_table_is_written_nobody_votes_or_scores():
-    _, catalogue = prepared_node()
-    node = one_node(config_of())
-    assert node.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
-    for kind in (wire.VOTE, wire.SCORE):
-        assert node.ask(kind, node.content(kind, catalogue)).has_error()
+def test_a_node_that_lacks_what_an_action_needs_answers_with_an_error():
+    forgetful, catalogue = prepared_node()
+    forgetful.context.state = RecordDict()
+    untargeted = one_node(config_of())
+    assert untargeted.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
+    for node, kinds in (
+        (forgetful, (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)),
+        (untargeted, (wire.VOTE, wire.SCORE)),
+    ):
+        for kind in kinds:
+            reply = node.ask(kind, node.content(kind, catalogue))
+            assert reply.error.code == wire.FAILED, kind
+            assert reply.error.reason.startswith(f"{kind.split('.')[-1]} failed: UserError")
 
 
 # --- votes ----------------------------------------------------------------------------------------

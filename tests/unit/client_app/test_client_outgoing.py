@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
 import pytest
-from client_node import TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
-from in_process import cross, deployed, request
+from client_node import TRAIN, config_of, one_node, prepared_node, uniform_request
+from in_process import cross, request
 
 from appa_flwr import wire
-from appa_flwr.survey.generate import generate
 from client_app import data, outgoing, predictor, scoring, state
 from client_app.main import app
-from server_app.federation.catalogue import build_catalogue
 
 SECRET = "secret 0.123456 question text"
 
@@ -54,18 +51,6 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
     for part in SECRET.split():
         assert part.encode() not in crossed.data
     assert SECRET in caplog.text  # the group itself can find out
-
-
-def test_a_bad_row_of_the_private_file_is_not_quoted_to_the_server(tmp_path, caplog):
-    survey = generate(num_questions=24, num_groups=2, seed=3)
-    config, files = home_files(survey, tmp_path, config_of(data__num_groups=2, data__strict=True))
-    group, path = next(iter(files.items()))
-    bad = {"question_id": "diary", "question": "?", "options": ["x", "y"], "group": group, "distribution": [0.7, 0.7]}
-    path.write_text(path.read_text() + json.dumps(bad) + "\n")
-    (context, _) = deployed(config, files).values()
-    reply = Node(context).ask(wire.CATALOGUE, wire.pack_catalogue(build_catalogue(config)))
-    assert reply.error.reason == "catalogue failed: UserError (details are in the group's own log)"
-    assert "diary" in caplog.text
 
 
 def test_a_file_that_needs_more_than_a_group_has_installed_is_named_in_the_groups_own_log(monkeypatch, caplog):

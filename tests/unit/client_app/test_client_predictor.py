@@ -33,10 +33,6 @@ CONFIG = config_of(
 SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm, CONFIG.sums)
 
 
-def member(group: GroupData) -> Member:
-    return Member(group, None)
-
-
 @pytest.fixture(scope="module")
 def start() -> ArrayRecord:
     torch.manual_seed(1)
@@ -56,13 +52,8 @@ def groups(embedding) -> list[Member]:
     found = []
     for g, (name, mine) in enumerate(data.answers(CONFIG, {}, data.all_groups(CONFIG)).items()):
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
-        found.append(member(group_data(name, answers, embedding=embedding)))
+        found.append(Member(group_data(name, answers, embedding=embedding), None))
     return found
-
-
-def noisy() -> ArrayRecord:
-    """Weights of a network that answers as its context does; a fresh one answers the same whatever its context."""
-    return weights(CONFIG)
 
 
 def flat(weights: ArrayRecord) -> np.ndarray:
@@ -112,7 +103,7 @@ def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(st
 
 
 def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
-    nobody = member(group_data("Nobody", {}, embedding=embedding))
+    nobody = Member(group_data("Nobody", {}, embedding=embedding), None)
     with_nobody, without = (
         predictor.train_round(CONFIG, start, members, embedding, round_number=1)
         for members in ([nobody, groups[1]], [groups[1]])
@@ -135,9 +126,9 @@ def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
 
 
 def test_one_draw_says_nothing_of_uncertainty_and_several_do(embedding, groups):
-    one = predictor.load(CONFIG, noisy(), embedding).table(groups[1], draw=0)
+    one = predictor.load(CONFIG, weights(CONFIG), embedding).table(groups[1], draw=0)
     config = Config.load({**CONFIG.flat(), "pluralllm.draws": 3})
-    several = predictor.load(config, noisy(), embedding).table(groups[1], draw=0)
+    several = predictor.load(config, weights(CONFIG), embedding).table(groups[1], draw=0)
     assert not one.spread_Q.any()
     assert (several.spread_Q > 0).all()
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
@@ -147,7 +138,7 @@ def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=N
     """Scores of a group whose first answers are training answers; all other questions are held out."""
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[answers.question_N] = True
-    mine = member(GroupData("A", answers.question_N[:count], answers.answer_NK[:count]))
+    mine = Member(GroupData("A", answers.question_N[:count], answers.answer_NK[:count]), None)
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[answers.question_N] = answers.answer_NK
     truth_QK[~train_Q] = answers.answer_NK[0]
@@ -178,7 +169,9 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
 
 
 def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
-    found, held_out = scored(noisy(), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16})
+    found, held_out = scored(
+        weights(CONFIG), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16}
+    )
     for part, cells in (("held-out", held_out), ("training", 12)):
         sums = found[part]
         by_size = [name for name in sums if name.startswith("context-")]
@@ -212,11 +205,11 @@ def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monke
 
 
 def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embedding, groups):
-    mine = member(groups[1].data)
+    mine = Member(groups[1].data, None)
     every_Q = np.ones(len(embedding.option_QK), dtype=bool)
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[mine.data.question_N] = mine.data.answer_NK
-    for known in (mine, member(GroupData("B", mine.data.question_N[:0], mine.data.answer_NK[:0]))):
+    for known in (mine, Member(GroupData("B", mine.data.question_N[:0], mine.data.answer_NK[:0]), None)):
         ours = predictor.load(CONFIG, start, embedding)
         sums = ours.scores(known, ours.table(known, draw=0), truth_QK, every_Q, mean_of_others=None)
         assert sums["held-out"]["pluralllm"]["cells"] == 0.0
@@ -225,7 +218,7 @@ def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embeddin
 def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embedding, groups):
     whole = groups[1].data
     kept, held_out = np.arange(8), np.arange(8, len(whole))
-    mine = member(GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept]))
+    mine = Member(GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept]), None)
     truth = GroupData(whole.group, whole.question_N[held_out], whole.answer_NK[held_out])
     # by hand: a fresh network answers uniformly
     distances = []

@@ -10,39 +10,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from report_runs import predictor_card
 
 from appa_flwr.errors import UserError
 from appa_flwr.run import records
 from appa_flwr.survey.types import Question
 from pluralllm import card as cards
 from pluralllm.data import OptionEmbedding
-from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
 
 QUESTIONS = tuple(Question(f"q{n}", f"What about {n}?", ("yes", "no"), None) for n in range(6))
 HELD_OUT = QUESTIONS[4:]
 NETWORK = ModelConfig(embedding_dim=3, hidden_dim=8, num_blocks=1, num_heads=2)
 FEATURES = records.EmbeddingSummary(kind="ngrams", model="", dim=3, probe=(0.5, -1.25, 0.0))
-CARD = records.Card(
-    network=records.Network(**vars(NETWORK)),
-    episodes=records.EpisodeShape(**vars(EpisodeConfig())),
-    embedding=FEATURES,
-    survey=records.SurveySummary(
-        table=cards.table_hash(QUESTIONS),
-        training=tuple(cards.question_hash(question) for question in QUESTIONS[:4]),
-        num_questions=6,
-        num_held_out=2,
-        split_seed=7,
-        test_fraction=0.3,
-        groups={"Avaria": 4, "Belmora": 3},
-        unseen_groups={"Castria": 2},
-    ),
-    training={"pluralllm.rounds": 2},
-    rounds=(records.Round(round=1, loss=0.5), records.Round(round=2, loss=0.25, validation=0.31)),
-    chosen=2,
-    population=records.PopulationSummary(prior=True, min_groups=3, training=4, held_out=1),
-    scores={"seen/held-out": {"pluralllm": {"js": 0.9, "cells": 2.0}}},
-    by_context={"seen/held-out": {16: {"js": 0.9, "cells": 2.0}}},
+CARD = records.Card.model_validate_json(json.dumps(predictor_card())).model_copy(
+    update={
+        "network": records.Network(**vars(NETWORK)),
+        "embedding": FEATURES,
+        "survey": records.SurveySummary(
+            table=cards.table_hash(QUESTIONS),
+            training=tuple(cards.question_hash(question) for question in QUESTIONS[:4]),
+            num_questions=6,
+            num_held_out=2,
+            split_seed=7,
+            test_fraction=0.3,
+            groups={"Avaria": 4, "Belmora": 3},
+            unseen_groups={"Castria": 2},
+        ),
+    }
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from appa_flwr.errors import UserError
 from pluralllm.model import ModelConfig, PluralLLM, Questions
@@ -113,20 +114,16 @@ def test_the_context_matters_and_which_answer_belongs_to_which_question(
 
 
 def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str, Tensor]) -> None:
-    nan = float("nan")
-    options = batch["context_options"]
+    nan, options = float("nan"), batch["context_options"]
+    known = batch["context_embedding"].masked_fill(~options[..., None], nan)
     padded = {
         # NaN on the padding of existing questions, two more option columns, one absent context question ...
-        "context_embedding": torch.nn.functional.pad(
-            batch["context_embedding"].masked_fill(~options[..., None], nan), (0, 0, 0, 2, 0, 1), value=nan
-        ),
-        "context_answer": torch.nn.functional.pad(
-            batch["context_answer"].masked_fill(~options, nan), (0, 2, 0, 1), value=nan
-        ),
-        "context_options": torch.nn.functional.pad(options, (0, 2, 0, 1), value=False),
+        "context_embedding": pad(known, (0, 0, 0, 2, 0, 1), value=nan),
+        "context_answer": pad(batch["context_answer"].masked_fill(~options, nan), (0, 2, 0, 1), value=nan),
+        "context_options": pad(options, (0, 2, 0, 1), value=False),
         # ... and two target questions without options
-        "target_embedding": torch.nn.functional.pad(batch["target_embedding"], (0, 0, 0, 2, 0, 2), value=nan),
-        "target_options": torch.nn.functional.pad(batch["target_options"], (0, 2, 0, 2), value=False),
+        "target_embedding": pad(batch["target_embedding"], (0, 0, 0, 2, 0, 2), value=nan),
+        "target_options": pad(batch["target_options"], (0, 2, 0, 2), value=False),
     }
     found = probability(model, padded)
     torch.testing.assert_close(found[:, :M, :K], probability(model, batch), **TOLERANCE)

@@ -97,18 +97,32 @@ def test_a_small_group_keeps_targets() -> None:
         drawn(random_group(0))
 
 
-def test_cross_entropy_by_hand() -> None:
-    # question 1: p = (1/2, 1/4, 1/4), y = (1, 0, 0)          -> ln 2
-    # question 2: p = (1/4, 3/4, -),   y = (1/2, 1/2, -)      -> (ln 4 + ln 4/3) / 2
-    # question 3 is padding: it must neither add nor divide
-    inf = float("inf")
-    log_p = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.75, 1.0], [1.0, 1.0, 1.0]]]).log()
-    options = torch.tensor([[[True, True, True], [True, True, False], [False, False, False]]])
-    log_p = log_p.masked_fill(~options, -inf).requires_grad_()
-    target = torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]])
-    expected = (math.log(2) + (math.log(4) + math.log(4 / 3)) / 2) / 2
-    value = soft_cross_entropy(log_p, target, options)
-    assert value.item() == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize(
+    ("term", "p", "answer", "sizes", "expected"),
+    [
+        # -ln 1/2, and -(ln 1/4 + ln 3/4) / 2
+        (
+            soft_cross_entropy,
+            [[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.0] * 3],
+            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0] * 3],
+            [3, 2, 0],
+            pytest.approx((math.log(2) + (math.log(4) + math.log(4 / 3)) / 2) / 2, abs=1e-6),
+        ),
+        # the first is right, and the root's floor leaves 0.01; the second has a natural divergence of 0.21576
+        (
+            js_distance_loss,
+            [[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]],
+            [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]],
+            [2, 2, 0],
+            pytest.approx((0.01 + math.sqrt(0.21576)) / 2, abs=2e-4),
+        ),
+    ],
+)
+def test_terms_of_the_loss_by_hand_where_padding_neither_adds_nor_divides(term, p, answer, sizes, expected) -> None:
+    options = torch.arange(len(p[0])) < torch.tensor(sizes)[None, :, None]
+    log_p = torch.tensor([p]).log().requires_grad_()
+    value = term(log_p, torch.tensor([answer]), options)
+    assert value.item() == expected
     (gradient,) = torch.autograd.grad(value, log_p)
     assert gradient.isfinite().all()
     assert (gradient[~options] == 0).all()
@@ -120,19 +134,6 @@ def test_loss_with_a_population_prior_by_hand() -> None:
     # m = (2/3, 1/6, 1/6), JSD = 1/2 [1/3 ln 1/2 + 2/3 ln 2] + 1/2 ln 3/2 = 0.31826, distance 0.5641
     expected = 0.5642 + CROSS_ENTROPY_SHARE * math.log(3)
     assert float(loss(small_model(), batch).detach()) == pytest.approx(expected, abs=2e-4)
-
-
-def test_distance_by_hand_and_without_padding() -> None:
-    inf = float("inf")
-    log_p = torch.tensor([[[0.0, -inf], [math.log(0.5), math.log(0.5)], [-inf, -inf]]], requires_grad=True)
-    target = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]])
-    options = torch.tensor([[[True, True], [True, True], [False, False]]])
-    value = js_distance_loss(log_p, target, options)
-    # the first is right, and the root's floor leaves 0.01; the second has a natural divergence of 0.21576
-    assert value.item() == pytest.approx((0.01 + math.sqrt(0.21576)) / 2, abs=2e-4)
-    (gradient,) = torch.autograd.grad(value, log_p)
-    assert gradient.isfinite().all()
-    assert (gradient[~options] == 0).all()
 
 
 def test_steps_rise_and_then_fall_to_nothing() -> None:

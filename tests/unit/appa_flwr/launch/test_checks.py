@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from real_surveys import GLOBALQA, needs_surveys
+from surveys import row, write
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
@@ -15,14 +16,11 @@ from appa_flwr.run.resume import resumable
 from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[4]
-ROW = {"question_id": "q1", "question": "A?", "options": ["x", "y"], "distribution": [0.25, 0.75]}
 
 
 @pytest.fixture
 def survey(tmp_path):
-    path = tmp_path / "survey.jsonl"
-    path.write_text("".join(json.dumps(ROW | {"group": group}) + "\n" for group in ("North", "South")))
-    return path
+    return write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("North", "South")])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,7 @@ def test_the_papers_countries_are_in_the_real_survey():
 
 def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys):
     with survey.open("a") as file:
-        file.write(json.dumps(ROW | {"group": "North", "question_id": "spoilt", "distribution": [0.9, 0.9]}) + "\n")
+        file.write(json.dumps(row("spoilt", "North", [0.9, 0.9, 0.9])) + "\n")
     rejections = checks.read_survey(Config.load({"survey": str(survey)}), ("North", "South")).rejections
     assert [(cell.row, cell.question_id) for cell in rejections] == [(3, "spoilt")]
     checks.show_left_out(rejections * 7)

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, predictor_scores, row, write_run
+from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, write_run
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
@@ -50,10 +50,7 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        (
-            {"schema": 99},
-            "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 1); ",
-        ),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 1)"),
         ({"schema": 1, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
         ({"schema": 1, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
@@ -83,22 +80,18 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         (
             "pluralllm",
             predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
-            "pluralllm.json, key 'rounds', row 1, key 'round': input should be a valid integer, found 1.5",
+            "row 1, key 'round': input should be a val",
+        ),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 2"),
+        (
+            "pluralllm",
+            predictor_card(population={"prior": False}),
+            "key 'population', key 'min_groups': field required",
         ),
         (
             "pluralllm",
-            {"format": 1},
-            "pluralllm.json, key 'format': the card is of format 1, and this version reads format 2",
-        ),
-        (
-            "pluralllm",
-            predictor_card(population={"prior": False, "min_groups": 3, "training": 1}),
-            "pluralllm.json, key 'population', key 'held_out': field required",
-        ),
-        (
-            "pluralllm",
-            predictor_card(by_context={"seen/held-out": {"0": predictor_scores(0.5)}}),
-            "key 'seen/held-out', key '0', key '[key]': input should be greater than or equal to 1",
+            predictor_card(by_context={"p": {"0": {}}}),
+            "'p', key '0', key '[key]': input should be greater",
         ),
     ],
 )
@@ -118,11 +111,7 @@ def test_a_wrong_value_is_named(tmp_path, name, content, says):
             b'\n\n{"iteration": 2, "num_it',
             "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
         ),
-        (
-            PHASES,
-            b'[\n {"phase": "sft",\n  "seconds": }\n]',
-            "phases.json is not JSON (expected value at line 3 column 14)",
-        ),
+        (PHASES, b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),
         (SUMMARY, b'[{"policy": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
     ],
 )

@@ -50,19 +50,12 @@ TOLERANCE = 1e-6  # float32 keeps a share to 6e-8; a shared value by chance is a
 
 @dataclass(frozen=True)
 class World:
-    """A survey whose every private value can be told from all others.
+    """A survey whose every private value can be told from all others."""
 
-    Attributes:
-        config: a run on its public questions.
-        files: group -> its private file.
-        answers: group -> question id -> distribution (K,), no value twice.
-        texts: strings that stand in private files only.
-    """
-
-    config: Config
-    files: dict[str, Path]
-    answers: dict[str, dict[str, np.ndarray]]
-    texts: tuple[str, ...]
+    config: Config  # a run on its public questions
+    files: dict[str, Path]  # group -> its private file
+    answers: dict[str, dict[str, np.ndarray]]  # group -> question id -> distribution (K,), no value twice
+    texts: tuple[str, ...]  # strings that stand in private files only
 
     @property
     def rows(self) -> list[np.ndarray]:

@@ -106,9 +106,8 @@ def test_alpha_weights_are_the_gradient(alpha):
 
 
 def test_appa_falls_back_to_the_mean_from_the_threshold_on_and_still_reports_its_weights():
-    reward_GJ = [[0.4], [0.8]]  # FI = .9, as above
-    history = [0.5, 0.6]
-    at = once(make("appa", fairness_threshold=0.89), reward_GJ, history_G=history)
+    # FI = .9, as above
+    at = once(make("appa", fairness_threshold=0.89), [[0.4], [0.8]], history_G=[0.5, 0.6])
     assert at.fell_back is True
     assert at.aggregate_J == pytest.approx([0.6])
     np.testing.assert_allclose(at.weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)

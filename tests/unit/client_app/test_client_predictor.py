@@ -205,12 +205,13 @@ def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monke
 
 
 def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embedding, groups):
-    mine = Member(groups[1].data, None)
+    whole = groups[1].data
     every_Q = np.ones(len(embedding.option_QK), dtype=bool)
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
-    truth_QK[mine.data.question_N] = mine.data.answer_NK
-    for known in (mine, Member(GroupData("B", mine.data.question_N[:0], mine.data.answer_NK[:0]), None)):
-        ours = predictor.load(CONFIG, start, embedding)
+    truth_QK[whole.question_N] = whole.answer_NK
+    ours = predictor.load(CONFIG, start, embedding)
+    for count in (len(whole), 0):
+        known = Member(GroupData("B", whole.question_N[:count], whole.answer_NK[:count]), None)
         sums = ours.scores(known, ours.table(known, draw=0), truth_QK, every_Q, mean_of_others=None)
         assert sums["held-out"]["pluralllm"]["cells"] == 0.0
 

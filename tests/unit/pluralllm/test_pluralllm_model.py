@@ -5,6 +5,7 @@ Axis letters: B episodes, C context questions, M target questions, K options, E 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -140,15 +141,10 @@ def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Ten
 
 def test_each_target_and_each_episode_is_predicted_as_if_alone(model: PluralLLM, batch: dict[str, Tensor]) -> None:
     together = probability(model, batch)
-    for episode in range(B):
-        for target in range(M):
-            alone = {
-                name: value[episode : episode + 1, target : target + 1]
-                if name.startswith("target")
-                else value[episode : episode + 1]
-                for name, value in batch.items()
-            }
-            torch.testing.assert_close(probability(model, alone)[0, 0], together[episode, target], **TOLERANCE)
+    for episode, target in itertools.product(range(B), range(M)):
+        alone = {name: value[episode : episode + 1] for name, value in batch.items()}
+        alone |= {name: value[:, target : target + 1] for name, value in alone.items() if name.startswith("target")}
+        torch.testing.assert_close(probability(model, alone)[0, 0], together[episode, target], **TOLERANCE)
 
 
 def test_gradients_are_finite_with_padding(model: PluralLLM, batch: dict[str, Tensor]) -> None:

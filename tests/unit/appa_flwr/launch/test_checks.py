@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from real_surveys import GLOBALQA, needs_surveys
 from surveys import row, write
 
 from appa_flwr.config import Config
@@ -44,12 +43,6 @@ def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
     assert checks.participants(chosen) == ("South",)
     generated = Config.load({"data.num-groups": 3, "data.num-questions": 20})
     assert checks.participants(generated) == generate(num_questions=20, num_groups=3, seed=0).groups
-
-
-@needs_surveys
-def test_the_papers_countries_are_in_the_real_survey():
-    config = Config.load({"survey": str(GLOBALQA), "groups": "Nigeria,Egypt,Germany"})
-    assert checks.participants(config) == ("Nigeria", "Egypt", "Germany")
 
 
 def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys):

@@ -5,16 +5,13 @@ Axis letters: G groups, Q held-out questions, K options.
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from peft import AutoPeftModelForCausalLM
 from real_run import TINY_RUN, Finished, RealRuns
-from real_surveys import GLOBALQA, needs_surveys
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -25,7 +22,6 @@ from appa_flwr.run.files import read_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
-from server_app.federation.catalogue import build_catalogue
 
 pytestmark = pytest.mark.slow
 
@@ -281,37 +277,3 @@ def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finis
         assert again.json(name) == finished.json(name)
     weights = "policy/model.safetensors"
     assert (again.folder / weights).read_bytes() == (finished.folder / weights).read_bytes()
-
-
-@needs_surveys
-def test_real_answers_of_the_papers_countries_with_adapters(appa_run):
-    groups = ";".join(COUNTRIES)
-    # real questions make long prompts
-    short = {"sft__steps": 25, "ppo__num_iterations": 1, "rollout__batch_size": 16}
-    lora = {"policy__tuning": "lora", "ppo__learning_rate": 1e-2}
-    run = appa_run(
-        "real", survey=GLOBALQA, groups=groups, data__max_questions=60, federation__min_groups=8, **short, **lora
-    )
-    completed(run)
-    policy = AutoPeftModelForCausalLM.from_pretrained(run.folder / "policy")
-    learned = [p for name, p in policy.named_parameters() if "lora_B" in name]
-    assert len(learned) == 12  # q, k, v, o in each of three layers
-    assert all(p.abs().max() > 0 for p in learned)
-    rows = rows_of(run)
-    assert set(rows) == {*product((*TRAINED, *BASELINES), DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
-    assert all(tuple(row["per_group"]) == COUNTRIES for row in rows.values())
-    assert all(tuple(line["rewards"]) == COUNTRIES for line in run.lines("metrics.jsonl"))
-    # The uniform answer against the countries' own answers, straight from the file.
-    public = build_catalogue(read_config(run.folder))
-    held_out = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if not train}
-    rewards: dict[str, list[float]] = {name: [] for name in COUNTRIES}
-    for line in GLOBALQA.read_text().splitlines():
-        row = json.loads(line)
-        if row["group"] in rewards and row["question_id"] in held_out:
-            shares = np.array(row["distribution"])
-            rewards[row["group"]].append(reward("js", np.ones(len(shares)), shares))
-    assert 0 < len(held_out) < len(public.questions) == 60
-    told = rows["uniform", "js"]["survey"]["per_group"]
-    assert {name: told[name] for name, found in rewards.items() if found} == pytest.approx(
-        {name: np.mean(found) for name, found in rewards.items() if found}, abs=1e-9
-    )

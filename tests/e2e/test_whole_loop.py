@@ -1,4 +1,4 @@
-"""The whole loop in one process: rankings, and the paper's architectures each from a folder as a download leaves it."""
+"""The whole loop in one process: rankings, real answers, and each of the paper's architectures as a download leaves it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import torch
 from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, flower_task, simulated
 from peft import AutoPeftModelForCausalLM
+from real_surveys import GLOBALQA, needs_surveys
 from safetensors.torch import load_file
+from scipy.spatial.distance import jensenshannon
 from small import SMALL_PREDICTOR
 from transformers import AutoTokenizer
 
 from appa_flwr import formats
-from appa_flwr.config import Config
+from appa_flwr.config import Config, preset, split_names
 from server_app import main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
@@ -102,6 +104,35 @@ def test_the_ranking_task(tmp_path):
         parsed = formats.parse("opa", example["ppo"], len(example["options"]))
         assert parsed.prediction is not None or example["mean_reward"] == 0
     assert any(example["mean_reward"] > 0 for example in examples)
+
+
+@needs_surveys
+def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
+    countries = split_names(str(preset("paper")["groups"]))
+    real = {"survey": str(GLOBALQA), "groups": ";".join(countries), "data.max-questions": 60}
+    tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "sft.steps": 25, "rollout.response-length": 48}
+    config = run_of(tmp_path, **real, **tiny)
+    policy = AutoPeftModelForCausalLM.from_pretrained(config.run_folder / "policy")
+    learned = [p for name, p in policy.named_parameters() if "lora_B" in name]
+    assert len(learned) == 12  # q, k, v, o in each of three layers
+    assert all(p.abs().max() > 0 for p in learned)
+    rows = json.loads((config.run_folder / "summary.json").read_text())
+    assert all(tuple(row["per_group"]) == countries for row in rows)
+    assert all(tuple(line["rewards"]) == countries for line in lines_of(config.run_folder))
+    # The uniform answer against the countries' own answers, straight from the file.
+    public = build_catalogue(config)
+    held_out = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if not train}
+    rewards = {name: [] for name in countries}
+    for line in GLOBALQA.read_text().splitlines():
+        row = json.loads(line)
+        if row["group"] in rewards and row["question_id"] in held_out:
+            shares = row["distribution"]
+            rewards[row["group"]].append(1 - jensenshannon([1] * len(shares), shares, base=2) ** 2)
+    assert 0 < len(held_out) < len(public.questions) == 60
+    (uniform,) = [row for row in rows if (row["policy"], row["metric"]) == ("uniform", "js")]
+    for name, found in rewards.items():
+        if found:
+            assert uniform["survey"]["per_group"][name] == pytest.approx(sum(found) / len(found), abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ group:
 	$(GROUP_VENV)/bin/python $(PIP) --requirement requirements-group.txt
 	$(GROUP_VENV)/bin/python $(PIP) --no-deps --editable .
 
-# Files in their order: the few long tests of whole runs come first. They wait more than they compute, so three workers fit two cores.
+# Files in their order: the few long tests of whole runs come first, not last on one core.
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

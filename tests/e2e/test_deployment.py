@@ -34,6 +34,7 @@ TINY_LOOP = {
     "ppo.num-iterations": 3,
     "pluralllm.rounds": 1,
     "pluralllm.validate-every": 0,
+    "sums.mean-of-others": False,
     "embedding.dim": 16,
     "rollout.batch-size": 16,
     "ppo.num-mini-batches": 2,

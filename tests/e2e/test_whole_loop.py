@@ -1,4 +1,4 @@
-"""The whole loop in one process: rankings, real answers, and each of the paper's architectures as a download leaves it."""
+"""The whole loop in one process: rankings, real answers, and the paper's architectures as a download leaves them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_ranking_task(tmp_path):
     tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "policy.tuning": "full"}
     learning = {
         "rollout.response-length": 48,
-        "sft.steps": 150,
+        "sft.steps": 100,
         "sft.batch-size": 16,
         "sft.learning-rate": 1e-3,
         "ppo.learning-rate": 2e-4,

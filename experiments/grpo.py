@@ -11,6 +11,7 @@ Axis letters: G groups, Q questions, J answers, K options.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -169,35 +170,36 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
                     f"{min(reward_G):.3f}, {rest}"
                 )
 
-    arguments = GRPOConfig(
-        output_dir="unused",  # nothing is saved on the way
-        save_strategy="no",
-        max_steps=steps,
-        per_device_train_batch_size=config.rollout.batch_size,
-        num_generations=COMPLETIONS_PER_QUESTION,
-        max_completion_length=config.rollout.response_length,
-        temperature=config.rollout.temperature,
-        learning_rate=config.ppo.learning_rate,
-        lr_scheduler_type=config.ppo.scheduler,
-        max_grad_norm=config.ppo.max_grad_norm,
-        bf16=config.policy.compute_dtype == "bfloat16",
-        gradient_checkpointing=False,
-        seed=config.seed,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    trainer = GRPOTrainer(
-        model,
-        rewards.group_reward,
-        arguments,
-        Dataset.from_list(rows),
-        processing_class=setup.base.tokenizer,
-        callbacks=[Report()],
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
+    with tempfile.TemporaryDirectory(prefix="appa-grpo-") as scratch:  # the trainer makes it, and saves nothing there
+        arguments = GRPOConfig(
+            output_dir=scratch,
+            save_strategy="no",
+            max_steps=steps,
+            per_device_train_batch_size=config.rollout.batch_size,
+            num_generations=COMPLETIONS_PER_QUESTION,
+            max_completion_length=config.rollout.response_length,
+            temperature=config.rollout.temperature,
+            learning_rate=config.ppo.learning_rate,
+            lr_scheduler_type=config.ppo.scheduler,
+            max_grad_norm=config.ppo.max_grad_norm,
+            bf16=config.policy.compute_dtype == "bfloat16",
+            gradient_checkpointing=False,
+            seed=config.seed,
+            logging_steps=1,
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = GRPOTrainer(
+            model,
+            rewards.group_reward,
+            arguments,
+            Dataset.from_list(rows),
+            processing_class=setup.base.tokenizer,
+            callbacks=[Report()],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
     return log
 
 

@@ -45,7 +45,7 @@ def finished(tmp_path_factory):
     """A run in small: its config, scores, lines of progress and folder, and what GRPO asked and left."""
     out = tmp_path_factory.mktemp("grpo")
     config = assemble(None, [*grpo.DEFAULTS, *KEYS, f"run.cache-dir={out / 'cache'}"], folder=None)
-    run = SimpleNamespace(config=config, lines=[], out=out / "results")
+    run = SimpleNamespace(config=config, lines=[], out=out / "results", here=tmp_path_factory.mktemp("here"))
     train, score, asked = grpo.train, grpo.LocalGroups.score, []
 
     def watched(model, *arguments, **keys):
@@ -60,6 +60,7 @@ def finished(tmp_path_factory):
         return score(groups, request, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(run.here)
         patch.setattr(grpo, "train", watched)
         patch.setattr(grpo.LocalGroups, "score", scored)
         patch.setattr(group_rewards, "parse_answers", random_answers)
@@ -122,6 +123,7 @@ def test_progress_is_shown_and_the_result_written(finished):
     assert any("building the tiny policy" in line and "20/20" in line for line in finished.lines)
     assert (finished.out / "grpo.png").read_bytes().startswith(b"\x89PNG")
     assert not list(finished.out.glob(".*"))
+    assert not list(finished.here.iterdir())  # the folder it was called from
 
 
 def test_the_saved_policy_is_the_trained_one_and_the_scored_one(finished):

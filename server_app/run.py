@@ -99,25 +99,30 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
-    alone = config.run.phases == "pluralllm"
-    if not alone:
+    whole = config.run.phases == "all"
+    if whole:
         base_models.check(config)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
     answered = join(run)
     population = share_sums(run)
-    # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        building = None if alone else executor.submit(prepare_base, run)
+
+    def make_targets() -> None:
         kept, card = train_predictor(run, start, given, answered)
         write_targets(run, kept.weights, card.model_copy(update={"population": population}))
-        if building is not None:
+
+    if whole:
+        # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            building = executor.submit(prepare_base, run)
+            make_targets()
             votes_GQK = collect_votes(run)
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-    if not alone:
         align(run, policy_inputs(run, base, votes_GQK))
+    else:
+        make_targets()
     with writing(folder.path):
         path = report.build(folder.path)
     folder.progress(LAST_PHASE, 1, 1, str(path), None)
@@ -216,8 +221,10 @@ def train_predictor(
 
 def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:
     """Every group writes its target table; the scores that come back go into PluralLLM's card."""
+    train_Q = run.catalogue.train_Q
+    sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int((~train_Q).sum())}
     with run.folder.phase("targets") as phase:
-        replies = run.federation.send_targets(weights)
+        replies = run.federation.send_targets(weights, fault=lambda reply: pluralllm_scores.fault(reply.sums, sizes))
         found = pluralllm_scores.scores(
             {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
         )

@@ -50,7 +50,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
             nodes=federation.homes(federation.groups),
             progress=lambda step, of, loss: None,
         ).weights
-        federation.send_targets(weights)
+        federation.send_targets(weights, fault=lambda reply: None)
         federation.votes()
         federation.score(
             wire.ScoreRequest(held_out, uniform_QK[held_out], metrics, (wire.TARGET_SIDE, wire.TRUTH_SIDE))

@@ -17,7 +17,6 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from appa_flwr import wire
 from appa_flwr.errors import UserError
 from server_app.federation.grid import OverlapGrid
-from server_app.predictor import scores as pluralllm_scores
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -36,7 +35,6 @@ class Federation:
         self._homes: dict[str, int] = {}
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
-        self._part_sizes: dict[str, int] = {}
         self._errors: Counter[int] = Counter()  # of the last question, by code
 
     def homes(self, groups: Collection[str]) -> tuple[int, ...]:
@@ -126,20 +124,20 @@ class Federation:
     def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
         """Hand out the public questions; how many training questions each group has answered."""
         self._vote_shape = catalogue.option_QK.shape
-        self._part_sizes = {
-            wire.TRAINING_PART: int(catalogue.train_Q.sum()),
-            wire.HELD_OUT_PART: int((~catalogue.train_Q).sum()),
-        }
         replies = self._replies(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
         self._require(replies, "take the catalogue of questions")
         return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
 
-    def send_targets(self, weights: ArrayRecord) -> Mapping[str, wire.GroupReply]:
-        """Hand out the frozen PluralLLM; the replies hold sums of its scores against each group's own answers."""
-        replies = self._without(
-            self._replies(self._ask(wire.TARGETS, wire.pack_weights(weights))),
-            lambda reply: pluralllm_scores.fault(reply.sums, self._part_sizes),
-        )
+    def send_targets(
+        self, weights: ArrayRecord, *, fault: Callable[[wire.GroupReply], str | None]
+    ) -> Mapping[str, wire.GroupReply]:
+        """Hand out the frozen PluralLLM; the replies hold sums of its scores against each group's own answers.
+
+        Args:
+            weights: of the frozen PluralLLM.
+            fault: what is wrong with a reply, None where it can be used.
+        """
+        replies = self._without(self._replies(self._ask(wire.TARGETS, wire.pack_weights(weights))), fault)
         self._require(replies, "write a target table")
         return replies
 

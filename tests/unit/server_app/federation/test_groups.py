@@ -17,6 +17,7 @@ from appa_flwr.errors import UserError
 from server_app.federation import groups as federations
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
+from server_app.predictor.scores import fault
 
 KEY = ("js", wire.TARGET_SIDE)
 TRUTH_KEY = ("js", wire.TRUTH_SIDE)
@@ -284,12 +285,12 @@ def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
             wire.GroupReply(name, sums={(wire.HELD_OUT_PART, p): sums | spread.get(p, {}) for p in predictors})
         )
 
-    # one held-out question in the catalogue
     nodes = {1: reported("A", 1), 2: reported("B", 2), 3: reported("C", 0), 4: reported("D", 1, ("pluralllm",))}
     federation = gathered(nodes, min_groups=2)
     federation.send_catalogue(CATALOGUE)
     weights = ArrayRecord({"w": Array(np.ones(2))})
-    assert list(federation.send_targets(weights)) == ["A", "C"]
+    sizes = {wire.TRAINING_PART: 2, wire.HELD_OUT_PART: 1}
+    assert list(federation.send_targets(weights, fault=lambda reply: fault(reply.sums, sizes))) == ["A", "C"]
     assert wire.unpack_weights(federation.grid._grid.pushed[-1].content)["w"].numpy().tolist() == [1.0, 1.0]
     assert any("group B " in text for text in warnings())
     assert any("group D " in text for text in warnings())

@@ -113,8 +113,8 @@ def baseline_rows(
     """The trivial baselines (uniform, majority) and the two ceilings: the frame in which a learned score must be read.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
-    them away (docs/decisions/ceilings.md), so this asks for those; `ceilings = false` leaves it out. `js-distance` has
-    no ceilings.
+    them away (docs/decisions/ceilings.md), so this asks for those; `eval.ceilings = false` leaves it out.
+    `js-distance` has no ceilings.
 
     Args:
         federation: the groups that score.

@@ -1,4 +1,4 @@
-"""The name of version 0.1.0 for `server_app.trl_rewards`."""
+"""The first name of `server_app.trl_rewards`, kept importable."""
 
 from server_app.trl_rewards import GroupRewards, LocalGroups
 

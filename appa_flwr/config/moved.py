@@ -1,4 +1,4 @@
-"""Keys of version 0.1.0, which had no sections, for the error that names what each is called now."""
+"""The flat keys of before there were sections, for the error that names what each is called now."""
 
 _SAME_NAME = {
     "run": "output-dir cache-dir checkpoint-every phases resume",

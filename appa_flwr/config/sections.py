@@ -1,4 +1,4 @@
-"""The config keys of every section, with its default (the embedded run), range and one line of doc.
+"""The config keys of every section, each with its default (the embedded run), range and one line of doc.
 
 `ppo.learning-rate` is `Config.ppo.learning_rate`. What the paper's tables set says so: SFT is `tab:sft-hparams`, PPO
 `tab:ppo-hparams`, APPA `tab:appa-hparams`. pyproject.toml repeats the defaults for Flower; a contract test holds

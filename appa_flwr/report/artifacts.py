@@ -81,7 +81,7 @@ def _missing(run: Run) -> Iterator[str]:
     if run.pluralllm is None:
         yield f"{CARD.name}: nothing is known of the preference predictor's pretraining."
     if whole and not run.examples:
-        yield f"{EXAMPLES.name}: there are no sample answers."
+        yield f"{EXAMPLES.name}: there are no example answers."
     last = run.iterations[-1] if run.iterations else None
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."

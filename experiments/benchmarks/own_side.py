@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
-from appa_flwr.config import Config, Scalar, split_names
+from appa_flwr.config import Config, Scalar
 from experiments.benchmarks import workload as plan
 from experiments.benchmarks.measure import Measured, Recorder, main
 from experiments.benchmarks.workload import EOS_ID, PAD_ID, Workload
 from server_app.models.base import load_model
-from server_app.models.policy import LoraModels
+from server_app.models.policy import ppo_models
 from server_app.ppo.engine import PPOEngine
 
 KEYS: dict[str, Scalar] = {
@@ -74,15 +74,9 @@ def keeping_to_plan(model: PreTrainedModel, *, ends: bool) -> Iterator[None]:
 def make_engine(workload: Workload) -> PPOEngine:
     """The engine as a run with these keys would build it."""
     config = Config.load({**KEYS, "rollout.response-length": workload.response_length, **workload.config})
-    models = LoraModels(
-        load_model(config, workload.model, quantized=config.policy.quantization == "nf4"),
-        rank=config.lora.rank,
-        alpha=config.lora.alpha,
-        policy_targets=list(split_names(config.lora.policy_targets)),
-        value_targets=list(split_names(config.lora.value_targets)),
-    )
+    model = load_model(config, workload.model, quantized=config.policy.quantization == "nf4")
     return PPOEngine(
-        models,
+        ppo_models(config, model),
         config.ppo,
         config.rollout,
         num_iterations=len(workload.batches),

@@ -38,12 +38,14 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 """Which of a group's own answers PluralLLM is measured on."""
 
-FAILED, MEAN_REFUSED = 100, 101
+FAILED, MEAN_REFUSED, OWN_ANSWERS_REFUSED = 100, 101, 102
 """Flower error codes of a group's reply: an action failed; the node's own config forbids what was asked for."""
 
 REFUSALS = {
     MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
-    " allow-mean=true in its own --node-config"
+    " allow-mean=true in its own --node-config",
+    OWN_ANSWERS_REFUSED: "pluralllm.reward-target = own-answer or posterior would score against training answers"
+    " themselves; a deployed node allows that only by allow-own-answers=true in its own --node-config",
 }
 """What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
 

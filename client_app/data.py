@@ -32,10 +32,15 @@ def check_allowed(config: Config, node_config: Mapping[str, object]) -> None:
     """Refuse a run that asks for more than this node gives away, whoever submitted it.
 
     Raises:
-        Refused: `sft.target` is "mean" and the node is deployed, without `allow-mean=true` in its own config.
+        Refused: the node is deployed, and `sft.target` is "mean" without `allow-mean=true` in its own config, or
+            `pluralllm.reward-target` is another than "predicted" without `allow-own-answers=true` there.
     """
-    if config.sft.target == "mean" and deployed(node_config) and node_config.get("allow-mean") is not True:
+    if not deployed(node_config):
+        return
+    if config.sft.target == "mean" and node_config.get("allow-mean") is not True:
         raise Refused(wire.MEAN_REFUSED)
+    if config.pluralllm.reward_target != "predicted" and node_config.get("allow-own-answers") is not True:
+        raise Refused(wire.OWN_ANSWERS_REFUSED)
 
 
 def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from appa_flwr.errors import UserError
 from client_app import data, outgoing, scoring, state
 
 if TYPE_CHECKING:
-    from client_app import predictor
+    from pluralllm.data import GroupData
 
 app = ClientApp()
 log = logging.getLogger("appa.client")
@@ -62,7 +62,9 @@ def catalogue(message: Message, context: Context) -> Message:
                 truth_QK[row] = 0.0
                 truth_QK[row, : len(own)] = own
         state.remember_data(context.state, d_g, truth_QK)
-        replies.append(wire.GroupReply(name, counts={"answered": len(d_g), "known": len(answers)}))
+        simulated = int(not data.deployed(context.node_config))
+        counts = {"answered": len(d_g), "known": len(answers), "simulated": simulated}
+        replies.append(wire.GroupReply(name, counts=counts))
     if not replies:
         raise UserError("no group of this node has answers that can be used")
     state.remember_catalogue(context.state, message.content, tuple(reply.group for reply in replies))
@@ -113,15 +115,14 @@ def evaluate(message: Message, context: Context) -> Message:
 
     public = state.catalogue(context.state)
     weights = message.content.array_records["arrays"]
-    ours = predictor.load(data.context_config(context), weights, state.embedding(public))
-    cells, error = ours.validate(
+    ours = predictor.load(data.context_config(context), weights, state.embedding(public), public.train_Q)
+    cells, errors = ours.validate(
         [
-            (member, predictor.held_out_answers(name, state.truth(context.state, name), public.train_Q))
-            for member in _training_groups(context)
-            if (name := member.data.group)
+            (mine, predictor.held_out_answers(mine.group, state.truth(context.state, mine.group), public.train_Q))
+            for mine in _training_groups(context)
         ]
     )
-    return outgoing.send_error(message, num_examples=cells, error=error)
+    return outgoing.send_errors(message, num_examples=cells, errors=errors)
 
 
 @app.query("targets")
@@ -134,26 +135,26 @@ def targets(message: Message, context: Context) -> Message:
     from client_app import predictor
 
     config = data.context_config(context)
+    data.check_allowed(config, context.node_config)
     public = state.catalogue(context.state)
     weights = wire.unpack_weights(message.content)
     if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(context.state, weights)
-    ours = predictor.load(config, weights, state.embedding(public))
+    ours = predictor.load(config, weights, state.embedding(public), public.train_Q)
     replies = []
     for name in state.groups(context.state):
-        member = _member(context, name)
-        found = ours.table(member, draw=0)
+        mine = state.data(context.state, name)
+        found = ours.table(mine, draw=0)
         parts = ours.scores(
-            member,
+            mine,
             found,
             state.truth(context.state, name),
-            public.train_Q,
-            mean_of_others=state.population(context.state, name, "mean") if config.sums.mean_of_others else None,
+            mean_of_others=state.mean_of_others(context.state, name),
         )
         if state.has_targets(context.state, name):
             # Weights made for the purpose, sent again and again, would tell the training answers bit by bit.
             parts.pop(wire.TRAINING_PART, None)
-        state.remember_targets(context.state, name, found.probability_QK)
+        state.remember_targets(context.state, name, ours.reward_table(mine, found, draw=0), found.interval())
         sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         replies.append(wire.GroupReply(name, sums=sums))
     return outgoing.send(message, replies)
@@ -199,24 +200,16 @@ def score(message: Message, context: Context) -> Message:
     return outgoing.send(message, replies)
 
 
-def _member(context: Context, group: str) -> predictor.Member:
-    from client_app import predictor
-
-    config = data.context_config(context)
-    table = state.population(context.state, group, "table") if config.sums.population_prior else None
-    if config.sums.population_prior and table is None:
-        raise UserError("sums.population-prior = true, and the sums over groups have not arrived")
-    return predictor.Member(state.data(context.state, group), table)
-
-
-def _training_groups(context: Context) -> list[predictor.Member]:
+def _training_groups(context: Context) -> list[GroupData]:
     unseen = data.context_config(context).unseen_group_names
-    return [_member(context, name) for name in state.groups(context.state) if name not in unseen]
+    return [state.data(context.state, name) for name in state.groups(context.state) if name not in unseen]
 
 
 def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
     from client_app import predictor
 
-    embedding = state.embedding(state.catalogue(context.state))
-    ours = predictor.load(data.context_config(context), state.weights(context.state), embedding)
-    return ours.table(_member(context, group), draw=draw).probability_QK
+    public = state.catalogue(context.state)
+    config = data.context_config(context)
+    ours = predictor.load(config, state.weights(context.state), state.embedding(public), public.train_Q)
+    mine = state.data(context.state, group)
+    return ours.reward_table(mine, ours.table(mine, draw=draw), draw=draw)

@@ -47,9 +47,9 @@ def send_weights(message: Message, weights: ArrayRecord, *, num_examples: int, l
     return Message(RecordDict({"arrays": weights, "metrics": metrics}), reply_to=message)
 
 
-def send_error(message: Message, *, num_examples: int, error: float) -> Message:
-    """Answer a validation message: the mean error over so many answers."""
-    metrics = MetricRecord({"num-examples": num_examples, "error": error})
+def send_errors(message: Message, *, num_examples: int, errors: list[float]) -> Message:
+    """Answer a validation message: the mean error over so many answers, of each choice."""
+    metrics = MetricRecord({"num-examples": num_examples, "errors": errors})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 

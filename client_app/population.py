@@ -1,7 +1,7 @@
 """A node's part in the sums over groups, and what each of its groups makes of the totals.
 
-Sums are made of the answers of groups that train: of training answers for the population prior, of held-out ones for
-the mean of the others as a score to compare with. They leave masked (`secure_sum`), each once a run.
+Sums are made of held-out answers of groups that train: the mean of the others is a score to compare with. They leave
+masked (`secure_sum`), each once a run.
 
 Axis letters: Q public questions, K options, N questions a group answered.
 """
@@ -51,9 +51,7 @@ class Node:
     def shared(self, group: str, allowed_Q: BoolArray) -> GroupData:
         """The answers of a group that enter the sums."""
         truth_QK = state.truth(self.memory, group)
-        sums = self.config.sums
-        wanted_Q = (self.train_Q & sums.population_prior) | (~self.train_Q & sums.mean_of_others)
-        rows = np.flatnonzero(wanted_Q & allowed_Q & ~np.isnan(truth_QK).any(axis=1))
+        rows = np.flatnonzero(~self.train_Q & allowed_Q & ~np.isnan(truth_QK).any(axis=1))
         return GroupData(group, rows, truth_QK[rows].astype(np.float32))
 
 
@@ -64,8 +62,8 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
         UserError: sums that this run has not switched on, a step out of order or for the second time, other nodes than
             before, or too few of them.
     """
-    if not (node.config.sums.population_prior or node.config.sums.mean_of_others):
-        raise UserError("sums were asked for, and sums.population-prior and sums.mean-of-others are both false")
+    if not node.config.sums.mean_of_others:
+        raise UserError("sums were asked for, and sums.mean-of-others is false")
     if request.step == wire.FIT:
         _fit(node, request.tables)
         return wire.SumsReply()
@@ -112,7 +110,7 @@ def _answers(node: Node, allowed_Q: BoolArray) -> dict[str, FloatArray]:
 
 
 def _fit(node: Node, tables: Mapping[str, FloatArray]) -> None:
-    """Keep what the other groups answered on average, and with the prior, the table that the network takes.
+    """Keep what the other groups answered on average.
 
     A group that is within the sums takes its own share out first.
     """
@@ -121,7 +119,5 @@ def _fit(node: Node, tables: Mapping[str, FloatArray]) -> None:
     within = node.seen if state.exchange(node.memory).steps_done == len(_TOTALS) else []
     for name in state.groups(node.memory):
         own = node.shared(name, allowed_Q) if name in within else None
-        mean_QK = population.prior_from_sums(answer_QK, count_Q, own=own, min_groups=1)
-        known_QK = np.where(node.train_Q[:, None], mean_QK, 0.0)
-        table_QKW = known_QK[..., None] if node.config.sums.population_prior else None
-        state.remember_population(node.memory, name, mean_QK, table_QKW)
+        mean_QK = population.mean_from_sums(answer_QK, count_Q, own=own, min_groups=1)
+        state.remember_mean_of_others(node.memory, name, mean_QK)

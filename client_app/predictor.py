@@ -3,7 +3,7 @@
 The only module of this side that imports torch; `main` imports it inside the actions that need it, since deployed every
 message starts a fresh process and scoring has no use for torch.
 
-Axis letters: Q public questions, K options, N questions a group answered, W as in `pluralllm.model`.
+Axis letters: Q public questions, K options, N questions a group answered.
 """
 
 from __future__ import annotations
@@ -19,31 +19,19 @@ from flwr.app import ArrayRecord
 
 from appa_flwr import wire
 from appa_flwr.config import Config
-from appa_flwr.config.sections import PluralLLMSection
+from appa_flwr.config.sections import AVERAGING, PluralLLMSection
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
+from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.prediction import Targets, predict_targets
+from pluralllm.prediction import OwnAnswers, Targets, predict_choices, predict_targets
 from pluralllm.scores import CONTEXT_SIZES, MEASURES, PREDICTOR, by_size, local_sums, measure_sums
-from pluralllm.training import local_update
+from pluralllm.training import local_update, step_size_factor
 
 # sums over a few training answers would tell what these answers are
 MIN_TRAINING_CELLS = 10
-
-
-@dataclass(frozen=True)
-class Member:
-    """A group with what PluralLLM may be given of it.
-
-    Attributes:
-        data: its training answers, the only source of context.
-        population: (Q, K, W) what the other groups answered, or None without a population prior.
-    """
-
-    data: GroupData
-    population: FloatArray | None
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class Trained:
 def train_round(
     config: Config,
     start: ArrayRecord,
-    groups: Sequence[Member],
+    groups: Sequence[GroupData],
     embedding: OptionEmbedding,
     *,
     round_number: int,
@@ -76,9 +64,11 @@ def train_round(
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
     settings, sent = config.pluralllm, start.to_torch_state_dict()
-    model = PluralLLM(ModelConfig.of(config.embedding, settings, config.sums))
-    for member in groups:
-        data = member.data
+    model = build(ModelConfig.of(config.embedding, settings))
+    learning_rate = settings.local_learning_rate
+    if settings.strategy in AVERAGING:  # in the others the server's own step falls
+        learning_rate *= step_size_factor(round_number - 1, settings.rounds)
+    for data in groups:
         if not len(data):
             continue
         model.load_state_dict(sent)
@@ -88,12 +78,11 @@ def train_round(
             data,
             embedding,
             steps=settings.local_steps,
-            learning_rate=settings.learning_rate,
-            optimizer=settings.optimizer,
-            episodes=EpisodeConfig(num_context=settings.num_context_questions),
+            learning_rate=learning_rate,
+            optimizer=settings.local_optimizer,
+            episodes=EpisodeConfig.of(settings),
             generator=torch.Generator().manual_seed(seed),
             proximal=proximal,
-            population=member.population,
         )
         for key, value in model.state_dict().items():
             total[key] = total.get(key, torch.zeros_like(value)) + value * len(data)
@@ -112,85 +101,115 @@ class Predictor:
     Attributes:
         model: with the weights of a round, or the final ones.
         embedding: the public table.
+        train_Q: which questions are for training.
         settings: context size and number of contexts.
         seed: the run's.
     """
 
     model: PluralLLM
     embedding: OptionEmbedding
+    train_Q: BoolArray
     settings: PluralLLMSection
     seed: int
 
     def table(
-        self, member: Member, *, draw: int, rows: IntArray | None = None, num_context: int | None = None
+        self,
+        data: GroupData,
+        *,
+        draw: int,
+        rows: IntArray | None = None,
+        num_context: int | None = None,
+        own: OwnAnswers = "left-out",
     ) -> Targets:
-        """The group's predicted distribution on every public question, (Q, K), and its spread over draws.
+        """The group's predicted distribution on every public question, (Q, K), and how uncertain it is.
 
         Args:
-            member: the group, with its training answers: the only source of context.
+            data: its training answers: the only source of context.
             draw: 0 for the contexts of a run's fixed table; another number for fresh ones.
             rows: questions to predict instead of all, ascending.
             num_context: another context size than the config's.
+            own: see `predict_targets`.
         """
         torch.set_num_threads(1)
         found = predict_targets(
             self.model,
-            member.data,
+            data,
             self.embedding,
             num_context=self.settings.num_context_questions if num_context is None else num_context,
             seed=child_seed(self.seed, "context", draw),
             num_draws=self.settings.draws,
-            population=member.population,
+            trained=self.train_Q,
             rows=rows,
+            own=own,
         )
-        if self.settings.draws == 1:  # rounding is no uncertainty
+        if self.settings.draws == 1 and found.deviation_QK is None:  # rounding is no uncertainty
             return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
         return found
 
-    def validate(self, groups: Sequence[tuple[Member, GroupData]]) -> tuple[int, float]:
+    def reward_table(self, data: GroupData, predicted: Targets, *, draw: int) -> FloatArray:
+        """What rollouts are scored against, (Q, K): `predicted`, or for its own questions what the config says."""
+        table_QK = predicted.probability_QK.copy()
+        match self.settings.reward_target:
+            case "own-answer":
+                table_QK[data.question_N] = data.answer_NK
+            case "posterior" if len(data):
+                rows = data.question_N
+                table_QK[rows] = self.table(data, draw=draw, rows=rows, own="posterior").probability_QK
+        return table_QK
+
+    def validate(self, groups: Sequence[tuple[GroupData, GroupData]]) -> tuple[int, list[float]]:
         """Number of held-out answers of these groups, and the mean natural Jensen-Shannon distance to them.
 
-        `groups` are those this node hosts that train, each with its answers to held-out questions.
+        `groups` are those this node hosts that train, each with its answers to held-out questions. There is a distance
+        for each of `architectures.choices`.
         """
-        cells, error = 0.0, 0.0
-        for member, truth in groups:
-            if len(truth):
-                found = self.table(member, draw=0, rows=truth.question_N)
-                sums = self._measured(found.probability_QK, truth)
-                cells += sums["cells"]
-                error += sums["cells"] - sums["js_distance"]
-        return int(cells), error / cells if cells else 0.0
+        torch.set_num_threads(1)
+        cells, error_V = 0.0, np.zeros(len(choices(self.model.config)))
+        for data, truth in groups:
+            if not len(truth):
+                continue
+            predicted_VNK = predict_choices(
+                self.model,
+                data,
+                self.embedding,
+                num_context=self.settings.num_context_questions,
+                seed=child_seed(self.seed, "context", 0),
+                trained=self.train_Q,
+                rows=truth.question_N,
+            )
+            sums = [self._measured(predicted_NK, truth) for predicted_NK in predicted_VNK]
+            cells += sums[0]["cells"]
+            error_V += [one["cells"] - one["js_distance"] for one in sums]
+        return int(cells), [float(error) / cells if cells else 0.0 for error in error_V]
 
     def scores(
         self,
-        member: Member,
+        data: GroupData,
         targets: Targets,
         truth_QK: npt.NDArray[np.float64],
-        train_Q: BoolArray,
         *,
         mean_of_others: FloatArray | None,
     ) -> dict[str, dict[str, dict[str, float]]]:
         """How good a group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
 
         Args:
-            member: the group.
+            data: the group's training answers.
             targets: its table; training answers are each predicted from the others.
             truth_QK: all its answers, rows of NaN elsewhere.
-            train_Q: which questions are for training.
             mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown.
 
         Returns:
             The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and
             the like are PluralLLM with so many context questions, left out for both parts where the answers are so few.
         """
-        data = member.data
-        parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, train_Q)}
+        parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, self.train_Q)}
         if len(data) >= MIN_TRAINING_CELLS:
             parts[wire.TRAINING_PART] = data
         found = {
             part: local_sums(
                 targets.probability_QK,
                 targets.spread_Q,
+                interval_QK=targets.interval(),
                 truth=truth,
                 known=data,
                 embedding=self.embedding,
@@ -201,11 +220,11 @@ class Predictor:
         if wire.TRAINING_PART in parts:
             found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
             for size in CONTEXT_SIZES:
-                for part, sums in self._sums_by_size(member, parts, size=size).items():
+                for part, sums in self._sums_by_size(data, parts, size=size).items():
                     found[part][by_size(size)] = sums
         return found
 
-    def _sums_by_size(self, member: Member, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
+    def _sums_by_size(self, data: GroupData, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
         """Part -> sums of PluralLLM's scores with `size` context questions.
 
         Small contexts are drawn so often that at least `MIN_TRAINING_CELLS` answers have been in one: the server knows
@@ -215,7 +234,7 @@ class Predictor:
         num_draws = -(-MIN_TRAINING_CELLS // size)
         total = {part: dict.fromkeys((*MEASURES, "cells"), 0.0) for part in parts}
         for draw in range(num_draws):
-            found = self.table(member, draw=draw, rows=answered, num_context=size)
+            found = self.table(data, draw=draw, rows=answered, num_context=size)
             for part, truth in parts.items():
                 places = np.searchsorted(answered, truth.question_N)
                 for name, value in self._measured(found.probability_QK[places], truth).items():
@@ -227,11 +246,11 @@ class Predictor:
         return measure_sums(prediction_NK, truth.answer_NK, self.embedding.option_QK[truth.question_N])
 
 
-def load(config: Config, weights: ArrayRecord, embedding: OptionEmbedding) -> Predictor:
+def load(config: Config, weights: ArrayRecord, embedding: OptionEmbedding, train_Q: BoolArray) -> Predictor:
     """The predictor that a run is configured to have, with these weights."""
-    model = PluralLLM(ModelConfig.of(config.embedding, config.pluralllm, config.sums))
+    model = build(ModelConfig.of(config.embedding, config.pluralllm))
     model.load_state_dict(weights.to_torch_state_dict())
-    return Predictor(model, embedding, config.pluralllm, config.seed)
+    return Predictor(model, embedding, train_Q, config.pluralllm, config.seed)
 
 
 def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: BoolArray) -> GroupData:

@@ -1,6 +1,6 @@
 """What a node remembers between messages, in Flower's `Context.state`: deployed, every message meets a fresh process.
 
-Axis letters: Q public questions, N questions a group answered, K options, W as in `pluralllm.population`.
+Axis letters: Q public questions, N questions a group answered, K options.
 """
 
 from __future__ import annotations
@@ -99,24 +99,25 @@ def exchange(state: RecordDict) -> Exchange:
     return Exchange(record["private"], tuple(record["public"]), record["done"])
 
 
-def remember_population(state: RecordDict, group: str, mean_QK: FloatArray, table_QKW: FloatArray | None) -> None:
-    """Keep what a group may know of the others: their mean answer, rows of 0 where unknown, and PluralLLM's table.
-
-    The table is of training questions; None without a population prior.
-    """
-    arrays = {"mean": mean_QK} if table_QKW is None else {"mean": mean_QK, "table": table_QKW}
-    state[f"population {group}"] = wire.arrays_record(arrays)
+def remember_mean_of_others(state: RecordDict, group: str, mean_QK: FloatArray) -> None:
+    """Keep the mean answer of the other groups, rows of 0 where it is unknown."""
+    state[f"others {group}"] = wire.arrays_record({"mean": mean_QK})
 
 
-def population(state: RecordDict, group: str, name: str) -> FloatArray | None:
-    """The "mean" or the "table" of `remember_population`; None where there is none."""
-    key = f"population {group}"
-    return _arrays(state, key).get(name) if key in state else None
+def mean_of_others(state: RecordDict, group: str) -> FloatArray | None:
+    """What `remember_mean_of_others` kept; None where there is none."""
+    key = f"others {group}"
+    return _arrays(state, key)["mean"] if key in state else None
 
 
-def remember_targets(state: RecordDict, group: str, target_QK: FloatArray) -> None:
-    """Keep the group's target table."""
-    state[f"targets {group}"] = wire.arrays_record({"target": target_QK})
+def remember_targets(
+    state: RecordDict, group: str, target_QK: FloatArray, interval_QK: tuple[FloatArray, FloatArray] | None = None
+) -> None:
+    """Keep the group's target table, and where the predictor has them, low and high ends of its intervals."""
+    arrays = {"target": target_QK}
+    if interval_QK is not None:
+        arrays |= dict(zip(("low", "high"), interval_QK, strict=True))
+    state[f"targets {group}"] = wire.arrays_record(arrays)
 
 
 def has_targets(state: RecordDict, group: str) -> bool:

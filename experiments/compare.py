@@ -1,9 +1,11 @@
 """Compare aggregation rules: every rule with every seed, side by side with spread, table and trade-off plot.
 
-    python -m experiments.compare --rules average,min,appa --seeds 0,1,2
+    python -m experiments.compare --rules average,min,appa,appa-open --seeds 0,1,2,3,4
 
 Each cell is a real run through the launcher; runs that are already complete are not repeated. The reference answers
-(trivial baselines, ceilings) stand next to the rules, since a gain that does not beat them is none.
+(trivial baselines, ceilings) stand next to the rules, since a gain that does not beat them is none. A seed fixes the
+survey, the SFT model and the first rollouts, so rules are compared seed by seed: differences to the first rule come
+with an interval. "appa-open" is APPA without its fall-back to the mean.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from scipy import stats
 
 from appa_flwr import markdown
 from appa_flwr.config import Config, assemble
@@ -22,13 +25,16 @@ from appa_flwr.files import replace_file
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from appa_flwr.report.plots import TradeOffPoint, trade_off
-from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, read_config
+from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, WEIGHTS_FILE, read_config
 from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
 from appa_flwr.run.resume import check_resumable
 from experiments import entry
 
 REFERENCES = (*TRIVIAL_BASELINES, *CEILINGS)
 STARTS = ("base", "sft")
+# what `--rules` knows beside the rules themselves -> keys
+VARIANTS = {"appa-open": ("rule=appa", "appa.fairness-threshold=1.1")}
+CONFIDENCE = 0.95
 
 
 Cells = dict[str, float]
@@ -70,6 +76,21 @@ def table(scores: Mapping[str, Sequence[Cells]]) -> str:
     return markdown.table(["policy", "seeds", *COLUMNS], rows) + "\n"
 
 
+def differences(scores: Mapping[str, Sequence[Cells]], rules: Sequence[str]) -> str:
+    """A Markdown table of each rule less the first, paired by seed: the mean and Student's 95 % interval."""
+    columns = [column for column in COLUMNS if "AS" in column or column == "FI"]
+    rows = []
+    for rule in rules[1:]:
+        cells = [f"{rule} - {rules[0]}"]
+        for column in columns:
+            first, other = (np.array([one[column] for one in scores[f"ppo, {name}"]]) for name in (rules[0], rule))
+            gaps = other - first
+            half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(gaps) - 1) * gaps.std(ddof=1) / np.sqrt(len(gaps))
+            cells.append(f"{gaps.mean():+.4f} ({gaps.mean() - half:+.4f} to {gaps.mean() + half:+.4f})")
+        rows.append(cells)
+    return markdown.table(["paired difference", *columns], rows) + "\n"
+
+
 def _cell(values: Sequence[float]) -> str:
     known = [value for value in values if not np.isnan(value)]
     if not known:
@@ -87,17 +108,26 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
         UserError: an unknown rule or key.
         RunFailed: a run did not complete; those before it are kept.
     """
-    own = f"run.output-dir={output.absolute()}"
-    configs = {
-        (rule, seed): assemble(
-            None, [*overrides, f"rule={rule}", f"seed={seed}", f"run-name={rule}-seed{seed}", own], folder=here
-        )
+    keys = {
+        (rule, seed): [
+            *overrides,
+            *VARIANTS.get(rule, (f"rule={rule}",)),
+            f"seed={seed}",
+            f"run-name={rule}-seed{seed}",
+            f"run.output-dir={output.absolute()}",
+        ]
         for seed in seeds
         for rule in rules
     }
+    for given in keys.values():  # whatever is wrong shows before hours of runs
+        assemble(None, given, folder=here)
     found: dict[str, list[Cells]] = {}
     metric = ""
-    for (rule, _), config in configs.items():
+    for (rule, seed), given in keys.items():
+        # No rule touches PluralLLM, so it is trained once a seed.
+        weights = output.absolute() / f"{rules[0]}-seed{seed}" / WEIGHTS_FILE
+        shared = [] if rule == rules[0] else [f"pluralllm.checkpoint={weights}"]
+        config = assemble(None, [*given, *shared], folder=here)
         metric = config.reward_metric
         _finish(config, here)
         scores = read_scores(config.run_folder, metric)
@@ -120,7 +150,10 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
     ]
     trade_off(points, output / "trade_off.png", metric=metric)
     path = output / "compare.md"
-    replace_file(path, f"Metric: {metric}. Mean ± standard deviation over seeds.\n\n{table(found)}".encode())
+    text = f"Metric: {metric}. Mean ± standard deviation over seeds.\n\n{table(found)}"
+    if len(rules) > 1 and len(seeds) > 1:
+        text += f"\nPaired by seed, mean and {CONFIDENCE:.0%} interval (Student's t):\n\n{differences(found, rules)}"
+    replace_file(path, text.encode())
     return path
 
 

@@ -28,11 +28,12 @@ HASH_BYTES = 8
 PROBE_TOLERANCE = 1e-2
 # the config key of each size
 NETWORK_KEYS = {
+    "architecture": "pluralllm.architecture",
     "embedding_dim": "embedding.dim",
     "hidden_dim": "pluralllm.hidden-dim",
     "num_blocks": "pluralllm.blocks",
     "num_heads": "pluralllm.heads",
-    "population": "sums.population-prior",
+    "rank": "pluralllm.rank",
 }
 
 

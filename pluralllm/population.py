@@ -1,7 +1,6 @@
-"""The population prior: what the other groups answered on average, from sums over groups.
+"""What the other groups answered on average, from sums over groups: a score to compare a predictor with.
 
-It tells more about the groups than weights do, so it is off unless asked for. A question that fewer than `min_groups`
-groups answered has no prior.
+A question that fewer than `min_groups` groups answered has no mean.
 
 Axis letters: Q questions, K options.
 """
@@ -35,7 +34,7 @@ def population_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> 
     return sum_QK, count_Q
 
 
-def prior_from_sums(
+def mean_from_sums(
     sum_QK: FloatArray, count_Q: IntArray, *, own: GroupData | None = None, min_groups: int = MIN_GROUPS
 ) -> FloatArray:
     """Mean answer of the others to each question.
@@ -44,25 +43,25 @@ def prior_from_sums(
         sum_QK: (Q, K) from `population_sums`.
         count_Q: (Q,) from `population_sums`.
         own: the answers of a group whose share is within the sums and must not be; None for a group that is not.
-        min_groups: groups that must have answered a question for it to have a prior, the own counted; >= 1.
+        min_groups: groups that must have answered a question for it to have a mean, the own counted; >= 1.
 
     Returns:
-        (Q, K) distributions; a row of zeros where there is no prior.
+        (Q, K) distributions; a row of zeros where there is no mean.
 
     Raises:
         UserError: a `min_groups` under 1, or an own answer that the sums do not hold.
     """
     if min_groups < 1:
-        raise UserError(f"population prior: the minimum number of groups is {min_groups}; use at least 1")
+        raise UserError(f"mean of others: the minimum number of groups is {min_groups}; use at least 1")
     others_QK, others_Q = np.array(sum_QK, dtype=np.float64), np.array(count_Q)
     others_QK[count_Q < min_groups] = 0.0
     if own is not None:
         others_QK[own.question_N] -= own.answer_NK
         others_Q[own.question_N] -= 1
         if (others_Q < 0).any():
-            raise UserError(f"population prior: the sums do not hold the answers of group '{own.group}'")
+            raise UserError(f"mean of others: the sums do not hold the answers of group '{own.group}'")
     others_QK = np.clip(others_QK, 0.0, None)  # a difference of float32 shares can end just under 0
     others_QK[others_Q < 1] = 0.0  # rounding leaves crumbs of a share that stood alone
     total_Q1 = others_QK.sum(axis=1, keepdims=True)
-    prior_QK: FloatArray = np.divide(others_QK, total_Q1, out=np.zeros_like(others_QK), where=total_Q1 > 0.0)
-    return prior_QK
+    mean_QK: FloatArray = np.divide(others_QK, total_Q1, out=np.zeros_like(others_QK), where=total_Q1 > 0.0)
+    return mean_QK

@@ -1,17 +1,20 @@
 """Frozen prediction: one table of target distributions per group, conditioned on its own answers.
 
-One context serves all questions, so it is encoded once and all questions are predicted in one pass. Only the few
-questions that are in it themselves need one of their own, without them.
+One context serves all questions, so it is taken in once and all questions are predicted in one pass. Only the questions
+that are in it themselves need one without them: of "attention" a pass each, of "residual" leave-one-out in closed form.
 
-Axis letters: Q questions, K options, N questions the group answered, C context questions, R draws of a context,
-W as in `pluralllm.model`.
+Axis letters: Q questions, K options, N questions the group answered, C context questions, R draws of a context.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +22,28 @@ import torch
 
 from appa_flwr.errors import UserError
 from appa_flwr.rewards import js_distance
-from pluralllm.data import FloatArray, GroupData, IntArray, OptionEmbedding
-from pluralllm.model import PluralLLM, Questions
+from pluralllm.attention import FewShotAttention
+from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
+from pluralllm.model import PluralLLM
+from pluralllm.questions import Questions
+from pluralllm.residual import FEATURE_SHARES, SHARE_KEY, ExactResidual, View
+
+OwnAnswers = Literal["left-out", "posterior"]
 
 # bounds memory: real surveys ask thousands of questions
 QUESTIONS_PER_BATCH = 1024
 HASH_BYTES = 8
+# a difference from the mean that a single answer shows may be chance
+MIN_ANSWERS = 2
+UNIFORM_TOLERANCE = 1e-4
+COVERAGE = 0.9
+HALF_WIDTH = NormalDist().inv_cdf(0.5 + COVERAGE / 2)
+LARGEST_SPREAD = math.sqrt(math.log(2))
+
+NOTHING_TO_TELL = "its answers are too few, or all alike, to say how it differs; it gets the mean of all groups"
+NOT_SOLVED = "its answers cannot be solved for; it gets the mean of all groups"
+
+log = logging.getLogger("appa.client")
 
 
 def _hash(*parts: object) -> int:
@@ -46,12 +65,22 @@ class Targets:
 
     Attributes:
         probability_QK: (Q, K) distributions, the mean over the draws; rows sum to 1, padding is 0.
-        spread_Q: (Q,) mean natural Jensen-Shannon distance of the draws to their mean, in [0, 0.833]: how much the
-            prediction depends on which answers it was shown. 0 where there is one draw only.
+        spread_Q: (Q,) the error to be expected, as a natural Jensen-Shannon distance in [0, 0.833]. With "residual"
+            it follows from the predictive variance, with "attention" it is the mean distance of the draws to their
+            mean: how much the prediction depends on the answers it was shown, 0 where there is one draw only.
+        deviation_QK: (Q, K) standard deviation of the square root of a share; None with "attention".
     """
 
     probability_QK: FloatArray
     spread_Q: FloatArray
+    deviation_QK: FloatArray | None = None
+
+    def interval(self) -> tuple[FloatArray, FloatArray] | None:
+        """Low and high (Q, K): where `COVERAGE` of the survey's shares should lie; None without deviations."""
+        if self.deviation_QK is None:
+            return None
+        root_QK, half_QK = np.sqrt(self.probability_QK), HALF_WIDTH * self.deviation_QK
+        return np.clip(root_QK - half_QK, 0.0, 1.0) ** 2, np.clip(root_QK + half_QK, 0.0, 1.0) ** 2
 
 
 def context_order(
@@ -74,7 +103,7 @@ def context_order(
 
 
 def _answers(
-    model: PluralLLM, table: Questions, data: GroupData, row_BC: IntArray, question_BM: IntArray
+    model: FewShotAttention, table: Questions, data: GroupData, row_BC: IntArray, question_BM: IntArray
 ) -> FloatArray:
     """Answers (B, M, K) to questions (B, M) of the public table, each row from the context of rows (B, C) of `data`."""
 
@@ -97,30 +126,32 @@ def predict_targets(
     num_context: int,
     seed: int,
     num_draws: int = 1,
-    population: FloatArray | None = None,
+    trained: BoolArray | None = None,
     rows: IntArray | None = None,
+    own: OwnAnswers = "left-out",
 ) -> Targets:
     """Predict one group's distribution over the options of every public question.
 
-    The model is used frozen, conditioned on few-shot context from `D_g` (paper, appendix "PluralLLM Preference
-    Probability Modeling"). A question the group answered is predicted from its other answers only.
+    The model is used frozen, conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability
+    Modeling"). A question the group answered is predicted from its other answers only, unless `own` says otherwise.
 
     Args:
         model: trained on an embedding of the same size.
         data: the group's training answers. Held-out answers must not be among them.
         embedding: the public table of Q questions.
-        num_context: context questions; fewer where the group has fewer; with none the prior is predicted.
+        num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
         seed: of the run; with the group's name it fixes the context.
         num_draws: contexts to average over, >= 1.
-        population: (Q, K, W) of the other groups, for a model that was trained with it.
+        trained: (Q,) the questions that the network was trained on; none of them if None. Only "residual" asks.
         rows: questions to predict, ascending; all Q if None.
+        own: "posterior" keeps a question's own answer in the context; "residual" only.
 
     Returns:
-        The predictions and how far they depend on the draw, of the questions in `rows`.
+        The predictions of the questions in `rows`, and how uncertain they are.
 
     Raises:
-        UserError: the embedding has another size than the model was built for, `num_draws` < 1, or a population
-            prior for a model without one.
+        UserError: the embedding has another size than the model was built for, `num_draws` < 1, or "posterior" of a
+            network of the other architecture.
     """
     if embedding.dim != model.config.embedding_dim:
         raise UserError(
@@ -129,28 +160,136 @@ def predict_targets(
         )
     if num_draws < 1:
         raise UserError(f"num-draws is {num_draws}; use at least 1")
-    if population is not None and not model.config.population:
-        raise UserError("PluralLLM was built without a population prior and cannot use one")
     model.eval()
-    others = None if population is None else torch.from_numpy(population).float()
-    table = Questions(torch.from_numpy(embedding.value_QKE), torch.from_numpy(embedding.option_QK), population=others)
+    table = Questions(torch.from_numpy(embedding.value_QKE), torch.from_numpy(embedding.option_QK))
     table = table.map(lambda value: value.to(next(model.parameters()).device))
     wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
-    option_QK = embedding.option_QK[wanted]
-    draw_RQK = np.zeros((num_draws, *option_QK.shape))
-    if not len(wanted):
-        return Targets(draw_RQK[0], np.zeros(0))
-    for draw, table_QK in enumerate(draw_RQK):
+    draw_RQK = np.zeros((num_draws, len(wanted), embedding.option_QK.shape[1]))
+    variance_RQK = np.zeros_like(draw_RQK)
+    for draw in range(num_draws):
         order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
-        shared = order[:num_context]
-        table_QK[:] = _answers(model, table, data, shared[None], wanted[None])[0]
-        shared = shared[np.isin(data.question_N[shared], wanted)]
-        if len(shared):
-            without_own_CC = np.stack([order[order != row] for row in shared])
-            own_C = data.question_N[shared]
-            own_CK = _answers(model, table, data, without_own_CC, own_C[:, None])[:, 0]
-            table_QK[np.searchsorted(wanted, own_C)] = own_CK
+        if isinstance(model, ExactResidual):
+            known_Q = np.zeros(len(wanted), dtype=np.bool_) if trained is None else trained[wanted]
+            shared = np.sort(order[:num_context])
+            draw_RQK[draw], variance_RQK[draw] = _from_residual(
+                model, table, data, shared, wanted, known_Q, posterior=own == "posterior"
+            )
+        elif isinstance(model, FewShotAttention):
+            if own == "posterior":
+                raise UserError('a posterior needs pluralllm.architecture = "residual"')
+            draw_RQK[draw] = _from_attention(model, table, data, order, num_context, wanted)
     mean_QK = draw_RQK.mean(axis=0)
     mean_QK /= mean_QK.sum(axis=1, keepdims=True)
-    spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, option_QK, base=np.e)).mean(axis=0)
+    if isinstance(model, ExactResidual):
+        variance_QK = variance_RQK.mean(axis=0)
+        spread_Q = np.minimum(np.sqrt(0.5 * variance_QK.sum(axis=1)), LARGEST_SPREAD)
+        return Targets(mean_QK, spread_Q, np.sqrt(variance_QK))
+    spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, embedding.option_QK[wanted], base=np.e)).mean(axis=0)
     return Targets(mean_QK, spread_Q)
+
+
+@torch.inference_mode()
+def predict_choices(
+    model: PluralLLM,
+    data: GroupData,
+    embedding: OptionEmbedding,
+    *,
+    num_context: int,
+    seed: int,
+    trained: BoolArray,
+    rows: IntArray,
+) -> FloatArray:
+    """Predictions of each of `architectures.choices`, (choices, rows, K), at little more than the cost of one.
+
+    Arguments are those of `predict_targets`; nothing of the answers to `rows` may be in `data`.
+    """
+
+    def predicted() -> FloatArray:
+        found = predict_targets(model, data, embedding, num_context=num_context, seed=seed, trained=trained, rows=rows)
+        return found.probability_QK
+
+    if not (isinstance(model, ExactResidual) and model.config.rank):
+        return predicted()[None]
+    weight, chosen = model.get_buffer(SHARE_KEY), model.share
+    ends = []
+    for share in (0.0, 1.0):
+        weight.fill_(share)
+        ends.append(predicted())
+    weight.fill_(chosen)
+    return np.stack([(1.0 - share) * ends[0] + share * ends[1] for share in FEATURE_SHARES])
+
+
+def _from_attention(
+    model: FewShotAttention, table: Questions, data: GroupData, order: IntArray, num_context: int, wanted: IntArray
+) -> FloatArray:
+    """Answers to the wanted questions, (Q, K); those of the context from the others and the one that comes next."""
+    if not len(wanted):
+        return np.zeros((0, table.options.shape[1]))
+    shared = order[:num_context]
+    table_QK: FloatArray = _answers(model, table, data, shared[None], wanted[None])[0]
+    shared = shared[np.isin(data.question_N[shared], wanted)]
+    if len(shared):
+        without_own_CC = np.stack([order[order != row] for row in shared])
+        own_C = data.question_N[shared]
+        own_CK = _answers(model, table, data, without_own_CC, own_C[:, None])[:, 0]
+        table_QK[np.searchsorted(wanted, own_C)] = own_CK
+    return table_QK
+
+
+def _from_residual(
+    model: ExactResidual,
+    table: Questions,
+    data: GroupData,
+    shared: IntArray,
+    wanted: IntArray,
+    trained_Q: BoolArray,
+    *,
+    posterior: bool,
+) -> FloatArray:
+    """Answers to the wanted questions and the variance of their roots, (2, Q, K), averaged over the views that count.
+
+    Args:
+        model: with its weights.
+        table: the public questions.
+        data: the group's answers.
+        shared: the rows of `data` that are the context, ascending.
+        wanted: the questions.
+        trained_Q: which of the wanted questions were trained on.
+        posterior: keep a question's own answer in the context.
+    """
+    answer_NK = data.answer_NK[shared]
+    if len(shared) < MIN_ANSWERS or _constant(answer_NK, table.options[data.question_N[shared]].cpu().numpy()):
+        if len(data) and len(shared) >= min(MIN_ANSWERS, len(data)):  # not where a single one was asked for
+            log.warning("group %s: %s", data.group, NOTHING_TO_TELL)
+        shared, answer_NK = shared[:0], answer_NK[:0]
+
+    def asked(question: IntArray) -> Questions:
+        return table.map(lambda value: value[torch.from_numpy(question)][None])
+
+    own_N = data.question_N[shared]
+    context = asked(own_N)._replace(answer=torch.from_numpy(answer_NK)[None].to(table.embedding.device))
+
+    def seen_by(view: View, chosen: IntArray) -> FloatArray:
+        found_2QK = np.zeros((2, len(wanted), table.options.shape[1]))
+        if not len(chosen):
+            return found_2QK
+        conditioned = model.condition(context, view)
+        if len(own_N) and not conditioned.known:
+            log.warning("group %s: %s", data.group, NOT_SOLVED)
+        found_2QK[:, chosen] = conditioned.predict(asked(wanted[chosen])).numpy()
+        own = np.isin(own_N, wanted[chosen])
+        if own.any() and conditioned.known and not posterior:
+            found_2QK[:, np.searchsorted(wanted, own_N[own])] = conditioned.left_out().numpy()[:, own]
+        return found_2QK
+
+    answer_2QK = np.zeros((2, len(wanted), table.options.shape[1]))
+    for view, weight_Q in model.views(trained_Q).items():
+        answer_2QK += weight_Q[:, None] * seen_by(view, np.flatnonzero(weight_Q))
+    return answer_2QK
+
+
+def _constant(answer_NK: npt.NDArray[np.float32], option_NK: BoolArray) -> bool:
+    """Whether all answers are one and the same, or all of them uniform."""
+    uniform_NK = option_NK / option_NK.sum(axis=1, keepdims=True)
+    same = bool((np.ptp(answer_NK, axis=0) == 0.0).all())
+    return same or bool(np.abs(answer_NK - uniform_NK).max() < UNIFORM_TOLERANCE)

@@ -1,30 +1,26 @@
-"""How close predictions come to real survey answers, beside what costs nothing to predict.
+"""How close a group's predictions come to its own survey answers, beside what costs nothing to predict.
 
-`evaluate` needs the answers of all groups, so it is for experiments and tests, never for a federation's server.
 `local_sums` is what a group computes of its own answers and may tell.
 
-Axis letters: G groups, Q questions, R chosen questions, K options, N answered questions, L cells (group, question),
-B bins, F features.
+Axis letters: Q questions, R chosen questions, K options, N answered questions, L answers, F features.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
-from pluralllm.population import population_sums, prior_from_sums
 
-NUM_BINS = 4
+# of fewer answers a rank correlation says nothing
+MIN_RANKED = 4
 MEASURES = ("js", "js_distance", "wasserstein")
-PREDICTOR, SHARED, CALIBRATION = "pluralllm", "pluralllm-shared", "calibration"
+PREDICTOR, SHARED = "pluralllm", "pluralllm-shared"
+CALIBRATION, COVERAGE = "calibration", "coverage"
 MEAN_OF_OTHERS = "mean-of-others"
 UNIFORM, NEAREST = "uniform", "nearest-question"
-CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def by_size(num_context: int) -> str:
@@ -32,101 +28,11 @@ def by_size(num_context: int) -> str:
     return f"context-{num_context}"
 
 
-@dataclass(frozen=True)
-class PredictionScore:
-    """Mean agreement with survey answers over all cells (group, question) that have one.
-
-    Attributes:
-        js: mean of 1 - Jensen-Shannon divergence, base 2, in [0, 1].
-        js_distance_natural: mean of 1 - Jensen-Shannon distance with natural logarithms, the figure of the GPO and
-            PluralLLM papers, in [0.167, 1].
-        wasserstein: mean of 1 - W1 / (K - 1), in [0, 1]; over questions of two options and more.
-        min_group_js: lowest `js` of a single group.
-        num_cells: cells averaged.
-    """
-
-    js: float
-    js_distance_natural: float
-    wasserstein: float
-    min_group_js: float
-    num_cells: int
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Whether predictions with a larger spread are further off.
-
-    Attributes:
-        rank_correlation: Spearman's, of spread and error over the cells, in [-1, 1]; NaN where either is constant.
-        spread_B: mean spread of the cells in each of `NUM_BINS` equally filled bins, ascending.
-        error_B: mean error, the natural Jensen-Shannon distance to the survey's answer, in each bin.
-    """
-
-    rank_correlation: float
-    spread_B: FloatArray
-    error_B: FloatArray
-
-
-def evaluate(
-    prediction_GQK: FloatArray,
-    truth: Sequence[GroupData],
-    embedding: OptionEmbedding,
-    *,
-    others: Sequence[GroupData] | None = None,
-    known: Sequence[GroupData] | None = None,
-) -> dict[str, PredictionScore]:
-    """Score a predictor and what costs nothing on the same cells.
-
-    The mean of the others reads the very answers that other groups gave to the question. A few-shot predictor on
-    held-out questions has nothing of the kind, so this is a hard baseline, and it is always shown.
-
-    Args:
-        prediction_GQK: (G, Q, K) distributions, finite on every real option; one table a group, ordered as `truth`.
-        truth: each group's answers to score against; pass held-out questions only for an honest figure.
-        embedding: the public table the answers point into.
-        others: all answers of the groups whose mean is taken, a group's own left out; the groups of `truth` if None.
-        known: each group's answers a predictor may know, ordered as `truth`, for the nearest question; none if None.
-
-    Returns:
-        Scores under the names "pluralllm", "uniform", "mean-of-others", and "nearest-question" where `known` is given.
-        Where no other group answered a question, the mean of the others is the uniform answer.
-
-    Raises:
-        ValueError: wrong shape, a prediction that is not finite, or no answer at all.
-    """
-    option_QK = embedding.option_QK
-    if prediction_GQK.shape != (len(truth), *option_QK.shape):
-        raise ValueError(f"predictions of shape {prediction_GQK.shape}, expected {(len(truth), *option_QK.shape)}")
-    if not np.isfinite(prediction_GQK[:, option_QK]).all():
-        raise ValueError("predictions must be finite; a NaN must not pass for a missing answer")
-    if not any(map(len, truth)):
-        raise ValueError("no group has an answer to score against")
-    uniform_QK = option_QK / option_QK.sum(axis=1, keepdims=True)
-    means = []
-    for data in truth:
-        rest = [other for other in (truth if others is None else others) if other.group != data.group]
-        mean_QK = prior_from_sums(*population_sums(rest, embedding), min_groups=1)
-        means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
-    predictors = {PREDICTOR: [*prediction_GQK], UNIFORM: [uniform_QK] * len(truth), MEAN_OF_OTHERS: means}
-    if known is not None:
-        predictors[NEAREST] = [nearest_question(data, embedding) for data in known]
-    found = {}
-    for name, table_GQK in predictors.items():
-        sums = [
-            measure_sums(table_QK[data.question_N], data.answer_NK, option_QK[data.question_N])
-            for table_QK, data in zip(table_GQK, truth, strict=True)
-        ]
-        cells = sum(group["cells"] for group in sums)
-        js_mean, distance, transport = (sum(group[measure] for group in sums) / cells for measure in MEASURES)
-        lowest = min(group["js"] / group["cells"] for group in sums if group["cells"])
-        found[name] = PredictionScore(js_mean, distance, transport, lowest, int(cells))
-    return found
-
-
 def local_sums(
     prediction_QK: FloatArray,
     spread_Q: FloatArray,
     *,
+    interval_QK: tuple[FloatArray, FloatArray] | None = None,
     truth: GroupData,
     known: GroupData,
     embedding: OptionEmbedding,
@@ -138,7 +44,8 @@ def local_sums(
 
     Args:
         prediction_QK: (Q, K) the group's predicted distributions; of a question in `known`, from the others alone.
-        spread_Q: (Q,) spread of the predictions over context draws.
+        spread_Q: (Q,) how uncertain the predictions are.
+        interval_QK: (Q, K) low and high ends of the intervals for the answers; None without.
         truth: the answers to score against.
         known: the answers that a predictor may know, for the nearest question.
         embedding: the public table.
@@ -148,7 +55,8 @@ def local_sums(
         Predictor -> "cells", the number of answers scored, and the sums of `MEASURES` over them, all in [0, cells],
         with the natural Jensen-Shannon distance; "pluralllm" has the sum of "spread" too. "mean-of-others" is scored
         where it is known, and "pluralllm-shared" is the predictor on just these answers. "calibration" holds
-        "cells" times the rank correlation of spread and error, and is left out where that is not defined.
+        "cells" times the rank correlation of spread and error, and is left out where that is not defined; "coverage"
+        the sum over answers of the share of their options that lie in their interval.
     """
     option_QK = embedding.option_QK
     scored_N = option_QK[truth.question_N].sum(axis=1) > 1
@@ -169,9 +77,14 @@ def local_sums(
         if kept_N.any():
             sums[MEAN_OF_OTHERS] = measured(mean_of_others, kept_N)
             sums[SHARED] = measured(prediction_QK, kept_N)
-    if len(rows) >= NUM_BINS:
+    if interval_QK is not None:
+        low_NK, high_NK = (end_QK[rows] for end_QK in interval_QK)
+        within_NK = (low_NK <= answer_NK) & (answer_NK <= high_NK) & option_QK[rows]
+        covered_N = within_NK.sum(axis=1) / option_QK[rows].sum(axis=1)
+        sums[COVERAGE] = {"cells": float(len(rows)), "coverage": float(covered_N.sum())}
+    if len(rows) >= MIN_RANKED:
         error_N = 1.0 - js_distance(prediction_QK[rows], answer_NK, option_QK[rows], base=np.e)
-        correlation = calibration(spread_Q[rows], error_N).rank_correlation
+        correlation = rank_correlation(spread_Q[rows], error_N)
         if not np.isnan(correlation):
             sums[CALIBRATION] = {"cells": float(len(rows)), "rank_correlation": len(rows) * correlation}
     return sums
@@ -227,20 +140,8 @@ def _ranks(value_L: FloatArray) -> FloatArray:
     return ranks_L
 
 
-def calibration(spread_L: FloatArray, error_L: FloatArray) -> Calibration:
-    """Compare the predictor's stated uncertainty with its error, cell by cell.
-
-    Args:
-        spread_L: (L,) spread over context draws, L >= `NUM_BINS`.
-        error_L: (L,) natural Jensen-Shannon distance of the prediction to the survey's answer.
-    """
-    if spread_L.shape != error_L.shape or len(spread_L) < NUM_BINS:
-        raise ValueError(f"expected at least {NUM_BINS} spreads and as many errors, got {spread_L.shape}")
-    constant = np.ptp(spread_L) == 0.0 or np.ptp(error_L) == 0.0
-    correlation_22 = np.full((2, 2), np.nan) if constant else np.corrcoef([_ranks(spread_L), _ranks(error_L)])
-    bins = np.array_split(np.argsort(spread_L, kind="stable"), NUM_BINS)
-    return Calibration(
-        rank_correlation=float(correlation_22[1, 0]),
-        spread_B=np.array([spread_L[cells].mean() for cells in bins]),
-        error_B=np.array([error_L[cells].mean() for cells in bins]),
-    )
+def rank_correlation(spread_L: FloatArray, error_L: FloatArray) -> float:
+    """Spearman's, of the stated uncertainty and the error (L,), in [-1, 1]; NaN where either is constant."""
+    if np.ptp(spread_L) == 0.0 or np.ptp(error_L) == 0.0:
+        return float("nan")
+    return float(np.corrcoef(_ranks(spread_L), _ranks(error_L))[1, 0])

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 from appa_flwr import wire
 from appa_flwr.ceilings import SOLVED_METRICS, shared_answer
 from appa_flwr.config import Config
+from appa_flwr.deviations import deviations
+from appa_flwr.disagreement import disagreement
 from appa_flwr.rewards import metrics_of
-from appa_flwr.run.records import CEILINGS, Example, Scores, SummaryRow
+from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
 from appa_flwr.scores import alignment_scores
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
@@ -107,14 +109,22 @@ def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Sc
     )
 
 
-def baseline_rows(
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """In which a learned score must be read: the rows of trivial baselines and ceilings, and how the groups differ."""
+
+    rows: list[SummaryRow]
+    differences: Differences | None
+
+
+def frame(
     federation: Federation, config: Config, catalogue: wire.Catalogue, *, question_J: IntArray, majority_QK: FloatArray
-) -> list[SummaryRow]:
-    """The trivial baselines (uniform, majority) and the two ceilings: the frame in which a learned score must be read.
+) -> Frame:
+    """Score the trivial baselines (uniform, majority) and the two ceilings, and compare the groups with each other.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
-    them away (docs/decisions/ceilings.md), so this asks for those; `eval.ceilings = false` leaves it out.
-    `js-distance` has no ceilings.
+    them away (docs/decisions/ceilings.md), so this asks for those, in a simulation against the survey answers too;
+    `eval.ceilings = false` leaves it out. `js-distance` has no ceilings.
 
     Args:
         federation: the groups that score.
@@ -129,14 +139,29 @@ def baseline_rows(
     rows = score(federation, "uniform", uniform, metrics=metrics, config=config).rows
     majority = given_answers(question_J, majority_QK[question_J])
     rows += score(federation, "majority", majority, metrics=metrics, config=config).rows
-    if config.eval.ceilings:
-        target_GQK = probe_targets(federation, question_J, option_JK)
-        for name, objective in CEILINGS.items():
-            for metric in filter(SOLVED_METRICS.__contains__, metrics):
-                best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
-                best = given_answers(question_J, best_QK)
-                rows += score(federation, name, best, metrics=[metric], config=config).rows
-    return rows
+    if not config.eval.ceilings:
+        return Frame(rows, None)
+    sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
+    probed = probe_targets(federation, question_J, option_JK, sides=sides)
+    there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
+    target_GQK = probed[wire.TARGET_SIDE][there_G]
+    for name, objective in CEILINGS.items():
+        for metric in filter(SOLVED_METRICS.__contains__, metrics):
+            best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
+            best = given_answers(question_J, best_QK)
+            rows += score(federation, name, best, metrics=[metric], config=config).rows
+    if config.reward_metric not in SOLVED_METRICS:
+        return Frame(rows, None)
+    predicted = _stakes(target_GQK, option_JK, config)
+    if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
+        return Frame(rows, Differences(predicted=predicted))
+    heard = deviations(target_GQK, truth_GQK, option_JK)
+    survey = _stakes(truth_GQK, option_JK, config)
+    return Frame(rows, Differences(predicted=predicted, survey=survey, heard=Heard(**vars(heard))))
+
+
+def _stakes(target_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], config: Config) -> Stakes:
+    return Stakes(**vars(disagreement(target_GQK, option_QK, metric=config.reward_metric)))
 
 
 def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:
@@ -153,20 +178,24 @@ def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, af
     )
 
 
-def probe_targets(federation: Federation, question_J: IntArray, option_JK: npt.NDArray[np.bool_]) -> FloatArray:
-    """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
+def probe_targets(
+    federation: Federation, question_J: IntArray, option_JK: npt.NDArray[np.bool_], *, sides: Sequence[str]
+) -> dict[str, FloatArray]:
+    """What the groups score against, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
 
-    (G', J, K) for the G' groups that answered, rows sum to 1.
+    Side -> (G, J, K), rows sum to 1, NaN where a group has nothing to score against or did not answer.
     """
     row, option = np.nonzero(option_JK)
     one_hot = np.zeros((len(row), option_JK.shape[1]))
     one_hot[np.arange(len(row)), option] = 1.0
-    request = given_answers(question_J[row], one_hot).request(["cosine"])
-    cosine_GP = 2.0 * federation.score(request)["cosine", wire.TARGET_SIDE] - 1.0
-    cosine_GP = cosine_GP[~np.isnan(cosine_GP).any(1)]
-    target_GJK = np.zeros((len(cosine_GP), *option_JK.shape))
-    target_GJK[:, row, option] = np.maximum(cosine_GP, 0.0)
-    target_GJK /= target_GJK.sum(-1, keepdims=True)
-    # Rounded, so that options that tie in the group's own table tie here too and rank the same.
-    rounded_GJK: FloatArray = target_GJK.round(PROBE_DIGITS)
-    return rounded_GJK
+    request = given_answers(question_J[row], one_hot).request(["cosine"], sides=sides)
+    scored = federation.score(request)
+    found = {}
+    for side in sides:
+        cosine_GP = 2.0 * scored["cosine", side] - 1.0
+        target_GJK = np.zeros((len(cosine_GP), *option_JK.shape))
+        target_GJK[:, row, option] = np.maximum(cosine_GP, 0.0)
+        target_GJK /= target_GJK.sum(-1, keepdims=True)
+        # Rounded, so that options that tie in the group's own table tie here too and rank the same.
+        found[side] = target_GJK.round(PROBE_DIGITS)
+    return found

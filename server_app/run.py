@@ -25,11 +25,21 @@ from flwr.app import ArrayRecord
 from transformers import PreTrainedModel
 
 from appa_flwr import aggregation, report, wire
-from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config
+from appa_flwr.disagreement import generated_population
 from appa_flwr.errors import UserError
 from appa_flwr.files import replaced_folder, writing
 from appa_flwr.rewards import metrics_of
-from appa_flwr.run.files import CHECKPOINT_FILE, EXAMPLES, METRICS, POLICY, SFT_MODEL, SUMMARY, WEIGHTS_FILE
+from appa_flwr.run.files import (
+    CHECKPOINT_FILE,
+    DIFFERENCES,
+    EXAMPLES,
+    METRICS,
+    POLICY,
+    SFT_MODEL,
+    SUMMARY,
+    WEIGHTS_FILE,
+)
 from appa_flwr.run.records import Card, Iteration, PopulationSummary, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.seeds import child_seed
@@ -38,7 +48,7 @@ from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
-from server_app.federation.catalogue import build_catalogue
+from server_app.federation.catalogue import build_catalogue, fitting_questions
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.models import base as base_models
@@ -99,6 +109,10 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
+    if config.survey == GENERATED_SURVEY:
+        size = {"num_questions": config.data.num_questions, "num_groups": config.data.num_groups}
+        stakes = generated_population(**size, seed=config.seed).sentence(threshold=config.appa.fairness_threshold)
+        folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
     whole = config.run.phases == "all"
     if whole:
         base_models.check(config)
@@ -255,25 +269,6 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
     return PolicyInputs(base, prompts, train_J, test_J, majority_QK, sft_QK)
 
 
-def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Training and held-out questions whose prompt, of so many tokens, and answer fit (SFT table: maximum length).
-
-    Raises:
-        UserError: no training or no held-out question fits.
-    """
-    longest, response = config.policy.max_sequence_length, config.rollout.response_length
-    fits_Q = np.array(tokens_Q) + response <= longest
-    train_J, test_J = np.flatnonzero(fits_Q & catalogue.train_Q), np.flatnonzero(fits_Q & ~catalogue.train_Q)
-    if not len(train_J) or not len(test_J):
-        raise UserError(
-            f"policy.max-sequence-length = {longest} leaves no training or no held-out question: the shortest prompt "
-            f"has {min(tokens_Q)} tokens and rollout.response-length is {response}"
-        )
-    if not fits_Q.all():
-        log.warning("%d questions are left out: longer than policy.max-sequence-length", int((~fits_Q).sum()))
-    return train_J, test_J
-
-
 def evaluate(
     run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
@@ -377,11 +372,13 @@ def _shown(line: Iteration) -> str:
 def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json."""
     with run.folder.phase("baselines") as phase:
-        found = evaluation.baseline_rows(
+        found = evaluation.frame(
             run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
         )
-        rows = [*earlier, *found]
+        rows = [*earlier, *found.rows]
         run.folder.write(SUMMARY, tuple(rows))
+        if found.differences is not None:
+            run.folder.write(DIFFERENCES, found.differences)
         phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
     return rows
 

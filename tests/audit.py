@@ -138,13 +138,17 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
         if {key: (a.dtype, a.shape) for key, a in sent.items()} != {key: (a.dtype, a.shape) for key, a in got.items()}:
             yield "weights other than those that came"
     elif reply.kind == "evaluate":
-        yield from typed(numbers, "metrics", {"num-examples": int, "error": float})
+        yield from typed(numbers, "metrics", {"num-examples": int, "errors": list})
+        errors, settings = numbers["metrics"].get("errors"), world.config.pluralllm
+        count = 3 if settings.architecture == "residual" and settings.rank else 1
+        if not isinstance(errors, list) or [type(error) for error in errors] != [float] * count:
+            yield f"errors {errors}"
         if not 0 <= (cells := numbers["metrics"].get("num-examples", 0)) <= (~public.train_Q).sum():
             yield f"an error over {cells} held-out answers"
     elif reply.kind == wire.POPULATION:
         yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public)
     elif reply.kind == wire.CATALOGUE:
-        yield from typed(numbers, "counts", {"0|answered": int, "0|known": int})
+        yield from typed(numbers, "counts", {"0|answered": int, "0|known": int, "0|simulated": int})
     elif reply.kind == wire.TARGETS:
         yield from sums(dict(numbers.get("sums", {})), public)
     elif reply.kind == wire.SCORE:
@@ -199,8 +203,8 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
     measures = {"cells", "js", "js_distance", "wasserstein"}
     always = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
     sometimes = dict.fromkeys(
-        ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(7))), measures
-    ) | {"calibration": {"cells", "rank_correlation"}}
+        ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(8))), measures
+    ) | {"calibration": {"cells", "rank_correlation"}, "coverage": {"cells", "coverage"}}
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}
     told = [part for part in sizes if f"0|{part}|pluralllm|cells" in found]
     expected, allowed = (

@@ -20,6 +20,7 @@ from appa_flwr.survey.export import export_split
 from appa_flwr.survey.types import Survey
 from client_app import data
 from client_app.main import app
+from pluralllm.residual import SHARE_KEY
 from server_app.federation.catalogue import build_catalogue
 from server_app.predictor.pretraining import initial_weights
 
@@ -72,10 +73,15 @@ class Node:
 
 
 def weights(config: Config) -> ArrayRecord:
-    """A fresh network answers the same whatever its context; noise on every weight makes group and draw matter."""
+    """A fresh network answers alike whatever question and context; noise on its weights makes them matter.
+
+    The kernel's few numbers, logarithms of which little is much, and the share of features stay as they are.
+    """
     fresh = initial_weights(config).to_torch_state_dict()
     torch.manual_seed(5)
-    return ArrayRecord({name: value + 0.5 * torch.randn_like(value) for name, value in fresh.items()})
+    kept = {name for name in fresh if name.startswith("log_") or name == SHARE_KEY}
+    noisy = {name: value + 0.5 * torch.randn_like(value) for name, value in fresh.items() if name not in kept}
+    return ArrayRecord({name: noisy.get(name, value) for name, value in fresh.items()})
 
 
 def uniform_request(catalogue: wire.Catalogue, **changes: object) -> wire.ScoreRequest:

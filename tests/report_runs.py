@@ -47,9 +47,10 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
         "pluralllm-shared": 0.93,
     }
     card = {
-        "network": {"embedding_dim": 8, "hidden_dim": 8, "num_blocks": 1, "num_heads": 2, "population": False},
-        "episodes": dict.fromkeys(("num_context", "num_targets", "num_episodes"), 4)
-        | dict.fromkeys(("embedding_noise", "population_dropout"), 0.2),
+        "network": {"architecture": "residual"}
+        | {"embedding_dim": 8, "hidden_dim": 8, "num_blocks": 1, "num_heads": 2, "rank": 3},
+        "episodes": dict.fromkeys(("num_context", "least_context", "num_targets", "num_episodes"), 4)
+        | {"embedding_noise": 0.2},
         "embedding": {"kind": "ngrams", "model": "", "dim": 8, "probe": [0.5]},
         "survey": dict.fromkeys(("num_questions", "num_held_out", "split_seed"), 7)
         | {"table": "", "training": [], "test_fraction": 0.2, "groups": {}, "unseen_groups": {}},
@@ -59,7 +60,7 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
             for r in range(1, 31)
         ],
         "chosen": 20,
-        "population": {"prior": False, "min_groups": 3, "training": 0, "held_out": 36},
+        "population": {"min_groups": 3, "held_out": 36},
         "scores": {
             "seen/held-out": {name: predictor_scores(js) for name, js in seen.items()},
             "unseen/held-out": {
@@ -73,7 +74,7 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
             group: {f"{'unseen' if g == 0 else 'seen'}/held-out": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
             for g, group in enumerate(groups)
         },
-        "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31}},
+        "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31, "coverage": 0.88}},
         "by_context": {
             "seen/held-out": {str(2**i): predictor_scores(0.80 + 0.02 * i) for i in range(7)},
             "unseen/held-out": {str(2**i): predictor_scores(0.70 + 0.01 * i, 240 - i) for i in (4, 0, 1, 3)},

@@ -5,7 +5,7 @@ _SAME_NAME = {
     "federation": "min-groups reply-timeout join-timeout",
     "data": "test-fraction num-questions num-groups max-questions refusals min-respondents min-questions strict",
     "pluralllm": "num-context-questions context-resampling unseen-groups",
-    "sums": "population-prior mean-of-others",
+    "sums": "mean-of-others",
     "policy": "prompt-style base-steps max-sequence-length attention quantization compute-dtype tuning",
     "rollout": "response-length temperature",
     "ppo": (
@@ -47,7 +47,9 @@ MOVED = (
     | _RENAMED
 )
 
+_PRIOR = "the population prior was removed: the residual architecture needs no sums of training answers"
 REMOVED = {
+    "population-prior": _PRIOR,
     "population-directions": "the directions were removed: their totals tell every answer",
     "vllm-memory": "sampling by vLLM was removed",
 }

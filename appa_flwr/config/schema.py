@@ -209,11 +209,6 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     training = count - len(unseen)
     if training < 1:
         yield "pluralllm.unseen-groups names all groups; at least one must train the predictor"
-    if config.sums.population_prior and training < config.sums.min_groups:
-        yield (
-            f"sums.population-prior needs sums.min-groups = {config.sums.min_groups} groups that train, and there are "
-            f"{training}"
-        )
 
 
 def _in_sizes(config: Config) -> Iterator[str]:
@@ -226,10 +221,13 @@ def _in_sizes(config: Config) -> Iterator[str]:
 
 def _in_models(config: Config) -> Iterator[str]:
     encoder, model = config.embedding.encoder, config.embedding.model
-    if encoder != "ngrams" and not model:
+    by_itself = encoder in ("ngrams", "minilm")
+    if not by_itself and not model:
         yield f'embedding.encoder = "{encoder}" needs embedding.model, a model folder or a hub id'
-    if encoder == "ngrams" and model:
+    if by_itself and model:
         yield f'embedding.model = {to_toml(model)} needs embedding.encoder = "sentence-transformers" or "causal-lm"'
+    if config.pluralllm.reward_target == "posterior" and config.pluralllm.architecture != "residual":
+        yield 'pluralllm.reward-target = "posterior" needs pluralllm.architecture = "residual"'
     if config.policy.quantization == "nf4" and config.policy.tuning == "full":
         yield 'policy.quantization = "nf4" freezes the base and needs policy.tuning = "lora"'
 

@@ -13,6 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from appa_flwr import ranges
 
+Architecture = Literal["residual", "attention"]
+LocalOptimizer = Literal["sgd", "adam"]
+# whose server only averages: a group's own optimizer must do what the server's step does in the others
+AVERAGING = ("fedavg", "fedprox")
+
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
 
@@ -75,17 +80,29 @@ class DataSection(Section):
 class EmbeddingSection(Section):
     """[embedding]: what makes vectors of the public texts."""
 
-    encoder: Literal["ngrams", "sentence-transformers", "causal-lm"] = Field(
-        "ngrams", description="what makes vectors of the public texts: hashed n-grams, or a pretrained model"
+    encoder: Literal["ngrams", "minilm", "sentence-transformers", "causal-lm"] = Field(
+        "ngrams",
+        description="what makes vectors of the public texts: hashed n-grams, MiniLM from its package, or another model",
     )
-    model: str = Field("", description="folder or hub id of that model; empty for ngrams")
+    model: str = Field("", description="folder or hub id of that other model; empty for ngrams and minilm")
     dim: int = Field(128, ge=5, description="numbers in the embedding of a question-answer text")
 
 
 class PluralLLMSection(Section):
     """[pluralllm]: the preference predictor and its pretraining."""
 
-    num_context_questions: int = Field(16, ge=1, description="answered questions the predictor is shown per target")
+    architecture: Architecture = Field(
+        "residual", description="a mean with each group's residual in closed form, or the paper's few-shot attention"
+    )
+    rank: int = Field(8, ge=0, description="learned features by which the residual compares questions; 0 = texts alone")
+    num_context_questions: int = Field(
+        512, ge=1, description="most answered questions of a group that a prediction rests on"
+    )
+    reward_target: Literal["predicted", "own-answer", "posterior"] = Field(
+        "predicted",
+        description="what rollouts on questions a group answered are scored against: the prediction from its other "
+        "answers, its own answer, or the prediction with that answer known",
+    )
     context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
     draws: int = Field(1, ge=1, description="contexts a prediction is averaged over; their spread is kept")
     checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
@@ -94,29 +111,42 @@ class PluralLLMSection(Section):
         "fedadam", description="server update in pretraining"
     )
     proximal_mu: float = Field(0.01, ge=0, description="pull of fedprox towards the server's weights")
-    rounds: int = Field(60, ge=0, description="federated pretraining rounds")
+    rounds: int = Field(100, ge=0, description="federated pretraining rounds")
     local_steps: int = Field(2, ge=1, description="optimizer steps of a group in one round")
-    learning_rate: float = Field(0.1, gt=0, description="step size of a group's optimizer")
-    server_learning_rate: float = Field(1e-2, gt=0, description="the server's step size, not of fedavg and fedprox")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="a group's optimizer")
+    learning_rate: float = Field(
+        0.0, ge=0, description="step size of a group's optimizer; 0 = 0.1 with sgd, 0.003 with adam"
+    )
+    server_learning_rate: float = Field(3e-3, gt=0, description="the server's step size, not of fedavg and fedprox")
+    optimizer: Literal["auto", "sgd", "adam"] = Field(
+        "auto", description="a group's optimizer; auto = adam for fedavg and fedprox, sgd for the others"
+    )
     hidden_dim: int = Field(64, ge=1, description="width of the predictor")
     blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
     heads: int = Field(4, ge=1, description="attention heads of the predictor")
     fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
     validate_every: int = Field(
-        10,
+        100,
         ge=0,
-        description="rounds between scores on the training groups' held-out questions; the best is kept; 0 = last",
+        description="rounds between scores on the training groups' held-out questions, the last always; "
+        "the best is kept; 0 = none",
     )
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        """A group's optimizer, `auto` resolved."""
+        if self.optimizer != "auto":
+            return self.optimizer
+        return "adam" if self.strategy in AVERAGING else "sgd"
+
+    @property
+    def local_learning_rate(self) -> float:
+        """A group's step size, 0 resolved."""
+        return self.learning_rate or {"sgd": 0.1, "adam": 3e-3}[self.local_optimizer]
 
 
 class SumsSection(Section):
     """[sums]: what is added up over groups, each node's part masked."""
 
-    population_prior: bool = Field(
-        False,
-        description="the predictor knows the other groups' mean answer; nodes send sums of their training answers",
-    )
     mean_of_others: bool = Field(
         True, description="score the mean of the other groups too; nodes send sums of their held-out answers"
     )

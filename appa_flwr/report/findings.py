@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from appa_flwr.disagreement import Disagreement
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.run.records import Iteration
 
@@ -149,6 +150,46 @@ def ways(run: Run, *, survey: bool) -> tuple[Way, ...]:
             covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None
             found.append(Way(measure, positions, covered))
     return tuple(found)
+
+
+def worst_group(run: Run, *, survey: bool) -> str | None:
+    """What PPO under this rule did for the worst group, on the training metric; None where PPO was not evaluated."""
+    worst = {}
+    for policy in ("sft", "ppo"):
+        scores = run.scores(policy, run.training_metric, survey=survey)
+        known = {name: value for name, value in (scores.per_group if scores else {}).items() if is_known(value)}
+        if known:
+            name = min(known, key=known.__getitem__)
+            worst[policy] = name, known[name]
+    if worst.keys() != {"sft", "ppo"}:
+        return None
+    (before, low), (after, high) = worst["sft"], worst["ppo"]
+    return (
+        f"The worst-served group was {before} with {low:.3f} after SFT and is {after} with {high:.3f} after PPO "
+        f"({high - low:+.3f}), by rule {run.settings.rule}."
+    )
+
+
+def differences(run: Run) -> list[str]:
+    """How far this run could tell rules apart, in plain words; empty where nothing was compared."""
+    found, threshold = run.differences, run.settings.appa.fairness_threshold
+    if found is None:
+        return []
+    sentences = []
+    heard = found.heard
+    if heard is not None and is_known(heard.r) and is_known(heard.pair):
+        sentences.append(
+            f"What PluralLLM hears of each group: its differences from the groups' mean correlate {heard.r:.2f} with "
+            f"the survey's (R2 {heard.r2:.2f}; 0 for a predictor that says the same for all), it tells of two groups "
+            f"which gives an option more in {heard.pair:.0%} of the clear cases (a coin: 50 %), and its differences "
+            f"are {heard.spread:.2f} times as large as the survey's (a best guess is as flat as the correlation)."
+        )
+    both = {"survey's answers": found.survey, "predictions, which rewards follow": found.predicted}
+    for name, stakes in both.items():
+        if stakes is not None:
+            words = Disagreement(**stakes.model_dump()).sentence(threshold=threshold)
+            sentences.append(f"By the {name}: {words}.")
+    return sentences
 
 
 def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:

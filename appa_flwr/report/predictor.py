@@ -107,10 +107,8 @@ def note(found: Card) -> str:
         )
     if sums is not None:
         others += (
-            f" Sums over groups, each of at least {sums.min_groups}, were made for {sums.training} training and "
-            f"{sums.held_out} held-out questions"
+            f" Sums over groups, each of at least {sums.min_groups}, were made for {sums.held_out} held-out questions."
         )
-        others += ", and PluralLLM was given them (sums.population-prior)." if sums.prior else "."
     return f"{NOTE} {others}"
 
 
@@ -168,10 +166,13 @@ def uncertainty(found: Card) -> list[str]:
         if measured.get("spread"):
             ranked = measured.get("rank_correlation")
             known = "unknown" if ranked is None else f"{ranked:.2f}"
-            sentences.append(
-                f"{_part(part)}: spread over context draws {measured['spread']:.{DECIMALS}f}, its rank "
-                f"correlation with the error {known} (mean over groups)"
+            sentence = (
+                f"{_part(part)}: expected error {measured['spread']:.{DECIMALS}f}, its rank correlation with the error "
+                f"{known} (mean over groups)"
             )
+            if "coverage" in measured:
+                sentence += f"; {measured['coverage']:.0%} of the shares lie in their 90 % interval"
+            sentences.append(sentence)
     return sentences
 
 

@@ -71,9 +71,15 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% if gains %}
 <div class="verdict{{ "" if gains|map(attribute="verdict")|unique|list == ["gain"] else " none" }}">
 <b>Against the {{ name }} ({{ metric_name(run) }}): {{ findings.verdict_word(gains) }}</b>
-<ul>{% for gain in gains %}<li>{{ findings.sentence(gain) }}</li>{% endfor %}</ul></div>
+<ul>{% for gain in gains %}<li>{{ findings.sentence(gain) }}</li>{% endfor %}
+{% set worst = findings.worst_group(run, survey=survey) %}{% if worst %}<li>{{ worst }}</li>{% endif %}</ul></div>
 {% endif %}
 {% endfor %}
+{% set differences = findings.differences(run) %}
+{% if differences %}
+<div class="missing"><b>Can this run tell rules apart?</b>
+<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
+{% endif %}
 {% if run.row("ppo", run.training_metric) %}
 <p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
 {% endif %}

@@ -8,6 +8,7 @@ pluralllm.json         the card of PluralLLM's weights: its training and its err
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
 summary.json           the scores of every policy, trivial baseline and ceiling
+differences.json       how the groups differ, and how much of it the predictor hears
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it
 checkpoint.pt          PPO's state after some iteration
@@ -31,7 +32,7 @@ from pydantic_core import to_jsonable_python
 from appa_flwr.config import Config, Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.run.records import Card, Example, Iteration, Phase, Progress, SummaryRow
+from appa_flwr.run.records import Card, Differences, Example, Iteration, Phase, Progress, SummaryRow
 
 SCHEMA = 1
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
@@ -82,6 +83,7 @@ METRICS = LineFile("metrics.jsonl", Iteration)
 PHASES = JsonFile("phases.json", tuple[Phase, ...])
 CARD = JsonFile("pluralllm.json", Card)
 SUMMARY = JsonFile("summary.json", tuple[SummaryRow, ...])
+DIFFERENCES = JsonFile("differences.json", Differences)
 EXAMPLES = JsonFile("examples.json", tuple[Example, ...])
 
 

@@ -10,8 +10,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from appa_flwr.config import Scalar
+from appa_flwr.config.sections import Architecture
 
-CARD_FORMAT = 2
+CARD_FORMAT = 3
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
 TRAINED_POLICIES = ("base", "sft", "ppo")
@@ -112,6 +113,39 @@ class SummaryRow(Scores, _Evaluated):
     survey: Scores | None
 
 
+class Stakes(Record):
+    """What is at stake among the groups on the held-out questions; see `appa_flwr.disagreement.Disagreement`."""
+
+    size: float
+    min_of_average: float
+    min_of_fairest: float
+    fairness: float
+
+
+class Heard(Record):
+    """How much of the groups' differences the predictions hold; see `appa_flwr.deviations.Deviations`."""
+
+    r: float
+    r2: float
+    pair: float
+    spread: float
+    size: float
+
+
+class Differences(Record):
+    """How the groups differ on the held-out questions by the training metric.
+
+    Attributes:
+        predicted: of PluralLLM's targets.
+        survey: of the groups' survey answers; None in a deployed run, where nobody but the group sees these.
+        heard: the one compared with the other; None as above.
+    """
+
+    predicted: Stakes
+    survey: Stakes | None = None
+    heard: Heard | None = None
+
+
 class Phase(Record):
     """A row of phases.json: seconds of a phase, added up over resumed sessions."""
 
@@ -134,23 +168,24 @@ class Example(Record):
 
 
 class Network(Record):
-    """PluralLLM's sizes, see `pluralllm.model.ModelConfig`."""
+    """PluralLLM's architecture and sizes, see `pluralllm.model.ModelConfig`."""
 
+    architecture: Architecture
     embedding_dim: int
     hidden_dim: int
     num_blocks: int
     num_heads: int
-    population: bool
+    rank: int
 
 
 class EpisodeShape(Record):
     """The batch of a training step, see `pluralllm.episodes.EpisodeConfig`."""
 
     num_context: int
+    least_context: int
     num_targets: int
     num_episodes: int
     embedding_noise: float
-    population_dropout: float
 
 
 class EmbeddingSummary(Record):
@@ -209,18 +244,14 @@ class Round(Record):
 
 
 class PopulationSummary(Record):
-    """Which questions' answers were summed over the groups.
+    """Of how many held-out questions the answers were summed over the groups.
 
     Attributes:
-        prior: whether the network was given the sums.
         min_groups: a sum is of the answers of so many groups at least.
-        training: training questions that have a sum.
-        held_out: held-out questions that have one.
+        held_out: questions that have one.
     """
 
-    prior: bool
     min_groups: int
-    training: int
     held_out: int
 
 
@@ -242,7 +273,8 @@ class Card(Record):
         population: the sums over the groups, None where none were made.
         scores: agreement with the groups' own survey answers; see `server_app.predictor.scores`.
         groups: group -> the same for it alone.
-        calibration: part -> "spread" over context draws and its "rank_correlation" with the error.
+        calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
+            survey answers within them as "coverage".
         by_context: part -> number of context answers -> measure -> mean over answers, and "cells".
     """
 

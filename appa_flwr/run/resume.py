@@ -12,6 +12,7 @@ from appa_flwr.run.files import (
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
+    DIFFERENCES,
     ERROR_FILE,
     EXAMPLES,
     METRICS,
@@ -38,7 +39,7 @@ FREE_KEYS = (
 )
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
-    *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, SUMMARY, EXAMPLES)),
+    *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, SUMMARY, DIFFERENCES, EXAMPLES)),
     *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SFT_MODEL, POLICY),
 )
 

@@ -2,9 +2,10 @@
 
 Questions are a frame ("How worried are you about ...?") asked of a topic ("wind power"), as real questionnaires
 repeat their batteries; so a held-out question is a new pair of known words, and what a policy learns can carry over.
-Groups fall into clusters of unequal size. Most questions find the clusters in near agreement with peaked answers; on
-the contested topics the minority clusters differ. Each group was asked only part of the questions, by a finite
-sample, and some frames record refusals.
+Groups fall into clusters of unequal size, which differ in their stance on a few issues. Topics and frames both touch
+these issues, so questions that read alike divide the groups alike, as far as they do in real surveys: the answer of a
+group to the nearest question says something of how it differs (a correlation of .25 to .45 there). Each group was asked
+only part of the questions, by a finite sample, and some frames record refusals.
 
 Axis letters: G groups, Q questions, K answer options.
 """
@@ -24,7 +25,9 @@ COVERAGE = 0.75
 RESPONDENTS = 1000
 REFUSAL_OPTION = "Don't know / refused"
 NUM_ISSUES = 3
-CONTESTED_SHARE = 0.3
+# how strongly a topic and a frame touch the issues: the best answers for the average leave the worst group .03 or more
+# below what it could have, and the ceiling stays about .9
+TOPIC_LOADING, FRAME_LOADING = 0.45, 0.45
 
 GROUP_NAMES = (
     "Avaria", "Belmora", "Castria", "Dorvane", "Elmark", "Fenwick", "Galdor", "Harrow", "Istria", "Jorvik", "Kestria",
@@ -122,8 +125,8 @@ def ground_truth(
     stance_GI = stance_CI[cluster_G] + 0.15 * rng.normal(size=(num_groups, NUM_ISSUES))
 
     favour_T = rng.normal(size=len(TOPICS))  # how the whole population leans on a topic
-    contested_T = rng.permutation(len(TOPICS)) < CONTESTED_SHARE * len(TOPICS)
-    loading_TI = rng.normal(size=(len(TOPICS), NUM_ISSUES)) * np.where(contested_T, 0.9, 0.15)[:, None]
+    loading_TI = TOPIC_LOADING * rng.normal(size=(len(TOPICS), NUM_ISSUES))
+    loading_FI = FRAME_LOADING * rng.normal(size=(len(FRAMES), NUM_ISSUES))
     lean_F = 1.1 * rng.normal(size=len(FRAMES))
     frame_logits = [1.6 * rng.normal(size=len(f.options)) for f in FRAMES]
     topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in FRAMES)))
@@ -142,7 +145,7 @@ def ground_truth(
         questions.append(question)
         noise = 0.15 * rng.normal()
         for g, name in enumerate(names):
-            pull = loading_TI[topic] @ stance_GI[g]
+            pull = (loading_TI[topic] + loading_FI[frame_index]) @ stance_GI[g]
             if frame.ordinal:
                 lean = lean_F[frame_index] + frame.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
                 centre = 1.0 / (1.0 + np.exp(1.3 * lean))  # 0: the first option's end of the scale

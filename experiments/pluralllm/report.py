@@ -1,46 +1,38 @@
-"""The tables of the results page: one thing varied at a time, real surveys x seeds, beside what costs nothing.
+"""The tables of the results page: surveys x seeds, beside what costs nothing.
 
-python -m experiments.pluralllm.report strategies        # central, FedAvg, FedAdam, and not trained
-python -m experiments.pluralllm.report embeddings --embedding sentence-transformers --embedding-model FOLDER
-python -m experiments.pluralllm.report min-groups --prior training
-python -m experiments.pluralllm.report noise             # of training, on the features of a question
-python -m experiments.pluralllm.report context-sizes
+    python -m experiments.pluralllm.report main              # strategies, the paper's architecture, context sizes
+    python -m experiments.pluralllm.report variants          # no learned features, partial participation, n-grams
+    python -m experiments.pluralllm.report countries --datasets globalqa   # how many train
+
+Every command prints Markdown, means over seeds with the lowest and highest. Context sizes are those of the first row.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
 from appa_flwr import markdown
-from appa_flwr.errors import UserError
+from appa_flwr.config import Config, split_names
+from appa_flwr.errors import unknown_name
 from experiments import entry
-from experiments.pluralllm.protocol import (
-    PARTS,
-    REAL,
-    Dataset,
-    Recipe,
-    Report,
-    Strategy,
-    add_options,
-    chosen_encoder,
-    chosen_recipe,
-    reports,
-)
-from pluralllm.encoders import Encoder, hashed_ngrams
-from pluralllm.episodes import EpisodeConfig
-from pluralllm.scores import CONTEXT_SIZES, PREDICTOR
+from experiments.pluralllm.measures import Measured
+from experiments.pluralllm.protocol import MOST_IN_A_ROUND, REAL, SURVEYS, Report, load_problem, recipe, report, train
+from pluralllm.encoders import encoder
+from pluralllm.scores import PREDICTOR
+from server_app.models.base import cache_folder
 
-TABLES = ("strategies", "embeddings", "min-groups", "noise", "context-sizes")
-STRATEGIES, EMBEDDINGS, MIN_GROUPS, NOISE, CONTEXT = TABLES
-BASELINES = ("mean-of-others", "nearest-question", "uniform")
-NOISES = (0.3, 1.0)
-GROUP_NUMBERS = (1, 2, 3)
+MEASURES = ("js", "js_distance", "r", "r2", "pair", "spearman", "coverage")
+DATASETS = (*REAL, "generated")
+SIZES = (1, 4, 16, 64, 128)
+COUNTRIES = (110,)
+ATTENTION = ("pluralllm.architecture=attention", "pluralllm.num-context-questions=16", "pluralllm.draws=4")
 
 
 @dataclass(frozen=True)
@@ -48,78 +40,91 @@ class Row:
     """One line of a table: its name, and all that decides its scores but the survey and the seed."""
 
     name: str
-    recipe: Recipe
-    texts_to_vectors: Encoder
+    keys: tuple[str, ...] = ()
+    embedding: str = "minilm"
+    central: bool = False
+    num_training: int | None = None
 
 
-def rows(table: str, recipe: Recipe, texts_to_vectors: Encoder, *, embedding: str) -> list[Row]:
-    """The lines of a table; each differs from `recipe` and `texts_to_vectors` in what the table is about.
-
-    Raises:
-        UserError: n-grams are to be compared with themselves.
-    """
-    if table == EMBEDDINGS:
-        if texts_to_vectors is hashed_ngrams:
-            raise UserError("embeddings: name the one to compare n-grams with, --embedding and --embedding-model")
-        return [Row("ngrams", recipe, hashed_ngrams), Row(embedding, recipe, texts_to_vectors)]
-    if table == STRATEGIES:
-        recipes = {strategy: replace(recipe, strategy=strategy) for strategy in get_args(Strategy)}
-        recipes["not trained"] = replace(recipe, rounds=0)
-    elif table == MIN_GROUPS:
-        recipes = {f"min-groups {number}": replace(recipe, min_groups=number) for number in GROUP_NUMBERS}
-    elif table == NOISE:
-        recipes = {f"noise {noise}": replace(recipe, episodes=EpisodeConfig(embedding_noise=noise)) for noise in NOISES}
-    else:
-        recipes = {recipe.strategy: recipe}
-    return [Row(name, ours, texts_to_vectors) for name, ours in recipes.items()]
+DEFAULT = Row("residual, FedAdam")
+TABLES: dict[str, tuple[Row, ...]] = {
+    "main": (
+        DEFAULT,
+        Row("residual, FedAvg", ("pluralllm.strategy=fedavg",)),
+        Row("attention, FedAdam", ATTENTION),
+        Row("residual, central", central=True),
+        Row("attention, FedAvg", (*ATTENTION, "pluralllm.strategy=fedavg")),
+    ),
+    "variants": (
+        Row("without learned features", ("pluralllm.rank=0",)),
+        Row("half of the groups a round", ("pluralllm.fraction=0.5",)),
+        Row("n-grams", embedding="ngrams"),
+    ),
+    "countries": tuple(Row(f"{number} countries", num_training=number) for number in COUNTRIES),
+}
 
 
-def cell(scores: Sequence[float]) -> str:
-    """Mean and range over seeds."""
-    return f"{np.mean(scores):.4f} ({min(scores):.4f} to {max(scores):.4f})"
+def reports(
+    dataset: Any, row: Row, *, seeds: Sequence[int], folder: Path | None, sizes: Sequence[int]
+) -> Iterator[Report]:
+    """Train and score once a seed; n-grams stand in for MiniLM on the generated survey, whose words they know."""
+    config = recipe(*row.keys, f"embedding.encoder={'ngrams' if dataset == 'generated' else row.embedding}")
+    texts_to_vectors = encoder(config.embedding.encoder, cache=cache_folder(config))
+    for seed in seeds:
+        problem = load_problem(
+            dataset, seed=seed, folder=folder, texts_to_vectors=texts_to_vectors, num_training=row.num_training
+        )
+        fraction = min(config.pluralllm.fraction, MOST_IN_A_ROUND / len(problem.training))
+        ours = Config.load({**config.flat(), "pluralllm.fraction": fraction})
+        yield report(problem, train(problem, ours, seed=seed, central=row.central), ours, seed=seed, sizes=sizes)
 
 
-def scores_line(name: str, reports: Sequence[Report], *, predictor: str = PREDICTOR, seconds: str = "") -> str:
-    """1 - natural Jensen-Shannon distance of a predictor on all four parts."""
-    found = [[report.scores[part][predictor].js_distance_natural for report in reports] for part in PARTS]
-    return markdown.line([name, *map(cell, found), seconds])
+def cell(values: Sequence[float]) -> str:
+    """Mean and range over seeds; empty where there is none."""
+    if np.isnan(values).any():
+        return ""
+    return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def context_table(reports: Sequence[Report], sizes: Sequence[int]) -> str:
-    """1 - natural Jensen-Shannon distance of unseen groups, a line a size."""
-    parts = list(reports[0].by_context)
-    rows = [
-        [str(size), *(cell([report.by_context[part][place] for report in reports]) for part in parts)]
-        for place, size in enumerate(sizes)
-    ]
-    return markdown.table(["context questions", *parts], rows)
+def line(name: str, found: Sequence[Measured]) -> list[str]:
+    """The cells of one predictor."""
+    return [name, *(cell([getattr(one, measure) for one in found]) for measure in MEASURES)]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train every row of a table with every seed, and print it as Markdown, a line as soon as it is done."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--datasets", choices=get_args(Dataset), nargs="+", default=tuple(REAL))
-    add_options(parser)
-    chosen = parser.parse_args(arguments)
+def main(
+    table: Annotated[str, typer.Argument(help=", ".join(TABLES))],
+    datasets: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(DATASETS),
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
+    rows: Annotated[int, typer.Option(min=0, help="Only so many of the table's rows; 0 = all.")] = 0,
+    surveys: Annotated[Path | None, typer.Option(help=f"Folder of the real files; else {SURVEYS}.")] = None,
+) -> None:
+    """Train every row of a table with every seed and print it, survey by survey and part by part."""
+    if table not in TABLES:
+        raise unknown_name("table", table, valid=TABLES)
     torch.set_num_threads(1)
-    lines = rows(chosen.table, chosen_recipe(chosen), chosen_encoder(chosen), embedding=chosen.embedding)
-    sizes = CONTEXT_SIZES if chosen.table == CONTEXT else ()
-    for dataset in chosen.datasets:
-        print(f"\n### {dataset}, prior {chosen.prior}\n")
-        if not sizes:
-            print(markdown.table(["", *PARTS, "CPU s a round"], []), flush=True)
-        for row in lines:
-            given = {"seeds": chosen.seeds, "folder": chosen.surveys, "sizes": sizes}
-            found = list(reports(dataset, row.recipe, row.texts_to_vectors, **given))
-            if sizes:
-                print(context_table(found, sizes), flush=True)
-                continue
-            seconds = np.mean([report.train_cpu_seconds for report in found]) / max(1, row.recipe.rounds)
-            print(scores_line(row.name, found, seconds=f"{seconds:.2f}"), flush=True)
-        if not sizes:
-            print("\n".join(scores_line(name, found, predictor=name) for name in BASELINES), flush=True)
+    for dataset in split_names(datasets):
+        found = {}
+        for row in TABLES[table][: rows or None]:
+            numbers = [int(seed) for seed in split_names(seeds)]
+            sizes = SIZES if row is DEFAULT else ()
+            found[row.name] = list(reports(dataset, row, seeds=numbers, folder=surveys, sizes=sizes))
+        first = next(iter(found.values()))
+        for part, predictors in first[0].scores.items():
+            body = [line(name, [one.scores[part][PREDICTOR] for one in runs]) for name, runs in found.items()]
+            body += [
+                line(f"{size} context questions", [one.by_context[part][size] for one in first])
+                for size in first[0].by_context[part]
+            ]
+            body += [line(name, [one.scores[part][name] for one in first]) for name in predictors if name != PREDICTOR]
+            print(f"\n### {dataset}, {part}\n\n{markdown.table(['', *MEASURES], body)}", flush=True)
+        for name, runs in found.items():
+            train_seconds = cell([one.train_cpu_seconds for one in runs])
+            print(
+                f"\n{name}: CPU s of training {train_seconds}, of all tables "
+                f"{cell([one.table_cpu_seconds for one in runs])}; rounds kept {[one.round for one in runs]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    entry.run(main, call=lambda command: command())
+    entry.run(main)

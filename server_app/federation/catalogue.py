@@ -5,10 +5,15 @@ Axis letters: Q questions, K options, E features.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from appa_flwr import wire
 from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.split import split_questions
@@ -16,6 +21,10 @@ from appa_flwr.survey.types import Question
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Progress, encoder
 from server_app.models.base import cache_folder
+
+IntArray = npt.NDArray[np.int64]
+
+log = logging.getLogger("appa.server")
 
 
 def public_questions(config: Config) -> tuple[Question, ...]:
@@ -54,3 +63,22 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
     train_Q = np.array([question.question_id in train for question in questions])
     return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK)
+
+
+def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Training and held-out questions whose prompt, of so many tokens, and answer fit (SFT table: maximum length).
+
+    Raises:
+        UserError: no training or no held-out question fits.
+    """
+    longest, response = config.policy.max_sequence_length, config.rollout.response_length
+    fits_Q = np.array(tokens_Q) + response <= longest
+    train_J, test_J = np.flatnonzero(fits_Q & catalogue.train_Q), np.flatnonzero(fits_Q & ~catalogue.train_Q)
+    if not len(train_J) or not len(test_J):
+        raise UserError(
+            f"policy.max-sequence-length = {longest} leaves no training or no held-out question: the shortest prompt "
+            f"has {min(tokens_Q)} tokens and rollout.response-length is {response}"
+        )
+    if not fits_Q.all():
+        log.warning("%d questions are left out: longer than policy.max-sequence-length", int((~fits_Q).sum()))
+    return train_J, test_J

@@ -126,6 +126,7 @@ class Federation:
         self._vote_shape = catalogue.option_QK.shape
         replies = self._replies(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
         self._require(replies, "take the catalogue of questions")
+        self.simulated = all(reply.counts.get("simulated") for reply in replies.values())
         return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
 
     def send_targets(

@@ -39,7 +39,7 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
     cards.check_fit(
         card,
         path,
-        network=ModelConfig.of(config.embedding, config.pluralllm, config.sums),
+        network=ModelConfig.of(config.embedding, config.pluralllm),
         embedding=_embedding(config, catalogue),
         questions=catalogue.questions,
         held_out=[catalogue.questions[q] for q in np.flatnonzero(~catalogue.train_Q)],
@@ -55,8 +55,8 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        network=Network(**vars(ModelConfig.of(config.embedding, config.pluralllm, config.sums))),
-        episodes=EpisodeShape(**vars(EpisodeConfig(num_context=config.pluralllm.num_context_questions))),
+        network=Network(**vars(ModelConfig.of(config.embedding, config.pluralllm))),
+        episodes=EpisodeShape(**vars(EpisodeConfig.of(config.pluralllm))),
         embedding=_embedding(config, catalogue),
         survey=SurveySummary(
             table=cards.table_hash(catalogue.questions),

@@ -19,7 +19,9 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.run.records import Round
 from appa_flwr.seeds import child_seed
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.architectures import build, choices
+from pluralllm.model import ModelConfig
+from pluralllm.residual import SHARE_KEY
 from pluralllm.training import BETAS, step_size_factor
 from server_app.federation.grid import OverlapGrid
 
@@ -47,6 +49,7 @@ class _Watched:
         self.rounds: list[Round] = []
         self.chosen: ArrayRecord | None = None
         self.chosen_round = 0
+        self._choices = choices(ModelConfig.of(config.embedding, config.pluralllm))
         self._lowest_error = math.inf
         self._most_answers = 0
 
@@ -99,20 +102,26 @@ class _Watched:
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
 
+        So is chosen how much learned features count, where the network has any (`pluralllm.residual`).
+
         Groups differ in how well they can be predicted, so only rounds over the same number of answers compare. A round
         in which a node is lost, and its answers with it, records its error but is not kept; one with more answers than
         any before starts the comparison anew. Nodes without such answers say 0 of them, by which Flower would divide.
         """
-        reported = [found for reply in sorted(replies, key=_content) if (found := _error_of(reply)) is not None]
+        count = len(self._choices)
+        reported = [found for reply in sorted(replies, key=_content) if (found := _errors_of(reply, count)) is not None]
         num_answers = sum(cells for cells, _ in reported)
         if not num_answers:
             return None
-        error = sum(cells * mean for cells, mean in reported) / num_answers
+        error_V = np.sum([cells * np.array(means) for cells, means in reported], axis=0) / num_answers
+        best = int(error_V.argmin())
+        error = float(error_V[best])
         self.rounds[-1] = self.rounds[-1].model_copy(update={"validation": error})
         if num_answers > self._most_answers:
             self._most_answers, self._lowest_error = num_answers, math.inf
         if num_answers == self._most_answers and error < self._lowest_error:
-            self._lowest_error, self.chosen, self.chosen_round = error, self._validated, server_round
+            self._lowest_error, self.chosen_round = error, server_round
+            self.chosen = _with_share(self._validated, self._choices[best])
         return MetricRecord({"error": error})
 
 
@@ -145,20 +154,27 @@ def _fault(reply: Message, expected: ArrayRecord) -> str | None:
     return None
 
 
-def _error_of(reply: Message) -> tuple[int, float] | None:
-    """Number of validation answers and mean error that a node reports; None, with a warning, where it is unusable."""
+def _with_share(weights: ArrayRecord, share: float) -> ArrayRecord:
+    """The same weights, with learned features counting for `share` where there are any."""
+    chosen = {SHARE_KEY: Array(np.array([share], dtype=np.float32))} if SHARE_KEY in weights else {}
+    return ArrayRecord({**weights, **chosen})
+
+
+def _errors_of(reply: Message, count: int) -> tuple[int, list[float]] | None:
+    """Number of validation answers and `count` mean errors of a node; None, with a warning, where it is unusable."""
     if reply.has_error():
         log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
         return None
     try:
         metrics = reply.content.metric_records["metrics"]
-        cells, error = int(str(metrics["num-examples"])), float(str(metrics["error"]))
+        cells, errors = int(str(metrics["num-examples"])), metrics["errors"]
     except (KeyError, ValueError):
-        cells, error = -1, math.nan
-    if cells < 0 or not 0.0 <= error <= LARGEST_DISTANCE:
-        log.warning("node %s: its validation error cannot be used", reply.metadata.src_node_id)
+        cells, errors = -1, None
+    numbers = [float(error) for error in errors] if isinstance(errors, list) else []
+    if cells < 0 or len(numbers) != count or not all(0.0 <= error <= LARGEST_DISTANCE for error in numbers):
+        log.warning("node %s: its validation errors cannot be used", reply.metadata.src_node_id)
         return None
-    return cells, error
+    return cells, numbers
 
 
 def _content(reply: Message) -> str:
@@ -227,7 +243,7 @@ def _strategy(config: Config, num_nodes: int) -> _FedAvg | _FedProx | _FedAdam |
 def initial_weights(config: Config) -> ArrayRecord:
     """PluralLLM before any training, by the run's seed."""
     torch.manual_seed(child_seed(config.seed, "pluralllm"))
-    return ArrayRecord(PluralLLM(ModelConfig.of(config.embedding, config.pluralllm, config.sums)).state_dict())
+    return ArrayRecord(build(ModelConfig.of(config.embedding, config.pluralllm)).state_dict())
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from appa_flwr.run.records import Means, PartScores
 from pluralllm.scores import (
     CALIBRATION,
     CONTEXT_SIZES,
+    COVERAGE,
     MEAN_OF_OTHERS,
     MEASURES,
     NEAREST,
@@ -28,6 +29,8 @@ CELLS, SPREAD, RANK_CORRELATION = "cells", "spread", "rank_correlation"
 ALWAYS = (PREDICTOR, UNIFORM, NEAREST)
 SOMETIMES = (MEAN_OF_OTHERS, SHARED)
 BY_SIZE = {by_size(size): size for size in CONTEXT_SIZES}
+# what says whether the stated uncertainty is right -> its measure
+UNCERTAINTY = {CALIBRATION: RANK_CORRELATION, COVERAGE: COVERAGE}
 NAME_LENGTH = 40  # of a stranger's name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
@@ -45,9 +48,9 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
         if (wire.HELD_OUT_PART, name) not in sums:
             return f"no score of {name} on held-out questions"
     for (part, name), measures in sums.items():
-        if part not in sizes or name not in (*ALWAYS, *SOMETIMES, *BY_SIZE, CALIBRATION):
+        if part not in sizes or name not in (*ALWAYS, *SOMETIMES, *BY_SIZE, *UNCERTAINTY):
             return f"a score of '{name[:NAME_LENGTH]}' on '{part[:NAME_LENGTH]}', which nobody asked for"
-        expected = {CELLS, RANK_CORRELATION} if name == CALIBRATION else {CELLS, *MEASURES}
+        expected = {CELLS, UNCERTAINTY[name]} if name in UNCERTAINTY else {CELLS, *MEASURES}
         if set(measures) != (expected | {SPREAD} if name == PREDICTOR else expected):
             return f"other measures of {name} than {', '.join(sorted(expected))}"
         cells = measures[CELLS]
@@ -84,15 +87,15 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
             total = pooled.setdefault((part_name, name), {})
             for measure, value in measures.items():
                 total[measure] = total.get(measure, 0.0) + value
-            if name != CALIBRATION and name not in BY_SIZE:
+            if name not in UNCERTAINTY and name not in BY_SIZE:
                 groups[group].setdefault(part_name, {})[name] = _means(measures)
     found: PartScores = {}
     calibration: dict[str, Means] = {}
     by_context: dict[str, dict[int, Means]] = {}
     for (part_name, name), total in pooled.items():
         means = _means(total)
-        if name == CALIBRATION:
-            calibration.setdefault(part_name, {})[RANK_CORRELATION] = means[RANK_CORRELATION]
+        if name in UNCERTAINTY:
+            calibration.setdefault(part_name, {})[UNCERTAINTY[name]] = means[UNCERTAINTY[name]]
             continue
         if name in BY_SIZE:
             by_context.setdefault(part_name, {})[BY_SIZE[name]] = means

@@ -52,7 +52,7 @@ class _Exchange:
         if missing:
             raise UserError(
                 f"sums over groups: {self.federation.hosted(missing)} stopped answering at the step {step}, "
-                "and without them the sum cannot be read; start the run again, or set sums.population-prior = false"
+                "and without them the sum cannot be read"
             )
         parts = [replies[node].masked for node in self.public_keys]
         shapes = {tuple((name, array.shape) for name, array in sorted(part.items())) for part in parts}
@@ -67,18 +67,14 @@ def exchange_sums(
     """Let the groups, which have the catalogue, learn what the others answered on average.
 
     Returns:
-        How many questions have sums; None where none were asked for, or none can be made and no prior depends on them.
-
-    Raises:
-        UserError: a prior was asked for and fewer than `sums.min-groups` groups train, or a node stops answering.
+        How many held-out questions have sums; None where none were asked for, or none can be made: fewer than
+        `sums.min-groups` groups train, or a node stops answering.
     """
-    if not (config.sums.population_prior or config.sums.mean_of_others):
+    if not config.sums.mean_of_others:
         return None
     try:
         return _exchange_sums(federation, config, catalogue, progress=progress)
     except UserError as error:
-        if config.sums.population_prior:
-            raise
         log.warning("the mean of the other groups will not be among the scores: %s", error)
         return None
 
@@ -102,13 +98,11 @@ def _exchange_sums(
     _check(all(((total >= 0) & (total <= len(there)) & (total == np.rint(total))).all() for total in counts.values()))
     allowed_Q = counts["parties"] >= config.sums.min_groups
     count_Q = np.where(allowed_Q, np.rint(counts["count"]), 0).astype(np.int64)
-    asked = (catalogue.train_Q.sum() if config.sums.population_prior else 0) + (
-        (~catalogue.train_Q).sum() if config.sums.mean_of_others else 0
-    )
     progress(
         2,
         steps,
-        f"{allowed_Q.sum()} of {asked} questions were answered by {config.sums.min_groups} parties or more",
+        f"{allowed_Q.sum()} of {(~catalogue.train_Q).sum()} held-out questions were answered by "
+        f"{config.sums.min_groups} parties or more",
     )
     answer_QK = exchange.total(wire.ANSWERS, {"allowed": allowed_Q})["answers"]
     _check(bool((answer_QK > -TOLERANCE).all() and (np.abs(answer_QK.sum(axis=1) - count_Q) < TOLERANCE).all()))
@@ -119,12 +113,7 @@ def _exchange_sums(
     if lost := [node for node in nodes if node not in fitted]:
         log.warning("%s could not use the sums over groups", federation.hosted(lost))
     progress(steps, steps, "every group has its own share taken out")
-    return PopulationSummary(
-        prior=config.sums.population_prior,
-        min_groups=config.sums.min_groups,
-        training=int((allowed_Q & catalogue.train_Q).sum()),
-        held_out=int((allowed_Q & ~catalogue.train_Q).sum()),
-    )
+    return PopulationSummary(min_groups=config.sums.min_groups, held_out=int(allowed_Q.sum()))
 
 
 def _check(plausible: bool) -> None:

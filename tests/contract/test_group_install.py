@@ -35,9 +35,7 @@ def record(tmp_path_factory) -> Path:
     """A run's messages and replies, with everything installed."""
     folder = tmp_path_factory.mktemp("talk")
     written = export_split(generate(num_questions=32, num_groups=3, seed=0), folder)
-    config = Config.load(
-        {**TINY, "survey": str(written.questions), "sums.population-prior": True, "run.cache-dir": str(folder)}
-    )
+    config = Config.load({**TINY, "survey": str(written.questions), "run.cache-dir": str(folder)})
     grid = InProcessGrid(deployed(config, written.groups))
     talk(grid, config)
     messages = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]

@@ -69,6 +69,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     assert {reply.kind for reply in grid.replies} == kinds
     lines = [json.loads(line) for line in (config.run_folder / "progress.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(line["phase"] for line in lines)) == [
+        "survey",
         "join",
         "population",
         "pluralllm",
@@ -87,7 +88,9 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     for part, scores in found.pluralllm.scores.items():
         others = {"mean-of-others", "pluralllm-shared"} if part.endswith("held-out") else set()
         assert scores.keys() == {"pluralllm", "uniform", "nearest-question"} | others
-    assert all(list(sizes) == ["1", "2", "4", "8", "16", "32", "64"] for sizes in found_card["by_context"].values())
+    assert all(
+        list(sizes) == ["1", "2", "4", "8", "16", "32", "64", "128"] for sizes in found_card["by_context"].values()
+    )
     assert found_card["by_context"].keys() == parts
     assert found_card["chosen"] == 3
     assert found_card["population"]["held_out"] > 0
@@ -160,6 +163,8 @@ def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
             r"trained on \d+ of this run's \d+ held-out questions.*use its seed = 0 and data.test-fraction = 0.2",
         ),
         ({"pluralllm__hidden_dim": 16}, r"pluralllm\.hidden-dim = 8, and this run has 16"),
+        ({"pluralllm__architecture": "attention"}, r"pluralllm\.architecture = residual, and this run has attention"),
+        ({"pluralllm__rank": 2}, r"pluralllm\.rank = 8, and this run has 2"),
         ({"pluralllm__unseen_groups": "Avaria"}, "group 'Avaria' has trained it"),
     ],
 )
@@ -171,23 +176,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_a_group_is_asked(alone
     assert '"join"' not in (tmp_path / "refused" / "progress.jsonl").read_text()
 
 
-def test_a_predictor_with_the_prior_answers_training_questions_better(tmp_path):
-    """The other groups' answers are known on training questions; held-out ones are predicted without them."""
-    # groups that answered the same questions, so that the others' mean says something
-    eight = {"data__num_groups": 8, "num_nodes": 8}
-    with_it, grid = run(tmp_path, "with", **eight, sums__population_prior=True)
-    without, _ = run(tmp_path, "without", **eight)
+@pytest.mark.parametrize(("architecture", "share"), [("residual", {0.0, 0.5, 1.0}), ("attention", set())])
+def test_both_architectures_are_trained_kept_and_used_again(architecture, share, tmp_path):
+    first, grid = run(tmp_path, "first", pluralllm__architecture=architecture)
     assert not any(reply.message.has_error() for reply in grid.replies)
-    better, worse = (card(each)["scores"] for each in (with_it, without))
-    assert better["seen/training"]["pluralllm"]["js"] > worse["seen/training"]["pluralllm"]["js"] + 0.05
-    assert better["seen/training"]["mean-of-others"]["js"] > 0.8
-    assert card(with_it)["network"]["population"] is True
-    assert card(with_it)["population"]["prior"] is True
-    path = with_it.run_folder / "pluralllm.safetensors"
-    again, _ = run(tmp_path, "again", **eight, sums__population_prior=True, pluralllm__checkpoint=str(path))
-    assert card(again) == card(with_it)
-    with pytest.raises(UserError, match="population-prior = True, and this run has False"):
-        run(tmp_path, "refused", **eight, pluralllm__checkpoint=str(path))
+    assert card(first)["network"]["architecture"] == architecture
+    path = first.run_folder / "pluralllm.safetensors"
+    found = safetensors.numpy.load_file(path).get("feature_share", np.zeros(0))
+    assert set(found.tolist()) <= share
+    assert len(found) == min(1, len(share))
+    again, _ = run(tmp_path, "again", pluralllm__architecture=architecture, pluralllm__checkpoint=str(path))
+    assert card(again) == card(first)
 
 
 def test_a_misspelt_unseen_group_does_not_train_unnoticed(tmp_path):

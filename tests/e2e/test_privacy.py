@@ -79,8 +79,8 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
         {"task": "opa"},
         {"sft__target": "majority"},
         {"pluralllm__context_resampling": "every-iteration"},
-        {"sums__population_prior": True},
-        {"sums__population_prior": True, "sums__mean_of_others": False},
+        {"pluralllm__architecture": "attention"},
+        {"pluralllm__strategy": "fedavg", "pluralllm__rank": 0},
     ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
@@ -103,6 +103,17 @@ def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
     grid.push_messages([request(wire.VOTE, node=node) for node in grid.contexts])
     refused = [reply.kind for reply in grid.replies if reply.message.has_error()]
     assert refused == [wire.CATALOGUE] * 3 + [wire.VOTE] * 3
+    assert audit(grid, world) == []
+
+
+@pytest.mark.parametrize("target", ["own-answer", "posterior"])
+def test_a_submission_that_would_score_against_training_answers_is_refused(target, tmp_path):
+    """Rewards of well-chosen answers tell what they are scored against."""
+    world = make_world(tmp_path, pluralllm__reward_target=target)
+    grid = InProcessGrid(deployed(world.config, world.files))
+    says = r"only 0 of 3 groups .* 3 nodes refused: pluralllm.reward-target = own-answer .* allow-own-answers=true"
+    with pytest.raises(UserError, match=says):
+        talk(grid, world.config)
     assert audit(grid, world) == []
 
 

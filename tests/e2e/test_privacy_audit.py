@@ -57,7 +57,7 @@ def share(row: np.ndarray) -> float:
 
 UNIFORM = "0|held-out|uniform"
 ONE_ANSWER = [put("sums", f"0|training|uniform|{measure}", 1.0) for measure in ("cells", "js")]
-MANY = [put("metrics", "num-examples", 30), put("metrics", "error", 0.5)]
+MANY = [put("metrics", "num-examples", 30), put("metrics", "errors", [0.5] * 3)]
 BITS = Array(np.arange(32, dtype=np.uint64) << 59)
 ROLL, POPULATION, SCORE, VOTE, TARGETS = wire.ROLL_CALL, wire.POPULATION, wire.SCORE, wire.VOTE, wire.TARGETS
 TRAIN, EVALUATE = "train", "evaluate"
@@ -91,7 +91,8 @@ LEAKS = [
     (TARGETS, put("sums", f"{UNIFORM}|js", [0.5, 0.25]), f"{UNIFORM}|js = [0.5, 0.25]"),
     (TARGETS, both(*ONE_ANSWER), "0|training|uniform|js: a sum over 1.0 training answers"),
     (EVALUATE, both(*MANY), "an error over 30 held-out answers"),
-    (EVALUATE, put("metrics", "error", share), "a private share in metrics"),
+    (EVALUATE, put("metrics", "errors", lambda row: [0.5, share(row), 0.5]), "a private share in metrics"),
+    (EVALUATE, put("metrics", "errors", lambda row: row.tolist()), "errors ["),
     (POPULATION, put("masked", "diary", BITS), "sums {"),
     (POPULATION, put("masked", "answers", Array), "a private answer in masked answers"),
     (POPULATION, put("keys", "private", b"0" * 32), "keys {"),

@@ -80,7 +80,7 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert reply.counts == {"answered": len(training), "known": len(own)}
+        assert reply.counts == {"answered": len(training), "known": len(own), "simulated": 0}
         kept = state.data(node.context.state, group)
         assert kept.question_N.tolist() == sorted(training)
         for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
@@ -223,6 +223,63 @@ def test_deployed_the_mean_is_refused_unless_the_nodes_own_config_allows_it(kind
     assert (reply.error.code if reply.has_error() else None) == code
     if code:
         assert reply.error.reason == wire.REFUSALS[code]
+
+
+@pytest.mark.parametrize("target", ["own-answer", "posterior"])
+@pytest.mark.parametrize(
+    ("node_config", "code"),
+    [
+        ({}, wire.OWN_ANSWERS_REFUSED),
+        ({"allow-own-answers": False}, wire.OWN_ANSWERS_REFUSED),
+        ({"allow-own-answers": "true"}, wire.OWN_ANSWERS_REFUSED),
+        ({"allow-own-answers": 1}, wire.OWN_ANSWERS_REFUSED),
+        ({"allow-mean": True}, wire.OWN_ANSWERS_REFUSED),
+        ({"allow-own-answers": True}, None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.TARGETS])
+def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_node_s_own_config_allows_it(
+    kind, node_config, code, target
+):
+    node, catalogue = prepared_node()
+    node.context.node_config = {"group": "Avaria", **node_config}
+    node.context.run_config = dict(config_of(pluralllm__reward_target=target).flat())
+    reply = node.ask(kind, node.content(kind, catalogue))
+    assert (reply.error.code if reply.has_error() else None) == code
+    if code:
+        assert reply.error.reason == wire.REFUSALS[code]
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def test_in_simulation_rollouts_can_be_scored_against_the_groups_own_training_answers():
+    usual, catalogue = prepared_node()
+    node, _ = prepared_node(pluralllm__reward_target="own-answer")
+    for group in state.groups(node.context.state):
+        predicted_QK, table_QK = (state.targets(n.context.state, group) for n in (usual, node))
+        truth_QK = state.truth(node.context.state, group)
+        own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q
+        assert own_Q.any()
+        np.testing.assert_allclose(table_QK[own_Q], truth_QK[own_Q], atol=1e-7)
+        assert (np.abs(predicted_QK - truth_QK)[own_Q].max(1) > 1e-4).all()  # no prediction hits its answer
+        np.testing.assert_array_equal(table_QK[~own_Q], predicted_QK[~own_Q])
+        asked = uniform_request(catalogue, prediction_JK=np.where(own_Q[:, None], np.nan_to_num(truth_QK), table_QK))
+        reply = node.groups(wire.SCORE, wire.pack_score_request(asked))[group]
+        assert (reply.rewards["js", wire.TARGET_SIDE] > 1 - 1e-6).all()
+
+
+@pytest.mark.parametrize("target", ["own-answer", "posterior"])
+def test_a_fresh_draw_keeps_the_kind_of_target(target):
+    node, catalogue = prepared_node(pluralllm__reward_target=target, pluralllm__context_resampling="every-iteration")
+    usual, _ = prepared_node(pluralllm__context_resampling="every-iteration")
+    for group in state.groups(node.context.state):
+        own_Q = ~np.isnan(state.truth(node.context.state, group)).any(1) & catalogue.train_Q
+        asked = wire.pack_score_request(uniform_request(catalogue, draw=3))
+        with_it, without = (n.groups(wire.SCORE, asked)[group].rewards["js", wire.TARGET_SIDE] for n in (node, usual))
+        np.testing.assert_array_equal(with_it[~own_Q], without[~own_Q])
+        assert (with_it[own_Q] != without[own_Q]).any()
 
 
 # --- scores ---------------------------------------------------------------------------------------

@@ -9,20 +9,23 @@ import numpy as np
 import pytest
 import torch
 from client_node import config_of, weights
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from client_app import data, predictor
-from client_app.predictor import Member, Predictor
+from client_app.predictor import Predictor
+from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, group_data
 from pluralllm.episodes import EpisodeConfig
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.model import ModelConfig
 from pluralllm.prediction import context_order
+from pluralllm.residual import SHARE_KEY
 from pluralllm.training import local_update
 from server_app.federation.catalogue import build_catalogue
+from server_app.predictor.pretraining import initial_weights
 
 CONFIG = config_of(
     data__num_groups=3,
@@ -30,13 +33,14 @@ CONFIG = config_of(
     pluralllm__optimizer="adam",
     pluralllm__learning_rate=0.01,
 )
-SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm, CONFIG.sums)
+ATTENTION = {"pluralllm.architecture": "attention"}
+SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm)
 
 
 @pytest.fixture(scope="module")
 def start() -> ArrayRecord:
     torch.manual_seed(1)
-    return ArrayRecord(PluralLLM(SIZES).state_dict())
+    return ArrayRecord(build(SIZES).state_dict())
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +51,12 @@ def embedding() -> OptionEmbedding:
 
 
 @pytest.fixture(scope="module")
-def groups(embedding) -> list[Member]:
+def groups(embedding) -> list[GroupData]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
     found = []
     for g, (name, mine) in enumerate(data.answers(CONFIG, {}, data.all_groups(CONFIG)).items()):
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
-        found.append(Member(group_data(name, answers, embedding=embedding), None))
+        found.append(group_data(name, answers, embedding=embedding))
     return found
 
 
@@ -63,7 +67,7 @@ def flat(weights: ArrayRecord) -> np.ndarray:
 def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start, embedding, groups):
     together = predictor.train_round(CONFIG, start, groups, embedding, round_number=2)
     alone = [predictor.train_round(CONFIG, start, [group], embedding, round_number=2) for group in groups]
-    sizes = np.array([len(group.data) for group in groups])
+    sizes = np.array([len(group) for group in groups])
     assert [trained.num_examples for trained in alone] == sizes.tolist()
     assert sizes[0] == 5
     assert sizes[1:].min() > 10
@@ -80,11 +84,12 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 
 
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
-    model, ours, settings = PluralLLM(SIZES), groups[0].data, CONFIG.pluralllm
+    model, ours, settings = build(SIZES), groups[0], CONFIG.pluralllm
     model.load_state_dict(start.to_torch_state_dict())
     generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 3))
     given = {"steps": settings.local_steps, "learning_rate": 0.01, "optimizer": "adam", "generator": generator}
-    loss = local_update(model, ours, embedding, episodes=EpisodeConfig(num_context=4), **given)
+    episodes = EpisodeConfig(num_context=4, least_context=4, num_episodes=1)
+    loss = local_update(model, ours, embedding, episodes=episodes, **given)
     trained = predictor.train_round(CONFIG, start, groups[:1], embedding, round_number=3)
     # multiplied by 5 answers and divided by them again: the last bit may differ
     np.testing.assert_allclose(flat(trained.weights), flat(ArrayRecord(model.state_dict())), rtol=1e-6, atol=1e-9)
@@ -103,7 +108,7 @@ def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(st
 
 
 def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
-    nobody = Member(group_data("Nobody", {}, embedding=embedding), None)
+    nobody = group_data("Nobody", {}, embedding=embedding)
     with_nobody, without = (
         predictor.train_round(CONFIG, start, members, embedding, round_number=1)
         for members in ([nobody, groups[1]], [groups[1]])
@@ -114,9 +119,12 @@ def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
         predictor.train_round(CONFIG, start, [nobody], embedding, round_number=1)
 
 
-def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
+def test_fedprox_holds_a_groups_weights_back(embedding, groups):
+    # attention: the gradients of the kernel's numbers are so large that all is clipped, and so is what mu adds
+    config = Config.load({**CONFIG.flat(), **ATTENTION, "pluralllm.optimizer": "sgd", "pluralllm.local-steps": 8})
+    start = initial_weights(config)
+
     def moved(proximal):
-        config = Config.load({**CONFIG.flat(), "pluralllm.optimizer": "sgd", "pluralllm.local-steps": 8})
         found = predictor.train_round(config, start, groups[1:2], embedding, round_number=1, proximal=proximal)
         return np.linalg.norm(flat(found.weights) - flat(start))
 
@@ -125,32 +133,89 @@ def test_fedprox_holds_a_groups_weights_back(start, embedding, groups):
     assert moved(1e-6) == pytest.approx(free, rel=1e-3)
 
 
-def test_one_draw_says_nothing_of_uncertainty_and_several_do(embedding, groups):
-    one = predictor.load(CONFIG, weights(CONFIG), embedding).table(groups[1], draw=0)
-    config = Config.load({**CONFIG.flat(), "pluralllm.draws": 3})
-    several = predictor.load(config, weights(CONFIG), embedding).table(groups[1], draw=0)
+@pytest.mark.parametrize(("strategy", "share"), [("fedavg", 3 / 50), ("fedprox", 3 / 50), ("fedadam", 1.0)])
+def test_where_the_server_only_averages_the_groups_own_steps_fall_at_the_end(strategy, share, start, embedding, groups):
+    def moved(rounds):
+        keys = {"strategy": strategy, "optimizer": "sgd", "local-steps": 1, "rounds": rounds}
+        config = Config.load({**CONFIG.flat(), **{f"pluralllm.{key}": value for key, value in keys.items()}})
+        found = predictor.train_round(config, start, groups[1:2], embedding, round_number=50)
+        return flat(found.weights) - flat(start)
+
+    # round 50 of 100 is before the last third, round 50 of 50 the end of it: 1 of 50 / 3 rounds is left
+    halfway, at_the_end = moved(100), moved(50)
+    assert np.abs(halfway).max() > 1e-4
+    np.testing.assert_allclose(at_the_end, share * halfway, atol=1e-6)
+
+
+def loaded(embedding, given, *, train_Q=None, **changes) -> Predictor:
+    """A predictor with these weights; every question is for training unless `train_Q` says otherwise."""
+    every_Q = np.ones(len(embedding.option_QK), dtype=bool)
+    return predictor.load(
+        Config.load({**CONFIG.flat(), **changes}), given, embedding, every_Q if train_Q is None else train_Q
+    )
+
+
+def test_one_draw_of_few_shots_says_nothing_of_uncertainty_and_several_do(embedding, groups):
+    config = Config.load({**CONFIG.flat(), **ATTENTION})
+    one, several = (
+        loaded(embedding, weights(config), **ATTENTION, **{"pluralllm.draws": draws}).table(groups[1], draw=0)
+        for draws in (1, 3)
+    )
     assert not one.spread_Q.any()
     assert (several.spread_Q > 0).all()
     assert np.abs(one.probability_QK - several.probability_QK).max() > 0.01
+    assert one.interval() is several.interval() is None
+
+
+def test_a_single_draw_of_the_residual_knows_its_error_and_an_interval(embedding, groups):
+    found = loaded(embedding, weights(CONFIG)).table(groups[1], draw=0)
+    assert (found.spread_Q > 0).all()
+    low_QK, high_QK = found.interval()
+    inside_QK = (low_QK < found.probability_QK) & (found.probability_QK < high_QK)
+    assert inside_QK[embedding.option_QK].all()
+
+
+@pytest.mark.parametrize("target", ["predicted", "own-answer", "posterior"])
+def test_only_the_groups_own_questions_are_scored_against_another_target(target, embedding, groups):
+    mine = groups[1]
+    ours = loaded(embedding, weights(CONFIG), **{"pluralllm.reward-target": target})
+    found = ours.table(mine, draw=0)
+    table_QK = ours.reward_table(mine, found, draw=0)
+    others = np.setdiff1d(np.arange(len(table_QK)), mine.question_N)
+    assert len(others) > 3
+    np.testing.assert_array_equal(table_QK[others], found.probability_QK[others])
+    distance, predicted = (
+        np.abs(value_QK[mine.question_N] - mine.answer_NK).sum(1) for value_QK in (table_QK, found.probability_QK)
+    )
+    if target == "predicted":
+        assert distance.tolist() == predicted.tolist()
+    elif target == "own-answer":
+        assert not distance.any()
+    else:  # the answer is known, but it was a sample's
+        assert distance.min() > 0
+        assert distance.mean() < predicted.mean()
+    nobody = GroupData("Nobody", mine.question_N[:0], mine.answer_NK[:0])
+    mean = ours.table(nobody, draw=0)
+    np.testing.assert_array_equal(ours.reward_table(nobody, mean, draw=0), mean.probability_QK)
 
 
 def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=None, **changes):
     """Scores of a group whose first answers are training answers; all other questions are held out."""
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[answers.question_N] = True
-    mine = Member(GroupData("A", answers.question_N[:count], answers.answer_NK[:count]), None)
+    mine = GroupData("A", answers.question_N[:count], answers.answer_NK[:count])
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[answers.question_N] = answers.answer_NK
     truth_QK[~train_Q] = answers.answer_NK[0]
-    ours = predictor.load(Config.load({**CONFIG.flat(), **changes}), start, embedding)
-    found = ours.scores(mine, ours.table(mine, draw=0), truth_QK, train_Q, mean_of_others=mean_of_others)
+    ours = loaded(embedding, start, train_Q=train_Q, **changes)
+    found = ours.scores(mine, ours.table(mine, draw=0), truth_QK, mean_of_others=mean_of_others)
     return found, (~train_Q).sum()
 
 
 def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
-    few, _ = scored(start, embedding, groups[1].data, count=9)
+    few, _ = scored(start, embedding, groups[1], count=9)
     assert few.keys() == {"held-out"}
-    enough, held_out = scored(start, embedding, groups[1].data, count=10)
+    enough, held_out = scored(start, embedding, groups[1], count=10)
     assert enough.keys() == {"held-out", "training"}
     assert enough["training"]["pluralllm"]["cells"] == 10
     assert enough["held-out"]["pluralllm"]["cells"] == held_out
@@ -158,7 +223,7 @@ def test_few_training_answers_are_not_scored_for_the_server(start, embedding, gr
 
 def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
     """The sum over 16 answers less that over 15 of them would be one answer's score."""
-    answers = groups[1].data
+    answers = groups[1]
     mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
     for unknown, told in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
         known_QK = mean_QK.copy()
@@ -169,13 +234,11 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
 
 
 def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
-    found, held_out = scored(
-        weights(CONFIG), embedding, groups[1].data, count=12, **{"pluralllm.num-context-questions": 16}
-    )
+    found, held_out = scored(weights(CONFIG), embedding, groups[1], count=12, **{"pluralllm.num-context-questions": 16})
     for part, cells in (("held-out", held_out), ("training", 12)):
         sums = found[part]
         by_size = [name for name in sums if name.startswith("context-")]
-        assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64)]
+        assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64, 128)]
         assert {sums[name]["cells"] for name in by_size} == {cells}
         assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
@@ -187,50 +250,85 @@ def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monke
     drawn: dict[int, set[int]] = {}
     table = Predictor.table
 
-    def recorded(ours, mine, *, draw, rows=None, num_context=None):
+    def recorded(ours, mine, *, draw, rows=None, num_context=None, own="left-out"):
         if num_context is not None:
             seed = child_seed(ours.seed, "context", draw)
-            order = context_order(mine.data, embedding.question_ids, num_context=num_context, seed=seed)
+            order = context_order(mine, embedding.question_ids, num_context=num_context, seed=seed)
             drawn.setdefault(num_context, set()).update(order[:num_context].tolist())
             times[num_context] = times.get(num_context, 0) + 1
-        return table(ours, mine, draw=draw, rows=rows, num_context=num_context)
+        return table(ours, mine, draw=draw, rows=rows, num_context=num_context, own=own)
 
     times: dict[int, int] = {}
     monkeypatch.setattr(Predictor, "table", recorded)
-    few, _ = scored(start, embedding, groups[1].data, count=9)
+    few, _ = scored(start, embedding, groups[1], count=9)
     assert not any(name.startswith("context-") for name in few["held-out"])
-    scored(start, embedding, groups[1].data, count=len(groups[1].data))
+    scored(start, embedding, groups[1], count=len(groups[1]))
     assert all(size * times[size] >= 10 for size in times)
     assert len(drawn[1]) > 4  # several answers, not one again and again
 
 
 def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embedding, groups):
-    whole = groups[1].data
-    every_Q = np.ones(len(embedding.option_QK), dtype=bool)
+    whole = groups[1]
     truth_QK = np.full(embedding.option_QK.shape, np.nan)
     truth_QK[whole.question_N] = whole.answer_NK
-    ours = predictor.load(CONFIG, start, embedding)
+    ours = loaded(embedding, start)
     for count in (len(whole), 0):
-        known = Member(GroupData("B", whole.question_N[:count], whole.answer_NK[:count]), None)
-        sums = ours.scores(known, ours.table(known, draw=0), truth_QK, every_Q, mean_of_others=None)
+        known = GroupData("B", whole.question_N[:count], whole.answer_NK[:count])
+        sums = ours.scores(known, ours.table(known, draw=0), truth_QK, mean_of_others=None)
         assert sums["held-out"]["pluralllm"]["cells"] == 0.0
 
 
-def test_a_round_is_validated_by_its_distance_to_held_out_answers(start, embedding, groups):
-    whole = groups[1].data
-    kept, held_out = np.arange(8), np.arange(8, len(whole))
-    mine = Member(GroupData(whole.group, whole.question_N[kept], whole.answer_NK[kept]), None)
-    truth = GroupData(whole.group, whole.question_N[held_out], whole.answer_NK[held_out])
-    # by hand: a fresh network answers uniformly
-    distances = []
-    for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
-        option_K = embedding.option_QK[row]
-        distances.append(jensenshannon(np.full(option_K.sum(), 1 / option_K.sum()), answer_K[option_K]))
-    ours = predictor.load(CONFIG, start, embedding)
-    assert ours.validate([(mine, truth)]) == (len(held_out), pytest.approx(np.mean(distances), abs=1e-6))
-    nobody = GroupData("Nobody", whole.question_N[:0], whole.answer_NK[:0])
-    one = GroupData("One", truth.question_N[:1], truth.answer_NK[:1])
-    mean = (sum(distances) + distances[0]) / (len(held_out) + 1)
-    several = ours.validate([(mine, nobody), (mine, truth), (mine, one)])
-    assert several == (len(held_out) + 1, pytest.approx(mean, abs=1e-6))
-    assert ours.validate([(mine, nobody)]) == (0, 0.0)
+def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:
+    """Its first answers as those it trains with, the others as held out."""
+    return tuple(
+        GroupData(whole.group, whole.question_N[part], whole.answer_NK[part])
+        for part in (slice(num_training), slice(num_training, None))
+    )
+
+
+def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
+    """Natural Jensen-Shannon distances, by SciPy."""
+    return [
+        jensenshannon(prediction_QK[row][embedding.option_QK[row]], answer_K[embedding.option_QK[row]])
+        for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("changes", "num_choices"), [(ATTENTION, 1), ({"pluralllm.rank": 0}, 1), ({}, 3)])
+def test_a_round_is_validated_by_its_distance_to_held_out_answers(changes, num_choices, embedding, groups):
+    # by hand: a fresh network answers uniformly, and a kernel of nothing says that all groups are alike
+    mine, truth = split(groups[1], 8)
+    fresh = initial_weights(Config.load({**CONFIG.flat(), **changes}))
+    nothing = {key: Array(array.numpy() - 9) for key, array in fresh.items() if key in ("log_weight", "log_feature")}
+    uniform_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
+    expected = distances(uniform_QK, truth, embedding)
+    train_Q = np.zeros(len(uniform_QK), dtype=bool)
+    ours = loaded(embedding, ArrayRecord({**fresh, **nothing}), train_Q=train_Q, **changes)
+
+    def is_mean(error):
+        return [pytest.approx(error, abs=1e-6)] * num_choices
+
+    assert ours.validate([(mine, truth)]) == (len(truth), is_mean(np.mean(expected)))
+    nobody, _ = split(truth, 0)
+    one, _ = split(truth, 1)
+    mean = (sum(expected) + expected[0]) / (len(truth) + 1)
+    assert ours.validate([(mine, nobody), (mine, truth), (mine, one)]) == (len(truth) + 1, is_mean(mean))
+    assert ours.validate([(mine, nobody)]) == (0, [0.0] * num_choices)
+
+
+def test_validation_tells_what_each_share_of_learned_features_would_be_worth(embedding, groups):
+    mine, truth = split(groups[1], 8)
+    train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
+    train_Q[mine.question_N] = True
+    given = weights(CONFIG)
+
+    def predicted(share):
+        chosen = ArrayRecord({**given, SHARE_KEY: Array(np.array([share], dtype=np.float32))})
+        return loaded(embedding, chosen, train_Q=train_Q).table(mine, draw=0).probability_QK
+
+    expected = [np.mean(distances(predicted(share), truth, embedding)) for share in (0.0, 0.5, 1.0)]
+    assert np.ptp(expected) > 1e-3
+    ours = loaded(embedding, given, train_Q=train_Q)
+    cells, errors = ours.validate([(mine, truth)])
+    assert (cells, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
+    assert ours.model.share == 0.5  # as it came

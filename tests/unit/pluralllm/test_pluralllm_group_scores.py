@@ -72,6 +72,22 @@ def test_a_known_answer_is_never_its_own_nearest_question_and_no_spread_is_no_ca
     assert found["pluralllm"]["spread"] == 0.0
 
 
+def test_the_share_of_answers_within_their_intervals_by_hand():
+    """Of four answers, one to two options and the others to three: all within, the first, none, and two at the end."""
+    embedding, known, asked, table_QK = world()
+    embedding.option_QK[8, 2] = False
+    table_QK[8] = [0.5, 0.5, 0.0]
+    asked.answer_NK[:4] = [[0.5, 0.5, 0.0], [0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.25, 0.75]]
+    low_QK, high_QK = np.zeros((13, 3)), np.ones((13, 3))
+    low_QK[9] = [0.25, 0.375, 0.375]
+    low_QK[10] = high_QK[10] = 0.625
+    high_QK[11] = [1.0, 0.125, 0.75]
+    given = {"truth": asked, "known": known, "embedding": embedding}
+    found = local_sums(table_QK, np.zeros(13), interval_QK=(low_QK, high_QK), **given)
+    # 2/2 + 1/3 + 0/3 + 2/3; the question of one option says nothing
+    assert found["coverage"] == pytest.approx({"cells": 4.0, "coverage": 2.0})
+
+
 def sums(cells: float, js: float, **more: float) -> dict[str, float]:
     return {"cells": cells, "js": js * cells, "js_distance": (js - 0.1) * cells, "wasserstein": js * cells, **more}
 
@@ -86,7 +102,11 @@ def told(cells: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[tu
 
 def test_means_are_over_answers_and_unseen_groups_stand_apart():
     by_group = {
-        "A": {**told(4, 0.9), ("held-out", "calibration"): {"cells": 4.0, "rank_correlation": 2.0}},
+        "A": {
+            **told(4, 0.9),
+            ("held-out", "calibration"): {"cells": 4.0, "rank_correlation": 2.0},
+            ("held-out", "coverage"): {"cells": 4.0, "coverage": 3.0},
+        },
         "B": {**told(1, 0.4), **told(20, 0.95, "training")},
         "C": told(3, 0.5),
         "D": told(0),  # has answered no held-out question
@@ -97,7 +117,9 @@ def test_means_are_over_answers_and_unseen_groups_stand_apart():
     # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
     assert seen == pytest.approx({"cells": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8})
     assert found["scores"]["unseen/held-out"]["pluralllm"]["js"] == pytest.approx(0.5)
-    assert found["calibration"]["seen/held-out"] == pytest.approx({"spread": 0.02, "rank_correlation": 0.5})
+    assert found["calibration"]["seen/held-out"] == pytest.approx(
+        {"spread": 0.02, "rank_correlation": 0.5, "coverage": 0.75}
+    )
     assert "rank_correlation" not in found["calibration"]["unseen/held-out"]
     assert found["groups"]["B"]["seen/training"]["pluralllm"]["js"] == pytest.approx(0.95)
     assert found["groups"]["C"].keys() == {"unseen/held-out"}
@@ -131,6 +153,8 @@ def changed(name: str, part: str = "held-out", **measures: float) -> dict[tuple[
         (changed("pluralllm", cells=3.5), "3.5 answers scored of 5"),
         (changed("pluralllm", cells=float("inf")), "inf answers scored of 5"),
         (changed("calibration", cells=4.0, rank_correlation=-4.5), "scores of calibration out of range"),
+        (changed("coverage", cells=4.0, coverage=4.5), "scores of coverage out of range"),
+        (changed("coverage", cells=3.0, coverage=3.0), "3.0 answers scored of coverage, others of pluralllm"),
     ],
 )
 def test_sums_that_cannot_be_are_named(given, says):
@@ -139,5 +163,6 @@ def test_sums_that_cannot_be_are_named(given, says):
 
 def test_sums_that_can_be_are_taken():
     calibrated = changed("calibration", cells=4.0, rank_correlation=-4.0)
-    for good in (told(), told(0), calibrated, {**told(), **told(20, 1.0, "training")}):
+    covered = changed("coverage", cells=4.0, coverage=4.0)
+    for good in (told(), told(0), calibrated, covered, {**told(), **told(20, 1.0, "training")}):
         assert fault(good, SIZES) is None

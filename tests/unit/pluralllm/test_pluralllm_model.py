@@ -1,4 +1,4 @@
-"""PluralLLM's network: what must not change its predictions, and what must.
+"""The few-shot attention of PluralLLM: what must not change its predictions, and what must.
 
 Axis letters: B episodes, C context questions, M target questions, K options, E embedding.
 """
@@ -13,30 +13,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from pluralllm.model import ModelConfig, PluralLLM, Questions
+from pluralllm.architectures import build
+from pluralllm.attention import FewShotAttention
+from pluralllm.model import ModelConfig
+from pluralllm.questions import Questions
+from pluralllm.residual import ExactResidual
 
 B, C, M, K, E = 3, 5, 4, 4, 6
 TOLERANCE = {"atol": 2e-6, "rtol": 0.0}
 
 
-def network(**sizes: Any) -> PluralLLM:
-    return PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2, **sizes)).eval()
-
-
-def noisy(**sizes: Any) -> PluralLLM:
-    """A network with every weight random and large enough for its answers to be far from uniform."""
-    found = network(**sizes)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in found.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape))
-    return found
+@pytest.fixture
+def untrained() -> FewShotAttention:
+    sizes = ModelConfig(architecture="attention", embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2)
+    return FewShotAttention(sizes).eval()
 
 
 @pytest.fixture
-def model() -> PluralLLM:
-    return noisy()
+def model(untrained: FewShotAttention) -> FewShotAttention:
+    """Every weight is random and large enough for the answers to be far from uniform."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in untrained.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return untrained
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def batch() -> dict[str, Tensor]:
     }
 
 
-def predicted(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
+def predicted(model: FewShotAttention, batch: dict[str, Any]) -> Tensor:
     context, target = (
         Questions(**{name.removeprefix(part): value for name, value in batch.items() if name.startswith(part)})
         for part in ("context_", "target_")
@@ -68,11 +70,11 @@ def predicted(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
 
 
 @torch.no_grad()
-def probability(model: PluralLLM, batch: dict[str, Any]) -> Tensor:
+def probability(model: FewShotAttention, batch: dict[str, Any]) -> Tensor:
     return predicted(model, batch).exp()
 
 
-def test_predictions_are_distributions_over_the_real_options(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_predictions_are_distributions_over_the_real_options(model: FewShotAttention, batch: dict[str, Tensor]) -> None:
     found = probability(model, batch)
     torch.testing.assert_close(found.sum(-1), torch.ones(B, M))
     assert (found[~batch["target_options"]] == 0).all()
@@ -80,7 +82,7 @@ def test_predictions_are_distributions_over_the_real_options(model: PluralLLM, b
     assert (found - uniform).abs().max() > 0.1, "the invariances below would hold for a constant answer too"
 
 
-def test_permuting_options_permutes_predictions(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_permuting_options_permutes_predictions(model: FewShotAttention, batch: dict[str, Tensor]) -> None:
     generator = torch.Generator().manual_seed(3)
     # a permutation of its own for every question; padding then lies anywhere, not only at the end
     target_order = torch.rand(B, M, K, generator=generator).argsort(-1)
@@ -99,14 +101,14 @@ def test_permuting_options_permutes_predictions(model: PluralLLM, batch: dict[st
     torch.testing.assert_close(probability(model, permuted), expected, **TOLERANCE)
 
 
-def test_permuting_the_context_leaves_predictions(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_permuting_the_context_leaves_predictions(model: FewShotAttention, batch: dict[str, Tensor]) -> None:
     order = torch.randperm(C, generator=torch.Generator().manual_seed(4))
     permuted = {name: value[:, order] if name.startswith("context") else value for name, value in batch.items()}
     torch.testing.assert_close(probability(model, permuted), probability(model, batch), **TOLERANCE)
 
 
 def test_the_context_matters_and_which_answer_belongs_to_which_question(
-    model: PluralLLM, batch: dict[str, Tensor]
+    model: FewShotAttention, batch: dict[str, Tensor]
 ) -> None:
     options = torch.ones(B, C, K, dtype=torch.bool)
     full = batch | {"context_options": options, "context_answer": batch["context_answer"] * 0.9 + 0.1 / K}
@@ -114,7 +116,7 @@ def test_the_context_matters_and_which_answer_belongs_to_which_question(
     assert (probability(model, full) - probability(model, swapped)).abs().max() > 1e-2
 
 
-def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_padding_is_exact_whatever_lies_on_it(model: FewShotAttention, batch: dict[str, Tensor]) -> None:
     nan, options = float("nan"), batch["context_options"]
     known = batch["context_embedding"].masked_fill(~options[..., None], nan)
     padded = {
@@ -131,7 +133,7 @@ def test_padding_is_exact_whatever_lies_on_it(model: PluralLLM, batch: dict[str,
     assert (found[:, M:] == 0).all()
 
 
-def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_empty_context_predicts_one_prior(model: FewShotAttention, batch: dict[str, Tensor]) -> None:
     none = {name: value[:, :0] if name.startswith("context") else value for name, value in batch.items()}
     absent = batch | {"context_options": torch.zeros_like(batch["context_options"])}
     prior = probability(model, none)
@@ -139,7 +141,9 @@ def test_empty_context_predicts_one_prior(model: PluralLLM, batch: dict[str, Ten
     torch.testing.assert_close(probability(model, absent), prior, **TOLERANCE)
 
 
-def test_each_target_and_each_episode_is_predicted_as_if_alone(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_each_target_and_each_episode_is_predicted_as_if_alone(
+    model: FewShotAttention, batch: dict[str, Tensor]
+) -> None:
     together = probability(model, batch)
     for episode, target in itertools.product(range(B), range(M)):
         alone = {name: value[episode : episode + 1] for name, value in batch.items()}
@@ -147,7 +151,7 @@ def test_each_target_and_each_episode_is_predicted_as_if_alone(model: PluralLLM,
         torch.testing.assert_close(probability(model, alone)[0, 0], together[episode, target], **TOLERANCE)
 
 
-def test_gradients_are_finite_with_padding(model: PluralLLM, batch: dict[str, Tensor]) -> None:
+def test_gradients_are_finite_with_padding(model: FewShotAttention, batch: dict[str, Tensor]) -> None:
     options = batch["target_options"].clone()
     options[:, -1] = False
     found = predicted(model, batch | {"target_options": options})
@@ -156,40 +160,43 @@ def test_gradients_are_finite_with_padding(model: PluralLLM, batch: dict[str, Te
 
 
 def test_weights_are_plain_float_arrays() -> None:
-    state = PluralLLM(ModelConfig(embedding_dim=E)).state_dict()
+    state = FewShotAttention(ModelConfig(architecture="attention", embedding_dim=E)).state_dict()
     assert {value.dtype for value in state.values()} == {torch.float32}
 
 
 def test_sizes_that_cannot_be_built_are_refused() -> None:
     with pytest.raises(UserError, match="multiple of its 3 heads"):
         ModelConfig(hidden_dim=64, num_heads=3)
-    with pytest.raises(UserError, match="at least 1"):
-        ModelConfig(num_blocks=0)
+    for sizes in ({"num_blocks": 0}, {"rank": -1}):
+        with pytest.raises(UserError, match="at least 1"):
+            ModelConfig(**sizes)
 
 
-def test_an_untrained_network_answers_the_mean_of_the_others_or_uniformly(batch: dict[str, Tensor]) -> None:
+def test_an_untrained_network_answers_uniformly(untrained: FewShotAttention, batch: dict[str, Tensor]) -> None:
     options = batch["target_options"]
-    generator = torch.Generator().manual_seed(7)
-    others = torch.rand(B, M, K, generator=generator).masked_fill(~options, 0.0) + 0.1 * options
-    others = others / others.sum(-1, keepdim=True)
-    others[:, 0] = 0.0
-    found = probability(network(population=True), batch | {"target_population": others[..., None]})
-    torch.testing.assert_close(found[:, 1:], others[:, 1:])
-    uniform = options / options.sum(-1, keepdim=True)
-    torch.testing.assert_close(found[:, 0], uniform[:, 0])
-    torch.testing.assert_close(probability(network(), batch), uniform)
+    torch.testing.assert_close(probability(untrained, batch), options / options.sum(-1, keepdim=True))
 
 
-def test_a_population_prior_of_nothing_is_none(batch: dict[str, Tensor]) -> None:
-    model = noisy(population=True)
-    nothing = {
-        "context_population": torch.zeros(B, C, K, 3),
-        "target_population": torch.full((B, M, K, 3), float("nan")).masked_fill(
-            batch["target_options"][..., None], 0.0
-        ),
-    }
-    expected = probability(model, batch)
-    torch.testing.assert_close(probability(model, batch | nothing), expected, **TOLERANCE)
-    some = torch.ones(B, C, K, 1) / K
-    nothing["target_population"] = nothing["target_population"][..., :1]
-    assert (probability(model, batch | nothing | {"context_population": some}) - expected).abs().max() > 1e-3
+@pytest.mark.parametrize(("architecture", "expected"), [("residual", ExactResidual), ("attention", FewShotAttention)])
+def test_a_network_is_built_by_the_name_of_its_architecture_and_drawn_by_torchs_seed(architecture, expected) -> None:
+    config = ModelConfig(architecture=architecture, embedding_dim=E, hidden_dim=8, rank=2)
+
+    def weights(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        model = build(config)
+        assert type(model) is expected
+        assert model.config == config
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+
+
+def test_a_run_is_configured_to_a_network_of_these_sizes() -> None:
+    given = {"architecture": "attention", "rank": 5, "hidden-dim": 24, "blocks": 3, "heads": 6}
+    keys = {f"pluralllm.{name}": value for name, value in given.items()}
+    config = Config.load({**keys, "embedding.dim": 7})
+    found = ModelConfig.of(config.embedding, config.pluralllm)
+    assert found == ModelConfig(
+        architecture="attention", embedding_dim=7, hidden_dim=24, num_blocks=3, num_heads=6, rank=5
+    )

@@ -1,4 +1,4 @@
-"""The population prior: hand-worked means of the others."""
+"""The mean answer of the other groups, worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from appa_flwr.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import population_sums, prior_from_sums
+from pluralllm.population import mean_from_sums, population_sums
 
 TABLE = OptionEmbedding(("a", "b", "c"), np.zeros((3, 2, 5), np.float32), np.ones((3, 2), np.bool_))
 
@@ -30,27 +30,27 @@ def test_sums_by_hand_and_of_nodes() -> None:
     assert (first[1] + second[1]).tolist() == count.tolist()
 
 
-def test_the_own_share_is_removed_and_answers_of_few_groups_are_no_prior() -> None:
+def test_the_own_share_is_removed_and_answers_of_few_groups_have_no_mean() -> None:
     sums = population_sums([HERE, THERE, AWAY], TABLE)
     for few in (1, 2):
         expected = [[0.25, 0.75], [0.75, 0.25], [0, 0]]
-        np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_groups=few), expected)
-        np.testing.assert_allclose(prior_from_sums(*sums, min_groups=few), [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+        np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=few), expected)
+        np.testing.assert_allclose(mean_from_sums(*sums, min_groups=few), [[0.5, 0.5], [0.5, 0.5], [0, 0]])
     # question b was answered by two groups only, whoever asks
-    np.testing.assert_allclose(prior_from_sums(*sums, own=HERE, min_groups=3), [[0.25, 0.75], [0, 0], [0, 0]])
-    np.testing.assert_allclose(prior_from_sums(*sums, own=AWAY, min_groups=3), [[0.75, 0.25], [0, 0], [0, 0]])
-    np.testing.assert_allclose(prior_from_sums(*sums, min_groups=3), [[0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=3), [[0.25, 0.75], [0, 0], [0, 0]])
+    np.testing.assert_allclose(mean_from_sums(*sums, own=AWAY, min_groups=3), [[0.75, 0.25], [0, 0], [0, 0]])
+    np.testing.assert_allclose(mean_from_sums(*sums, min_groups=3), [[0.5, 0.5], [0, 0], [0, 0]])
     np.testing.assert_allclose(sums[0][0], [1.5, 1.5])  # the sums themselves are left alone
 
 
 def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
     third = group("Here", a=1 / 3)
     total, count = population_sums([third], TABLE)
-    assert not prior_from_sums(total + 1e-9, count, own=third, min_groups=1).any()
+    assert not mean_from_sums(total + 1e-9, count, own=third, min_groups=1).any()
 
 
 def test_what_cannot_be_is_named() -> None:
     with pytest.raises(UserError, match="group 'Here'"):
-        prior_from_sums(*population_sums([AWAY], TABLE), own=HERE)
+        mean_from_sums(*population_sums([AWAY], TABLE), own=HERE)
     with pytest.raises(UserError, match="minimum number of groups is 0"):
-        prior_from_sums(*population_sums([THERE], TABLE), min_groups=0)
+        mean_from_sums(*population_sums([THERE], TABLE), min_groups=0)

@@ -15,10 +15,12 @@ from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.errors import UserError
 from pluralllm import prediction
+from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.model import ModelConfig, PluralLLM, Questions
-from pluralllm.prediction import context_order, predict_targets
-from pluralllm.scores import calibration, evaluate, nearest_question
+from pluralllm.model import ModelConfig
+from pluralllm.prediction import Targets, context_order, predict_choices, predict_targets
+from pluralllm.questions import Questions
+from pluralllm.scores import measure_sums, nearest_question, rank_correlation
 
 Q, K, E = 40, 3, 6
 IDS = tuple(f"question {q}" for q in range(Q))
@@ -41,9 +43,10 @@ def data(table: OptionEmbedding) -> GroupData:
 
 
 @pytest.fixture
-def model() -> PluralLLM:
+def model() -> FewShotAttention:
     torch.manual_seed(2)
-    network = PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2))
+    sizes = ModelConfig(architecture="attention", embedding_dim=E, hidden_dim=16, num_blocks=2, num_heads=2)
+    network = FewShotAttention(sizes)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape))
@@ -51,7 +54,9 @@ def model() -> PluralLLM:
 
 
 @pytest.mark.parametrize("num_context", [0, 1, 2, 8, 24, 25, 64])
-def test_table_holds_distributions(model: PluralLLM, data: GroupData, table: OptionEmbedding, num_context: int) -> None:
+def test_table_holds_distributions(
+    model: FewShotAttention, data: GroupData, table: OptionEmbedding, num_context: int
+) -> None:
     predicted = predict_targets(model, data, table, num_context=num_context, seed=0).probability_QK
     assert predicted.shape == (Q, K)
     assert predicted.dtype == np.float64
@@ -66,7 +71,7 @@ def chosen(data: GroupData, question: int, *, num_context: int, draw: int = 0) -
 
 
 def test_table_agrees_with_one_question_at_a_time(
-    model: PluralLLM, data: GroupData, table: OptionEmbedding, monkeypatch: pytest.MonkeyPatch
+    model: FewShotAttention, data: GroupData, table: OptionEmbedding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "QUESTIONS_PER_BATCH", 7)  # several batches, the last one not full
     targets = predict_targets(model, data, table, num_context=8, seed=0, num_draws=3)
@@ -90,7 +95,7 @@ def test_table_agrees_with_one_question_at_a_time(
 
 
 def test_a_questions_own_answer_never_reaches_its_prediction(
-    model: PluralLLM, data: GroupData, table: OptionEmbedding
+    model: FewShotAttention, data: GroupData, table: OptionEmbedding
 ) -> None:
     """The context is all the group has, so any other question's prediction must notice the change."""
     before = predict_targets(model, data, table, num_context=25, seed=0).probability_QK
@@ -131,7 +136,7 @@ def test_context_depends_on_seed_group_and_draw(data: GroupData) -> None:
     assert len({tuple(sorted(order.tolist())) for order in found}) == len(found)
 
 
-def test_order_of_questions_changes_nothing(model: PluralLLM, data: GroupData, table: OptionEmbedding) -> None:
+def test_order_of_questions_changes_nothing(model: FewShotAttention, data: GroupData, table: OptionEmbedding) -> None:
     order = np.random.default_rng(3).permutation(Q)
     place = np.argsort(order)  # where an old row went
     shuffled = OptionEmbedding(tuple(IDS[q] for q in order), table.value_QKE[order], table.option_QK[order])
@@ -147,7 +152,9 @@ def test_every_process_chooses_the_same_context(data: GroupData) -> None:
     assert context_order(data, IDS, num_context=8, seed=0).tolist() == [1, 23, 17, 13, 2, 24, 3, 8, 0]
 
 
-def test_a_group_without_answers_gets_the_prior(model: PluralLLM, data: GroupData, table: OptionEmbedding) -> None:
+def test_a_group_without_answers_gets_the_prior(
+    model: FewShotAttention, data: GroupData, table: OptionEmbedding
+) -> None:
     nobody = GroupData("Nobody", np.zeros(0, np.int64), np.zeros((0, K), np.float32))
     prior = predict_targets(model, nobody, table, num_context=8, seed=0).probability_QK
     np.testing.assert_allclose(
@@ -160,39 +167,48 @@ def test_a_group_without_answers_gets_the_prior(model: PluralLLM, data: GroupDat
     [
         (5, {}, "built for embeddings of 5 features, the table has 6"),
         (6, {"num_draws": 0}, "num-draws is 0"),
-        (6, {"population": np.full((Q, K, 1), 1 / K)}, "without a population prior"),
+        (6, {"own": "posterior"}, 'needs pluralllm.architecture = "residual"'),
     ],
 )
 def test_what_does_not_fit_is_named(data: GroupData, table: OptionEmbedding, size, changes, message) -> None:
+    model = FewShotAttention(ModelConfig(architecture="attention", embedding_dim=size))
     with pytest.raises(UserError, match=message):
-        predict_targets(PluralLLM(ModelConfig(embedding_dim=size)), data, table, num_context=4, seed=0, **changes)
+        predict_targets(model, data, table, num_context=4, seed=0, **changes)
 
 
-def two_groups() -> tuple[list[GroupData], OptionEmbedding]:
-    """Group A answers (1, 0) and group B (0, 1) on question 0; only A has question 1, with (1/2, 1/2)."""
-    table = OptionEmbedding(("a", "b"), np.zeros((2, 2, E), np.float32), np.ones((2, 2), np.bool_))
-    first = GroupData("A", np.array([0, 1]), np.array([[1.0, 0.0], [0.5, 0.5]], dtype=np.float32))
-    return [first, GroupData("B", np.array([0]), np.array([[0.0, 1.0]], dtype=np.float32))], table
+@pytest.mark.parametrize("rows", [[], [3], [0, 5, 6, 7, 21, 39]])
+def test_chosen_questions_are_predicted_as_in_the_whole_table(
+    model: FewShotAttention, data: GroupData, table: OptionEmbedding, rows: list[int]
+) -> None:
+    """All answers are context, so the chosen questions are both within it and outside."""
+    whole = predict_targets(model, data, table, num_context=25, seed=0, num_draws=2)
+    wanted = np.array(rows, dtype=np.int64)
+    found = predict_targets(model, data, table, num_context=25, seed=0, num_draws=2, rows=wanted)
+    np.testing.assert_allclose(found.probability_QK, whole.probability_QK[rows], atol=2e-6)
+    np.testing.assert_allclose(found.spread_Q, whole.spread_Q[rows], atol=1e-4)
 
 
-def test_scores_by_hand() -> None:
-    groups, table = two_groups()
-    perfect = np.array([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.3, 0.7]]])  # B's last row has no truth
-    scores = evaluate(perfect, groups, table)
-    assert scores["pluralllm"].js == pytest.approx(1.0)
-    assert scores["pluralllm"].num_cells == 3
-    # uniform against (1, 0): m = (3/4, 1/4);
-    # JSD = (1/2) [1/2 log2(2/3) + 1/2 log2 2] + (1/2) log2(4/3) = 0.1038 + 0.2075 = 0.3113; against (1/2, 1/2) 0
-    assert scores["uniform"].js == pytest.approx((2 * (1 - 0.3113) + 1) / 3, abs=1e-4)
-    # B has the one cell: 0.6887; A the mean of 0.6887 and 1
-    assert scores["uniform"].min_group_js == pytest.approx(0.6887, abs=1e-4)
-    # natural distance: sqrt(0.3113 ln 2) = 0.4645
-    assert scores["uniform"].js_distance_natural == pytest.approx((2 * (1 - 0.4645) + 1) / 3, abs=1e-4)
-    # the other group answers question 0 the opposite way (reward 0); question 1 nobody else has: uniform, so 1
-    assert scores["mean-of-others"].js == pytest.approx(1 / 3)
+def test_attention_has_one_choice_and_no_intervals(
+    model: FewShotAttention, data: GroupData, table: OptionEmbedding
+) -> None:
+    unanswered = np.setdiff1d(np.arange(Q), data.question_N)
+    found = predict_targets(model, data, table, num_context=8, seed=0)
+    assert found.interval() is None
+    trained = np.ones(Q, dtype=np.bool_)
+    choices = predict_choices(model, data, table, num_context=8, seed=0, trained=trained, rows=unanswered)
+    assert choices.shape == (1, len(unanswered), K)
+    np.testing.assert_allclose(choices[0], found.probability_QK[unanswered], atol=2e-6)
 
 
-def test_scores_against_other_groups_and_the_nearest_question_by_hand() -> None:
+def test_an_interval_by_hand_stays_within_all_shares() -> None:
+    # 1.645 standard deviations of the root: (0.6 -+ 0.1645)^2, from 0 where it would be less, to 1 where more
+    targets = Targets(np.array([[0.36, 0.64], [0.01, 0.99]]), np.zeros(2), np.array([[0.1, 0.0], [0.1, 0.1]]))
+    low, high = targets.interval()
+    np.testing.assert_allclose(low, [[0.1897, 0.64], [0.0, 0.6897]], atol=1e-4)
+    np.testing.assert_allclose(high, [[0.5844, 0.64], [0.0700, 1.0]], atol=1e-4)
+
+
+def test_the_nearest_question_by_hand() -> None:
     """Questions a, b, c of two options; b is nearer to a than to c, d has three options and so is like none."""
     value_QKE = np.zeros((4, 3, 1), np.float32)
     value_QKE[:, :2, 0] = np.array([[0.0], [1.0], [3.0], [0.0]])
@@ -202,47 +218,27 @@ def test_scores_against_other_groups_and_the_nearest_question_by_hand() -> None:
     third = 1 / 3
     expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
     np.testing.assert_allclose(nearest_question(known, table), expected, atol=1e-7)
-    truth = GroupData("New", np.array([1]), np.array([[0.9, 0.1, 0.0]], dtype=np.float32))
-    old = [
-        GroupData("Old", np.array([1]), np.array([[1.0, 0.0, 0.0]], dtype=np.float32)),
-        GroupData("Older", np.array([1]), np.array([[0.8, 0.2, 0.0]], dtype=np.float32)),
-        truth,  # its own share never counts
-    ]
-    prediction_GQK = np.where(option_QK, 0.5, 0.0)[None]
-    prediction_GQK[0, 3] = third
-    scores = evaluate(prediction_GQK, [truth], table, others=old, known=[known])
-    assert scores["nearest-question"].js == pytest.approx(1.0)
-    assert scores["mean-of-others"].js == pytest.approx(1.0)
-    # W1 between (1/2, 1/2) and (0.9, 0.1) is 0.4
-    assert scores["pluralllm"].wasserstein == pytest.approx(0.6)
 
 
-def test_calibration_by_hand() -> None:
+def test_sums_of_measures_by_hand() -> None:
+    """Two questions of two options and one of a single option, which counts for nothing."""
+    option_NK = np.array([[True, True], [True, True], [True, False]])
+    answer_NK = np.array([[1.0, 0.0], [0.9, 0.1], [1.0, 0.0]])
+    found = measure_sums(np.array([[0.5, 0.5], [0.9, 0.1], [1.0, 0.0]]), answer_NK, option_NK)
+    # uniform against (1, 0): m = (3/4, 1/4);
+    # JSD = (1/2) [1/2 log2(2/3) + 1/2 log2 2] + (1/2) log2(4/3) = 0.1038 + 0.2075 = 0.3113; the second is right;
+    # natural distance: sqrt(0.3113 ln 2) = 0.4645; half the people are one place away
+    assert found == pytest.approx(
+        {"cells": 2, "js": 2 - 0.3113, "js_distance": 2 - 0.4645, "wasserstein": 1.5}, abs=1e-4
+    )
+
+
+def test_the_rank_correlation_of_spread_and_error_by_hand() -> None:
     spread = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
-    found = calibration(spread[::-1], 2.0 * spread[::-1])
-    assert found.rank_correlation == pytest.approx(1.0)
-    np.testing.assert_allclose(found.spread_B, [0.15, 0.35, 0.55, 0.75])
-    np.testing.assert_allclose(found.error_B, [0.3, 0.7, 1.1, 1.5])
-    opposite = calibration(spread, -spread)
-    assert opposite.rank_correlation == pytest.approx(-1.0)
-    np.testing.assert_allclose(opposite.error_B, [-0.15, -0.35, -0.55, -0.75])
+    assert rank_correlation(spread[::-1], spread[::-1] ** 2) == pytest.approx(1.0)
+    assert rank_correlation(spread, -spread) == pytest.approx(-1.0)
     tied, error = np.round(spread / 2, 1), np.array([3.0, 1.0, 2.0, 2.0, 5.0, 4.0, 2.0, 9.0])
-    assert calibration(tied, error).rank_correlation == stats.spearmanr(tied, error).statistic
-    assert np.isnan(calibration(np.zeros(8), spread).rank_correlation)
-    with pytest.raises(ValueError, match="at least 4 spreads"):
-        calibration(spread[:3], spread[:3])
-
-
-def test_scores_refuse_what_could_pass_for_a_good_one() -> None:
-    groups, table = two_groups()
-    broken = np.full((2, 2, 2), 0.5)
-    broken[1, 0] = np.nan
-    nobody = [replace(g, question_N=g.question_N[:0], answer_NK=g.answer_NK[:0]) for g in groups]
-    fine = np.full((2, 2, 2), 0.5)
-    for table_GQK, truth, message in (
-        (broken, groups, "finite"),
-        (fine[:1], groups, "shape"),
-        (fine, nobody, "no group has an answer"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            evaluate(table_GQK, truth, table)
+    assert rank_correlation(tied, error) == pytest.approx(stats.spearmanr(tied, error).statistic)
+    for constant in (np.zeros(8), np.full(8, 0.7)):
+        assert np.isnan(rank_correlation(constant, spread))
+        assert np.isnan(rank_correlation(spread, constant))

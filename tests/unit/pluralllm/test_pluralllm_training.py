@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from appa_flwr.config import Config
+from appa_flwr.config.sections import Architecture
 from appa_flwr.errors import UserError
+from pluralllm.architectures import build
+from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.episodes import REAL_SHARE, STRETCH, EpisodeConfig, Episodes, sample_episodes
-from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.training import (
-    CROSS_ENTROPY_SHARE,
-    MAX_GRADIENT_NORM,
-    js_distance_loss,
-    local_update,
-    loss,
-    soft_cross_entropy,
-    step_size_factor,
-    train_centrally,
-)
+from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes
+from pluralllm.model import ModelConfig, PluralLLM, soft_cross_entropy
+from pluralllm.training import MAX_GRADIENT_NORM, local_update, step_size_factor, train_centrally
 
 Q, K, E = 30, 3, 8
 
@@ -42,26 +36,20 @@ def random_group(num_answers: int, seed: int = 0) -> GroupData:
     return GroupData("Here", rows, rng.dirichlet(np.ones(K), size=num_answers).astype(np.float32))
 
 
-def small_model(seed: int = 0) -> PluralLLM:
-    torch.manual_seed(seed)
-    return PluralLLM(ModelConfig(embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2))
+def small_model(architecture: Architecture = "attention") -> PluralLLM:
+    torch.manual_seed(0)
+    sizes = ModelConfig(architecture, embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2)
+    return build(sizes)
 
 
-def drawn(data: GroupData, population: np.ndarray | None = None, **sizes: float) -> Episodes:
-    config = EpisodeConfig(**sizes)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(0)
-    return sample_episodes(data, embedding(), config=config, generator=generator, population=population)
+def shape(num_context: int = 16, **sizes: float) -> EpisodeConfig:
+    """Episodes of just so many context questions."""
+    return EpisodeConfig(num_context, num_context, **sizes)  # type: ignore[arg-type]
 
 
-def one_hot_group() -> GroupData:
-    return replace(random_group(20), answer_NK=np.eye(K, dtype=np.float32)[np.arange(20) % K])
-
-
-def updated(model: PluralLLM, data: GroupData, *, config: EpisodeConfig, **changes: float) -> float:
-    """The loss of `local_update` by plain gradient descent with seed 5."""
-    given = {"steps": 1, "learning_rate": 0.1, **changes}
-    generator = torch.Generator().manual_seed(5)
-    return local_update(model, data, embedding(), optimizer="sgd", episodes=config, generator=generator, **given)
+def drawn(data: GroupData, *, seed: int = 0, config: EpisodeConfig | None = None, **sizes: float) -> Episodes:
+    generator = torch.Generator().manual_seed(seed)
+    return sample_episodes(data, embedding(), config=config or shape(**sizes), generator=generator)
 
 
 def test_context_and_targets_are_disjoint_distinct_and_the_groups_own() -> None:
@@ -71,22 +59,73 @@ def test_context_and_targets_are_disjoint_distinct_and_the_groups_own() -> None:
     assert all(len(set(question)) == 15 for question in batch.question.tolist())
     assert set(batch.question[:, :6].flatten().tolist()) == set(data.question_N.tolist())  # each takes both parts
     assert set(batch.question[:, 6:].flatten().tolist()) == set(data.question_N.tolist())
-    # answers and features belong to the question they are drawn with, and without a prior they stay as they are
+    # answers and features belong to the question they are drawn with, and stay as they are
     answer_of = dict(zip(data.question_N.tolist(), data.answer_NK, strict=True))
     for part, question_BS in ((batch.context, batch.question[:, :6]), (batch.target, batch.question[:, 6:])):
-        assert part.population is None
         np.testing.assert_array_equal(part.embedding, table.value_QKE[question_BS])
         np.testing.assert_array_equal(part.answer, [[answer_of[q] for q in row] for row in question_BS.tolist()])
 
 
-def test_noise_moves_a_question_but_not_its_options_apart() -> None:
+def test_a_batch_says_how_far_noise_moves_each_question() -> None:
     batch = drawn(random_group(5), num_context=2, num_targets=3, num_episodes=400, embedding_noise=0.5)
-    moved = batch.target.embedding - torch.from_numpy(embedding().value_QKE)[batch.question[:, 2:]]
-    torch.testing.assert_close(moved, moved[:, :, :1].expand_as(moved), atol=1e-6, rtol=0)
-    amount = moved[:, :, 0].std(-1)
-    assert float((amount == 0).float().mean()) == pytest.approx(0.5, abs=0.05)
-    # uniform up to 0.5 for the other half: a mean square of 0.5^2 / 3
-    assert float(moved[:, :, 0][amount > 0].square().mean()) == pytest.approx(0.25 / 3, rel=0.1)
+    np.testing.assert_array_equal(batch.target.embedding, embedding().value_QKE[batch.question[:, 2:]])
+    assert [tuple(part.shape) for part in batch.noise] == [(400, 2, E), (400, 3, E)]
+    for moved in batch.noise:
+        amount = moved.std(-1)
+        assert float((amount == 0).float().mean()) == pytest.approx(0.5, abs=0.05)
+        # uniform up to 0.5 for the other half: a mean square of 0.5^2 / 3
+        assert float(moved[amount > 0].square().mean()) == pytest.approx(0.25 / 3, rel=0.1)
+
+
+@torch.no_grad()
+def test_noise_moves_all_options_of_a_question_alike_and_the_loss_sees_it() -> None:
+    """Features moved the other way and then by the noise are where they were."""
+    model = FewShotAttention(ModelConfig("attention", embedding_dim=E, hidden_dim=16, num_blocks=1, num_heads=2))
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.copy_(0.5 * torch.randn(parameter.shape))
+    batch = drawn(random_group(20), num_context=4, num_targets=8, num_episodes=3, embedding_noise=2.0)
+    still = (torch.zeros_like(batch.noise[0]), torch.zeros_like(batch.noise[1]))
+    plain = float(model.loss(batch._replace(noise=still)))
+    context, target = (
+        part._replace(embedding=part.embedding - torch.stack([noise] * K, dim=2))
+        for part, noise in zip((batch.context, batch.target), batch.noise, strict=True)
+    )
+    assert float(model.loss(batch._replace(context=context, target=target))) == pytest.approx(plain, abs=1e-5)
+    for noise in ((batch.noise[0], still[1]), (still[0], batch.noise[1])):
+        assert abs(float(model.loss(batch._replace(noise=noise))) - plain) > 1e-3
+
+
+def test_each_batch_draws_its_number_of_context_questions() -> None:
+    config = EpisodeConfig(num_context=6, least_context=3, num_targets=2, num_episodes=1)
+    drawn_sizes = [drawn(random_group(20), seed=seed, config=config).context.options.shape[1] for seed in range(80)]
+    assert {size: drawn_sizes.count(size) > 8 for size in sorted(set(drawn_sizes))} == dict.fromkeys((3, 4, 5, 6), True)
+
+
+def test_the_four_views_are_drawn_equally_often() -> None:
+    view_B2 = drawn(random_group(5), num_context=2, num_targets=3, num_episodes=2000).view_B2
+    counts = torch.bincount(2 * view_B2[:, 0].long() + view_B2[:, 1].long(), minlength=4)
+    assert ((counts - 500).abs() < 4 * 19.4).all()  # a binomial of 2000 and 1/4 has sd 19.4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_context", "most", "least", "num_episodes"),
+    [("attention", 16, 16, 16, 4), ("residual", 512, 100, 8, 1), ("residual", 40, 40, 8, 1), ("residual", 4, 4, 4, 1)],
+)
+def test_episodes_of_a_run_by_its_architecture(architecture, num_context, most, least, num_episodes) -> None:
+    keys = {"pluralllm.architecture": architecture, "pluralllm.num-context-questions": num_context}
+    found = EpisodeConfig.of(Config.load(keys).pluralllm)
+    assert (found.num_context, found.least_context, found.num_episodes) == (most, least, num_episodes)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"least_context": 17}, {"least_context": -1}, {"num_targets": 0}, {"num_episodes": 0}]
+)
+def test_episodes_that_cannot_be_drawn_are_refused(sizes) -> None:
+    with pytest.raises(UserError, match="no negative context"):
+        EpisodeConfig(**sizes)
+    with pytest.raises(UserError, match="noise must be at least 0"):
+        EpisodeConfig(embedding_noise=float("nan"))
 
 
 def test_a_small_group_keeps_targets() -> None:
@@ -97,43 +136,22 @@ def test_a_small_group_keeps_targets() -> None:
         drawn(random_group(0))
 
 
-@pytest.mark.parametrize(
-    ("term", "p", "answer", "sizes", "expected"),
-    [
-        # -ln 1/2, and -(ln 1/4 + ln 3/4) / 2
-        (
-            soft_cross_entropy,
-            [[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.0] * 3],
-            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0] * 3],
-            [3, 2, 0],
-            pytest.approx((math.log(2) + (math.log(4) + math.log(4 / 3)) / 2) / 2, abs=1e-6),
-        ),
-        # the first is right, and the root's floor leaves 0.01; the second has a natural divergence of 0.21576
-        (
-            js_distance_loss,
-            [[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]],
-            [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]],
-            [2, 2, 0],
-            pytest.approx((0.01 + math.sqrt(0.21576)) / 2, abs=2e-4),
-        ),
-    ],
-)
-def test_terms_of_the_loss_by_hand_where_padding_neither_adds_nor_divides(term, p, answer, sizes, expected) -> None:
-    options = torch.arange(len(p[0])) < torch.tensor(sizes)[None, :, None]
-    log_p = torch.tensor([p]).log().requires_grad_()
-    value = term(log_p, torch.tensor([answer]), options)
-    assert value.item() == expected
+def test_the_cross_entropy_by_hand_where_padding_neither_adds_nor_divides() -> None:
+    options = torch.arange(3) < torch.tensor([3, 2, 0])[None, :, None]
+    share = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.0] * 3]])
+    answer = torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0] * 3]])
+    log_p = share.log().requires_grad_()
+    value = soft_cross_entropy(log_p, answer, options)
+    # -ln 1/2, and -(ln 1/4 + ln 3/4) / 2
+    assert value.item() == pytest.approx((math.log(2) + (math.log(4) + math.log(4 / 3)) / 2) / 2, abs=1e-6)
     (gradient,) = torch.autograd.grad(value, log_p)
     assert gradient.isfinite().all()
     assert (gradient[~options] == 0).all()
 
 
-def test_loss_with_a_population_prior_by_hand() -> None:
-    others = np.zeros((Q, K, 1))  # nobody else answered: all answers stay, and the untrained network answers uniformly
-    batch = drawn(one_hot_group(), others, num_context=4, num_targets=16, num_episodes=1)
-    # m = (2/3, 1/6, 1/6), JSD = 1/2 [1/3 ln 1/2 + 2/3 ln 2] + 1/2 ln 3/2 = 0.31826, distance 0.5641
-    expected = 0.5642 + CROSS_ENTROPY_SHARE * math.log(3)
-    assert float(loss(small_model(), batch).detach()) == pytest.approx(expected, abs=2e-4)
+def test_the_loss_of_an_untrained_attention_network_is_that_of_a_uniform_answer() -> None:
+    batch = drawn(random_group(20), num_context=4, num_targets=16, num_episodes=2)
+    assert float(small_model().loss(batch).detach()) == pytest.approx(math.log(3), abs=1e-5)
 
 
 def test_steps_rise_and_then_fall_to_nothing() -> None:
@@ -145,44 +163,32 @@ def test_steps_rise_and_then_fall_to_nothing() -> None:
     assert step_size_factor(0, 1) > 0.0
 
 
-def test_invented_groups_differ_from_the_others_along_the_same_line() -> None:
-    data = random_group(20)
-    data = replace(data, answer_NK=np.tile(np.array([0.6, 0.2, 0.2], dtype=np.float32), (20, 1)))
-    prior = np.zeros((Q, K))
-    prior[data.question_N] = 1 / 3
-    prior[data.question_N[0]] = 0.0  # nobody else answered it
-    batch = drawn(data, prior[..., None], num_context=4, num_targets=16, num_episodes=400, population_dropout=0.25)
-    assert batch.target.population is not None
-    lone = batch.question[:, 4:] == int(data.question_N[0])
-    torch.testing.assert_close(batch.target.answer[lone][:, 0], torch.full((int(lone.sum()),), 0.6))
-    assert (batch.target.population[lone] == 0).all()
-    # log-odds against a uniform mean: ln 3 for the group itself, a multiple of it for the invented ones
-    odds = (batch.target.answer[..., 0] / batch.target.answer[..., 1]).log() / math.log(3)
-    stretch = odds.masked_fill(lone, float("nan")).nanmedian(dim=1).values
-    assert (odds - stretch[:, None])[~lone].abs().max() < 1e-4
-    real = (stretch - 1).abs() < 1e-5
-    assert float(real.float().mean()) == pytest.approx(REAL_SHARE, abs=0.08)
-    assert float(stretch[~real].min()) < -1.2
-    assert float(stretch.abs().min()) > STRETCH[0] - 1e-4
-    assert float(stretch.abs().max()) < STRETCH[1] + 1e-4
-    dropped = (batch.target.population[..., 0].sum(-1) == 0) & ~lone
-    assert float(dropped.float().sum() / (~lone).float().sum()) == pytest.approx(0.25, abs=0.03)
-
-
-def test_proximal_update_matches_autograd_on_the_full_objective() -> None:
+@pytest.mark.parametrize("architecture", ["attention", "residual"])
+def test_proximal_update_matches_autograd_on_the_full_objective(architecture: Architecture) -> None:
+    """With seed 2 the residual's third episode has no gradient for a weight that the first two have moved."""
     data, table, steps, rate, mu = random_group(20), embedding(), 4, 0.5, 0.7
-    config = EpisodeConfig(num_context=4, num_targets=8, num_episodes=2)
-    start = small_model()
+    config = shape(4, num_targets=8, num_episodes=1)
+    start = small_model(architecture)
     ours, slow = copy.deepcopy(start), copy.deepcopy(start)
-    updated(ours, data, config=config, steps=steps, learning_rate=rate, proximal=mu)
-    generator = torch.Generator().manual_seed(5)
+    local_update(
+        ours,
+        data,
+        table,
+        steps=steps,
+        learning_rate=rate,
+        optimizer="sgd",
+        episodes=config,
+        generator=torch.Generator().manual_seed(2),
+        proximal=mu,
+    )
+    generator = torch.Generator().manual_seed(2)
     for _ in range(steps):
         batch = sample_episodes(data, table, config=config, generator=generator)
         distance = sum(
             ((w - w0.detach()) ** 2).sum() for w, w0 in zip(slow.parameters(), start.parameters(), strict=True)
         )
         slow.zero_grad()
-        (loss(slow, batch) + mu / 2 * distance).backward()
+        (slow.loss(batch) + mu / 2 * distance).backward()
         torch.nn.utils.clip_grad_norm_(slow.parameters(), MAX_GRADIENT_NORM)
         with torch.no_grad():
             for w in slow.parameters():
@@ -203,11 +209,11 @@ def test_the_network_learns_to_read_the_group_from_its_context() -> None:
     rows = np.arange(Q, dtype=np.int64)
     groups = [GroupData(f"g{g}", rows[:20], np.tile(yes if g % 2 else yes[::-1], (20, 1))) for g in range(4)]
     model = small_model()
-    config = EpisodeConfig(num_context=4, num_targets=8, num_episodes=4)
+    config = shape(4, num_targets=8, num_episodes=4)
     generator = torch.Generator().manual_seed(0)
     train_centrally(model, groups, table, steps=60, learning_rate=1e-2, episodes=config, generator=generator)
     # questions 20 to 29 were in no episode
-    exam = EpisodeConfig(num_context=4, num_targets=6, num_episodes=20, embedding_noise=0.0)
+    exam = shape(4, num_targets=6, num_episodes=20, embedding_noise=0.0)
     for answer in (yes, yes[::-1]):
         unseen = GroupData("unseen", rows[20:], np.tile(answer, (10, 1)))
         batch = sample_episodes(unseen, table, config=exam, generator=torch.Generator().manual_seed(1))

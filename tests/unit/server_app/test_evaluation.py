@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakes import PAD_ID, PROMPTS, catalogue_of, federated, random_tables, scoring_node, tiny_causal_lm
 
-from appa_flwr import rewards
+from appa_flwr import rewards, wire
 from appa_flwr.config import Config
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
@@ -32,19 +32,40 @@ def federation():
     return federated(NODES, CATALOGUE)
 
 
-@pytest.mark.parametrize(("silent", "groups"), [([], GROUPS), ([1], ("A", "C"))])
-def test_targets_are_rebuilt_from_rewards_of_the_groups_that_answer(silent, groups):
+TARGETS, TRUTH = wire.TARGET_SIDE, wire.TRUTH_SIDE
+
+
+@pytest.mark.parametrize("sides", [(TARGETS,), (TARGETS, TRUTH)])
+@pytest.mark.parametrize("silent", [[], [1]])
+def test_what_groups_score_against_is_rebuilt_from_the_rewards_of_those_that_answer(silent, sides):
     federation = federated(NODES, CATALOGUE, silent=silent)
-    found_GJK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])
-    expected_GJK = np.stack([TABLES[name][TEST_J] for name in groups])
-    assert (expected_GJK.max(2) < 0.99).all()
-    np.testing.assert_allclose(found_GJK, expected_GJK, rtol=0, atol=1e-9)
+    found = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J], sides=sides)
+    assert found.keys() == set(sides)
+    for side in sides:
+        expected_GJK = np.stack([{TARGETS: TABLES, TRUTH: TRUTHS}[side][name][TEST_J] for name in GROUPS])
+        assert (expected_GJK.max(2) < 0.99).all()
+        expected_GJK[silent] = np.nan
+        found_GJK = np.where(CATALOGUE.option_QK[TEST_J], found[side], expected_GJK)
+        np.testing.assert_allclose(found_GJK, expected_GJK, rtol=0, atol=1e-9)
+    asked = [m for m in federation.grid._grid.pushed if m.metadata.message_type == wire.SCORE]
+    assert {wire.unpack_score_request(message.content).sides for message in asked} == {sides}
+
+
+def test_a_group_that_has_no_survey_answer_to_a_question_has_no_truth_there_and_its_target_all_the_same():
+    truth_QK = TRUTHS["A"].copy()
+    truth_QK[2] = np.nan
+    federation = federated({0: scoring_node({"A": TABLES["A"]}, {"A": truth_QK})}, CATALOGUE)
+    found = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J], sides=(TARGETS, TRUTH))
+    np.testing.assert_allclose(found[TARGETS][0], TABLES["A"][TEST_J], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found[TRUTH][0, [0, 2]], TRUTHS["A"][[1, 4]], rtol=0, atol=1e-9)
+    assert np.isnan(found[TRUTH][0, 1, :4]).all()
 
 
 def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
     table_QK = np.array([[1, 0, 0, 0, 0], [0.5, 0, 0.5, 0, 0], [0.25] * 4 + [0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1.0]])
     federation = federated({0: scoring_node({"A": table_QK})}, CATALOGUE)
-    found_JK = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J])[0]
+    found = evaluation.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J], sides=(TARGETS,))
+    (found_JK,) = found[TARGETS]
     np.testing.assert_allclose(found_JK, table_QK[TEST_J], rtol=0, atol=1e-9)
     assert found_JK[0, 0] == found_JK[0, 2]
     assert len(set(found_JK[1, :4])) == 1
@@ -89,11 +110,11 @@ def test_groups_without_survey_answers_leave_the_truth_empty():
 
 def baselines(federation, config):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    return evaluation.baseline_rows(federation, config, CATALOGUE, question_J=TEST_J, majority_QK=majority_QK)
+    return evaluation.frame(federation, config, CATALOGUE, question_J=TEST_J, majority_QK=majority_QK)
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation):
-    rows = baselines(federation, CONFIG)
+    rows = baselines(federation, CONFIG).rows
     found = {(row.policy, row.metric): row for row in rows}
     metrics = rewards.metrics_of("dpa")
     pairs = [(policy, metric) for policy in ("uniform", "majority") for metric in metrics]
@@ -118,9 +139,61 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation
 def test_without_ceilings_no_target_is_asked_for(federation):
     grid = federation.grid._grid
     grid.pushed.clear()
-    rows = baselines(federation, Config.load({"eval.ceilings": False}))
-    assert {row.policy for row in rows} == {"uniform", "majority"}
+    found = baselines(federation, Config.load({"eval.ceilings": False}))
+    assert {row.policy for row in found.rows} == {"uniform", "majority"}
+    assert found.differences is None
     assert len(grid.pushed) == 2 * len(GROUPS)
+
+
+def truth_probed(federation) -> list[bool]:
+    """Of each probe by one-hot answers that was asked for, whether it was against the groups' own answers too."""
+    requests = [
+        wire.unpack_score_request(message.content)
+        for message in federation.grid._grid.pushed
+        if message.metadata.message_type == wire.SCORE
+    ]
+    return [TRUTH in request.sides for request in requests if len(request.question_J) == 3 + 4 + 5]
+
+
+@pytest.mark.parametrize("silent", [[], [1]])
+def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(silent):
+    federation = federated(NODES, CATALOGUE, silent=silent)
+    federation.simulated = True
+    frame = baselines(federation, CONFIG)
+    assert truth_probed(federation) == [True] * 3
+    found = frame.differences
+    rows = {row.policy: row for row in frame.rows if row.metric == "js"}
+    there = [name for g, name in enumerate(GROUPS) if g not in silent]
+    assert found.predicted.min_of_average == pytest.approx(rows["ceiling-average"].min_as, abs=1e-6)
+    assert found.predicted.min_of_fairest == pytest.approx(rows["ceiling-min"].min_as, abs=1e-6)
+    # by hand: shares less their mean over the groups that are there, all real options of the three questions
+    away = []
+    for tables in (TABLES, TRUTHS):
+        value_GQK = np.stack([tables[name][TEST_J] for name in there])
+        away.append((value_GQK - value_GQK.mean(0))[:, CATALOGUE.option_QK[TEST_J]].ravel())
+    assert (found.predicted.size, found.survey.size) == pytest.approx([values.std() for values in away])
+    assert found.heard.r == pytest.approx(np.corrcoef(*away)[0, 1])
+    assert found.heard.size == pytest.approx(found.survey.size)
+
+
+def test_deployed_the_survey_s_answers_are_not_probed(federation):
+    assert not federation.simulated
+    found = baselines(federation, CONFIG).differences
+    assert truth_probed(federation) == [False] * 3
+    assert (found.survey, found.heard) == (None, None)
+    assert found.predicted.size > 0
+
+
+def test_without_survey_answers_to_held_out_questions_only_predictions_are_compared():
+    nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
+    federation = federated({g: scoring_node({n: TABLES[n]}, {n: nothing}) for g, n in enumerate(GROUPS)}, CATALOGUE)
+    federation.simulated = True
+    found = baselines(federation, CONFIG).differences
+    assert (found.survey, found.heard) == (None, None)
+
+
+def test_by_a_metric_without_ceilings_nothing_is_compared(federation):
+    assert baselines(federation, Config.load({"metric": "js-distance"})).differences is None
 
 
 def test_greedy_answers_are_in_the_order_of_the_questions():

@@ -7,8 +7,8 @@ from appa_flwr.aggregation import RULES, parameters
 from appa_flwr.config import Config
 from appa_flwr.config.sections import kebab
 from appa_flwr.errors import UserError
+from server_app.federation.catalogue import fitting_questions
 from server_app.ppo.strategy import make_rule
-from server_app.run import fitting_questions
 
 LENGTHS = Config.load({"policy.max-sequence-length": 30, "rollout.response-length": 10})
 CATALOGUE = catalogue_of([2, 2, 2, 2], train=[True, False, True, False])

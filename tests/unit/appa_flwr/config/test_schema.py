@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.common.config import flatten_dict
 
-from appa_flwr.config import KEYS, SECTIONS, Config, keys_in, split_names, to_toml_table
+from appa_flwr.config import KEYS, SECTIONS, Config, assemble, keys_in, split_names, to_toml_table
 from appa_flwr.config.moved import MOVED, REMOVED
 from appa_flwr.errors import UserError
 
@@ -42,10 +42,16 @@ from appa_flwr.errors import UserError
         ({"pluralllm.unseen-groups": "A;B;A"}, ["pluralllm.unseen-groups", "A", "twice"]),
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "groups"]),
         ({"groups": "A;B", "pluralllm.unseen-groups": "A;B"}, ["pluralllm.unseen-groups", "all groups"]),
+        ({"sums.population-prior": True}, ['"sums.population-prior" is gone', "no sums of training answers"]),
+        ({"pluralllm.architecture": "mean"}, ["pluralllm.architecture", "residual, attention"]),
+        ({"pluralllm.rank": -1}, ["pluralllm.rank", ">= 0"]),
+        ({"pluralllm.reward-target": "mine"}, ["pluralllm.reward-target", "predicted, own-answer, posterior"]),
         (
-            {"groups": "A;B;C", "pluralllm.unseen-groups": "C", "sums.population-prior": True},
-            ["sums.population-prior", "sums.min-groups = 3", "there are 2"],
+            {"pluralllm.reward-target": "posterior", "pluralllm.architecture": "attention"},
+            ['pluralllm.reward-target = "posterior"', 'pluralllm.architecture = "residual"'],
         ),
+        ({"embedding.encoder": "minilm", "embedding.model": "x"}, ["embedding.model", '"sentence-transformers"']),
+        ({"embedding.encoder": "causal-lm"}, ['embedding.encoder = "causal-lm"', "embedding.model"]),
         ({"policy.quantization": "nf4"}, ["policy.quantization", "tuning", "lora"]),
         ({"run-name": "../escape"}, ["run-name"]),
         ({"run-name": "a\nb"}, [r'run-name = "a\nb"']),
@@ -102,6 +108,26 @@ def test_metric_auto_follows_the_task():
     assert Config.load({}).reward_metric == "js"
     assert Config.load({"task": "opa"}).reward_metric == "borda"
     assert Config.load({"metric": "cosine"}).reward_metric == "cosine"
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad"])
+def test_a_groups_own_optimizer_follows_the_strategy_where_it_is_left_to_it(strategy):
+    def chosen(**keys):
+        given = {f"pluralllm.{key.replace('_', '-')}": value for key, value in keys.items()}
+        settings = Config.load({"pluralllm.strategy": strategy, **given}).pluralllm
+        return settings.local_optimizer, settings.local_learning_rate
+
+    adam, sgd = ("adam", 0.003), ("sgd", 0.1)
+    assert chosen() == (adam if strategy in ("fedavg", "fedprox") else sgd)
+    assert (chosen(optimizer="adam"), chosen(optimizer="sgd")) == (adam, sgd)
+    assert chosen(learning_rate=0.5)[1] == 0.5
+    assert chosen(optimizer="adam", learning_rate=0.5) == ("adam", 0.5)
+
+
+@pytest.mark.parametrize("preset", ["paper", "paper-oqa"])
+def test_the_paper_s_presets_have_its_predictor(preset):
+    settings = assemble(None, ["preset=" + preset], folder=None).pluralllm
+    assert (settings.architecture, settings.num_context_questions, settings.strategy) == ("attention", 16, "fedavg")
 
 
 def test_iterations():

@@ -29,7 +29,6 @@ def survey(tmp_path):
         ({"federation.min-groups": 3}, r"federation\.min-groups = 3 must be at most .* 2"),
         ({"pluralllm.unseen-groups": "Nord"}, r'unseen-groups names "Nord", which is not in .*North, South'),
         ({"pluralllm.unseen-groups": "North;South"}, "names all groups"),
-        ({"sums.population-prior": True}, r"sums\.min-groups = 3 .* there are 2"),
     ],
 )
 def test_keys_that_do_not_fit_the_groups_of_a_survey_file_are_refused(survey, keys, says):

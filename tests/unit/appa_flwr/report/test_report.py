@@ -5,6 +5,7 @@ Axis letters: G groups, I iterations.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -85,14 +86,14 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
     ]
     for predictor_and_js in ("Mean of the other groups</td><td>0.760", "PluralLLM, same answers</td><td>0.720"):
         assert page.count(f'<td class="text">{predictor_and_js}</td>') == 1
-    assert "so it is a hard baseline. Sums over groups, each of at least 3, were made for 0 training and 36" in page
+    assert (
+        "so it is a hard baseline. Sums over groups, each of at least 3, were made for 36 held-out questions." in page
+    )
 
 
 def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
-    sums = {"prior": True, "min_groups": 4, "training": 90, "held_out": 36}
-    note = predictor.note(made.found_predictor(tmp_path, population=sums))
-    assert "each of at least 4, were made for 90 training and 36 held-out questions, and PluralLLM was given" in note
-    assert "was given" not in predictor.note(made.found_predictor(tmp_path))
+    note = predictor.note(made.found_predictor(tmp_path, population={"min_groups": 4, "held_out": 35}))
+    assert "each of at least 4, were made for 35 held-out questions." in note
     scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
     found = made.found_predictor(tmp_path, scores=scores, population=None)
     assert predictor.note(found).endswith(
@@ -100,6 +101,69 @@ def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
         "answered the same questions (key sums.min-groups)."
     )
     assert "mean of the other" not in predictor.trust(found)[0]
+
+
+def test_the_worst_group_is_named_before_and_after_ppo(tmp_path: Path) -> None:
+    summary = [made.row(policy, *values) for policy, values in made.GOOD.items()]
+    for entry in summary:  # the targets of "a" and the answers of "b" end up served worst; "c" gave no held-out answers
+        answers = {"a": 0.81, "b": 0.75} if entry["policy"] == "ppo" else {"a": 0.77, "b": 0.9}
+        entry["survey"]["per_group"] = {"c": math.nan, **answers}
+    run = read_run(made.write_run(tmp_path, config=made.CONFIG | {"rule": "alpha"}, summary=summary))
+    assert findings.worst_group(run, survey=False) == (
+        "The worst-served group was a with 0.770 after SFT and is a with 0.800 after PPO (+0.030), by rule alpha."
+    )
+    assert findings.worst_group(run, survey=True) == (
+        "The worst-served group was a with 0.770 after SFT and is b with 0.750 after PPO (-0.020), by rule alpha."
+    )
+    page = made.page_of(tmp_path)
+    assert "is a with 0.800 after PPO (+0.030)" in page
+    assert "is b with 0.750 after PPO (-0.020)" in page
+
+
+@pytest.mark.parametrize("missing", ["sft", "ppo"])
+def test_without_scores_before_and_after_ppo_there_is_no_worst_group_to_name(tmp_path: Path, missing: str) -> None:
+    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if policy != missing]
+    run = read_run(made.write_run(tmp_path, config=made.CONFIG, summary=summary))
+    assert findings.worst_group(run, survey=False) is None
+    assert "worst-served" not in made.page_of(tmp_path)
+
+
+STAKES = {"size": 0.174, "min_of_average": 0.801, "min_of_fairest": 0.862, "fairness": 0.9812}
+FLAT_STAKES = {"size": 0.061, "min_of_average": 0.921, "min_of_fairest": 0.926, "fairness": 0.9971}
+HEARD = {"r": 0.62, "r2": 0.38, "pair": 0.74, "spread": 0.55, "size": 0.174}
+
+
+def test_the_report_says_what_of_the_groups_differences_is_heard_and_what_is_at_stake(tmp_path: Path) -> None:
+    found = {"predicted": FLAT_STAKES, "survey": STAKES, "heard": HEARD}
+    made.write_run(tmp_path, config=made.CONFIG, differences=found)
+    heard, survey, predicted = findings.differences(read_run(tmp_path))
+    for part in ("correlate 0.62", "(R2 0.38;", "74% of the clear cases", "0.55 times as large"):
+        assert part in heard
+    assert survey.startswith("By the survey's answers: groups differ by 0.174")
+    assert "worst group at 0.801, the best for it at 0.862: rules can differ" in survey
+    assert "is 0.9812, under the threshold 0.99" in survey
+    assert predicted.startswith("By the predictions, which rewards follow: groups differ by 0.061")
+    # half a hundredth is nothing that a rule could be told by
+    assert "0.921, the best for it at 0.926: no rule can do better than the mean here" in predicted
+    assert "is 0.9971, over the threshold 0.99" in predicted
+    page = made.page_of(tmp_path)
+    assert "Can this run tell rules apart?" in page
+    assert "rules can differ" in page
+
+
+def test_the_threshold_of_the_sentences_is_the_run_s_own(tmp_path: Path) -> None:
+    made.write_run(tmp_path, config=made.CONFIG | {"appa.fairness-threshold": 0.9}, differences={"predicted": STAKES})
+    (only,) = findings.differences(read_run(tmp_path))
+    assert "is 0.9812, over the threshold 0.9" in only
+
+
+def test_deployed_only_the_predictions_are_compared_and_without_ceilings_nothing_is(tmp_path: Path) -> None:
+    deployed = made.write_run(tmp_path / "deployed", config=made.CONFIG, differences={"predicted": STAKES})
+    (only,) = findings.differences(read_run(deployed))
+    assert only.startswith("By the predictions")
+    without = made.write_run(tmp_path / "without", config=made.CONFIG)
+    assert findings.differences(read_run(without)) == []
+    assert "Can this run tell rules apart?" not in made.page_of(without)
 
 
 def test_a_run_that_stopped_midway_says_where(tmp_path: Path) -> None:

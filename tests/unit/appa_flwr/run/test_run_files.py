@@ -82,10 +82,10 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
             predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
             "row 1, key 'round': input should be a val",
         ),
-        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 2"),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 3"),
         (
             "pluralllm",
-            predictor_card(population={"prior": False}),
+            predictor_card(population={"held_out": 36}),
             "key 'population', key 'min_groups': field required",
         ),
         (

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from surveys import bits, refused
 
+from appa_flwr.deviations import deviations
+from appa_flwr.disagreement import disagreement
 from appa_flwr.rewards import js
 from appa_flwr.survey.generate import (
     CLUSTER_SHARES,
-    CONTESTED_SHARE,
     COVERAGE,
     FRAMES,
     REFUSAL_OPTION,
@@ -21,6 +22,9 @@ from appa_flwr.survey.generate import (
     generate,
     ground_truth,
 )
+from pluralllm.data import group_data
+from pluralllm.embedding import embed_questions
+from pluralllm.scores import nearest_question
 
 SEEDS = (0, 1, 2)
 SIZE = {"num_questions": 200, "num_groups": 8}
@@ -97,26 +101,50 @@ def test_the_uniform_answer_scores_well_under_the_population_s_mean(population):
     assert mean - uniform > 0.1
 
 
-def test_minorities_differ_on_contested_topics_and_agree_on_the_others(population):
-    # Which topics are contested is found on one half of the frames and verified on the other half.
-    questions, truth, _ = population
+def test_minorities_differ_from_the_majority_more_than_its_groups_from_each_other(population):
+    _, truth, _ = population
     majority_G = np.arange(NUM_GROUPS) + 0.5 <= CLUSTER_SHARES[0] * NUM_GROUPS
-    assert majority_G.mean() > 0.5
-    apart, close = {}, {}
-    for question, target_GK in zip(questions, truth, strict=True):
+    assert 0.5 < majority_G.mean() < 1.0
+    apart, close = [], []
+    for target_GK in truth:
         majority_GK, minority_GK = target_GK[majority_G], target_GK[~majority_G]
-        topic, frame = int(question.question_id[1:3]), int(question.question_id[4:])
-        half = apart.setdefault(topic, ([], [])), close.setdefault(topic, ([], []))
-        half[0][frame % 2].append(np.mean([1 - score(mine_K, minority_GK) for mine_K in majority_GK]))
-        half[1][frame % 2].append(np.mean([1 - score(mine_K, majority_GK) for mine_K in majority_GK]))
-    topics = [topic for topic, halves in apart.items() if halves[0] and halves[1]]
-    ranked = sorted(topics, key=lambda topic: -np.mean(apart[topic][0]))
-    contested = ranked[: int(CONTESTED_SHARE * len(ranked))]
-    on_contested = np.mean([gap for topic in contested for gap in apart[topic][1]])
-    on_others = np.mean([gap for topic in ranked if topic not in contested for gap in apart[topic][1]])
-    within_majority = np.mean([gap for topic in contested for gap in close[topic][1]])
-    assert on_contested > 3 * on_others
-    assert on_contested > 3 * within_majority
+        apart += [1 - score(mine_K, minority_GK) for mine_K in majority_GK]
+        close += [1 - score(mine_K, majority_GK) for mine_K in majority_GK]
+    assert np.mean(apart) > 3 * np.mean(close)
+
+
+def tables(questions, answers):
+    """Answers by group and question as (G, Q, K), rows of NaN where there is none, and which options are real."""
+    option_QK = np.arange(max(len(q.options) for q in questions)) < np.array([[len(q.options)] for q in questions])
+    found_GQK = np.full((len(answers), *option_QK.shape), np.nan)
+    for value_QK, mine in zip(found_GQK, answers.values(), strict=True):
+        for row, question in enumerate(questions):
+            if question.question_id in mine:
+                value_QK[row] = 0.0
+                value_QK[row, : len(question.options)] = mine[question.question_id]
+    return found_GQK, option_QK
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rules_can_differ_by_more_than_runs_do(seed):
+    questions, truth = ground_truth(**SIZE, seed=seed)
+    found = disagreement(*tables(questions, truth), metric="js")
+    assert found.gap >= 0.03
+    assert 0.85 < found.min_of_fairest < 0.95
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_real_surveys(seed):
+    survey = generate(**SIZE, seed=seed)
+    truth_GQK, option_QK = tables(survey.questions, survey.answers)
+    embedding = embed_questions(survey.questions)
+    nearest_GQK = np.stack(
+        [
+            nearest_question(group_data(name, mine, embedding=embedding), embedding)
+            for name, mine in survey.answers.items()
+        ]
+    )
+    assert 0.25 <= deviations(nearest_GQK, truth_GQK, option_QK).r <= 0.45
 
 
 def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_stay_distinct():

@@ -1,40 +1,68 @@
 """The experiments on PluralLLM: what training may know, that it trains as a run does, what the tables say.
 
-Axis letters: G groups, Q questions, K options, W = 1 + F: the mean of other groups and the F directions.
+Axis letters: G groups, Q questions, K options, N answers of a group.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.spatial.distance import jensenshannon
+from surveys import row, write
 
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import generate
 from experiments.benchmarks import pluralllm as benchmark
-from experiments.pluralllm import protocol, report
-from experiments.pluralllm.protocol import PARTS, Recipe, load_problem, measure, split_problem, survey_file, train
-from pluralllm.data import GroupData
+from experiments.pluralllm import protocol
+from experiments.pluralllm import report as tables
+from experiments.pluralllm.measures import measure
+from experiments.pluralllm.protocol import (
+    PARTS,
+    SEEN_COUNTRIES,
+    SEEN_HELD_OUT,
+    UNSEEN_COUNTRIES,
+    UNSEEN_HELD_OUT,
+    UNSEEN_TRAINING,
+    Part,
+    load_problem,
+    recipe,
+    report,
+    split_problem,
+    survey_file,
+    train,
+)
+from pluralllm.architectures import build
+from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.embedding import embed_questions
-from pluralllm.encoders import hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.model import ModelConfig
+from pluralllm.prediction import Targets, predict_targets
 from pluralllm.training import local_update
 
 NUM_QUESTIONS = 40
-RECIPE = Recipe(rounds=2, num_context=4, min_groups=1, episodes=EpisodeConfig(num_context=4, num_targets=8))
+SMALL = ("pluralllm.rounds=2", "pluralllm.rank=2", "pluralllm.hidden-dim=8", "pluralllm.blocks=1", "pluralllm.heads=2")
 
 
 @pytest.fixture(scope="module")
-def problem():
+def survey():
+    return generate(num_questions=NUM_QUESTIONS, num_groups=5, seed=0)
+
+
+@pytest.fixture(scope="module")
+def problem(survey):
     """Three groups train, two do not."""
-    survey = generate(num_questions=NUM_QUESTIONS, num_groups=5, seed=0)
-    embedding = embed_questions(survey.questions, dim=16)
-    return split_problem(survey, embedding, seen=sorted(survey.groups)[:3], seed=0)
+    return split_problem(survey, embed_questions(survey.questions, dim=16), seen=sorted(survey.groups)[:3], seed=0)
+
+
+def small(*given):
+    return recipe(*SMALL, *given)
 
 
 def forged(groups):
@@ -44,92 +72,193 @@ def forged(groups):
 
 
 def weights(trained):
-    return torch.nn.utils.parameters_to_vector(trained.model.parameters()).detach().numpy()
+    return torch.cat([value.flatten() for value in trained.model.state_dict().values()]).numpy()
 
 
-def held_out(problem):
-    return np.unique(np.concatenate([data.question_N for data in problem.seen_test]))
+def rows_of(groups):
+    return set(np.concatenate([data.question_N for data in groups]).tolist())
 
 
-def test_no_group_trains_on_a_question_that_another_holds_out(problem):
-    train_rows, test_rows = (
-        set(np.concatenate([data.question_N for data in parts]).tolist())
-        for parts in (problem.seen_train + problem.unseen_train, problem.seen_test + problem.unseen_test)
-    )
-    assert train_rows
-    assert test_rows
-    assert not train_rows & test_rows
-    assert not {data.group for data in problem.seen_train} & {data.group for data in problem.unseen_train}
+def names(groups):
+    return [data.group for data in groups]
 
 
-def test_a_held_out_question_has_a_prior_only_where_the_protocol_says_so(problem):
-    rows = held_out(problem)
-    for prior, expected in (("training", False), ("all", True)):
-        trained = train(problem, replace(RECIPE, prior=prior), seed=0)
-        assert trained.unseen_prior[rows].any(axis=(1, 2)).tolist() == [expected] * len(rows)
-        assert any(own[rows].any() for own in trained.seen_prior) is expected
-        assert trained.unseen_prior[problem.seen_train[0].question_N].any(axis=(1, 2)).all()
+def test_no_group_trains_on_or_shows_a_question_that_another_holds_out(problem):
+    seen, unseen = ["Avaria", "Belmora", "Castria"], ["Dorvane", "Elmark"]
+    assert names(problem.training) == names(problem.validation) == seen
+    for name, part in problem.parts.items():
+        assert names(part.context) == names(part.truth) == (seen if name == SEEN_HELD_OUT else unseen)
+    trained, held_out = set(np.flatnonzero(problem.trained_Q)), set(np.flatnonzero(~problem.trained_Q))
+    shown = [part.context for part in problem.parts.values()]
+    assert rows_of(itertools.chain(problem.training, *shown)) == trained
+    scored = [problem.parts[name].truth for name in (UNSEEN_HELD_OUT, SEEN_HELD_OUT)]
+    assert rows_of(itertools.chain(problem.validation, *scored)) == held_out
+    assert rows_of(problem.parts[UNSEEN_TRAINING].truth) <= trained
+    assert len(trained) + len(held_out) == NUM_QUESTIONS
 
 
-@pytest.mark.parametrize(("prior", "strategy"), [("none", "central"), ("training", "fedadam")])
-def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, prior, strategy):
-    recipe = replace(RECIPE, prior=prior, strategy=strategy)
-    found = train(problem, recipe, seed=0)
-    parts = {name: forged(getattr(problem, name)) for name in ("seen_test", "unseen_train", "unseen_test")}
-    again = train(replace(problem, **parts), recipe, seed=0)
+@pytest.mark.parametrize("how", ["central", "fedadam", "fedavg"])
+def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, how):
+    central = how == "central"
+    config = small("pluralllm.validate-every=0", *(() if central else (f"pluralllm.strategy={how}",)))
+    found = train(problem, config, seed=0, central=central)
+    parts = {name: Part(forged(part.context), forged(part.truth)) for name, part in problem.parts.items()}
+    again = train(replace(problem, parts=parts, validation=forged(problem.validation)), config, seed=0, central=central)
     np.testing.assert_array_equal(weights(again), weights(found))
-    if prior == "training":
-        np.testing.assert_array_equal(again.seen_prior, found.seen_prior)
-        np.testing.assert_array_equal(again.unseen_prior, found.unseen_prior)
-    other = train(replace(problem, seen_train=forged(problem.seen_train)), recipe, seed=0)
+    assert found.round == 2
+    other = train(replace(problem, training=forged(problem.training)), config, seed=0, central=central)
     assert np.abs(weights(other) - weights(found)).max() > 1e-4  # what a leak would look like
 
 
-def test_scores_are_those_of_scipy_for_the_cells_of_each_part(problem):
-    # a model without training answers uniformly, without a prior
-    recipe = replace(RECIPE, rounds=0)
-    found = measure(problem, train(problem, recipe, seed=0), recipe, seed=0, sizes=(1, 4))
-    parts = (problem.unseen_test, problem.unseen_train, problem.seen_test, problem.seen_train)
-    for name, groups in zip(PARTS, parts, strict=True):
-        distances = []
-        for data in groups:
-            for row, answer_K in zip(data.question_N, data.answer_NK, strict=True):
-                size = problem.embedding.option_QK[row].sum()
-                distances.append(jensenshannon(np.full(size, 1 / size), answer_K[:size]))
-        for predictor in ("pluralllm", "uniform"):
-            score = found.scores[name][predictor]
-            assert score.num_cells == len(distances)
-            assert score.js_distance_natural == pytest.approx(1 - np.mean(distances), abs=1e-5)
-    assert set(found.by_context) == {"unseen/held-out", "unseen/training"}
-    for name, by_size in found.by_context.items():
-        assert by_size == pytest.approx([found.scores[name]["uniform"].js_distance_natural] * 2, abs=1e-5)
+def test_a_round_is_judged_by_the_training_groups_validation_answers(problem, monkeypatch):
+    """Without learned features there is nothing to choose but the round, and of one round nothing at all."""
+    kept = []
+    pretrain = protocol.pretrain
+    monkeypatch.setattr(protocol, "pretrain", lambda *given, **more: kept.append(pretrain(*given, **more)) or kept[0])
+    config = small("pluralllm.rounds=1", "pluralllm.rank=0", "pluralllm.num-context-questions=5")
+    trained = train(problem, config, seed=3)
+    distances = []
+    for data, truth in zip(problem.training, problem.validation, strict=True):
+        predicted = predict_targets(
+            trained.model,
+            data,
+            problem.embedding,
+            num_context=5,
+            seed=child_seed(3, "context", 0),
+            trained=problem.trained_Q,
+        )
+        for question, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
+            distances.append(jensenshannon(predicted.probability_QK[question], answer_K.astype(float)))
+    assert [found.validation for found in kept[0].rounds] == pytest.approx([np.mean(distances)], abs=1e-4)
+    assert trained.round == 1
 
 
-def test_scores_by_context_size_are_those_of_a_recipe_with_that_size(problem):
-    recipe = replace(RECIPE, prior="training")
-    trained = train(problem, recipe, seed=0)
-    by_context = measure(problem, trained, recipe, seed=0, sizes=(1, 4, 8)).by_context
-    for place, size in enumerate((1, 4, 8)):
-        scores = measure(problem, trained, replace(recipe, num_context=size), seed=0).scores
-        for part, by_size in by_context.items():
-            assert by_size[place] == scores[part]["pluralllm"].js_distance_natural
-    assert len(set(by_context["unseen/training"])) == 3
-
-
+@pytest.mark.parametrize("architecture", ["residual", "attention"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
-def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_otherwise(problem, strategy):
+def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_otherwise(problem, strategy, architecture):
     """Under plain averaging the federation of one group is its own training, round after round."""
-    alone = replace(problem, seen_train=problem.seen_train[:1])
-    found = train(alone, replace(RECIPE, strategy=strategy, local_steps=2), seed=0).model
+    alone = replace(problem, training=problem.training[:1], validation=problem.validation[:1])
+    given = (f"pluralllm.strategy={strategy}", "pluralllm.optimizer=sgd", "pluralllm.validate-every=0")
+    config = small(*given, "pluralllm.learning-rate=0.1", f"pluralllm.architecture={architecture}")
+    found = train(alone, config, seed=0).model
     torch.manual_seed(child_seed(0, "pluralllm"))
-    model = PluralLLM(ModelConfig(embedding_dim=problem.embedding.dim))
-    alone_data = alone.seen_train[0]
-    given = {"steps": 2, "learning_rate": RECIPE.local_learning_rate, "optimizer": "sgd", "episodes": RECIPE.episodes}
-    for round_number in (1, 2):
-        generator = torch.Generator().manual_seed(child_seed(0, "pluralllm", alone_data.group, round_number))
-        local_update(model, alone_data, problem.embedding, generator=generator, **given)
+    model = build(
+        ModelConfig(architecture, problem.embedding.dim, hidden_dim=8, num_blocks=1, num_heads=2, rank=2),
+    )
+    data = alone.training[0]
+    # two rounds: the step size has risen to 1/5 and 2/5, and falls after the second only
+    for round_number, learning_rate in ((1, 0.02), (2, 0.04)):
+        local_update(
+            model,
+            data,
+            problem.embedding,
+            steps=2,
+            learning_rate=learning_rate,
+            optimizer="sgd",
+            episodes=EpisodeConfig.of(config.pluralllm),
+            generator=torch.Generator().manual_seed(child_seed(0, "pluralllm", data.group, round_number)),
+        )
     apart = max(float((found.state_dict()[name] - value).abs().max()) for name, value in model.state_dict().items())
     assert (apart < 1e-6) is (strategy == "fedavg")
+
+
+def test_scores_are_those_of_scipy_for_the_answers_of_each_part(problem):
+    # a few-shot network without training answers uniformly
+    config = small("pluralllm.rounds=0", "pluralllm.architecture=attention")
+    found = report(problem, train(problem, config, seed=0), config, seed=0, sizes=(1, 4))
+    assert tuple(found.scores) == tuple(found.by_context) == PARTS
+    for name, part in problem.parts.items():
+        distances = []
+        for data in part.truth:
+            for question, answer_K in zip(data.question_N, data.answer_NK, strict=True):
+                size = problem.embedding.option_QK[question].sum()
+                distances.append(jensenshannon(np.full(size, 1 / size), answer_K[:size].astype(float)))
+        uniform = [found.scores[name][predictor] for predictor in ("pluralllm", "uniform")]
+        for score in (*uniform, *found.by_context[name].values()):
+            assert score.answers == len(distances)
+            assert score.js_distance == pytest.approx(1 - np.mean(distances), abs=1e-5)
+            assert (score.r, score.pair, score.spread) == pytest.approx((0.0, 0.5, 0.0), abs=1e-6)
+
+
+def test_the_mean_of_others_knows_the_seen_groups_answers_and_never_the_own(survey, problem):
+    config = small("pluralllm.rounds=0")
+    scores = report(problem, train(problem, config, seed=0), config, seed=0).scores
+    ids, seen = problem.embedding.question_ids, names(problem.training)
+    for name, part in problem.parts.items():
+        distances = []
+        for data in part.truth:
+            others = [survey.answers[group] for group in seen if group != data.group]
+            for question in data.question_N:
+                own_K = survey.answers[data.group][ids[question]]
+                given = [answers[ids[question]] for answers in others if ids[question] in answers]
+                mean_K = np.mean(given, axis=0) if given else np.full(len(own_K), 1 / len(own_K))
+                distances.append(jensenshannon(mean_K, own_K))
+        assert scores[name]["mean-of-others"].js_distance == pytest.approx(1 - np.mean(distances), abs=1e-5)
+
+
+def test_scores_by_context_size_are_those_of_a_run_with_that_size(problem):
+    config = small()
+    trained = train(problem, config, seed=0)
+    by_context = report(problem, trained, config, seed=0, sizes=(2, 4, 8)).by_context
+    for size in (2, 4, 8):
+        ours = small(f"pluralllm.num-context-questions={size}")
+        scores = report(problem, trained, ours, seed=0).scores
+        for part, by_size in by_context.items():
+            assert by_size[size] == scores[part]["pluralllm"]
+    assert len({score.js for score in by_context[UNSEEN_TRAINING].values()}) == 3
+
+
+def wide(rows):
+    """Two columns and one of padding."""
+    return np.array([[*given, 0.0] for given in rows])
+
+
+def test_measures_by_hand():
+    """Two groups, three questions; the last has one option, and one answer is missing."""
+    option_QK = wide([[1, 1], [1, 1], [1, 0]]) > 0
+    table = OptionEmbedding(("a", "b", "c"), np.zeros((3, 3, 5), np.float32), option_QK)
+    truth = [
+        GroupData("A", np.array([0, 1, 2]), wide([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]]).astype(np.float32)),
+        GroupData("B", np.array([0, 2]), wide([[0.0, 1.0], [1.0, 0.0]]).astype(np.float32)),
+    ]
+    deviation_QK = np.full((3, 3), 0.2)
+    predicted = [
+        Targets(wide([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]]), np.array([0.3, 0.1, 0.9]), deviation_QK),
+        Targets(wide([[0.25, 0.75], [0.9, 0.1], [1.0, 0.0]]), np.array([0.2, 0.8, 0.0]), deviation_QK),
+    ]
+    found = measure(predicted, truth, table)
+    assert found.answers == 3
+    # divergence of (1/2, 1/2) from (1, 0): 0.3113; of (1/4, 3/4) from (0, 1), with m = (1/8, 7/8):
+    # 1/2 [1/4 log2 2 + 3/4 log2 6/7] + 1/2 log2 8/7 = 0.0416 + 0.0963 = 0.1379
+    assert found.js == pytest.approx(1 - (0.3113 + 0.0 + 0.1379) / 3, abs=1e-4)
+    natural = [math.sqrt(divergence * math.log(2)) for divergence in (0.3113, 0.0, 0.1379)]
+    assert found.js_distance == pytest.approx(1 - sum(natural) / 3, abs=1e-4)
+    # only question a has both groups: true deviations +-1/2, predicted +-1/8
+    assert (found.r, found.pair, found.spread) == pytest.approx((1.0, 1.0, 0.25))
+    assert found.r2 == pytest.approx(1 - 0.375**2 / 0.5**2)
+    # stated 0.3, 0.1, 0.2 beside errors 0.46, 0, 0.31
+    assert found.spearman == pytest.approx(1.0)
+    # 1.645 x 0.2 = 0.329 to either side of the root. A's a: root 0.707, shares from 0.14 to 1, so 1 is within and 0 is
+    # not; its b: both halves are within; B's a: from 0.03 to 0.69 without 0, and from 0.29 to 1 with 1
+    assert found.coverage == pytest.approx((1 + 2 + 1) / 6)
+    certain = [replace(targets, spread_Q=np.zeros(3), deviation_QK=None) for targets in predicted]
+    nothing = measure(certain, truth, table)
+    assert math.isnan(nothing.spearman)
+    assert math.isnan(nothing.coverage)
+
+
+def test_the_rank_correlation_is_that_of_scipy(problem):
+    part = problem.parts[UNSEEN_TRAINING]
+    rng = np.random.default_rng(0)
+    option_QK = problem.embedding.option_QK
+    predicted = [Targets(option_QK / option_QK.sum(axis=1, keepdims=True), rng.random(NUM_QUESTIONS)) for _ in range(2)]
+    stated, errors = [], []
+    for targets, data in zip(predicted, part.truth, strict=True):
+        for question, answer_K in zip(data.question_N, data.answer_NK, strict=True):
+            stated.append(targets.spread_Q[question])
+            errors.append(jensenshannon(targets.probability_QK[question], answer_K.astype(float)))
+    found = measure(predicted, part.truth, problem.embedding).spearman
+    assert found == pytest.approx(stats.spearmanr(stated, errors).statistic, abs=1e-3)
 
 
 @pytest.mark.parametrize("named", [None, "option", "variable"])
@@ -148,42 +277,73 @@ def test_a_survey_that_is_not_there_is_an_error_that_names_both_ways_to_say_wher
         assert survey_file("globalqa", folder) == tmp_path / "globalqa.jsonl"
 
 
-def test_the_rows_of_a_table_differ_in_what_it_is_about():
-    recipe = Recipe(prior="training")
-
-    def recipes(table):
-        return [row.recipe for row in report.rows(table, recipe, hashed_ngrams, embedding="ngrams")]
-
-    *trained, untrained = recipes(report.STRATEGIES)
-    assert trained == [replace(recipe, strategy=name) for name in ("central", "fedavg", "fedadam")]
-    assert untrained == replace(recipe, rounds=0)
-    assert recipes(report.MIN_GROUPS) == [replace(recipe, min_groups=number) for number in (1, 2, 3)]
-    assert [found.episodes.embedding_noise for found in recipes(report.NOISE)] == [0.3, 1.0]
-    assert recipes(report.CONTEXT) == [recipe]
-    both = report.rows(report.EMBEDDINGS, recipe, lambda texts: hashed_ngrams(texts), embedding="causal-lm")
-    assert [row.name for row in both] == ["ngrams", "causal-lm"]
-    assert both[0].texts_to_vectors is hashed_ngrams is not both[1].texts_to_vectors
-    with pytest.raises(UserError, match="--embedding-model"):
-        recipes(report.EMBEDDINGS)
+def written(path, groups):
+    """A survey of eight questions; group g answers the first 8 - g % 4 of them."""
+    return write(path, [row(f"q{q}", name) for g, name in enumerate(groups) for q in range(8 - g % 4)])
 
 
-def test_a_cell_gives_mean_and_range():
-    assert report.cell([0.25, 0.5, 0.3]) == "0.3500 (0.2500 to 0.5000)"
+def test_globalqa_trains_the_papers_countries_and_then_those_with_the_most_answers(tmp_path):
+    # Aland answers 8 questions, Burma 7, Chad 6, Doria 5
+    written(tmp_path / "globalqa.jsonl", ("Aland", "Burma", "Chad", "Doria", *SEEN_COUNTRIES, *UNSEEN_COUNTRIES))
+
+    def seen_of(num_training):
+        problem = load_problem("globalqa", seed=0, folder=tmp_path, dim=16, num_training=num_training)
+        assert set(names(problem.parts[UNSEEN_HELD_OUT].truth)) == set(UNSEEN_COUNTRIES)
+        return names(problem.training)
+
+    assert seen_of(None) == list(SEEN_COUNTRIES)
+    assert seen_of(2) == list(SEEN_COUNTRIES[:2])
+    assert seen_of(10) == [*SEEN_COUNTRIES, "Aland", "Burma"]
 
 
-@pytest.mark.parametrize(("table", "lines"), [("min-groups", 3 + 3), ("context-sizes", 7)])
-def test_a_table_is_printed_whole(problem, monkeypatch, capsys, table, lines):
-    monkeypatch.setattr(protocol, "load_problem", lambda *_, **__: problem)
-    report.main([table, "--datasets", "gss", "--rounds", "1", "--seeds", "0", "--prior", "training"])
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(printed) == 2 + lines
+def test_each_group_of_opinionqa_is_left_out_by_one_of_three_seeds(tmp_path):
+    groups = [f"g{g}" for g in range(8)]
+    written(tmp_path / "opinionqa.jsonl", groups)
+    problems = [load_problem("opinionqa", seed=seed, folder=tmp_path, dim=16) for seed in (0, 1, 2)]
+    left_out = [names(problem.parts[UNSEEN_HELD_OUT].truth) for problem in problems]
+    assert sorted(itertools.chain(*left_out)) == groups
+    for problem, unseen in zip(problems, left_out, strict=True):
+        assert sorted([*names(problem.training), *unseen]) == groups
+
+
+@pytest.mark.parametrize("table", tables.TABLES)
+def test_no_two_rows_of_a_table_are_the_same_and_every_one_can_be_run(table):
+    rows = tables.TABLES[table]
+    told = {(str(recipe(*row.keys).flat()), row.embedding, row.central, row.num_training) for row in rows}
+    assert len(told) == len({row.name for row in rows}) == len(rows)
+    assert all(("attention" in row.name) == (recipe(*row.keys).pluralllm.architecture == "attention") for row in rows)
+
+
+def test_a_cell_gives_mean_and_range_and_nothing_where_a_value_is_missing():
+    assert tables.cell([0.25, 0.5, 0.3]) == "0.350 (0.250 to 0.500)"
+    assert tables.cell([0.25, float("nan")]) == ""
+
+
+# for each part the rows asked for, the two context sizes of the first, and three of what costs nothing
+@pytest.mark.parametrize(("rows", "lines"), [(0, 2 + 2 + 3), (1, 1 + 2 + 3)])
+def test_a_table_is_printed_whole(problem, monkeypatch, capsys, rows, lines):
+    monkeypatch.setitem(tables.TABLES, "ours", (tables.DEFAULT, tables.Row("pooled", central=True)))
+    monkeypatch.setattr(tables, "SIZES", (1, 4))
+    monkeypatch.setattr(tables, "load_problem", lambda *_, **__: problem)
+    monkeypatch.setattr(tables, "recipe", lambda *given: small(*given, "pluralllm.rounds=1"))
+    tables.main("ours", datasets="generated", seeds="0,1", rows=rows)
+    out = capsys.readouterr().out
+    printed = [line for line in out.splitlines() if line.startswith("|")]
+    assert len(printed) == len(PARTS) * (2 + lines)
     assert len({line.count("|") for line in printed}) == 1
+    assert [line for line in out.splitlines() if line.startswith("###")] == [f"### generated, {part}" for part in PARTS]
+    assert out.count("rounds kept [1, 1]") == (rows or 2)
+
+
+def test_an_unknown_table_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match="countries"):
+        tables.main("strategies")
 
 
 def test_the_benchmark_measures_every_line_beside_its_goal(problem):
-    lines = benchmark.measure(problem, Recipe(rounds=1), seed=0, repeats=3)
-    assert [goal for _, goal in lines.values()] == [benchmark.PRETRAINING_GOAL, benchmark.TABLES_GOAL] * 2 + [
-        benchmark.SCORING_GOAL
-    ] * 2
+    lines = benchmark.measure(problem, small("pluralllm.rounds=1"), seed=0, repeats=3)
+    goals = [benchmark.PRETRAINING_GOAL, benchmark.TABLES_GOAL, benchmark.SCORING_GOAL, benchmark.SCORING_GOAL]
+    assert [goal for _, goal in lines.values()] == goals
+    assert next(iter(lines)) == "pretraining, 2 steps of 3 groups"
     assert any(f"3 groups x {NUM_QUESTIONS} questions" in name for name in lines)
     assert len(benchmark.table(lines).splitlines()) == 2 + len(lines)

@@ -1,6 +1,6 @@
 """The sums over groups through real messages: what the groups end up with, and what a node refuses.
 
-Axis letters: Q questions, K options, W as in `pluralllm.model`.
+Axis letters: G groups, Q questions, K options.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from in_process import InProcessGrid, flower_task, request, simulated
 
 from appa_flwr import secure_sum, wire
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
 from client_app import population, state
 from client_app.data import all_groups
-from client_app.main import _member, app
+from client_app.main import app
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import population_sums, prior_from_sums
+from pluralllm.population import mean_from_sums, population_sums
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
@@ -65,20 +64,19 @@ def plain_sums(given: list[GroupData], catalogue: wire.Catalogue):
 
 @pytest.mark.parametrize("num_nodes", [6, 2, 1])
 def test_groups_end_with_what_one_place_with_all_answers_would_compute(num_nodes):
-    chosen = config(sums__population_prior=True, pluralllm__unseen_groups=all_groups(config())[-1])
+    chosen = config(pluralllm__unseen_groups=all_groups(config())[-1])
     (unseen,) = chosen.unseen_group_names
     homes, summary, catalogue, grid = exchanged(chosen, num_nodes=num_nodes)
     seen = [name for name in homes if name != unseen]
-    training = [answers(homes, name, catalogue.train_Q) for name in seen]
-    sums = plain_sums(training, catalogue)
-    tables = {name: state.population(homes[name].state, name, "table") for name in homes}
-    for data in training:
-        np.testing.assert_allclose(tables[data.group], prior_from_sums(*sums, own=data)[..., None], atol=1e-6)
-        assert tables[data.group].any()
-    np.testing.assert_allclose(tables[unseen], prior_from_sums(*sums)[..., None], atol=1e-6)
-    assert not tables[unseen][~catalogue.train_Q].any()
-    assert (summary.prior, summary.min_groups) == (True, 3)
-    assert summary.training == prior_from_sums(*sums).any(1).sum()
+    held_out = [answers(homes, name, ~catalogue.train_Q) for name in seen]
+    sums = plain_sums(held_out, catalogue)
+    means = {name: state.mean_of_others(homes[name].state, name) for name in homes}
+    for data in held_out:
+        np.testing.assert_allclose(means[data.group], mean_from_sums(*sums, own=data), atol=1e-6)
+        assert means[data.group].any()
+    np.testing.assert_allclose(means[unseen], mean_from_sums(*sums), atol=1e-6)
+    assert summary.min_groups == 3
+    assert summary.held_out == mean_from_sums(*sums).any(1).sum() > 0
     steps = [wire.unpack_sums_request(r.message.content).step for r in grid.requests if r.kind == wire.POPULATION]
     assert list(dict.fromkeys(steps)) == [wire.KEYS, wire.COUNTS, wire.ANSWERS, wire.FIT]
 
@@ -89,21 +87,32 @@ def test_the_mean_of_the_others_is_of_held_out_questions_and_without_the_own_sha
     _, count_Q = plain_sums(held_out, catalogue)
     for own, name in zip(held_out, homes, strict=True):
         others = [data for data in held_out if data.group != name]
-        expected = prior_from_sums(*plain_sums(others, catalogue), min_groups=1)
+        expected = mean_from_sums(*plain_sums(others, catalogue), min_groups=1)
         expected[count_Q < 3] = 0.0
-        found = state.population(homes[name].state, name, "mean")
+        found = state.mean_of_others(homes[name].state, name)
         np.testing.assert_allclose(found, expected, atol=1e-6)
         assert found[own.question_N].any()
         assert not found[catalogue.train_Q].any()
-        assert state.population(homes[name].state, name, "table") is None
-    assert (summary.training, summary.held_out) == (0, (count_Q >= 3).sum())
+    assert summary.held_out == (count_Q >= 3).sum()
+
+
+def test_no_training_answer_enters_a_sum():
+    """A server that asks for more than held-out questions gets nothing more."""
+    with flower_task():
+        grid, _, catalogue = joined(config(), num_nodes=1)
+    (own,) = grid.contexts.values()
+    node = population.Node(own.state, config(), catalogue.train_Q, catalogue.option_QK, deployed=False)
+    known_Q = np.any([~np.isnan(state.truth(own.state, name)).any(1) for name in node.seen], axis=0)
+    assert known_Q[catalogue.train_Q].all()
+    for sums_QX in (population._counts(node)["count"], population._answers(node, np.ones_like(known_Q))["answers"]):
+        assert not sums_QX[catalogue.train_Q].any()
+        assert sums_QX[known_Q & ~catalogue.train_Q].any()
 
 
 def test_keys_are_chance_and_change_no_bit():
-    chosen = config(sums__population_prior=True)
-    first, again = (exchanged(chosen)[0] for _ in range(2))
+    first, again = (exchanged(config())[0] for _ in range(2))
     for name in first:
-        one, other = (state.population(homes[name].state, name, "table") for homes in (first, again))
+        one, other = (state.mean_of_others(homes[name].state, name) for homes in (first, again))
         assert one.tobytes() == other.tobytes()
     assert secure_sum.public_key(state.exchange(first[name].state).private) != secure_sum.public_key(
         state.exchange(again[name].state).private
@@ -111,30 +120,30 @@ def test_keys_are_chance_and_change_no_bit():
 
 
 def test_a_question_that_too_few_answered_is_in_no_sum():
-    homes, summary, _catalogue, grid = exchanged(config(sums__population_prior=True, sums__min_groups=6))
+    homes, summary, catalogue, grid = exchanged(config(sums__min_groups=5))
     known_GQ = np.stack([~np.isnan(state.truth(homes[name].state, name)).any(1) for name in homes])
-    few_Q = known_GQ.sum(0) < 6
-    assert few_Q.any()
-    assert not few_Q.all()
+    enough_Q = (known_GQ.sum(0) >= 5) & ~catalogue.train_Q
+    assert 0 < enough_Q.sum() < (known_GQ.any(0) & ~catalogue.train_Q).sum()
     for asked in grid.requests:
         if asked.kind == wire.POPULATION:
             tables = wire.unpack_sums_request(asked.message.content).tables
             for name, table in tables.items():
-                assert not table[few_Q].any(), name
-    assert summary.training + summary.held_out == (~few_Q).sum()
+                assert table[enough_Q].any(), name
+                assert not table[~enough_Q].any(), name
+    assert summary.held_out == enough_Q.sum()
 
 
-def test_nothing_is_asked_of_anyone_where_both_are_off():
+def test_nothing_is_asked_of_anyone_where_it_is_off():
     _homes, summary, _, grid = exchanged(config(sums__mean_of_others=False))
     assert summary is None
     assert wire.POPULATION not in {asked.kind for asked in grid.requests}
 
 
-def test_too_few_groups_have_no_prior_and_no_mean_to_compare_with(caplog):
-    assert exchanged(config(data__num_groups=2), num_nodes=2)[1] is None
+def test_too_few_groups_have_no_mean_to_compare_with(caplog):
+    homes, summary, *_ = exchanged(config(data__num_groups=2), num_nodes=2)
+    assert summary is None
+    assert [state.mean_of_others(home.state, name) for name, home in homes.items()] == [None] * 2
     assert "need sums.min-groups = 3 groups that train, and there are 2" in caplog.text
-    with pytest.raises(UserError, match="there are 2"):
-        exchanged(config(data__num_groups=2, sums__population_prior=True), num_nodes=2)
 
 
 @pytest.mark.parametrize("step", [wire.COUNTS, wire.ANSWERS])
@@ -146,15 +155,11 @@ def test_a_node_that_stops_answering_is_named(step, monkeypatch, caplog):
             raise RuntimeError("no more")
         return honest(asked, node)
 
-    chosen = config(sums__population_prior=True)
-    last = all_groups(chosen)[-1]
+    last = all_groups(config())[-1]
     monkeypatch.setattr(population, "respond", gone)
-    with pytest.raises(
-        UserError, match=rf"{last} stopped answering at the step {step}, .*sums\.population-prior = false"
-    ):
-        exchanged(chosen)
-    assert exchanged(config())[1] is None  # the comparison alone is not worth a run
-    assert f"{last} stopped answering" in caplog.text
+    assert exchanged(config())[1] is None  # the comparison is not worth a run
+    assert "the mean of the other groups will not be among the scores" in caplog.text
+    assert f"{last} stopped answering at the step {step}, and without them the sum cannot be read" in caplog.text
 
 
 NO_SUMS = "the totals are no sums of answers"
@@ -171,7 +176,6 @@ NO_SUMS = "the totals are no sums of answers"
 )
 def test_totals_that_can_be_no_sums_are_refused(spoil, said, monkeypatch, caplog):
     honest = secure_sum.mask
-    chosen = config(sums__population_prior=True)
     liars = []
 
     def lie(part, **keys):
@@ -184,11 +188,8 @@ def test_totals_that_can_be_no_sums_are_refused(spoil, said, monkeypatch, caplog
         return hidden
 
     monkeypatch.setattr(population.secure_sum, "mask", lie)
-    with pytest.raises(UserError, match=said):
-        exchanged(chosen)
-    assert liars
-    liars.clear()
     assert exchanged(config())[1] is None
+    assert liars
     assert said in caplog.text
 
 
@@ -207,8 +208,8 @@ def test_a_node_with_a_key_nobody_can_agree_with_is_left_out(monkeypatch):
     assert summary.held_out > 0
     # it is no part of the sums, so it takes nothing out of them
     held_out = [answers(homes, name, ~catalogue.train_Q) for name in homes if name != spoilt]
-    expected = prior_from_sums(*plain_sums(held_out, catalogue))
-    np.testing.assert_allclose(state.population(homes[spoilt].state, spoilt, "mean"), expected, atol=1e-6)
+    expected = mean_from_sums(*plain_sums(held_out, catalogue))
+    np.testing.assert_allclose(state.mean_of_others(homes[spoilt].state, spoilt), expected, atol=1e-6)
 
 
 def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), **tables: np.ndarray):
@@ -273,12 +274,3 @@ def test_the_groups_of_one_place_are_one_party(deployed, parties):
     assert counts["count"].max() == 2.0
     assert counts["parties"].max() == parties
     assert (counts["parties"] <= counts["count"]).all()
-
-
-def test_a_group_that_lacks_the_sums_does_not_train_without_them():
-    with flower_task():
-        grid, *_ = joined(config(sums__population_prior=True))
-    context = next(iter(grid.contexts.values()))
-    (name,) = state.groups(context.state)
-    with pytest.raises(UserError, match="the sums over groups have not arrived"):
-        _member(context, name)

@@ -18,6 +18,7 @@ from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.errors import UserError
+from pluralllm.residual import SHARE_KEY
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import pretrain
@@ -25,11 +26,11 @@ from server_app.predictor.pretraining import pretrain
 STRATEGIES = get_args(PluralLLMSection.model_fields["strategy"].annotation)
 
 
-def pretrained(grid, nodes, *, size=2, seed=0, **changes):
+def pretrained(grid, nodes, *, size=2, seed=0, start=None, **changes):
     """What weights at 0 become on a grid, without validation unless it is asked for."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in changes.items()}
     config = Config.load({"pluralllm.validate-every": 0, "seed": seed, **keys})
-    start = ArrayRecord({"w": Array(np.zeros(size, dtype=np.float32))})
+    start = start or ArrayRecord({"w": Array(np.zeros(size, dtype=np.float32))})
     grid = grid if isinstance(grid, OverlapGrid) else OverlapGrid(grid)
     with flower_task():
         return pretrain(grid, config, start, nodes=nodes, progress=lambda *_: None)
@@ -51,9 +52,9 @@ def trainer(step, *, num_examples=5, loss=0.5):
     """A node that moves the weights by `step` in every round."""
 
     def answer(message: Message) -> Message:
-        here = message.content["arrays"]["w"].numpy()
+        here = message.content["arrays"]
         content = {
-            "arrays": ArrayRecord({"w": Array((here + step).astype(np.float32))}),
+            "arrays": ArrayRecord({**here, "w": Array((here["w"].numpy() + step).astype(np.float32))}),
             "metrics": MetricRecord({"num-examples": num_examples, "loss": loss}),
         }
         return Message(RecordDict(content), reply_to=message)
@@ -244,10 +245,15 @@ def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
     assert chosen != asked(2, (4, 5, 6, 7))
 
 
+def listed(error):
+    return list(error) if isinstance(error, tuple) else [error] * 3
+
+
 def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
     """What is kept of rounds in which every weight is the round's number and the nodes report these errors.
 
-    None is a lost node; a RecordDict goes out as it is.
+    A single error stands for the same one for each of the three choices. None is a lost node; a RecordDict goes out as
+    it is.
     """
     asked = []
 
@@ -260,7 +266,7 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
             error = errors_RN[now - 1][n]
             if error is None:
                 return Message(Error(5, "node is gone"), reply_to=message)
-            content = error if isinstance(error, RecordDict) else record(num_examples=cells[n], error=error)
+            content = error if isinstance(error, RecordDict) else record(num_examples=cells[n], errors=listed(error))
             return Message(content, reply_to=message)
 
         return answer
@@ -329,14 +335,22 @@ def record(**values) -> RecordDict:
         1.5,
         RecordDict(),
         record(),
-        record(error=0.1),
+        record(errors=[0.1] * 3),
         record(num_examples=10),
-        record(num_examples=-10, error=0.1),
-        record(num_examples=10.5, error=0.1),
-        record(num_examples=[10], error=0.1),
-        record(num_examples=10, error=[0.1]),
-        RecordDict({"others": MetricRecord({"num-examples": 10, "error": 0.1})}),
-        RecordDict({"metrics": ConfigRecord({"num-examples": 10, "error": 0.1})}),
+        record(num_examples=-10, errors=[0.1] * 3),
+        record(num_examples=10.5, errors=[0.1] * 3),
+        record(num_examples=[10], errors=[0.1] * 3),
+        record(num_examples=10, errors=0.1),
+        record(num_examples=10, errors=[]),
+        record(num_examples=10, errors=[0.1]),
+        record(num_examples=10, errors=[0.1] * 2),
+        record(num_examples=10, errors=[0.1] * 4),
+        record(num_examples=10, errors=[0.1, 0.1, 0.9]),
+        record(num_examples=10, errors=[0.1, -0.1, 0.1]),
+        record(num_examples=10, errors=[math.nan, 0.1, 0.1]),
+        record(num_examples=10, errors=[0.1, math.inf, 0.1]),
+        RecordDict({"others": MetricRecord({"num-examples": 10, "errors": [0.1] * 3})}),
+        RecordDict({"metrics": ConfigRecord({"num-examples": 10, "errors": [0.1] * 3})}),
     ],
 )
 def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
@@ -344,6 +358,39 @@ def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
     assert done.rounds[0].validation == pytest.approx(0.3)
     assert done.chosen == 2
     assert "gone" in caplog.text or "cannot be used" in caplog.text
+
+
+def test_a_network_without_choices_is_validated_by_a_single_error(caplog):
+    for changes in ({"architecture": "attention"}, {"rank": 0}):
+        done, _ = validated([((0.3,), (0.3,)), ((0.2,), (0.1, 0.1, 0.1))], **changes)
+        assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2])
+        assert caplog.text.count("its validation errors cannot be used") == 1
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    ("errors_RN", "validation", "chosen", "share"),
+    [
+        # (20 x .3 + 10 x .6) / 30 for the first choice, .3 for the second, (20 x .6 + 10 x .3) / 30 for the third
+        ([((0.3, 0.3, 0.6), (0.6, 0.3, 0.3))], [0.3], 1, 0.5),
+        ([((0.4, 0.3, 0.2), (0.1, 0.3, 0.6))], [0.3], 1, 0.0),
+        # the choice is the kept round's, whatever is better in the others
+        ([((0.3, 0.2, 0.1), (0.3, 0.2, 0.1)), ((0.2, 0.3, 0.4), (0.2, 0.3, 0.4))], [0.1, 0.2], 1, 1.0),
+        ([((0.5, 0.5, 0.4), (0.5, 0.5, 0.4)), ((0.2, 0.3, 0.4), (0.2, 0.3, 0.4))], [0.4, 0.2], 2, 0.0),
+        # of equals the one with fewer features
+        ([((0.3, 0.2, 0.2), (0.3, 0.2, 0.2))], [0.2], 1, 0.5),
+    ],
+)
+def test_the_kept_weights_say_how_much_learned_features_count(errors_RN, validation, chosen, share):
+    start = ArrayRecord({"w": Array(np.zeros(2, np.float32)), SHARE_KEY: Array(np.array([0.25], np.float32))})
+    done, _ = validated(errors_RN, start=start)
+    assert [entry.validation for entry in done.rounds] == pytest.approx(validation)
+    assert done.chosen == chosen
+    kept = done.weights[SHARE_KEY].numpy()
+    assert (kept.dtype, kept.tolist()) == (np.float32, [share])
+    # a network that has none gets none
+    without, _ = validated(errors_RN)
+    assert without.weights.keys() == {"w"}
 
 
 def test_no_rounds_leave_the_start():

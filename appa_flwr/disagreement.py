@@ -1,0 +1,90 @@
+"""Whether a population can tell aggregation rules apart: what the best shared answers would leave the worst group.
+
+Where the best answers for the average serve the worst group as well as the best answers for that group, no rule can
+gain anything over the mean; and where the fairness index of good answers is over the threshold, APPA is the mean.
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.ceilings import ceiling
+from appa_flwr.fairness import fairness_of_cells
+from appa_flwr.rewards import METRICS
+from appa_flwr.survey.generate import ground_truth
+
+# a smaller gap between the two ceilings is lost among the differences between runs
+CLEAR_GAP = 0.01
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """What is at stake among these groups, on these questions, by this metric.
+
+    Attributes:
+        size: standard deviation of shares around the mean over the groups.
+        min_of_average: the worst group's score, in [0, 1], at the shared answers that are best for the average.
+        min_of_fairest: the same at the answers that are best for the worst group.
+        fairness: fairness index (Equation 4) of the answers that are best for the average.
+    """
+
+    size: float
+    min_of_average: float
+    min_of_fairest: float
+    fairness: float
+
+    @property
+    def gap(self) -> float:
+        """What a rule can win for the worst group."""
+        return self.min_of_fairest - self.min_of_average
+
+    def sentence(self, *, threshold: float) -> str:
+        """In plain words, with APPA's threshold."""
+        verdict = "rules can differ" if self.gap > CLEAR_GAP else "no rule can do better than the mean here"
+        side = "under" if self.fairness < threshold else "over"
+        return (
+            f"groups differ by {self.size:.3f} (standard deviation of shares); the best answers for the average leave "
+            f"the worst group at {self.min_of_average:.3f}, the best for it at {self.min_of_fairest:.3f}: {verdict}. "
+            f"The fairness index of the first is {self.fairness:.4f}, {side} the threshold {threshold:g}"
+        )
+
+
+def disagreement(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: str) -> Disagreement:
+    """Of targets (G, Q, K), rows of NaN where a group has none; arguments and errors are those of `ceiling`."""
+    targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
+    option_QK = np.asarray(options_QK, dtype=np.bool_)
+    known_GQ = ~np.any(np.isnan(np.where(option_QK, targets_GQK, 0.0)), axis=2)
+
+    def scores(objective: str) -> npt.NDArray[np.float64]:
+        answer_QK = ceiling(targets_GQK, option_QK, metric=metric, objective=objective).answer_QK
+        score_GQ = np.full(known_GQ.shape, np.nan)
+        for score_Q, target_QK, known_Q in zip(score_GQ, targets_GQK, known_GQ, strict=True):
+            score_Q[known_Q] = METRICS[metric](answer_QK[known_Q], target_QK[known_Q], option_QK[known_Q])
+        return score_GQ
+
+    average_GQ, fairest_GQ = scores("average"), scores("min")
+    cell_GQK = known_GQ[:, :, None] & option_QK
+    kept_GQK = np.where(cell_GQK, targets_GQK, 0.0)
+    mean_QK = kept_GQK.sum(axis=0) / np.maximum(known_GQ.sum(axis=0), 1)[:, None]
+    there_G = known_GQ.any(axis=1)
+    return Disagreement(
+        size=float((kept_GQK - mean_QK)[cell_GQK].std()),
+        min_of_average=float(np.nanmean(average_GQ[there_G], axis=1).min()),
+        min_of_fairest=float(np.nanmean(fairest_GQ[there_G], axis=1).min()),
+        fairness=fairness_of_cells(average_GQ, min_groups=2),
+    )
+
+
+def generated_population(*, num_questions: int, num_groups: int, seed: int) -> Disagreement:
+    """Of the true answers behind a generated survey, to all its questions, by JS."""
+    questions, truth = ground_truth(num_questions=num_questions, num_groups=num_groups, seed=seed)
+    option_QK = np.arange(max(len(q.options) for q in questions)) < np.array([[len(q.options)] for q in questions])
+    target_GQK = np.zeros((len(truth), *option_QK.shape))
+    for target_QK, by_question in zip(target_GQK, truth.values(), strict=True):
+        target_QK[option_QK] = np.concatenate([by_question[question.question_id] for question in questions])
+    return disagreement(target_GQK, option_QK, metric="js")

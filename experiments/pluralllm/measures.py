@@ -1,0 +1,73 @@
+"""The measures of a predictor against survey answers: agreement, what it hears of single groups, its own doubts.
+
+Axis letters: G groups, Q questions, K options, N answers of a group, L answers of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from appa_flwr.deviations import deviations
+from appa_flwr.rewards import js, js_distance
+from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.prediction import Targets
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means over answers to questions of at least two options; NaN where a measure does not apply.
+
+    Attributes:
+        js: 1 - Jensen-Shannon divergence, base 2, in [0, 1].
+        js_distance: 1 - Jensen-Shannon distance with natural logarithms, as in the papers of GPO and PluralLLM.
+        r: correlation of predicted and true deviations, with r2, pair and spread as in `appa_flwr.deviations`.
+        spearman: rank correlation of the stated uncertainty and the error, in [-1, 1].
+        coverage: share of an answer's options whose survey share lies in the 90 % interval.
+        answers: number scored.
+    """
+
+    js: float
+    js_distance: float
+    r: float
+    r2: float
+    pair: float
+    spearman: float
+    spread: float
+    coverage: float
+    answers: int
+
+
+def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding: OptionEmbedding) -> Measured:
+    """Compare (G,) tables of predictions with the groups' answers."""
+    option_QK = embedding.option_QK
+    truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
+    agreement, distance, stated, covered = [], [], [], []
+    for table_QK, targets, data in zip(truth_GQK, predicted, truth, strict=True):
+        rows = data.question_N[option_QK[data.question_N].sum(axis=1) > 1]
+        table_QK[data.question_N] = data.answer_NK
+        case = targets.probability_QK[rows], table_QK[rows], option_QK[rows]
+        agreement.append(js(*case))
+        distance.append(js_distance(*case, base=np.e))
+        stated.append(targets.spread_Q[rows])
+        if (interval := targets.interval()) is not None:
+            low, high = (end[rows] for end in interval)
+            within_NK = (low <= case[1]) & (case[1] <= high) & option_QK[rows]
+            covered.append(within_NK.sum(axis=1) / option_QK[rows].sum(axis=1))
+    agreement_L, distance_L, stated_L = map(np.concatenate, (agreement, distance, stated))
+    heard = deviations(np.stack([targets.probability_QK for targets in predicted]), truth_GQK, option_QK)
+    ranked = np.ptp(stated_L) > 0 and np.ptp(distance_L) > 0
+    return Measured(
+        js=float(agreement_L.mean()),
+        js_distance=float(distance_L.mean()),
+        r=heard.r,
+        r2=heard.r2,
+        pair=heard.pair,
+        spearman=float(stats.spearmanr(stated_L, 1.0 - distance_L).statistic) if ranked else float("nan"),
+        spread=heard.spread,
+        coverage=float(np.concatenate(covered).mean()) if covered else float("nan"),
+        answers=len(agreement_L),
+    )

@@ -1,0 +1,167 @@
+"""The paper's architecture: a few-shot transformer from a group's answered questions to its answers on other questions.
+
+Every answer option is one token. Options of a question are mixed through their mean, so they have no order but
+the one their embedding carries; context questions attend to each other, target questions attend to the context
+and never to each other, and nothing carries a position along the context. Padding is cut out before any token is
+computed.
+
+The network first predicts each question without context (the prior), then sees the context's answers as they are and as
+they differ from that prediction. What tells groups apart are these differences, multiplied with what the question
+is about; so answers enter as a factor too, and the feed-forward layers are gated products. Without either, federated
+training found the prior and stayed there, the same answer for every group.
+
+Axis letters: B episodes, C context questions, M target questions, S questions of either kind, K options,
+E embedding, D hidden features, N real option tokens of the batch in a row, T tokens of the longest episode,
+H attention heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pluralllm.episodes import Episodes
+from pluralllm.layers import Head, OptionMixing, log_softmax
+from pluralllm.model import ModelConfig, PluralLLM, soft_cross_entropy
+from pluralllm.questions import Layout, Questions, layout
+
+# K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
+ANSWER_FEATURES = 4
+# a share under this counts as this in the log feature: a survey of 1,000 people cannot tell 0.002 from 0
+LOG_FLOOR = 2e-3
+# differences between groups are a few tenths; as small numbers they would be learned from last
+DIFFERENCE_SCALE = 4.0
+
+
+@dataclass(frozen=True)
+class ContextMemory:
+    """Encoded contexts of B episodes, which any number of targets can be predicted from.
+
+    Attributes:
+        key_values: keys and values of each block, each (B, H, 1 + T, D / H).
+        real_BT: True where a context token is real.
+    """
+
+    key_values: tuple[tuple[Tensor, Tensor], ...]
+    real_BT: Tensor
+
+
+class _ContextAttention(nn.Module):
+    """Pre-norm multi-head attention of any tokens to the context tokens of their episode.
+
+    One learned key and value stand beside the context, so that an empty context is no special case.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm = nn.LayerNorm(dim)
+        self.query = nn.Linear(dim, dim)
+        self.key_value = nn.Linear(dim, 2 * dim)
+        self.null_key_value = nn.Parameter(torch.zeros(2 * dim))
+        self.out = nn.Linear(dim, dim)
+
+    def remember(self, token_ND: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
+        """Keys and values of the context, each (B, H, 1 + T, D / H); the first is the learned one."""
+        key_value = tokens.pad(self.key_value(self.norm(token_ND)))
+        null = self.null_key_value.expand(key_value.shape[0], 1, -1)
+        key, value = torch.cat([null, key_value], dim=1).chunk(2, dim=-1)
+        return self._heads(key), self._heads(value)
+
+    def forward(self, token_ND: Tensor, tokens: Layout, memory: tuple[Tensor, Tensor], real_BT: Tensor) -> Tensor:
+        query = self._heads(tokens.pad(self.query(self.norm(token_ND))))
+        mask = F.pad(real_BT, (1, 0), value=True)[:, None, None, :]
+        seen = F.scaled_dot_product_attention(query, *memory, attn_mask=mask)
+        attended: Tensor = self.out(tokens.unpad(seen.transpose(1, 2).flatten(2)))
+        return token_ND + attended
+
+    def _heads(self, value_BTD: Tensor) -> Tensor:
+        batch, length, dim = value_BTD.shape
+        return value_BTD.view(batch, length, self.num_heads, dim // self.num_heads).transpose(1, 2)
+
+
+class FewShotAttention(PluralLLM):
+    """Few-shot preference predictor (paper, appendix "PluralLLM Preference Probability Modeling").
+
+    An untrained network answers uniformly: both heads start at 0. The state dict holds float parameters only.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        dim = config.hidden_dim
+        self.option = nn.Linear(config.embedding_dim, dim)
+        self.answer = nn.Linear(ANSWER_FEATURES, 2 * dim)
+        self.answered = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim))
+        self.unanswered = nn.Parameter(torch.zeros(dim))
+        self.prior_mixing = OptionMixing(dim)
+        self.prior_head = Head(dim)
+        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(config.num_blocks + 1))
+        self.attention = nn.ModuleList(_ContextAttention(dim, config.num_heads) for _ in range(config.num_blocks))
+        self.head = Head(dim)
+
+    def loss(self, episodes: Episodes) -> Tensor:
+        """Soft-label cross entropy of the targets; the noise is on the features of a question, all options alike."""
+        context, target = (
+            part._replace(embedding=part.embedding + noise[..., None, :])
+            for part, noise in zip((episodes.context, episodes.target), episodes.noise, strict=True)
+        )
+        assert target.answer is not None
+        return soft_cross_entropy(self(context, target), target.answer, target.options)
+
+    def forward(self, context: Questions, target: Questions) -> Tensor:
+        """Predict the group's answers to M target questions from C >= 0 answered ones; log-probabilities (B, M, K).
+
+        They are -inf on padding.
+        """
+        return self.predict(self.remember(context), target)
+
+    def remember(self, context: Questions) -> ContextMemory:
+        """Encode contexts, once for however many targets."""
+        embedding, options, answer = context
+        assert answer is not None
+        tokens = layout(options)
+        token_ND, prior_N = self._question(embedding, tokens)
+        answer_NA = _answer_features(answer, log_softmax(prior_N, options), options)[options]
+        shift, scale = self.answer(answer_NA).chunk(2, dim=-1)
+        token_ND = token_ND + shift + scale * self.answered(token_ND)
+        key_values = []
+        for block, (mixing, module) in enumerate(zip(self.mixing[:-1], self.attention, strict=True)):
+            attention = cast(_ContextAttention, module)
+            token_ND = mixing(token_ND, tokens)
+            key_values.append(attention.remember(token_ND, tokens))
+            if block + 1 < len(self.attention):  # nobody reads the context after its last keys and values
+                token_ND = attention(token_ND, tokens, key_values[-1], tokens.real_BT)
+        return ContextMemory(tuple(key_values), tokens.real_BT)
+
+    def predict(self, memory: ContextMemory, target: Questions) -> Tensor:
+        """Predict targets from encoded contexts; returns what `forward` does."""
+        tokens = layout(target.options)
+        token_ND, prior_N = self._question(target.embedding, tokens)
+        token_ND = token_ND + self.unanswered
+        for mixing, attention, key_value in zip(self.mixing[:-1], self.attention, memory.key_values, strict=True):
+            token_ND = attention(mixing(token_ND, tokens), tokens, key_value, memory.real_BT)
+        return log_softmax(prior_N + self.head(self.mixing[-1](token_ND, tokens)), target.options)
+
+    def _question(self, embedding: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
+        """Tokens (N, D) of questions before any answer is seen, and their score without context (N,)."""
+        token_ND = self.prior_mixing(self.option(embedding[tokens.option_BSK]), tokens)
+        return token_ND, self.prior_head(token_ND)
+
+
+def _centred_log(share_BSK: Tensor, option_BSK: Tensor) -> Tensor:
+    """Log of shares less its mean over the question's options; 0 on padding."""
+    log = share_BSK.clamp_min(LOG_FLOOR).log().masked_fill(~option_BSK, 0.0)
+    return log - log.sum(-1, keepdim=True) / option_BSK.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _answer_features(answer_BCK: Tensor, expected_BCK: Tensor, option_BCK: Tensor) -> Tensor:
+    """Describe answers, and their difference from expected log-probabilities, as (B, C, K, 4)."""
+    size = option_BCK.sum(-1, keepdim=True)
+    share_BCK = expected_BCK.exp()
+    log, expected_log = _centred_log(answer_BCK, option_BCK), _centred_log(share_BCK, option_BCK)
+    difference = [DIFFERENCE_SCALE * size * (answer_BCK - share_BCK), DIFFERENCE_SCALE * (log - expected_log)]
+    return torch.stack([size * answer_BCK - 1.0, log, *difference], dim=-1)

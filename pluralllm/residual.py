@@ -1,0 +1,339 @@
+"""The default architecture: a mean without context, and a group's residual to it in closed form.
+
+A network says of every option what share of people it expects, for whichever group. How one group differs is a Gaussian
+process over the square roots of shares, conditioned on all the group's answers exactly (kernel ridge regression): one
+Cholesky factorisation a group. Network and kernel are trained together on episodes of one group
+(`pluralllm.episodes`), so only weights travel. There are four views, each with a kernel of its own and trained by a
+quarter of the episodes:
+
+- The network knows its training questions by heart, and what a group's answers leave over of such a mean is small. Of
+  a question that it was not trained on the mean is far off, and the same residual would be believed too much. So in
+  half of the views the mean reads the question, in the others it is blind to it and knows the options alone. A question
+  that was trained on is predicted by the first, any other by the average of both.
+- Half of the kernels compare texts: of the questions, of the options, and the option's place in the list. The others
+  have features too that the network learns (`rank`). They know by heart how the training questions divide the groups,
+  and are used for these. For other questions they help where questions that read alike divide the groups otherwise, and
+  harm elsewhere: `feature_share` says how much they count, and the server chooses it where it validates.
+
+Within a question residuals are centred, since shares have a sum.
+
+Axis letters: B episodes, S questions, K options, N option tokens of the context, M those of the targets, P of either,
+E embedding, F features of a text, D hidden features, R learned features, V views.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pluralllm.data import BoolArray, FloatArray, embedding_parts
+from pluralllm.episodes import Episodes
+from pluralllm.layers import Head, OptionMixing, log_softmax
+from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.questions import Layout, Questions, layout
+
+# where in the list an option stands, how far from the middle, and one over the length of the list
+PLACE_FEATURES = 3
+# The kernel's few numbers are logarithms; at the step size of the network's weights they would hardly move.
+KERNEL_STEP = 8.0
+# question and option, question and place, question and both; option, place and both, whatever the question
+NUM_PRODUCTS = 6
+START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
+# of the views with features, in a prediction; those a server can choose from
+FEATURE_SHARES = (0.0, 0.5, 1.0)
+FEATURE_SHARE = 0.5
+SHARE_KEY = "feature_share"
+# of the Gaussian likelihood in the loss, beside the cross entropy
+LIKELIHOOD_SHARE = 0.5
+# a prediction ends here: the root of a share is not negative
+ROOT_FLOOR = 1e-2
+SMALLEST_SHARE, SMALLEST_VARIANCE, JITTER = 1e-6, 1e-6, 1e-6
+
+
+class View(NamedTuple):
+    """One of the four ways to look at a group; each has a kernel.
+
+    Attributes:
+        blind: whether the mean may not read the question.
+        features: whether the kernel has learned features.
+    """
+
+    blind: bool
+    features: bool
+
+    @property
+    def kernel(self) -> int:
+        """Its row of the kernel's numbers."""
+        return 2 * self.features + self.blind
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The option tokens of one group's questions, with all that kernel and residual need of them.
+
+    Attributes:
+        tokens: where they lie; one episode.
+        question_PF: text of the question, norm 1.
+        option_PF: text of the option, norm 1.
+        place_P: in the list, -1 to 1.
+        root_P: square root of the mean's share.
+        feature_PR: learned features; None for rank 0.
+    """
+
+    tokens: Layout
+    question_PF: Tensor
+    option_PF: Tensor
+    place_P: Tensor
+    root_P: Tensor
+    feature_PR: Tensor | None
+
+    def centred(self, value_PX: Tensor) -> Tensor:
+        """Less its mean over each question's options."""
+        return value_PX - self.tokens.question_mean(value_PX)[self.tokens.question_N]
+
+    def padded(self, value_P: Tensor) -> Tensor:
+        """Values of tokens as (S, K), 0 on padding."""
+        option_SK = self.tokens.option_BSK[0]
+        return value_P.new_zeros(option_SK.shape).masked_scatter(option_SK, value_P)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Square roots of a group's shares, as the Gaussian process has them.
+
+    Attributes:
+        share_SK: expected shares, rows sum to 1, 0 on padding.
+        variance_SK: of the root of a share as a survey would find it, noise included; 0 on padding.
+    """
+
+    share_SK: Tensor
+    variance_SK: Tensor
+
+    def numpy(self) -> FloatArray:
+        """Both, as (2, S, K)."""
+        return torch.stack([self.share_SK, self.variance_SK]).cpu().numpy()
+
+
+class ExactResidual(PluralLLM):
+    """PluralLLM as mean and exact residual; untrained, the mean is uniform. The state dict holds floats only."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        dim = config.hidden_dim
+        self.parts = embedding_parts(config.embedding_dim)
+        self.option = nn.Linear(config.embedding_dim + PLACE_FEATURES, dim)
+        self.unread = nn.Parameter(torch.zeros(dim))
+        self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(config.num_blocks))
+        self.head = Head(dim)
+        views = 4 if config.rank else 2
+        self.log_weight = nn.Parameter(torch.full((views, NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
+        self.log_length = nn.Parameter(torch.full((views, 3), math.log(START_LENGTH) / KERNEL_STEP))
+        self.log_noise = nn.Parameter(torch.full((views,), math.log(START_NOISE) / KERNEL_STEP))
+        if config.rank:
+            self.feature_option = nn.Linear(config.embedding_dim + PLACE_FEATURES, dim)
+            self.feature_mixing = OptionMixing(dim)
+            self.feature_norm = nn.LayerNorm(dim)
+            self.feature = nn.Linear(dim, config.rank, bias=False)
+            self.log_feature = nn.Parameter(torch.full((2,), math.log(START_FEATURE) / KERNEL_STEP))
+            self.register_buffer(SHARE_KEY, torch.full((1,), FEATURE_SHARE))
+
+    def loss(self, episodes: Episodes) -> Tensor:
+        """Per target question, the cross entropy and half the negative log-likelihood under the Gaussian process."""
+        losses = []
+        for b, (blind, features) in enumerate(episodes.view_B2.tolist()):
+            context, target = episodes.context.episode(b), episodes.target.episode(b)
+            noise_C, noise_M = (noise[b] for noise in episodes.noise)
+            view = View(blind, features and self.config.rank > 0)
+            conditioned = self.condition(context, view, noise=noise_C)
+            read = self._read(target, view, noise=noise_M)
+            residual_M, variance_M = conditioned.residual(read)
+            assert target.answer is not None
+            answer_M = target.answer[target.options]
+            share_M = _shares(read, residual_M, variance_M)
+            error_M = read.centred((answer_M.sqrt() - read.root_P)[:, None])[:, 0] - residual_M
+            total_M = variance_M + self._noise(view)
+            entropy = -(answer_M * share_M.clamp_min(SMALLEST_SHARE).log()).sum()
+            surprise = 0.5 * (error_M.square() / total_M + total_M.log()).sum()
+            losses.append((entropy + LIKELIHOOD_SHARE * surprise) / len(read.tokens.size_S))
+        return torch.stack(losses).mean()
+
+    def views(self, trained_Q: BoolArray) -> dict[View, FloatArray]:
+        """How much each view counts in the prediction of each question, (Q,), views of no weight left out.
+
+        `trained_Q` says which questions were trained on.
+        """
+        blind_Q = np.where(trained_Q, 0.0, 0.5)
+        features_Q = np.where(trained_Q, 1.0 if self.config.rank else 0.0, self.share)
+        weights = {
+            View(blind, features): (blind_Q if blind else 1.0 - blind_Q)
+            * (features_Q if features else 1.0 - features_Q)
+            for blind in (False, True)
+            for features in (False, True)
+        }
+        return {view: weight_Q for view, weight_Q in weights.items() if weight_Q.any()}
+
+    @property
+    def share(self) -> float:
+        """How much learned features count for questions that were not trained on, in [0, 1]."""
+        return float(self.get_buffer(SHARE_KEY)) if self.config.rank else 0.0
+
+    def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
+        """Take in a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the mean's features."""
+        read = self._read(context, view, noise=noise)
+        assert context.answer is not None
+        answer_N = context.answer[context.options].to(read.root_P.dtype)
+        difference_N = read.centred((answer_N.sqrt() - read.root_P)[:, None])[:, 0]
+        own_noise = self._noise(view).to(difference_N.dtype) + JITTER
+        lower_NN, failed = torch.linalg.cholesky_ex(
+            self._kernel(read, read, view) + own_noise * torch.eye(len(difference_N), dtype=difference_N.dtype)
+        )
+        if failed:  # then nothing is known of the group but the mean
+            return self.condition(context.map(lambda value: value[:, :0]), view)
+        return Conditioned(self, view, read, difference_N, lower_NN)
+
+    def _read(self, questions: Questions, view: View, *, noise: Tensor | None = None) -> _Read:
+        tokens = layout(questions.options)
+        embedding_PE = questions.embedding[questions.options]
+        _, _, place_P = questions.options.nonzero(as_tuple=True)
+        size_P = tokens.size_S[tokens.question_N]
+        place_P = torch.where(size_P > 1, 2.0 * place_P / (size_P - 1).clamp_min(1) - 1.0, 0.0)
+        place_P3 = torch.stack([place_P, place_P.abs(), 1.0 / size_P], dim=1)
+        given_PE = embedding_PE if noise is None else embedding_PE + noise[tokens.question_N]
+        input_PE = torch.cat([given_PE, place_P3], dim=1)
+        question = self.parts.question
+        read_PE = input_PE
+        if view.blind:
+            read_PE = torch.cat([torch.zeros_like(input_PE[:, question]), input_PE[:, question.stop :]], dim=1)
+        token_PD = self.option(read_PE) + (self.unread if view.blind else 0.0)
+        for mixing in self.mixing:
+            token_PD = mixing(token_PD, tokens)
+        log_SK = log_softmax(self.head(token_PD), questions.options)[0]
+        root_P = log_SK[questions.options[0]].exp().clamp_min(SMALLEST_SHARE).sqrt()
+        feature_PR = None
+        if view.features:
+            mixed_PD = self.feature_mixing(self.feature_option(input_PE), tokens)
+            scale = (KERNEL_STEP * self.log_feature[int(view.blind)]).exp()
+            feature_PR = scale * self.feature(self.feature_norm(mixed_PD))
+        exact = torch.float32 if self.training else torch.float64  # the factor of many answers needs the digits
+        return _Read(
+            tokens,
+            F.normalize(embedding_PE[:, self.parts.question].to(exact), dim=1),
+            F.normalize(embedding_PE[:, self.parts.option].to(exact), dim=1),
+            place_P.to(exact),
+            root_P.to(exact),
+            None if feature_PR is None else feature_PR.to(exact),
+        )
+
+    def _noise(self, view: View) -> Tensor:
+        return (KERNEL_STEP * self.log_noise[view.kernel]).exp()
+
+    def _products(self, view: View, question: Tensor, option: Tensor, place: Tensor) -> Tensor:
+        """The kernel, from the inner products of texts and the differences of places."""
+        weight = (KERNEL_STEP * self.log_weight[view.kernel]).exp()
+        square = (2.0 * KERNEL_STEP * self.log_length[view.kernel]).exp()
+        near = ((question - 1.0) / square[0]).exp()  # texts have norm 1, so 1 - cosine is half their squared distance
+        like = ((option - 1.0) / square[1]).exp()
+        beside = (-0.5 * place.square() / square[2]).exp()
+        by_question = weight[0] * like + weight[1] * beside + weight[2] * like * beside
+        always = weight[3] * like + weight[4] * beside + weight[5] * like * beside
+        return near * by_question + always
+
+    def _kernel(self, a: _Read, b: _Read, view: View) -> Tensor:
+        """Covariance (Pa, Pb) of the centred residuals of two lists of tokens."""
+        place = a.place_P[:, None] - b.place_P
+        kernel = self._products(view, a.question_PF @ b.question_PF.T, a.option_PF @ b.option_PF.T, place)
+        if a.feature_PR is not None and b.feature_PR is not None:
+            kernel = kernel + a.feature_PR @ b.feature_PR.T
+        return b.centred(a.centred(kernel).T).T
+
+    def _variance(self, read: _Read, view: View) -> Tensor:
+        """Prior variance (P,) of the centred residuals: the diagonal of `_kernel`, question by question."""
+        option_SK = read.tokens.option_BSK[0]
+        slot_SK = read.padded(torch.arange(len(read.place_P), device=option_SK.device))
+        both_SKK = option_SK[:, :, None] & option_SK[:, None, :]
+        option_SKF, place_SK = read.option_PF[slot_SK], read.place_P[slot_SK]
+        like_SKK = option_SKF @ option_SKF.transpose(1, 2)
+        place_SKK = place_SK[:, :, None] - place_SK[:, None, :]
+        kernel_SKK = self._products(view, torch.ones_like(like_SKK), like_SKK, place_SKK)
+        if read.feature_PR is not None:
+            feature_SKR = read.feature_PR[slot_SK]
+            kernel_SKK = kernel_SKK + feature_SKR @ feature_SKR.transpose(1, 2)
+        kernel_SKK = kernel_SKK * both_SKK
+        size_S1 = read.tokens.size_S[:, None]
+        row_SK = kernel_SKK.sum(2) / size_S1
+        centred_SK = kernel_SKK.diagonal(dim1=1, dim2=2) - 2.0 * row_SK + row_SK.sum(1, keepdim=True) / size_S1
+        return centred_SK[option_SK]
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """The Gaussian process given a group's answers, which any number of targets can be predicted from.
+
+    Attributes:
+        model: with its weights.
+        view: which of the two.
+        context: the answered questions.
+        difference_N: centred difference of the roots of answers and mean.
+        lower_NN: Cholesky factor of their covariance, noise included.
+    """
+
+    model: ExactResidual
+    view: View
+    context: _Read
+    difference_N: Tensor
+    lower_NN: Tensor
+
+    @property
+    def known(self) -> bool:
+        """Whether any answer was taken in."""
+        return len(self.difference_N) > 0
+
+    def residual(self, target: _Read) -> tuple[Tensor, Tensor]:
+        """Mean and variance (M,) of the targets' centred residuals, without noise."""
+        kernel_MN = self.model._kernel(target, self.context, self.view)
+        weight_N = torch.cholesky_solve(self.difference_N[:, None], self.lower_NN)[:, 0]
+        known_MN = torch.linalg.solve_triangular(self.lower_NN, kernel_MN.T, upper=False)
+        variance_M = self.model._variance(target, self.view) - known_MN.square().sum(0)
+        return kernel_MN @ weight_N, variance_M.clamp_min(SMALLEST_VARIANCE)
+
+    def predict(self, target: Questions) -> Estimate:
+        """The group's answers to M questions, (1, M, ...).
+
+        A question of the context among them is predicted with its own answer as one more observation.
+        """
+        read = self.model._read(target, self.view)
+        return self._estimate(read, *self.residual(read))
+
+    def left_out(self) -> Estimate:
+        """Each question of the context predicted from the others: block leave-one-out in closed form.
+
+        With A the inverse of the covariance, the residual of block b is `y_b - inv(A_bb) (A y)_b`, of variance
+        `inv(A_bb)` (Rasmussen and Williams, Gaussian Processes for Machine Learning, section 5.4.2, for blocks).
+        """
+        inverse_NN = torch.cholesky_inverse(self.lower_NN)
+        weight_SK = self.context.padded(inverse_NN @ self.difference_N)
+        option_SK = self.context.tokens.option_BSK[0]
+        slot_SK = self.context.padded(torch.arange(len(inverse_NN), device=option_SK.device))
+        both_SKK = option_SK[:, :, None] & option_SK[:, None, :]
+        block_SKK = inverse_NN[slot_SK[:, :, None], slot_SK[:, None, :]] * both_SKK
+        block_SKK = torch.linalg.inv(block_SKK + torch.diag_embed((~option_SK).to(block_SKK.dtype)))
+        residual_N = self.difference_N - (block_SKK @ weight_SK[..., None])[..., 0][option_SK]
+        variance_N = block_SKK.diagonal(dim1=1, dim2=2)[option_SK] - self.model._noise(self.view)
+        return self._estimate(self.context, residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))
+
+    def _estimate(self, read: _Read, residual_P: Tensor, variance_P: Tensor) -> Estimate:
+        share_P = _shares(read, residual_P, variance_P)
+        return Estimate(read.padded(share_P), read.padded(variance_P + self.model._noise(self.view)))
+
+
+def _shares(read: _Read, residual_P: Tensor, variance_P: Tensor) -> Tensor:
+    """Expected shares (P,): of a root with mean m and variance v the square is expected to be m^2 + v."""
+    square_P = (read.root_P + residual_P).clamp_min(ROOT_FLOOR).square() + variance_P
+    mean_P1 = read.tokens.question_mean(square_P[:, None])[read.tokens.question_N]
+    return square_P / (mean_P1[:, 0] * read.tokens.size_S[read.tokens.question_N])

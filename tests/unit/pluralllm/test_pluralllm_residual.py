@@ -1,0 +1,255 @@
+"""The exact residual: against a dense Gaussian process by hand, leave-one-out by leaving out, and what has no answer.
+
+Axis letters: Q questions, K options, N option tokens of the context, M those of the targets, P of either, E embedding.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from pluralllm.architectures import build
+from pluralllm.data import GroupData, OptionEmbedding, embedding_parts
+from pluralllm.episodes import EpisodeConfig, sample_episodes
+from pluralllm.model import ModelConfig
+from pluralllm.prediction import predict_choices, predict_targets
+from pluralllm.questions import Questions
+from pluralllm.residual import ExactResidual, View
+from pluralllm.training import local_update
+
+Q, K, E = 30, 4, 20
+ANSWERED = 20
+VIEWS = [View(blind, features) for blind in (False, True) for features in (False, True)]
+TRAINED = np.arange(Q) < 25
+
+
+@pytest.fixture
+def table() -> OptionEmbedding:
+    rng = np.random.default_rng(0)
+    option_QK = np.arange(K) < rng.integers(2, K + 1, size=(Q, 1))
+    value_QKE = (rng.normal(size=(Q, K, E)) * option_QK[..., None]).astype(np.float32)
+    question = embedding_parts(E).question
+    value_QKE[:, :, question] = value_QKE[:, :1, question] * option_QK[..., None]  # one text for all its options
+    return OptionEmbedding(tuple(f"question {q}" for q in range(Q)), value_QKE, option_QK)
+
+
+@pytest.fixture
+def data(table: OptionEmbedding) -> GroupData:
+    rng = np.random.default_rng(1)
+    rows = np.sort(rng.permutation(Q)[:ANSWERED]).astype(np.int64)
+    weight_NK = (0.05 + rng.random((ANSWERED, K))) * table.option_QK[rows]
+    return GroupData("Here", rows, (weight_NK / weight_NK.sum(1, keepdims=True)).astype(np.float32))
+
+
+@pytest.fixture
+def model() -> ExactResidual:
+    torch.manual_seed(2)
+    network = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=3))
+    assert isinstance(network, ExactResidual)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            noise = 0.3 * torch.randn(parameter.shape)
+            parameter.copy_(parameter + 0.1 * noise if name.startswith("log_") else noise)
+    return network.eval()
+
+
+def asked(table: OptionEmbedding, rows: np.ndarray, answer: np.ndarray | None = None) -> Questions:
+    """One episode of these questions."""
+    given = None if answer is None else torch.from_numpy(answer)[None]
+    return Questions(
+        torch.from_numpy(table.value_QKE[rows])[None], torch.from_numpy(table.option_QK[rows])[None], given
+    )
+
+
+def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets: np.ndarray, view: View):
+    """Mean and variance of the targets' roots, token by token in NumPy, centred by an explicit projection."""
+    read = model._read(asked(table, np.concatenate([data.question_N, targets])), view)
+    root_P = read.root_P.numpy()
+    rows = np.concatenate([data.question_N, targets])
+    token = [(place, row, k) for place, row in enumerate(rows) for k in range(K) if table.option_QK[row, k]]
+    parts, value = embedding_parts(E), table.value_QKE.astype(np.float64)
+    weight, length = (
+        np.exp(8.0 * raw[2 * view.features + view.blind].detach().numpy())
+        for raw in (model.log_weight.double(), model.log_length.double())
+    )
+    noise = float(np.exp(8.0 * model.log_noise[2 * view.features + view.blind].item()))
+
+    def near(a: np.ndarray, b: np.ndarray, scale: float) -> float:
+        a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+        return float(np.exp(-((a - b) ** 2).sum() / (2.0 * scale**2)))
+
+    def place(row: int, k: int) -> float:
+        return -1.0 + 2.0 * k / (table.option_QK[row].sum() - 1)
+
+    kernel = np.zeros((len(token), len(token)))
+    for i, (_, q, k) in enumerate(token):
+        for j, (_, r, m) in enumerate(token):
+            text = near(value[q, k, parts.question], value[r, m, parts.question], length[0])
+            option = near(value[q, k, parts.option], value[r, m, parts.option], length[1])
+            beside = float(np.exp(-((place(q, k) - place(r, m)) ** 2) / (2.0 * length[2] ** 2)))
+            terms = [option, beside, option * beside]
+            kernel[i, j] = text * (weight[:3] @ terms) + weight[3:] @ terms
+    if view.features:
+        feature = read.feature_PR.detach().double().numpy()
+        kernel += feature @ feature.T
+    centre = np.eye(len(token))
+    for i, (a, row, _) in enumerate(token):
+        for j, (b, _, _) in enumerate(token):
+            if a == b:
+                centre[i, j] -= 1.0 / table.option_QK[row].sum()
+    kernel = centre @ kernel @ centre
+    known = sum(int(table.option_QK[row].sum()) for row in data.question_N)
+    answer_N = np.concatenate(
+        [answer[table.option_QK[row]] for answer, row in zip(data.answer_NK, data.question_N, strict=True)]
+    ).astype(np.float64)
+    difference = centre[:known, :known] @ (np.sqrt(answer_N) - root_P[:known])
+    solved = np.linalg.inv(kernel[:known, :known] + (noise + 1e-6) * np.eye(known))
+    across = kernel[known:, :known]
+    mean = across @ solved @ difference
+    return mean, np.diag(kernel[known:, known:] - across @ solved @ across.T)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@torch.no_grad()
+def test_the_residual_is_that_of_a_dense_gaussian_process(model, table, data, view):
+    targets = np.setdiff1d(np.arange(Q), data.question_N)
+    expected_mean, expected_variance = dense(model, table, data, targets, view)
+    conditioned = model.condition(asked(table, data.question_N, data.answer_NK), view)
+    mean, variance = conditioned.residual(model._read(asked(table, targets), view))
+    assert np.abs(expected_mean).max() > 0.01
+    np.testing.assert_allclose(mean.numpy(), expected_mean, atol=1e-6)
+    np.testing.assert_allclose(variance.numpy(), np.maximum(expected_variance, 1e-6), atol=1e-6)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@torch.no_grad()
+def test_leave_one_out_is_what_leaving_out_gives(model, table, data, view):
+    found = model.condition(asked(table, data.question_N, data.answer_NK), view).left_out().numpy()
+    for place in range(0, ANSWERED, 3):
+        rest = np.delete(np.arange(ANSWERED), place)
+        others = model.condition(asked(table, data.question_N[rest], data.answer_NK[rest]), view)
+        expected = others.predict(asked(table, data.question_N[place : place + 1])).numpy()
+        np.testing.assert_allclose(found[:, place], expected[:, 0], atol=2e-5)
+
+
+def test_an_untrained_network_without_context_answers_uniformly(table, data):
+    torch.manual_seed(0)
+    fresh = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2))
+    found = predict_targets(fresh, data, table, num_context=1, seed=0).probability_QK
+    np.testing.assert_allclose(found, table.option_QK / table.option_QK.sum(1, keepdims=True), atol=1e-2)
+
+
+def test_tables_hold_distributions_and_intervals_around_them(model, table, data):
+    for num_context in (0, 1, 2, 7, 512):
+        found = predict_targets(model, data, table, num_context=num_context, seed=0, trained=TRAINED)
+        np.testing.assert_allclose(found.probability_QK.sum(1), 1.0)
+        assert (found.probability_QK[~table.option_QK] == 0).all()
+        assert (found.probability_QK[table.option_QK] > 0).all()
+        low, high = found.interval()
+        assert ((low <= found.probability_QK) & (found.probability_QK <= high)).all()
+        assert ((found.spread_Q > 0) & (found.spread_Q < 0.84)).all()
+
+
+def test_the_own_answer_to_a_question_decides_nothing_but_in_the_posterior(model, table, data):
+    row = data.question_N[0]
+    answers = data.answer_NK.copy()
+    size = table.option_QK[row].sum()
+    answers[0, :size] = np.linspace(1.0, 9.0, size) / np.linspace(1.0, 9.0, size).sum()
+    other = GroupData(data.group, data.question_N, answers)
+    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
+    before, after = (predict_targets(model, mine, table, **given).probability_QK for mine in (data, other))
+    np.testing.assert_allclose(after[row], before[row], atol=1e-9)
+    assert np.abs(after - before).max() > 1e-4  # it does decide others
+    known = predict_targets(model, other, table, **given, own="posterior").probability_QK
+    assert np.abs(known[row] - answers[0]).sum() < np.abs(after[row] - answers[0]).sum()
+
+
+def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
+    model.get_buffer("feature_share").fill_(0.25)
+    weights = model.views(np.array([True, False]))
+    np.testing.assert_allclose(sum(weights.values()), 1.0)
+    assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.125]
+    assert weights[View(blind=True, features=False)].tolist() == [0.0, 0.375]
+    without = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=0))
+    assert {view.features for view in without.views(np.array([True, False]))} == {False}
+
+
+def test_every_choice_is_the_prediction_with_its_share_of_learned_features(model, table, data):
+    rows = np.setdiff1d(np.arange(Q), data.question_N)
+    given = {"num_context": 512, "seed": 0, "trained": np.zeros(Q, dtype=bool), "rows": rows}
+    choices = predict_choices(model, data, table, **given)
+    for share, choice in zip((0.0, 0.5, 1.0), choices, strict=True):
+        model.get_buffer("feature_share").fill_(share)
+        np.testing.assert_allclose(choice, predict_targets(model, data, table, **given).probability_QK, atol=1e-12)
+    assert np.abs(choices[0] - choices[2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("few", [0, 1, 2])
+def test_too_few_or_constant_answers_give_the_mean(model, table, data, few, caplog):
+    nothing = GroupData("Here", data.question_N[:0], data.answer_NK[:0])
+    expected = predict_targets(model, nothing, table, num_context=512, seed=0, trained=TRAINED).probability_QK
+    if few == 2:  # every answer uniform
+        option_NK = table.option_QK[data.question_N]
+        mine = GroupData("Here", data.question_N, (option_NK / option_NK.sum(1, keepdims=True)).astype(np.float32))
+    else:
+        mine = GroupData("Here", data.question_N[:few], data.answer_NK[:few])
+    with caplog.at_level(logging.WARNING, logger="appa.client"):
+        found = predict_targets(model, mine, table, num_context=512, seed=0, trained=TRAINED).probability_QK
+    np.testing.assert_allclose(found, expected)
+    assert ("gets the mean of all groups" in caplog.text) == bool(few)
+
+
+def test_a_kernel_that_cannot_be_factored_gives_the_mean_and_a_warning(model, table, data, caplog):
+    nothing = GroupData("Here", data.question_N[:0], data.answer_NK[:0])
+    with torch.no_grad():
+        model.log_weight.fill_(10.0)  # e^80: rounding alone leaves negative eigenvalues
+    expected = predict_targets(model, nothing, table, num_context=512, seed=0, trained=TRAINED).probability_QK
+    with caplog.at_level(logging.WARNING, logger="appa.client"):
+        found = predict_targets(model, data, table, num_context=512, seed=0, trained=TRAINED)
+    assert np.isfinite(found.probability_QK).all()
+    assert np.isfinite(found.spread_Q).all()
+    assert "cannot be solved for" in caplog.text
+    np.testing.assert_allclose(found.probability_QK[data.question_N], expected[data.question_N])
+
+
+def test_training_moves_mean_and_every_kernel_and_lowers_the_loss(table, data):
+    torch.manual_seed(0)
+    network = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=3))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    config = EpisodeConfig(num_context=8, least_context=2, num_targets=8, num_episodes=2)
+
+    def loss() -> float:
+        episodes = sample_episodes(
+            data, table, config=EpisodeConfig(8, 8, 8, 40), generator=torch.Generator().manual_seed(9)
+        )
+        with torch.no_grad():
+            return float(network.loss(episodes))
+
+    start = loss()
+    local_update(
+        network,
+        data,
+        table,
+        steps=60,
+        learning_rate=3e-3,
+        optimizer="adam",
+        episodes=config,
+        generator=torch.Generator().manual_seed(1),
+    )
+    assert loss() < start - 0.2
+    moved = {name for name, value in network.state_dict().items() if (value != before[name]).all()}
+    assert {"log_weight", "log_length", "log_noise", "log_feature", "unread"} <= moved
+    assert all(value.is_floating_point() for value in network.state_dict().values())
+    assert float(network.get_buffer("feature_share")) == 0.5
+
+
+def test_the_noise_of_training_is_for_the_mean_and_not_for_the_kernel(model, table, data):
+    context = asked(table, data.question_N, data.answer_NK)
+    model.train()
+    still = model.condition(context, View(blind=False, features=False))
+    loud = model.condition(context, View(blind=False, features=False), noise=torch.randn(ANSWERED, E))
+    torch.testing.assert_close(loud.lower_NN, still.lower_NN)
+    assert (loud.difference_N - still.difference_N).abs().max() > 1e-3

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pluralllm.episodes import Episodes
 from pluralllm.layers import Head, OptionMixing, log_softmax
-from pluralllm.model import ModelConfig, PluralLLM, soft_cross_entropy
+from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.questions import Layout, Questions, layout
 
 # K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
@@ -165,3 +165,18 @@ def _answer_features(answer_BCK: Tensor, expected_BCK: Tensor, option_BCK: Tenso
     log, expected_log = _centred_log(answer_BCK, option_BCK), _centred_log(share_BCK, option_BCK)
     difference = [DIFFERENCE_SCALE * size * (answer_BCK - share_BCK), DIFFERENCE_SCALE * (log - expected_log)]
     return torch.stack([size * answer_BCK - 1.0, log, *difference], dim=-1)
+
+
+def soft_cross_entropy(log_probability_BMK: Tensor, target_BMK: Tensor, option_BMK: Tensor) -> Tensor:
+    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding neither adds nor divides.
+
+    Args:
+        log_probability_BMK: (B, M, K) from the network, -inf on padding.
+        target_BMK: (B, M, K) the group's distributions.
+        option_BMK: (B, M, K) bool; at least one question must have an option.
+
+    Returns:
+        A scalar >= 0.
+    """
+    surprise_BMK = -target_BMK * log_probability_BMK.masked_fill(~option_BMK, 0.0)
+    return surprise_BMK.sum() / option_BMK.any(-1).sum()

@@ -1,7 +1,4 @@
-"""What both architectures of PluralLLM share: their sizes, and the loss they are trained with.
-
-Axis letters: B episodes, M target questions, K options.
-"""
+"""What both architectures of PluralLLM share: their sizes, and that they have a loss."""
 
 from __future__ import annotations
 
@@ -65,18 +62,3 @@ class PluralLLM(nn.Module, ABC):
     @abstractmethod
     def loss(self, episodes: Episodes) -> Tensor:
         """What training minimises on a batch of episodes: a scalar with gradient."""
-
-
-def soft_cross_entropy(log_probability_BMK: Tensor, target_BMK: Tensor, option_BMK: Tensor) -> Tensor:
-    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding neither adds nor divides.
-
-    Args:
-        log_probability_BMK: (B, M, K) from the network, -inf on padding.
-        target_BMK: (B, M, K) the group's distributions.
-        option_BMK: (B, M, K) bool; at least one question must have an option.
-
-    Returns:
-        A scalar >= 0.
-    """
-    surprise_BMK = -target_BMK * log_probability_BMK.masked_fill(~option_BMK, 0.0)
-    return surprise_BMK.sum() / option_BMK.any(-1).sum()

@@ -89,9 +89,9 @@ def context_order(
     """Choose a group's context: its first C answers in a pseudo-random order, and the one that comes next.
 
     Every answered question gets a key from (seed, group, draw) and its id, and the smallest keys win. So the choice
-    depends neither on the order of anything, nor on the process, nor on what is asked. A question among the first C
-    is predicted from the C others of these C + 1: for every single question the context is a uniform sample of the
-    other answers.
+    depends neither on the order of anything, nor on the process, nor on what is asked. With "attention" a question
+    among the first C is predicted from the C others of these C + 1: for every single question the context is a uniform
+    sample of the other answers. "residual" leaves it out of the first C.
 
     Returns:
         (min(C + 1, N),) distinct rows of `data`.

@@ -18,7 +18,7 @@ quarter of the episodes:
 Within a question residuals are centred, since shares have a sum.
 
 Axis letters: B episodes, S questions, K options, N option tokens of the context, M those of the targets, P of either,
-E embedding, F features of a text, D hidden features, R learned features, V views.
+E embedding, F features of a text, D hidden features, R learned features.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Read:
         option_PF: text of the option, norm 1.
         place_P: in the list, -1 to 1.
         root_P: square root of the mean's share.
-        feature_PR: learned features; None for rank 0.
+        feature_PR: learned features; None in a view without.
     """
 
     tokens: Layout
@@ -191,7 +191,7 @@ class ExactResidual(PluralLLM):
         difference_N = read.centred((answer_N.sqrt() - read.root_P)[:, None])[:, 0]
         own_noise = self._noise(view).to(difference_N.dtype) + JITTER
         lower_NN, failed = torch.linalg.cholesky_ex(
-            self._kernel(read, read, view) + own_noise * torch.eye(len(difference_N), dtype=difference_N.dtype)
+            self._kernel(read, read, view) + own_noise * torch.diag(torch.ones_like(difference_N))
         )
         if failed:  # then nothing is known of the group but the mean
             return self.condition(context.map(lambda value: value[:, :0]), view)

@@ -78,9 +78,7 @@ def local_sums(
             sums[MEAN_OF_OTHERS] = measured(mean_of_others, kept_N)
             sums[SHARED] = measured(prediction_QK, kept_N)
     if interval_QK is not None:
-        low_NK, high_NK = (end_QK[rows] for end_QK in interval_QK)
-        within_NK = (low_NK <= answer_NK) & (answer_NK <= high_NK) & option_QK[rows]
-        covered_N = within_NK.sum(axis=1) / option_QK[rows].sum(axis=1)
+        covered_N = covered((interval_QK[0][rows], interval_QK[1][rows]), answer_NK, option_QK[rows])
         sums[COVERAGE] = {"cells": float(len(rows)), "coverage": float(covered_N.sum())}
     if len(rows) >= MIN_RANKED:
         error_N = 1.0 - js_distance(prediction_QK[rows], answer_NK, option_QK[rows], base=np.e)
@@ -88,6 +86,16 @@ def local_sums(
         if not np.isnan(correlation):
             sums[CALIBRATION] = {"cells": float(len(rows)), "rank_correlation": len(rows) * correlation}
     return sums
+
+
+def covered(
+    interval_NK: tuple[FloatArray, FloatArray], answer_NK: npt.NDArray[np.floating], option_NK: BoolArray
+) -> FloatArray:
+    """(N,) share of each answer's options that lie between low and high."""
+    low_NK, high_NK = interval_NK
+    within_NK = (low_NK <= answer_NK) & (answer_NK <= high_NK) & option_NK
+    share_N: FloatArray = within_NK.sum(axis=1) / option_NK.sum(axis=1)
+    return share_N
 
 
 def measure_sums(

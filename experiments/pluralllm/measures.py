@@ -15,6 +15,7 @@ from appa_flwr.deviations import deviations
 from appa_flwr.rewards import js, js_distance
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.prediction import Targets
+from pluralllm.scores import covered
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding:
     """Compare (G,) tables of predictions with the groups' answers."""
     option_QK = embedding.option_QK
     truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
-    agreement, distance, stated, covered = [], [], [], []
+    agreement, distance, stated, within = [], [], [], []
     for table_QK, targets, data in zip(truth_GQK, predicted, truth, strict=True):
         rows = data.question_N[option_QK[data.question_N].sum(axis=1) > 1]
         table_QK[data.question_N] = data.answer_NK
@@ -54,9 +55,7 @@ def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding:
         distance.append(js_distance(*case, base=np.e))
         stated.append(targets.spread_Q[rows])
         if (interval := targets.interval()) is not None:
-            low, high = (end[rows] for end in interval)
-            within_NK = (low <= case[1]) & (case[1] <= high) & option_QK[rows]
-            covered.append(within_NK.sum(axis=1) / option_QK[rows].sum(axis=1))
+            within.append(covered((interval[0][rows], interval[1][rows]), *case[1:]))
     agreement_L, distance_L, stated_L = map(np.concatenate, (agreement, distance, stated))
     heard = deviations(np.stack([targets.probability_QK for targets in predicted]), truth_GQK, option_QK)
     ranked = np.ptp(stated_L) > 0 and np.ptp(distance_L) > 0
@@ -68,6 +67,6 @@ def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding:
         pair=heard.pair,
         spearman=float(stats.spearmanr(stated_L, 1.0 - distance_L).statistic) if ranked else float("nan"),
         spread=heard.spread,
-        coverage=float(np.concatenate(covered).mean()) if covered else float("nan"),
+        coverage=float(np.concatenate(within).mean()) if within else float("nan"),
         answers=len(agreement_L),
     )

@@ -186,7 +186,9 @@ def train(problem: Problem, config: Config, *, seed: int, central: bool = False)
     `central` pools the answers instead and takes as many steps with Adam; it ends with the last step's weights and
     chooses how much learned features count as a run does.
     """
-    config = Config.load({**config.flat(), "seed": seed, "embedding.dim": problem.embedding.dim})
+    fraction = min(config.pluralllm.fraction, MOST_IN_A_ROUND / len(problem.training))
+    given = {"seed": seed, "embedding.dim": problem.embedding.dim, "pluralllm.fraction": fraction}
+    config = Config.load({**config.flat(), **given})
     settings = config.pluralllm
     model = build(ModelConfig.of(config.embedding, settings))
     start = initial_weights(config)

@@ -19,11 +19,11 @@ import torch
 import typer
 
 from appa_flwr import markdown
-from appa_flwr.config import Config, split_names
+from appa_flwr.config import split_names
 from appa_flwr.errors import unknown_name
 from experiments import entry
 from experiments.pluralllm.measures import Measured
-from experiments.pluralllm.protocol import MOST_IN_A_ROUND, REAL, SURVEYS, Report, load_problem, recipe, report, train
+from experiments.pluralllm.protocol import REAL, SURVEYS, Report, load_problem, recipe, report, train
 from pluralllm.encoders import encoder
 from pluralllm.scores import PREDICTOR
 from server_app.models.base import cache_folder
@@ -74,9 +74,8 @@ def reports(
         problem = load_problem(
             dataset, seed=seed, folder=folder, texts_to_vectors=texts_to_vectors, num_training=row.num_training
         )
-        fraction = min(config.pluralllm.fraction, MOST_IN_A_ROUND / len(problem.training))
-        ours = Config.load({**config.flat(), "pluralllm.fraction": fraction})
-        yield report(problem, train(problem, ours, seed=seed, central=row.central), ours, seed=seed, sizes=sizes)
+        trained = train(problem, config, seed=seed, central=row.central)
+        yield report(problem, trained, config, seed=seed, sizes=sizes)
 
 
 def cell(values: Sequence[float]) -> str:

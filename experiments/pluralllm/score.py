@@ -28,7 +28,7 @@ from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import FloatArray, Question, Survey
 from experiments import entry
 from experiments.pluralllm.measures import Measured
-from experiments.pluralllm.protocol import MOST_IN_A_ROUND, Part, Problem, recipe, report, train
+from experiments.pluralllm.protocol import Part, Problem, recipe, report, train
 from pluralllm.data import GroupData, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder, Kind, encoder
@@ -76,8 +76,7 @@ def build_problem(
     """The first survey's training groups, and the scored groups with their context and the answers to score."""
     questions = merged_questions([survey, context] + ([held_out] if held_out else []))
     embedding = embed_questions(questions, dim=dim, encoder=texts_to_vectors)
-    own = [question for question in questions if question in survey[1].questions]
-    split = split_questions(own, test_fraction=VALIDATION_SHARE if held_out else 0.2, seed=seed)
+    split = split_questions(survey[1].questions, test_fraction=VALIDATION_SHARE if held_out else 0.2, seed=seed)
     trained = set(split.train)
 
     def answers(of: Answers, groups: Sequence[str], question_ids: set[str] | None) -> tuple[GroupData, ...]:
@@ -113,11 +112,10 @@ def finite(value: Any) -> Any:
 
 def score(problems: Mapping[int, Problem], config: Config, *, central: bool, sizes: Sequence[int]) -> dict[str, Any]:
     """Train and score once a seed; the model's means first, then the rest."""
-    reports = []
-    for seed, problem in problems.items():
-        fraction = min(1.0, MOST_IN_A_ROUND / len(problem.training))
-        ours = Config.load({**config.flat(), "pluralllm.fraction": min(config.pluralllm.fraction, fraction)})
-        reports.append(report(problem, train(problem, ours, seed=seed, central=central), ours, seed=seed, sizes=sizes))
+    reports = [
+        report(problem, train(problem, config, seed=seed, central=central), config, seed=seed, sizes=sizes)
+        for seed, problem in problems.items()
+    ]
     scores = [one.scores[SCORED] for one in reports]
     found: dict[str, Any] = mean([one[PREDICTOR] for one in scores])
     found["by_context_size"] = {size: mean([one.by_context[SCORED][size] for one in reports]) for size in sizes}

@@ -31,6 +31,7 @@ class Federation:
     def __init__(self, grid: OverlapGrid, *, min_groups: int, timeout: float) -> None:
         self.grid = grid
         self.groups: tuple[str, ...] = ()
+        self.simulated = False  # until every group has said so
         self._nodes: tuple[int, ...] = ()
         self._homes: dict[str, int] = {}
         self._min_groups, self._timeout = min_groups, timeout

@@ -16,10 +16,10 @@ from appa_flwr.config import Config
 from appa_flwr.config.sections import Architecture
 from appa_flwr.errors import UserError
 from pluralllm.architectures import build
-from pluralllm.attention import FewShotAttention
+from pluralllm.attention import FewShotAttention, soft_cross_entropy
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes
-from pluralllm.model import ModelConfig, PluralLLM, soft_cross_entropy
+from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.training import MAX_GRADIENT_NORM, local_update, step_size_factor, train_centrally
 
 Q, K, E = 30, 3, 8

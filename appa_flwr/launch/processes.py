@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import psutil
 
 END_SECONDS = 5.0  # between asking a process to end and killing it
 END_ROUNDS = 5  # a process can start another one while it is being ended
+LOOK_SECONDS = 0.1  # between the two looks that must find nothing
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -112,9 +114,16 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def end_processes(home: Path) -> None:
-    """End every process of this Flower home: asked first, killed after a few seconds."""
+    """End every process of this Flower home: asked first, killed after a few seconds.
+
+    A process that is just beginning its program shows no environment for a moment, so nobody is taken for gone
+    before a second look.
+    """
     for _ in range(END_ROUNDS):
         left = processes_of(home)
+        if not left:
+            time.sleep(LOOK_SECONDS)
+            left = processes_of(home)
         if not left:
             return
         for end in (psutil.Process.terminate, psutil.Process.kill):

@@ -22,6 +22,18 @@ def test_a_signal_ends_a_home_before_its_process(signum):
     assert not home.exists()
 
 
+def test_a_process_that_shows_no_environment_at_first_is_ended(tmp_path, monkeypatch):
+    # What the system shows of a process between the end of fork and the beginning of its program.
+    shown = psutil.process_iter
+    looks = iter([lambda *attrs: iter(())])
+    monkeypatch.setattr(psutil, "process_iter", lambda *attrs: next(looks, shown)(*attrs))
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "FLWR_HOME": str(tmp_path)}) as begun:
+        processes.end_processes(tmp_path)
+        ended = begun.poll() is not None
+        begun.kill()
+    assert ended
+
+
 def test_end_processes_ends_detached_stubborn_grandchildren_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "END_SECONDS", 0.5)
     # The leader has a session; its grandchild shows no environment, ignores SIGTERM and has lost its parent.

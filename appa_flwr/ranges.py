@@ -14,6 +14,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 TASK_METRICS = {"dpa": ("js", "js-distance", "wasserstein", "cosine"), "opa": ("borda",)}
 """Task -> the reward metrics that can score its answers, the usual one first."""
 
+AUTO_METRICS = {
+    "auto": {task: metrics[0] for task, metrics in TASK_METRICS.items()},
+    "auto-ordinal": {"dpa": "wasserstein", "opa": "borda"},
+}
+"""What leaves the metric to the task -> the paper's metric by task: of nominal and of ordinal answers."""
+
 EMA_DECAY = 0.8
 EmaDecay = Annotated[float, Field(ge=0, lt=1)]
 """lambda of Equation 5."""

@@ -34,7 +34,7 @@ from appa_flwr.config.sections import (
     SumsSection,
 )
 from appa_flwr.errors import UserError
-from appa_flwr.ranges import TASK_METRICS
+from appa_flwr.ranges import AUTO_METRICS, TASK_METRICS
 
 GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
@@ -57,8 +57,10 @@ class Config(Section):
         description="tiny (built here), a model folder or a hub id such as Qwen/Qwen3-0.6B (SFT table)",
     )
     rule: Literal["appa", "average", "min", "alpha"] = Field("appa", description="how group rewards become one reward")
-    metric: Literal["auto", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
-        "auto", description="alignment reward; auto = js for dpa, borda for opa"
+    metric: Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
+        "auto",
+        description="alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for "
+        "opa",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random stream is derived from")
     run_name: str = Field(
@@ -131,8 +133,8 @@ class Config(Section):
 
     @property
     def reward_metric(self) -> str:
-        """`metric` with `auto` resolved for the task."""
-        return TASK_METRICS[self.task][0] if self.metric == "auto" else self.metric
+        """`metric` with `auto` and `auto-ordinal` resolved for the task."""
+        return AUTO_METRICS[self.metric][self.task] if self.metric in AUTO_METRICS else self.metric
 
     @property
     def run_folder(self) -> Path:
@@ -178,8 +180,8 @@ def check_groups(config: Config, groups: Sequence[str]) -> None:
 
 
 def _in_names(config: Config) -> Iterator[str]:
-    if config.metric != "auto" and config.metric not in TASK_METRICS[config.task]:
-        fitting = ", ".join(("auto", *TASK_METRICS[config.task]))
+    if config.reward_metric not in TASK_METRICS[config.task]:
+        fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
         yield f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}'
     if config.run_name and not _RUN_NAME.fullmatch(config.run_name):
         yield f'run-name = {to_toml(config.run_name)} must be letters, digits, ".", "_" and "-", starting with one'

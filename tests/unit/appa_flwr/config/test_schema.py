@@ -33,7 +33,7 @@ from appa_flwr.errors import UserError
         ({"appa.alpha": float("nan")}, ["appa.alpha", ">= -inf"]),
         ({"ppo.whiten-rewards": 1}, ["ppo.whiten-rewards", "true or false"]),
         ({"task": "dqa"}, ["task", '"dqa"', "dpa, opa"]),
-        ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "borda"]),
+        ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "auto, auto-ordinal, borda"]),
         ({"federation.min-groups": 9}, ["federation.min-groups", "8"]),
         ({"groups": "A,B", "federation.min-groups": 3}, ["federation.min-groups", "2"]),
         ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
@@ -108,6 +108,8 @@ def test_metric_auto_follows_the_task():
     assert Config.load({}).reward_metric == "js"
     assert Config.load({"task": "opa"}).reward_metric == "borda"
     assert Config.load({"metric": "cosine"}).reward_metric == "cosine"
+    assert Config.load({"metric": "auto-ordinal"}).reward_metric == "wasserstein"
+    assert Config.load({"metric": "auto-ordinal", "task": "opa"}).reward_metric == "borda"
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad"])

@@ -16,6 +16,7 @@ from appa_flwr.config.sources import (
     assemble,
     parse_override,
     preset,
+    preset_purposes,
     to_toml_table,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "keys_in",
     "parse_override",
     "preset",
+    "preset_purposes",
     "split_names",
     "to_toml",
     "to_toml_table",

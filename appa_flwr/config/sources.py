@@ -23,22 +23,29 @@ def to_toml_table(flat: Mapping[str, Scalar]) -> str:
     return "".join(f"{key} = {to_toml(value)}\n" for key, value in flat.items())
 
 
-def preset_names() -> tuple[str, ...]:
-    """Names that `preset = ...` accepts."""
-    files = _PRESETS.iterdir()
-    return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
+def preset_purposes() -> dict[str, str]:
+    """The names that `preset = ...` accepts, each with what it is for: the comment that its file begins with."""
+    texts = {f.name: f.read_text(encoding="utf-8") for f in _PRESETS.iterdir() if f.name.endswith(".toml")}
+    purposes = {name.removesuffix(".toml"): text.partition("\n")[0] for name, text in texts.items()}
+    return {name: purposes[name].removeprefix("# ") for name in sorted(purposes)}
 
 
 def preset(name: str) -> dict[str, Scalar]:
-    """The keys of a preset.
+    """The keys of a preset, with those of the preset it starts from.
 
     Raises:
         UserError: there is none of that name.
     """
-    if name not in preset_names():
-        raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(preset_names())}')
+    if name not in (known := preset_purposes()):
+        raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(known)}')
     text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-    return _flat(tomllib.loads(text), source=f"{name}.toml")
+    return _on_its_preset(_flat(tomllib.loads(text), source=f"{name}.toml"))
+
+
+def _on_its_preset(given: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The given keys, and under them those of the preset that they name, if they do."""
+    own = {key: value for key, value in given.items() if key != PRESET_KEY}
+    return preset(str(given[PRESET_KEY])) | own if PRESET_KEY in given else own
 
 
 def read_toml(path: Path) -> dict[str, Scalar]:
@@ -116,9 +123,7 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
     if file is not None:
         given |= read_toml(file)
     given |= dict(parse_override(text) for text in overrides)
-    name = given.pop(PRESET_KEY, None)
-    base = preset(str(name)) if name is not None else {}
-    config = Config.load({**base, **given})
+    config = Config.load(_on_its_preset(given))
     if folder is None:
         return config
     flat = config.flat()

@@ -37,7 +37,9 @@ app = typer.Typer(
 _File = Annotated[Path | None, typer.Argument(help="TOML file of config keys.", show_default=False)]
 _Overrides = Annotated[
     list[str] | None,
-    typer.Option("-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME; repeatable."),
+    typer.Option(
+        "-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME (appa config lists them); repeatable."
+    ),
 ]
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
 
@@ -114,6 +116,10 @@ def config(
             names = (key.name.removeprefix(f"{section}.") for key in settings.keys_in(section))
             table.add_row(section, purpose, ", ".join(names))
         _show(table, "appa config --all shows these in full; -c SECTION.KEY=VALUE sets one")
+        table = Table("preset", "what it is for")
+        for name, purpose in settings.preset_purposes().items():
+            table.add_row(name, purpose)
+        _show(table, "-c preset=NAME starts from one")
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Named starting points: TOML files of config keys, for `appa run` and `flwr run` alike."""
+"""Named starting points: TOML files of config keys that begin with what they are for; one may start from another."""

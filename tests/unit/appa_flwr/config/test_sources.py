@@ -3,95 +3,54 @@ from __future__ import annotations
 import pytest
 from flwr.common.config import parse_config_args
 
-from appa_flwr.config import KEYS, Config, assemble, parse_override, preset, sources
-from appa_flwr.config.sources import preset_names, read_toml
+from appa_flwr.config import Config, assemble, parse_override, preset, preset_purposes, to_toml_table
+from appa_flwr.config.sources import read_toml
 from appa_flwr.errors import UserError
 
-# Copied by hand from the paper's three tables, for GLOBALQA and gemma-2-2b-it.
-SFT_TABLE = {
-    "model": "google/gemma-2-2b-it",  # Base models
-    "policy.compute-dtype": "bfloat16",  # Precision BF16
-    "data.test-fraction": 0.2,  # Train/valid split 80/20
-    "policy.max-sequence-length": 500,
-    "lora.rank": 16,
-    "lora.alpha": 32,
-    "lora.dropout": 0.05,
-    "lora.sft-targets": "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
-    "sft.batch-size": 8,  # Effective batch size 16
-    "sft.gradient-accumulation-steps": 2,
-    "sft.learning-rate": 0.000005,
-    "sft.scheduler": "cosine",
-    "sft.warmup-ratio": 0.1,
-    "sft.weight-decay": 0.01,
-    "sft.epochs": 1,
-    "sft.steps": 0,  # so that the epochs count
-}
-PPO_TABLE = {
-    "policy.quantization": "nf4",
-    "policy.compute-dtype": "bfloat16",
-    "policy.attention": "eager",
-    "policy.tuning": "lora",
-    "lora.policy-targets": "q_proj,k_proj,v_proj,o_proj",
-    "lora.value-targets": "q_proj,k_proj,v_proj,o_proj",  # its score head is always trained
-    "ppo.micro-batch-tokens": 4 * 500,  # Per-device train batch size, rows of max-sequence-length
-    "rollout.batch-size": 96,  # Effective batch size
-    "ppo.learning-rate": 0.00001,
-    "ppo.value-learning-rate": 0.00001,
-    "ppo.weight-decay": 0.0,
-    "ppo.scheduler": "linear",
-    "ppo.training-epochs": 5,
-    "ppo.num-iterations": 0,  # so that the epochs count
-    "ppo.epochs": 2,
-    "ppo.num-mini-batches": 8,
-    "eval.batch-size": 64,
-    "rollout.response-length": 60,
-    "rollout.temperature": 0.6,
-    "ppo.kl-coefficient": 0.05,
-    "ppo.clip-range": 0.2,
-    "ppo.clip-range-value": 0.2,
-    "ppo.value-coefficient": 0.2,
-    "ppo.gamma": 1.0,
-    "ppo.gae-lambda": 0.95,
-    "ppo.whiten-rewards": True,
-}
-APPA_TABLE = {
-    "appa.ema-decay": 0.8,
-    "appa.temperature": 0.1,
-    "appa.fairness-threshold": 0.99,
-    "appa.alignment-weight": 0.85,
-    "appa.min-mean": 0.000001,
-    "appa.max-cov": 10.0,
-}
+PRESETS = preset_purposes()
 
 
-@pytest.mark.parametrize("table", [SFT_TABLE, PPO_TABLE, APPA_TABLE], ids=["sft", "ppo", "appa"])
-def test_paper_preset_holds_the_numbers_of_the_papers_tables(table):
-    given = preset("paper")
-    # Set by the preset itself: one that leaned on the embedded defaults would change with them.
-    assert {key: given[key] for key in table} == table
-    assert Config.load(given).flat().items() >= table.items()
+def test_the_other_presets_of_the_paper_differ_from_it_only_where_they_say():
+    paper = preset("paper")
+    assert len(Config.load(paper).group_names) == 8
+    others = {name: preset(name) for name in PRESETS if name.startswith("paper-")}
+    assert all(set(other) == set(paper) for other in others.values())
+    assert {name: {k: v for k, v in other.items() if paper[k] != v} for name, other in others.items()} == {
+        "paper-oqa": {"metric": "auto-ordinal", "groups": "", "sft.epochs": 4},
+        "paper-trl-0.15": {"rollout.batch-size": 768, "ppo.num-mini-batches": 8},
+        "paper-literal-batch": {"ppo.num-mini-batches": 8},
+    }
 
 
-def test_paper_preset_makes_the_papers_iterations_over_its_eight_countries():
-    config = Config.load(preset("paper"))
-    # Five passes over 2043 questions (80 % of GLOBALQA's 2554) in batches of 96: 10215 / 96 = 106.4, so 107.
-    assert config.iterations(2043) == 107
-    assert len(config.group_names) == 8
+def test_a_preset_that_starts_from_another_is_overridden_like_any(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "paper-oqa"\n[sft]\nbatch-size = 4\n')
+    config = assemble(file, ["ppo.epochs=3"], folder=tmp_path)
+    # the first from `paper`, where the default is 2e-4; the second from `paper-oqa`; then the file, the command line
+    assert (config.ppo.learning_rate, config.sft.epochs, config.sft.batch_size, config.ppo.epochs) == (1e-5, 4, 4, 3)
 
 
-def test_oqa_preset_differs_from_the_globalqa_one_only_where_the_paper_does():
-    paper, oqa = preset("paper"), preset("paper-oqa")
-    assert set(oqa) == set(paper)
-    changed = {key: value for key, value in oqa.items() if paper[key] != value}
-    assert changed == {"metric": "wasserstein", "groups": "", "sft.epochs": 4}
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
+    # Section "Reward Metrics": JS for GLOBALQA, Wasserstein for OQA, Borda for rankings.
+    expected = "borda" if task == "opa" else "wasserstein" if name == "paper-oqa" else "js"
+    assert assemble(None, [f"preset={name}", f"task={task}"], folder=None).reward_metric == expected
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_flwr_run_takes_a_preset_s_file_as_it_is(name):
-    # Flower refuses a run whose keys are not among those of pyproject.toml.
-    given = parse_config_args([str(sources._PRESETS / f"{name}.toml")])
-    assert given == preset(name)
-    assert set(given) <= set(KEYS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_flwr_run_takes_a_preset_that_is_written_out(tmp_path, name):
+    # Flower refuses a run whose keys are not among those of pyproject.toml, and `preset` is not.
+    config = Config.load(preset(name))
+    file = tmp_path / "keys.toml"
+    file.write_text(to_toml_table(config.flat()))
+    assert parse_config_args([str(file)]) == config.flat()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_says_what_it_is_for(name):
+    assert len(PRESETS[name]) > 20
+    assert not PRESETS[name].startswith(("#", "preset"))
 
 
 def test_flwr_run_keeps_a_section_s_keys_in_one_string_only():
@@ -180,7 +139,7 @@ def test_bad_config_file_is_named(tmp_path, text, part):
 
 
 def test_unknown_preset_lists_the_known_ones(tmp_path):
-    with pytest.raises(UserError, match="paper, paper-oqa"):
+    with pytest.raises(UserError, match=r"; presets: paper, paper-literal-batch, paper-oqa, paper-trl-0\.15$"):
         assemble(None, ["preset=papr"], folder=tmp_path)
 
 

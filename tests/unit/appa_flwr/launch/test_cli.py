@@ -119,6 +119,8 @@ def test_config_shows_the_core_keys_and_what_each_section_holds(monkeypatch, cap
     (line,) = (line for line in shown.splitlines() if line.startswith("│ federation "))
     cells = ["federation", "how the server waits for the groups", "min-groups, reply-timeout, join-timeout"]
     assert [cell.strip() for cell in line.split("│")[1:-1]] == cells
+    (line,) = (line for line in shown.splitlines() if line.startswith("│ paper-oqa "))
+    assert "four epochs of SFT" in line
 
 
 def test_config_all_shows_every_key_in_full_by_section(monkeypatch, capsys):

@@ -48,6 +48,18 @@ class Sequences:
             mask[:, :response],
         )
 
+    def micro_batches(self, rows: Tensor, *, tokens: int) -> list[Tensor]:
+        """The given rows by length, in chunks of at most `tokens` tokens, padding counted; a long row stands alone."""
+        length = self.length_J[rows]
+        order = length.argsort(stable=True, descending=True)
+        chunks, widest = [0], 0
+        for place, own in enumerate(length[order].tolist()):
+            widest = widest or own
+            if place > chunks[-1] and (place + 1 - chunks[-1]) * widest > tokens:
+                chunks.append(place)
+                widest = own
+        return list(rows[order].tensor_split(chunks[1:]))
+
     def packed(self) -> tuple[Tensor, Tensor]:
         """Prompt and response of each row in one piece, with all padding right of them, for one pass.
 
@@ -71,3 +83,11 @@ def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int, device: torch.
     ids_JP = torch.tensor([[*p, *[pad_id] * (width - len(p))] for p in prompts], device=device)
     mask_JP = torch.tensor([[True] * len(p) + [False] * (width - len(p)) for p in prompts], device=device)
     return ids_JP, mask_JP
+
+
+def split_prompts(
+    prompts: Sequence[Sequence[int]], *, shared: int, pad_id: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first `shared` tokens, which all prompts begin with (C,), and the rest and its mask, both (J, P)."""
+    prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=device)
+    return prefix_C, *pad_prompts([p[shared:] for p in prompts], pad_id=pad_id, device=device)

@@ -6,8 +6,10 @@ Axis letters: C tokens that all rows begin with, J rollouts, T response tokens.
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -16,47 +18,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from appa_flwr.config import Config, split_names
 from appa_flwr.seeds import child_seed
-from server_app.engine.logprobs import response_logprobs, response_values
-from server_app.engine.prefix import Prefix
-from server_app.engine.sequences import Sequences
+from server_app.engine.passes import Scorer, logprob_pass, value_pass
 
 POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
+SFT, BOTH = "sft", "both"
 MERGED_BYTES = 4
-
-Scorer = Callable[[Sequences], Tensor]
-"""Gives a (J, T) tensor, 0 outside the mask, for rows that follow the pass's prefix."""
-
-
-@contextmanager
-def _prefix(trunk: nn.Module, prefix_C: Tensor, *, train: bool) -> Iterator[Prefix]:
-    """The prefix of one pass under the weights now in force, and its part of the gradient at the end."""
-    checkpointed = [m for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)]
-    with torch.set_grad_enabled(train):
-        for layer in checkpointed:  # which recompute themselves only in training; there is no dropout
-            layer.training = train
-        try:
-            prefix = Prefix(trunk, prefix_C, train=train)
-            yield prefix
-            prefix.backward()
-        finally:
-            for layer in checkpointed:
-                layer.training = False
-
-
-@contextmanager
-def _logprobs(model: PreTrainedModel, prefix_C: Tensor, *, temperature: float, train: bool) -> Iterator[Scorer]:
-    with _prefix(model.base_model, prefix_C, train=train) as prefix:
-        yield lambda sequences: response_logprobs(model, sequences, temperature=temperature, prefix=prefix)
-
-
-@contextmanager
-def _values(trunk: nn.Module, head: nn.Linear, prefix_C: Tensor, *, train: bool) -> Iterator[Scorer]:
-    with _prefix(trunk, prefix_C, train=train) as prefix:
-        yield lambda sequences: response_values(trunk, head, sequences, prefix=prefix)
 
 
 class PolicyModels(ABC):
@@ -81,7 +50,7 @@ class PolicyModels(ABC):
             train: the caller calls `backward` on what it makes of each result before the next one, and leaves the
                 block before the optimizer's step: the prefix gets its gradient then.
         """
-        return _logprobs(self.policy(), prefix_C, temperature=temperature, train=train)
+        return logprob_pass(self.policy(), prefix_C, temperature=temperature, train=train)
 
     @abstractmethod
     def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> AbstractContextManager[Scorer]:
@@ -131,11 +100,11 @@ class FullModels(PolicyModels):
 
     def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> AbstractContextManager[Scorer]:
         """See base class."""
-        return _logprobs(self._reference, prefix_C, temperature=temperature, train=False)
+        return logprob_pass(self._reference, prefix_C, temperature=temperature, train=False)
 
     def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> AbstractContextManager[Scorer]:
         """See base class."""
-        return _values(self._trunk, self._head, prefix_C, train=train)
+        return value_pass(self._trunk, self._head, prefix_C, train=train)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """See base class."""
@@ -151,37 +120,56 @@ class FullModels(PolicyModels):
 
 
 class LoraModels(PolicyModels):
-    """LoRA adapters "policy" and "value" on one frozen base; the reference is the base with adapters off.
+    """LoRA adapters for policy and value on one frozen base, over SFT's own adapter where there is one.
 
-    PEFT resets `requires_grad` whenever an adapter is switched, so every switch goes through `_switch`, which gives
-    both adapters their gradient back.
+    The reference is the base with SFT's adapter alone. That adapter stays apart and frozen: added to weights of 16 bits
+    or fewer, most of what SFT learned would be rounded away.
+
+    PEFT resets `requires_grad` whenever adapters are switched, so every switch goes through `_switch`, which gives
+    policy and value their gradient back.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, rank: int, alpha: int, policy_targets: list[str], value_targets: list[str]
+        self,
+        model: PreTrainedModel,
+        *,
+        rank: int,
+        alpha: int,
+        policy_targets: list[str],
+        value_targets: list[str],
+        sft_adapter: Path | None = None,
     ) -> None:
         # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
         policy = LoraConfig(r=rank, lora_alpha=alpha, target_modules=policy_targets, task_type="CAUSAL_LM")
         value = LoraConfig(r=rank, lora_alpha=alpha, target_modules=value_targets, task_type="CAUSAL_LM")
-        self._peft: PeftModel = get_peft_model(model.eval(), policy, adapter_name=POLICY)
+        self._peft: PeftModel
+        if sft_adapter is None:
+            self._peft = get_peft_model(model.eval(), policy, adapter_name=POLICY)
+        else:
+            self._peft = PeftModel.from_pretrained(model.eval(), str(sft_adapter), adapter_name=SFT)
+            self._peft.add_adapter(POLICY, policy)
         self._peft.add_adapter(VALUE, value)
+        self._peft.eval()
+        self._start = [] if sft_adapter is None else [SFT]
         self._base: PreTrainedModel = self._peft.get_base_model()
         self._head = value_head(model.config.hidden_size, model.device)
         self._lora = {
             name: [p for key, p in self._peft.named_parameters() if f".{name}." in key and "lora_" in key]
-            for name in (POLICY, VALUE)
+            for name in (*self._start, POLICY, VALUE)
         }
-        for parameter in (*self._lora[POLICY], *self._lora[VALUE]):
-            parameter.data = parameter.data.float()  # in bfloat16 most steps at lr 1e-5 would round to nothing
+        for parameters in self._lora.values():
+            for parameter in parameters:
+                parameter.data = parameter.data.float()  # in bfloat16 most steps at lr 1e-5 would round to nothing
         self._switch(POLICY)
 
     def _switch(self, adapter: str) -> None:
-        self._peft.set_adapter(adapter)
+        self._peft.base_model.set_adapter([*self._start, adapter], inference_mode=True)
         self._train_adapters()
 
     def _train_adapters(self) -> None:
-        for parameter in (*self._lora[POLICY], *self._lora[VALUE]):
-            parameter.requires_grad_(True)
+        for name, parameters in self._lora.items():
+            for parameter in parameters:
+                parameter.requires_grad_(name != SFT)
 
     def policy(self) -> PreTrainedModel:
         """See base class."""
@@ -189,12 +177,15 @@ class LoraModels(PolicyModels):
 
     @contextmanager
     def sampling(self) -> Iterator[PreTrainedModel]:
-        """The base with the policy's adapter added to its weights, if they are plain numbers of 32 bits or more.
+        """The base with its adapters added to its weights, if they are plain numbers of 32 bits or more.
 
         In fewer bits the sum would be another policy than the one that learns. Afterwards the weights are put back from
         a copy, since a subtraction would not restore the reference bit for bit.
         """
-        adapted = [m for m in self._base.modules() if isinstance(m, LoraLayer) and POLICY in m.lora_A]
+        active = [*self._start, POLICY]
+        adapted = [
+            m for m in self._base.modules() if isinstance(m, LoraLayer) and not m.lora_A.keys().isdisjoint(active)
+        ]
         weights = [layer.get_base_layer().weight for layer in adapted]
         if not all(w.is_floating_point() and w.element_size() >= MERGED_BYTES for w in weights):
             yield self._base
@@ -203,7 +194,8 @@ class LoraModels(PolicyModels):
         try:
             with torch.no_grad():
                 for layer, weight in zip(adapted, weights, strict=True):
-                    weight += layer.get_delta_weight(POLICY)
+                    for name in filter(layer.lora_A.keys().__contains__, active):
+                        weight += layer.get_delta_weight(name)
             with self._peft.disable_adapter():
                 yield self._base
         finally:
@@ -214,21 +206,21 @@ class LoraModels(PolicyModels):
     @contextmanager
     def reference_pass(self, prefix_C: Tensor, *, temperature: float) -> Iterator[Scorer]:
         """See base class."""
+        if self._start:
+            self._peft.base_model.set_adapter(self._start, inference_mode=True)
+        off = nullcontext() if self._start else self._peft.disable_adapter()
         try:
-            with (
-                self._peft.disable_adapter(),
-                _logprobs(self._base, prefix_C, temperature=temperature, train=False) as scorer,
-            ):
+            with off, logprob_pass(self._base, prefix_C, temperature=temperature) as scorer:
                 yield scorer
         finally:
-            self._train_adapters()
+            self._switch(POLICY)
 
     @contextmanager
     def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> Iterator[Scorer]:
         """See base class."""
         self._switch(VALUE)
         try:
-            with _values(self._base.base_model, self._head, prefix_C, train=train) as scorer:
+            with value_pass(self._base.base_model, self._head, prefix_C, train=train) as scorer:
                 yield scorer
         finally:
             self._switch(POLICY)
@@ -242,12 +234,25 @@ class LoraModels(PolicyModels):
         return [*self._lora[VALUE], *self._head.parameters()]
 
     def save_policy(self, folder: Path) -> None:
-        """See base class."""
-        self._peft.save_pretrained(folder, selected_adapters=[POLICY])
+        """Write one adapter, which is SFT's and the policy's in one: side by side, their product is their sum."""
+        if not self._start:
+            self._peft.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
+            return
+        both = [SFT, POLICY]
+        self._peft.base_model.add_weighted_adapter(both, [1.0] * len(both), BOTH, combination_type="cat")
+        try:
+            with tempfile.TemporaryDirectory(prefix="appa-policy-") as beside:
+                self._peft.save_pretrained(
+                    beside, selected_adapters=[BOTH], save_embedding_layers=False
+                )  # into a folder of its name
+                shutil.copytree(Path(beside) / BOTH, folder, dirs_exist_ok=True)
+        finally:
+            self._peft.delete_adapter(BOTH)
+            self._switch(POLICY)
 
 
-def ppo_models(config: Config, model: PreTrainedModel) -> PolicyModels:
-    """Policy, reference and value model on the SFT model."""
+def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | None = None) -> PolicyModels:
+    """Policy, reference and value model on the SFT model, or on its base and SFT's adapter folder."""
     # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
     torch.manual_seed(child_seed(config.seed, "adapters"))
     if config.ppo.gradient_checkpointing:
@@ -260,4 +265,5 @@ def ppo_models(config: Config, model: PreTrainedModel) -> PolicyModels:
         alpha=config.lora.alpha,
         policy_targets=list(split_names(config.lora.policy_targets)),
         value_targets=list(split_names(config.lora.value_targets)),
+        sft_adapter=sft_adapter,
     )

@@ -12,19 +12,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from appa_flwr import formats
 from appa_flwr.config import Config, split_names
 from appa_flwr.files import replaced_folder
+from appa_flwr.seeds import child_seed
+from server_app.engine.passes import logprob_pass
+from server_app.engine.prefix import common_length, why_not, window_of
+from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
 from server_app.models.base import Base
+from server_app.models.tiny import IGNORED_LABEL
 
 FloatArray = npt.NDArray[np.float64]
-
-STEP = 0.01  # of the probabilities that SFT teaches: the two decimals of the answer format
 
 
 def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
@@ -72,6 +77,43 @@ class _Report(TrainerCallback):  # type: ignore[misc]
             self._progress(state.global_step, state.max_steps, float(logs["loss"]))
 
 
+class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer with PPO's pass for a step: the common prompt once, logits of answers only, few rows at a time."""
+
+    def __init__(self, model: nn.Module, *, tokens: int, share_prefix: bool, pad_id: int, **given: Any) -> None:
+        super().__init__(model, **given)
+        self._tokens, self._pad_id = tokens, pad_id
+        self._causal = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._share = share_prefix and why_not(self._causal) is None
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Send -sum log p / `num_items_in_batch` (all answer tokens of the optimizer step) backward, and return it."""
+        model.train()
+        batch = self._sequences(inputs)
+        count = int(batch.mask_JT.sum()) if num_items_in_batch is None else int(num_items_in_batch)
+        total = torch.zeros((), device=batch.mask_JT.device)
+        rows_J = torch.arange(len(batch.mask_JT), device=batch.mask_JT.device)
+        with logprob_pass(self._causal, batch.prefix_C, temperature=1.0, train=True) as logprobs:
+            for rows in batch.micro_batches(rows_J, tokens=self._tokens):
+                loss = -logprobs(batch.rows(rows)).sum() / count
+                loss.backward()
+                total += loss.detach()
+        return total
+
+    def _sequences(self, inputs: dict[str, Tensor]) -> Sequences:
+        real_JL = inputs["attention_mask"].bool()
+        taught_JL = inputs["labels"] != IGNORED_LABEL
+        rows = list(zip(inputs["input_ids"], real_JL & ~taught_JL, taught_JL, strict=True))
+        prompts = [ids[asked].tolist() for ids, asked, _ in rows]
+        answers = [ids[taught].tolist() for ids, _, taught in rows]
+        longest = int(real_JL.sum(1).max())
+        shared = common_length(prompts, window=window_of(self._causal), longest=longest) if self._share else 0
+        to = {"pad_id": self._pad_id, "device": self._causal.device}
+        return Sequences(*split_prompts(prompts, shared=shared, **to), *pad_prompts(answers, **to))
+
+
 def fine_tune(
     model: PreTrainedModel,
     base: Base,
@@ -90,10 +132,10 @@ def fine_tune(
     Args:
         model: causal LM, of no use afterwards.
         base: its tokenizer.
-        config: the SFT keys; with `tuning = "lora"` an adapter is trained and merged into the weights.
+        config: the SFT keys; with `tuning = "lora"` an adapter is trained.
         prompts: token ids.
         answers: what to answer, one text a prompt.
-        folder: where the fine-tuned model goes, without adapters, beside the tokenizer; replaced as a whole.
+        folder: where the adapter, or with `tuning = "full"` the model, goes, beside the tokenizer; replaced as a whole.
         progress: called with (step, steps, loss).
     """
     completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
@@ -101,7 +143,8 @@ def fine_tune(
         "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
         "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, completions, strict=True)],
     }
-    adapter = None
+    trained: PreTrainedModel | PeftModel = model
+    torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is drawn here, before the trainer sets its seed
     if config.policy.tuning == "lora":
         adapter = LoraConfig(
             r=config.lora.rank,
@@ -110,6 +153,7 @@ def fine_tune(
             target_modules=list(split_names(config.lora.sft_targets)),
             task_type="CAUSAL_LM",
         )
+        trained = get_peft_model(model, adapter)  # in float32, also on a base of 16 bits
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
         arguments = SFTConfig(
             output_dir=scratch,
@@ -123,8 +167,8 @@ def fine_tune(
             max_steps=config.sft.steps or -1,
             max_length=config.policy.max_sequence_length,
             completion_only_loss=True,
-            bf16=config.policy.compute_dtype == "bfloat16",
-            use_cpu=model.device.type == "cpu",  # else bf16 is refused where there is no GPU
+            bf16=False,  # the pass computes in the weights' own format
+            use_cpu=model.device.type == "cpu",
             gradient_checkpointing=False,
             seed=config.seed,
             logging_steps=10,
@@ -133,18 +177,20 @@ def fine_tune(
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        trainer = SFTTrainer(
-            model,
+        trainer = _LeanTrainer(
+            trained,
             args=arguments,
             train_dataset=Dataset.from_dict(rows),
             processing_class=base.tokenizer,
-            peft_config=adapter,
             callbacks=[_Report(progress)],
+            tokens=config.ppo.micro_batch_tokens,
+            share_prefix=config.ppo.shared_prefix,
+            pad_id=base.pad_id,
         )
         trainer.train()
-        tuned = trainer.model.merge_and_unload() if adapter else trainer.model
     # Whoever loads the result generates by these settings, and would run past an end that only the run knows.
-    tuned.generation_config.eos_token_id = list(base.stop_ids)
+    model.generation_config.eos_token_id = list(base.stop_ids)
     with replaced_folder(folder) as beside:
-        tuned.save_pretrained(beside)
+        # the vocabulary is as it was: PEFT would ask the hub whether it is
+        trained.save_pretrained(beside, **({"save_embedding_layers": False} if trained is not model else {}))
         base.tokenizer.save_pretrained(beside)

@@ -89,7 +89,7 @@ class PPOEngine:
         reference_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
         value_JT = torch.zeros_like(reference_JT)
         every = torch.arange(len(reference_JT), device=reference_JT.device)
-        chunks = self._micro_batches(sequences, every)
+        chunks = sequences.micro_batches(every, tokens=self.settings.micro_batch_tokens)
         passes = (
             (reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature)),
             (value_JT, self.models.value_pass(sequences.prefix_C)),
@@ -129,7 +129,9 @@ class PPOEngine:
             order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(s.num_mini_batches, len(order))):
                 count = int(mask_JT[mini_batch].sum())
-                chunks = [(rows, batch.rows(rows)) for rows in self._micro_batches(batch, mini_batch)]
+                chunks = [
+                    (rows, batch.rows(rows)) for rows in batch.micro_batches(mini_batch, tokens=s.micro_batch_tokens)
+                ]
                 # Each loss goes backward inside its own pass: gradient checkpointing would recompute it with whatever
                 # adapter is in force by then, and only one graph has to be held at a time.
                 with self.models.policy_pass(batch.prefix_C, temperature=self._temperature, train=True) as logprobs:
@@ -200,15 +202,3 @@ class PPOEngine:
         self._schedule.load_state_dict(state["schedule"])
         self._generator.set_state(state["generator"].cpu())
         self._shuffle.bit_generator.state = json.loads(state["shuffle"])
-
-    def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:
-        """The given rows by length, in chunks of at most `micro_batch_tokens` tokens, padding counted."""
-        length = sequences.length_J[rows]
-        order = length.argsort(stable=True, descending=True)
-        chunks, widest = [0], 0
-        for place, tokens in enumerate(length[order].tolist()):
-            widest = widest or tokens
-            if place > chunks[-1] and (place + 1 - chunks[-1]) * widest > self.settings.micro_batch_tokens:
-                chunks.append(place)
-                widest = tokens
-        return list(rows[order].tensor_split(chunks[1:]))

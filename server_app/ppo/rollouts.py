@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from server_app.engine.head import check_head, logits
 from server_app.engine.logprobs import response_logprobs
 from server_app.engine.prefix import Prefix, common_length, why_not, window_of
-from server_app.engine.sequences import Sequences, pad_prompts
+from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
 
 COMPACT_BELOW = 0.75  # share of live rows under which the others leave the batch
 SCORED_ROWS = 16  # in one pass that scores what was written elsewhere
@@ -138,8 +138,7 @@ def _split(
     """The prompts' common beginning (C,), the rest and its mask, both (J, P)."""
     window, longest = window_of(model), _longest(prompts, decoding)
     shared = common_length(prompts, window=window, longest=longest) if decoding.share_prefix else 0
-    prefix_C = torch.tensor(prompts[0][:shared], dtype=torch.long, device=model.device)
-    return prefix_C, *pad_prompts([p[shared:] for p in prompts], pad_id=decoding.pad_id, device=model.device)
+    return split_prompts(prompts, shared=shared, pad_id=decoding.pad_id, device=model.device)
 
 
 @torch.inference_mode()

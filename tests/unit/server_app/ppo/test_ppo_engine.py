@@ -307,7 +307,7 @@ def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
     length_J = sequences.prompt_mask_JP.sum(1) + sequences.mask_JT.sum(1)
     wanted = torch.tensor([7, 2, 11, 0, 5, 4])
     for rows in (wanted, torch.arange(len(BATCH))):
-        chunks = engine._micro_batches(sequences, rows)
+        chunks = sequences.micro_batches(rows, tokens=budget)
         assert sorted(torch.cat(chunks).tolist()) == sorted(rows.tolist())
         padded = [len(chunk) * int(length_J[chunk].max()) for chunk in chunks]
         assert all(tokens <= budget or len(chunk) == 1 for tokens, chunk in zip(padded, chunks, strict=True))

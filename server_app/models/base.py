@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from appa_flwr import formats
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey.types import Question
-from server_app.models import tiny
+from server_app.models import gguf, tiny
 from server_app.models.folder import attention, describe, locate, read_config
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -28,6 +29,8 @@ answer leaves no room for it. Llama-3.2 tells the model the date: today's would 
 
 GENERATION_FILE = "generation_config.json"
 MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
+
+log = logging.getLogger("appa.server")
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,16 @@ class Base:
 
 
 def prepare(
-    config: Config, questions: Sequence[Question], *, progress: Callable[[int, int], None] = lambda step, of: None
+    config: Config,
+    questions: Sequence[Question],
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+    say: Callable[[str], None] = log.info,
 ) -> Base:
-    """Find, fetch or build the base model.
+    """Find, fetch, unpack or build the base model.
 
-    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile.
+    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile. Before
+    a GGUF file is unpacked, which takes up to minutes, `say` is called.
 
     Raises:
         UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
@@ -87,6 +95,8 @@ def prepare(
     if config.model == TINY_MODEL:
         recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
         folder = tiny.load_or_build(recipe, questions, cache_folder(config), progress=progress)
+    elif (file := gguf.find(config.model)) is not None:
+        folder = gguf.load_or_unpack(config.model, file, cache_folder(config), say=say)
     else:
         folder = locate(config.model)
     model_config = read_config(config, folder)
@@ -106,14 +116,16 @@ def prepare(
     return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)))
 
 
-def check(config: Config) -> None:
-    """Tell what is wrong with `model` or `attention` before the federation starts; a hub id is fetched for it.
+def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
+    """Tell what is wrong with `model` or `attention` before the federation starts.
+
+    A hub id is fetched for it and a GGUF file unpacked, which `say` tells.
 
     Raises:
         UserError: as for `prepare`.
     """
     if config.model != TINY_MODEL:
-        prepare(config, ())
+        prepare(config, (), say=say)
 
 
 def _declared_ends(folder: Path) -> list[int]:

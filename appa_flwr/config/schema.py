@@ -55,7 +55,7 @@ class Config(Section):
     model: str = Field(
         TINY_MODEL,
         min_length=1,
-        description="tiny (built here), smollm2 (from its package), a model folder, a .gguf file or a hub id (SFT table)",
+        description="tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
     )
     rule: Literal["appa", "average", "min", "alpha"] = Field("appa", description="how group rewards become one reward")
     metric: Literal["auto", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(

@@ -30,6 +30,9 @@ answer leaves no room for it. Llama-3.2 tells the model the date: today's would 
 GENERATION_FILE = "generation_config.json"
 MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
 
+PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
+
 log = logging.getLogger("appa.server")
 
 
@@ -128,6 +131,27 @@ def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
         prepare(config, (), say=say)
 
 
+def with_dtype(config: Config) -> Config:
+    """The config with `policy.compute-dtype = "auto"` resolved, for the machine that this runs on.
+
+    It is bfloat16 where the GPU, or without one the processor, computes in it: emulated it is slower than float32.
+    """
+    if config.policy.compute_dtype != "auto":
+        return config
+    if torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = bool(BFLOAT16_FLAGS & _processor_flags())
+    dtype = "bfloat16" if native else "float32"
+    log.info("policy.compute-dtype = auto: %s", dtype)
+    return Config.load({**config.flat(), "policy.compute-dtype": dtype})
+
+
+def _processor_flags() -> set[str]:
+    """What the processor says it can do; nothing where the system has no such file."""
+    return set(PROCESSOR_FILE.read_text(encoding="utf-8").split()) if PROCESSOR_FILE.is_file() else set()
+
+
 def _declared_ends(folder: Path) -> list[int]:
     """The ids that the model's own generation settings end an answer with."""
     if not (folder / GENERATION_FILE).exists():
@@ -179,14 +203,14 @@ def cache_folder(config: Config) -> Path:
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """The causal LM in a folder, in the config's number format.
+    """The causal LM in a folder, in the config's number format, which `with_dtype` has resolved.
 
     If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
 
     Raises:
         UserError: it cannot be loaded, or not all of its weights are there.
     """
-    dtype = torch.bfloat16 if config.policy.compute_dtype == "bfloat16" else torch.float32
+    dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
     quantization = None
     if quantized:
         quantization = BitsAndBytesConfig(

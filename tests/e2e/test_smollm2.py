@@ -35,7 +35,7 @@ def finished(appa_run: RealRuns) -> Finished:
         "ppo__num_mini_batches": 2,
         "rollout__batch_size": 6,
         "rollout__response_length": RESPONSE_LENGTH,
-        "eval__ceilings": False,
+        "eval__ceilings": "false",
     }
     return appa_run("smollm2", **keys)
 

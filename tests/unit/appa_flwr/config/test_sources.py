@@ -92,6 +92,7 @@ def test_flwr_run_takes_a_preset_s_file_as_it_is(name):
     given = parse_config_args([str(sources._PRESETS / f"{name}.toml")])
     assert given == preset(name)
     assert set(given) <= set(KEYS)
+    Config.load(given)
 
 
 def test_flwr_run_keeps_a_section_s_keys_in_one_string_only():

@@ -1,4 +1,5 @@
-# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`. Only Python has to be there before.
+# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`. Only Python has to
+# be there before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

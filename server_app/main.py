@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from server_app.federation.grid import OverlapGrid
+from server_app.models.base import with_dtype
 from server_app.run import run_phases
 from server_app.run_folder import RunFolder
 
@@ -29,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     transformers.utils.logging.disable_progress_bar()
     with RunFolder(config) as folder:
         try:
-            run_phases(OverlapGrid(grid), config, folder)
+            run_phases(OverlapGrid(grid), with_dtype(config), folder)
         except Exception as error:
             folder.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
             raise

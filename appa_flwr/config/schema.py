@@ -39,6 +39,7 @@ from appa_flwr.ranges import AUTO_METRICS, TASK_METRICS
 GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
 TINY_MODEL = "tiny"
+SMOLLM2_MODEL = "smollm2"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -54,7 +55,7 @@ class Config(Section):
     model: str = Field(
         TINY_MODEL,
         min_length=1,
-        description="tiny (built here), a model folder or a hub id such as Qwen/Qwen3-0.6B (SFT table)",
+        description="tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
     )
     rule: Literal["appa", "average", "min", "alpha"] = Field("appa", description="how group rewards become one reward")
     metric: Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(

@@ -169,7 +169,10 @@ class PolicySection(Section):
     quantization: Literal["none", "nf4"] = Field(
         "none", description="of the frozen base; nf4 is double-quantised (PPO)"
     )
-    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format (SFT and PPO tables)")
+    compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32",
+        description="number format (SFT and PPO tables); auto = bfloat16 where GPU or processor computes in it",
+    )
     tuning: Literal["lora", "full"] = Field("full", description="train adapters on a frozen base, or all weights")
 
 

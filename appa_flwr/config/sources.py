@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from appa_flwr.config.keys import Scalar, to_toml, unknown_key
-from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, TINY_MODEL, Config
+from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.errors import UserError
 
 PRESET_KEY = "preset"
@@ -134,8 +134,9 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
         raise UserError(
             f'pluralllm.checkpoint = "{weights}": there is no such file; give the pluralllm.safetensors of a run'
         )
-    for key in ("model", "embedding.model"):  # a folder, or a name
-        if flat[key] not in ("", TINY_MODEL) and os.path.isdir(path := _absolute(key, str(flat[key]), folder)):
+    for key in ("model", "embedding.model"):  # a folder or a file, or a name
+        named = flat[key] in ("", TINY_MODEL, SMOLLM2_MODEL)
+        if not named and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
             flat[key] = str(path)
     return Config.load(flat)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from appa_flwr import formats
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.errors import UserError
 from appa_flwr.survey.types import Question
-from server_app.models import tiny
+from server_app.models import gguf, tiny
 from server_app.models.folder import attention, describe, locate, read_config
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -28,6 +29,11 @@ answer leaves no room for it. Llama-3.2 tells the model the date: today's would 
 
 GENERATION_FILE = "generation_config.json"
 MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it ends a turn
+
+PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
+
+log = logging.getLogger("appa.server")
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,16 @@ class Base:
 
 
 def prepare(
-    config: Config, questions: Sequence[Question], *, progress: Callable[[int, int], None] = lambda step, of: None
+    config: Config,
+    questions: Sequence[Question],
+    *,
+    progress: Callable[[int, int], None] = lambda step, of: None,
+    say: Callable[[str], None] = log.info,
 ) -> Base:
-    """Find, fetch or build the base model.
+    """Find, fetch, unpack or build the base model.
 
-    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile.
+    The tiny one is built of the public training questions, and `progress` called with (step, steps) meanwhile. Before
+    a GGUF file is unpacked, which takes up to minutes, `say` is called.
 
     Raises:
         UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
@@ -87,6 +98,8 @@ def prepare(
     if config.model == TINY_MODEL:
         recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
         folder = tiny.load_or_build(recipe, questions, cache_folder(config), progress=progress)
+    elif (file := gguf.find(config.model)) is not None:
+        folder = gguf.load_or_unpack(config.model, file, cache_folder(config), say=say)
     else:
         folder = locate(config.model)
     model_config = read_config(config, folder)
@@ -106,14 +119,37 @@ def prepare(
     return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)))
 
 
-def check(config: Config) -> None:
-    """Tell what is wrong with `model` or `attention` before the federation starts; a hub id is fetched for it.
+def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
+    """Tell what is wrong with `model` or `attention` before the federation starts.
+
+    A hub id is fetched for it and a GGUF file unpacked, which `say` tells.
 
     Raises:
         UserError: as for `prepare`.
     """
     if config.model != TINY_MODEL:
-        prepare(config, ())
+        prepare(config, (), say=say)
+
+
+def with_dtype(config: Config) -> Config:
+    """The config with `policy.compute-dtype = "auto"` resolved, for the machine that this runs on.
+
+    It is bfloat16 where the GPU, or without one the processor, computes in it: emulated it is slower than float32.
+    """
+    if config.policy.compute_dtype != "auto":
+        return config
+    if torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = bool(BFLOAT16_FLAGS & _processor_flags())
+    dtype = "bfloat16" if native else "float32"
+    log.info("policy.compute-dtype = auto: %s", dtype)
+    return Config.load({**config.flat(), "policy.compute-dtype": dtype})
+
+
+def _processor_flags() -> set[str]:
+    """What the processor says it can do; nothing where the system has no such file."""
+    return set(PROCESSOR_FILE.read_text(encoding="utf-8").split()) if PROCESSOR_FILE.is_file() else set()
 
 
 def _declared_ends(folder: Path) -> list[int]:
@@ -167,14 +203,14 @@ def cache_folder(config: Config) -> Path:
 
 
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
-    """The causal LM in a folder, in the config's number format.
+    """The causal LM in a folder, in the config's number format, which `with_dtype` has resolved.
 
     If `quantized`, its linear layers are packed to nf4 with double quantization, to compute in that format.
 
     Raises:
         UserError: it cannot be loaded, or not all of its weights are there.
     """
-    dtype = torch.bfloat16 if config.policy.compute_dtype == "bfloat16" else torch.float32
+    dtype: torch.dtype = getattr(torch, config.policy.compute_dtype)
     quantization = None
     if quantized:
         quantization = BitsAndBytesConfig(

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from huggingface_hub import ModelCardData
 
 from appa_flwr import markdown
-from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.run.records import SummaryRow
 
+# What the hub calls a model that has a name of its own here; the tiny one is from no hub.
+_HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _LOADING = {
     "full": """from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -29,7 +31,7 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     front = ModelCardData(
         library_name="peft" if config.policy.tuning == "lora" else "transformers",
         pipeline_tag="text-generation",
-        base_model=None if config.model == TINY_MODEL else config.model,
+        base_model=_HUB_IDS.get(config.model, config.model),
         tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
     )
     scores = [

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.errors import UserError, unknown_name
 
 PAPER_MODELS = ("google/gemma-2-2b-it", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-0.6B")
@@ -58,8 +58,8 @@ def _cannot_fetch(model: str, error: Exception) -> str:
             f"`hf auth login`, or where you are logged in: {by_hand}"
         )
     if isinstance(error, RepositoryNotFoundError):
-        others = ("a model folder", f"the name of any model you can see on {HUB_PAGES}")
-        return str(unknown_name("model", model, valid=(TINY_MODEL, *PAPER_MODELS, *others)))
+        others = ("a model folder or .gguf file", f"the name of any model you can see on {HUB_PAGES}")
+        return str(unknown_name("model", model, valid=(TINY_MODEL, SMOLLM2_MODEL, *PAPER_MODELS, *others)))
     return (
         f"model = {model}: no such folder here, and it cannot be fetched from the hub ({describe(error)}); where "
         f"{HUB_PAGES} can be reached: {by_hand}, copied here"

@@ -31,6 +31,8 @@ from server_app.models.tiny import IGNORED_LABEL
 
 FloatArray = npt.NDArray[np.float64]
 
+STEP = 0.01  # of the probabilities that SFT teaches: the two decimals of the answer format
+
 
 def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
     """Count the votes: what SFT should answer, as scores for `formats.answer`.

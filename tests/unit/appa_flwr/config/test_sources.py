@@ -100,10 +100,14 @@ def test_later_sources_win_preset_file_command_line(tmp_path):
 
 def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     (tmp_path / "weights").mkdir()
+    (tmp_path / "packed.gguf").touch()
+    assert assemble(None, ["model=packed.gguf"], folder=tmp_path).model == str(tmp_path.resolve() / "packed.gguf")
     config = assemble(None, ["survey=a/b.jsonl", "model=weights", "run.output-dir=out"], folder=tmp_path)
     paths = [tmp_path.resolve() / name for name in ("a/b.jsonl", "weights", "out")]
     assert [config.survey, config.model, config.run.output_dir] == [str(path) for path in paths]
     assert assemble(None, ["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000  # no folder's name
+    (tmp_path / "smollm2").mkdir()  # where somebody has unpacked it, say
+    assert assemble(None, ["model=smollm2"], folder=tmp_path).model == "smollm2"
     plain = assemble(None, ["model=org/name"], folder=tmp_path)
     assert (plain.survey, plain.model, plain.run.cache_dir) == ("generated", "org/name", "")
     assert plain.run.output_dir == str(tmp_path.resolve() / "runs")

@@ -307,6 +307,54 @@ def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
         assert not model.training
 
 
+AUTO = Config.load({"policy.compute-dtype": "auto", "seed": 7})
+FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nprocessor: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("avx512_bf16", "bfloat16"),
+        ("amx_bf16 amx_tile", "bfloat16"),
+        ("asimd bf16", "bfloat16"),  # ARM
+        ("avx512_fp16 amx_tile", "float32"),
+        (None, "float32"),  # a system that does not tell
+    ],
+)
+def test_auto_is_bfloat16_where_the_processor_computes_in_it(flags, dtype, tmp_path, monkeypatch):
+    told = tmp_path / "cpuinfo"
+    if flags is not None:
+        told.write_text(FLAGS.format(flags))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", told)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bases.with_dtype(AUTO).flat() == {**AUTO.flat(), "policy.compute-dtype": dtype}
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_gpu_decides_what_auto_is_where_there_is_one(native, dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", told := tmp_path / "cpuinfo")
+    told.write_text(FLAGS.format("" if native else "avx512_bf16"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # An old GPU emulates bfloat16, slower than it computes in float32.
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
+    assert bases.with_dtype(AUTO).policy.compute_dtype == dtype
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu, "get_capabilities"), reason="this torch does not tell what processors can")
+def test_the_processor_s_flags_say_what_torch_finds(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    can = torch.cpu.get_capabilities()
+    native = any(can.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    assert bases.with_dtype(AUTO).policy.compute_dtype == ("bfloat16" if native else "float32")
+
+
+@pytest.mark.parametrize("key", ["float32", "bfloat16"])
+def test_a_format_that_is_named_stays(key, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("looked for a GPU"))
+    config = Config.load({"policy.compute-dtype": key})
+    assert bases.with_dtype(config) == config
+
+
 def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert bases.cache_folder(Config()) == tmp_path / "appa-flwr"

@@ -42,6 +42,7 @@ def test_the_hub_reads_it(tuning, library):
     assert (data.library_name, data.base_model) == (library, "org/name")
     assert "appa-flwr" in data.tags
     assert ModelCard(card()).data.base_model is None  # the tiny policy is from no hub
+    assert ModelCard(card(model="smollm2")).data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_scores_of_the_training_metric_beside_the_baselines():

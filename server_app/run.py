@@ -13,6 +13,7 @@ Axis letters: G groups, Q questions, K options, J held-out or training questions
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,8 @@ from server_app.models import base as base_models
 from server_app.models import sft, tiny
 from server_app.models.base import Base
 from server_app.models.card import model_card
-from server_app.models.policy import PolicyModels, ppo_models
+from server_app.models.exports import load_policy, save
+from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule
 from server_app.predictor import phase as pluralllm_phase
@@ -115,7 +117,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
     whole = config.run.phases == "all"
     if whole:
-        base_models.check(config)
+        base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
     answered = join(run)
@@ -145,20 +147,24 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
 def align(run: Run, inputs: PolicyInputs) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
-    model = base_models.load_model(config, inputs.base.source, quantized=False)
-    rows = evaluate(run, "base", model, inputs, earlier=[]).rows
-    fine_tune(run, model, inputs)
-    del model
-    started = base_models.load_model(
-        config, str(folder.path / SFT_MODEL), quantized=config.policy.quantization != "none"
-    )
-    before = evaluate(run, "sft", started, inputs, earlier=rows)
-    models = ppo_models(config, started)
+    torch.set_num_threads(base_models.threads(config))
+    rows = start_policy(run, inputs)
+    gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
+    models = load_policy(config, inputs.base, folder.path / SFT_MODEL)
+    before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
     train_policy(run, models, inputs)
     after = evaluate(run, "ppo", models.policy(), inputs, earlier=rows + before.rows)
     folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     rows = score_baselines(run, inputs, earlier=rows + before.rows + after.rows)
     save_policy(run, models, inputs.base, rows)
+
+
+def start_policy(run: Run, inputs: PolicyInputs) -> list[SummaryRow]:
+    """The base's scores, and SFT of it into the run's folder."""
+    model = base_models.load_model(run.config, inputs.base.source, quantized=False)
+    rows = evaluate(run, "base", model, inputs, earlier=[]).rows
+    fine_tune(run, model, inputs)
+    return rows
 
 
 def join(run: Run) -> dict[str, int]:
@@ -386,6 +392,5 @@ def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[Summary
 def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:
     """The aligned policy in Hugging Face's layout, with its model card."""
     with replaced_folder(run.folder.path / POLICY) as beside:
-        models.save_policy(beside)
-        base.tokenizer.save_pretrained(beside)
+        save(run.config, models, base, beside)
         (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))

@@ -233,6 +233,8 @@ def _in_models(config: Config) -> Iterator[str]:
         yield 'pluralllm.reward-target = "posterior" needs pluralllm.architecture = "residual"'
     if config.policy.quantization == "nf4" and config.policy.tuning == "full":
         yield 'policy.quantization = "nf4" freezes the base and needs policy.tuning = "lora"'
+    if config.policy.compute_dtype == "bfloat16" and config.policy.tuning == "full":
+        yield 'policy.tuning = "full" needs policy.compute-dtype = "float32": weights of 16 bits lose most steps'
 
 
 def split_names(text: str) -> tuple[str, ...]:

@@ -173,6 +173,7 @@ class PolicySection(Section):
         "float32",
         description="number format (SFT and PPO tables); auto = bfloat16 where GPU or processor computes in it",
     )
+    threads: int = Field(0, ge=0, description="CPU threads of its passes; 0 = all cores, one for the tiny model")
     tuning: Literal["lora", "full"] = Field("full", description="train adapters on a frozen base, or all weights")
 
 
@@ -182,6 +183,9 @@ class LoRASection(Section):
     rank: int = Field(16, ge=1, description="rank r of the adapters (SFT and PPO tables)")
     alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank (SFT and PPO tables)")
     dropout: float = Field(0.05, ge=0, lt=1, description="dropout in the adapters during SFT (SFT table)")
+    export: Literal["adapter", "merged"] = Field(
+        "adapter", description="what policy/ holds: one adapter on the base model, or a whole model in float32"
+    )
     sft_targets: str = Field(ALL_PROJECTIONS, min_length=1, description="layers adapted in SFT (SFT table)")
     policy_targets: str = Field(ATTENTION_PROJECTIONS, min_length=1, description="layers adapted in PPO (PPO table)")
     value_targets: str = Field(

@@ -56,6 +56,8 @@ class Iteration(Record):
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer.
         seconds: seconds per part of the iteration.
+        sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
+        sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
 
     iteration: int
@@ -76,6 +78,8 @@ class Iteration(Record):
     response_length: float
     missing_groups: tuple[str, ...]
     seconds: dict[str, float]
+    sampler_spread: float | None = None
+    sampler_outside_clip: float | None = None
 
 
 def _policy(name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -46,12 +47,14 @@ class Base:
         end_id: the token SFT teaches to end an answer with: a chat model's end of turn, else end of sequence.
         stop_ids: all tokens that end an answer: `end_id`, the end of sequence, and what the model's generation
             settings name.
+        hub_id: the model's name on the hub, where it comes from there.
     """
 
     source: str
     tokenizer: Tokenizer
     end_id: int
     stop_ids: tuple[int, ...]
+    hub_id: str = ""
 
     def prompt_text(self, config: Config, question: Question) -> str:
         """The text the model continues; chat models get their own template around it."""
@@ -95,6 +98,7 @@ def prepare(
     Raises:
         UserError: no such model, one that PPO cannot train, or a tokenizer without the tokens PPO needs.
     """
+    hub_id = ""
     if config.model == TINY_MODEL:
         recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
         folder = tiny.load_or_build(recipe, questions, cache_folder(config), progress=progress)
@@ -102,6 +106,7 @@ def prepare(
         folder = gguf.load_or_unpack(config.model, file, cache_folder(config), say=say)
     else:
         folder = locate(config.model)
+        hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
     model_config = read_config(config, folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
@@ -116,7 +121,7 @@ def prepare(
     if pad_id is None:
         raise UserError(f"model = {config.model}: its tokenizer needs a padding token other than its end token")
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
-    return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)))
+    return Base(str(folder), tokenizer, end_id, tuple(sorted(stop_ids)), hub_id)
 
 
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
@@ -135,16 +140,29 @@ def with_dtype(config: Config) -> Config:
     """The config with `policy.compute-dtype = "auto"` resolved, for the machine that this runs on.
 
     It is bfloat16 where the GPU, or without one the processor, computes in it: emulated it is slower than float32.
+    Full fine-tuning takes float32: weights of 16 bits lose most of its steps.
     """
     if config.policy.compute_dtype != "auto":
         return config
-    if torch.cuda.is_available():
+    if config.policy.tuning == "full":
+        native = False
+    elif torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         native = bool(BFLOAT16_FLAGS & _processor_flags())
     dtype = "bfloat16" if native else "float32"
     log.info("policy.compute-dtype = auto: %s", dtype)
     return Config.load({**config.flat(), "policy.compute-dtype": dtype})
+
+
+def threads(config: Config) -> int:
+    """CPU threads of the policy's passes: `policy.threads`, or all cores, and one for the tiny model."""
+    if config.policy.threads:
+        return config.policy.threads
+    if config.model == TINY_MODEL:
+        return 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 def _processor_flags() -> set[str]:

@@ -13,23 +13,23 @@ from appa_flwr.run.records import SummaryRow
 # What the hub calls a model that has a name of its own here; the tiny one is from no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _LOADING = {
-    "full": """from transformers import AutoModelForCausalLM, AutoTokenizer
+    "merged": """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("policy")
 tokenizer = AutoTokenizer.from_pretrained("policy")""",
-    "lora": """from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+    "adapter": """from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
 
-base = AutoModelForCausalLM.from_pretrained("sft-model")  # beside this folder: the adapter belongs to it
-model = PeftModel.from_pretrained(base, "policy")
+model = AutoPeftModelForCausalLM.from_pretrained("policy")  # finds the base that adapter_config.json names
 tokenizer = AutoTokenizer.from_pretrained("policy")""",
 }
 
 
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
+    form = "merged" if config.policy.tuning == "full" else config.lora.export
     front = ModelCardData(
-        library_name="peft" if config.policy.tuning == "lora" else "transformers",
+        library_name="peft" if form == "adapter" else "transformers",
         pipeline_tag="text-generation",
         base_model=_HUB_IDS.get(config.model, config.model),
         tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
@@ -66,7 +66,7 @@ ceilings are the best that any single answer for all groups could reach.
 ## Loading
 
 ```python
-{_LOADING[config.policy.tuning]}
+{_LOADING[form]}
 ```
 
 It answers prompts of the form it was trained on (`appa_flwr.formats.prompt`, style `{config.policy.prompt_style}`),

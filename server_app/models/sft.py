@@ -112,8 +112,11 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         answers = [ids[taught].tolist() for ids, _, taught in rows]
         longest = int(real_JL.sum(1).max())
         shared = common_length(prompts, window=window_of(self._causal), longest=longest) if self._share else 0
-        to = {"pad_id": self._pad_id, "device": self._causal.device}
-        return Sequences(*split_prompts(prompts, shared=shared, **to), *pad_prompts(answers, **to))
+        pad_id, device = self._pad_id, inputs["input_ids"].device
+        return Sequences(
+            *split_prompts(prompts, shared=shared, pad_id=pad_id, device=device),
+            *pad_prompts(answers, pad_id=pad_id, device=device),
+        )
 
 
 def fine_tune(
@@ -155,6 +158,7 @@ def fine_tune(
             target_modules=list(split_names(config.lora.sft_targets)),
             task_type="CAUSAL_LM",
         )
+        model.name_or_path = base.hub_id or base.source  # the adapter's folder names it as its base
         trained = get_peft_model(model, adapter)  # in float32, also on a base of 16 bits
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
         arguments = SFTConfig(

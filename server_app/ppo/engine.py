@@ -20,13 +20,22 @@ from server_app.models.policy import PolicyModels
 from server_app.ppo import losses as ppo
 from server_app.ppo.rollouts import Decoding, Rollout, sample
 
+MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
+
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """What the server can compute before the groups have answered; (J, T) each, 0 outside the mask."""
+    """What the server can compute before the groups have answered; (J, T) each, 0 outside the mask.
+
+    Attributes:
+        reference_logprob_JT: log pi_ref of the rollouts' tokens.
+        value_JT: V before each token.
+        policy_logprob_JT: log pi, by the pass that is differentiated later; None where sampling gave the same.
+    """
 
     reference_logprob_JT: Tensor
     value_JT: Tensor
+    policy_logprob_JT: Tensor | None = None
 
 
 class PPOEngine:
@@ -64,6 +73,8 @@ class PPOEngine:
             shared_prefix=settings.shared_prefix,
             method=rollout.sampler,
         )
+        # In 16 bits a generation's steps round otherwise than a pass over whole rows.
+        self._rescore = models.policy().dtype.itemsize < torch.float32.itemsize
         self._generator = torch.Generator(models.policy().device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])
         self._optimizer = torch.optim.AdamW(
@@ -85,21 +96,23 @@ class PPOEngine:
             return sample(model, prompts, self._decoding, generator=self._generator)
 
     def reference_pass(self, sequences: Sequences) -> ReferencePass:
-        """Reference log-probabilities and values of a rollout batch."""
+        """Reference log-probabilities and values of a rollout batch, and in 16 bits the policy's own once more."""
         reference_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
-        value_JT = torch.zeros_like(reference_JT)
+        value_JT, policy_JT = torch.zeros_like(reference_JT), torch.zeros_like(reference_JT)
         every = torch.arange(len(reference_JT), device=reference_JT.device)
         chunks = sequences.micro_batches(every, tokens=self.settings.micro_batch_tokens)
-        passes = (
+        passes = [
             (reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature)),
             (value_JT, self.models.value_pass(sequences.prefix_C)),
-        )
+        ]
+        if self._rescore:
+            passes.append((policy_JT, self.models.policy_pass(sequences.prefix_C, temperature=self._temperature)))
         for into_JT, models_pass in passes:
             with torch.inference_mode(), models_pass as scorer:
                 found = [scorer(sequences.rows(rows)) for rows in chunks]
             for rows, part_JT in zip(chunks, found, strict=True):
                 into_JT[rows, : part_JT.shape[1]] = part_JT.to(into_JT.dtype)
-        return ReferencePass(reference_JT, value_JT)
+        return ReferencePass(reference_JT, value_JT, policy_JT if self._rescore else None)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
         """All PPO epochs on one rollout batch (Eq. ppo-full).
@@ -111,13 +124,19 @@ class PPOEngine:
 
         Returns:
             Means over the update: policy_loss, value_loss, clip_fraction, approximate_kl; and of the batch: kl (to the
-            reference), entropy (of the sampled tokens: mean -log pi), response_length, in tokens.
+            reference), entropy (of the sampled tokens: mean -log pi), response_length, in tokens. Where the policy
+            was scored once more: sampler_spread, the standard deviation of log pi - log pi_sampler over the tokens,
+            and sampler_outside_clip, the share of tokens whose ratio lies outside the clip range before any step.
         """
         s = self.settings
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
         score_J = ppo.whiten_scores(score_J, clamp=s.reward_clamp) if s.whiten_rewards else score_J
+        old_JT, weight_JT = rollout.logprob_JT, None
+        if reference.policy_logprob_JT is not None:
+            old_JT = reference.policy_logprob_JT
+            weight_JT = (old_JT - rollout.logprob_JT).exp().clamp(max=MAX_IMPORTANCE)
         reward_JT = ppo.shaped_rewards(
-            score_J, rollout.logprob_JT, reference.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
+            score_J, old_JT, reference.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
         )
         advantage_JT, return_JT = ppo.gae(
             reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
@@ -139,10 +158,11 @@ class PPOEngine:
                         width = part.response_JT.shape[1]
                         policy = ppo.policy_loss(
                             logprobs(part),
-                            rollout.logprob_JT[rows, :width],
+                            old_JT[rows, :width],
                             advantage_JT[rows, :width],
                             part.mask_JT,
                             clip_range=s.clip_range,
+                            weight_JT=None if weight_JT is None else weight_JT[rows, :width],
                         )
                         ppo.full_loss(
                             policy=policy.loss, value_coefficient=s.value_coefficient, num_tokens=count
@@ -169,9 +189,13 @@ class PPOEngine:
                 self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()
         stats = {name: total / max(tokens, 1) for name, total in sums.items()}
-        stats["kl"] = float(((rollout.logprob_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean())
-        stats["entropy"] = float(ppo.entropy(rollout.logprob_JT, mask_JT))
+        stats["kl"] = float(((old_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean())
+        stats["entropy"] = float(ppo.entropy(old_JT, mask_JT))
         stats["response_length"] = float(mask_JT.sum(1).float().mean())
+        if weight_JT is not None:
+            gap = (old_JT - rollout.logprob_JT)[mask_JT]
+            stats["sampler_spread"] = float(gap.std(correction=0))
+            stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > s.clip_range).float().mean())
         return stats
 
     def state(self) -> dict[str, Any]:

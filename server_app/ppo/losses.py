@@ -108,19 +108,34 @@ class PolicyLoss:
 
 
 def policy_loss(
-    logprob_JT: Tensor, old_logprob_JT: Tensor, advantage_JT: Tensor, mask_JT: Tensor, *, clip_range: float
+    logprob_JT: Tensor,
+    old_logprob_JT: Tensor,
+    advantage_JT: Tensor,
+    mask_JT: Tensor,
+    *,
+    clip_range: float,
+    weight_JT: Tensor | None = None,
 ) -> PolicyLoss:
     """Equation 8, policy loss: -sum_t min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps) A_t), rho_t = pi / pi_old.
 
     The paper states what is maximised; this has the sign of a loss. A sum and not a mean, so that micro-batches of any
-    split add up to the same mini-batch loss. Advantages come whitened; `clip_range` is the paper's eps > 0.
+    split add up to the same mini-batch loss. Advantages come whitened; `clip_range` is the paper's eps > 0. Each
+    token's term is multiplied by `weight_JT`, for tokens that were sampled from another distribution than pi_old.
     """
-    _check(mask_JT, axes=2, logprob_JT=logprob_JT, old_logprob_JT=old_logprob_JT, advantage_JT=advantage_JT)
+    weight_JT = torch.ones_like(logprob_JT) if weight_JT is None else weight_JT
+    _check(
+        mask_JT,
+        axes=2,
+        logprob_JT=logprob_JT,
+        old_logprob_JT=old_logprob_JT,
+        advantage_JT=advantage_JT,
+        weight_JT=weight_JT,
+    )
     log_ratio_JT = (logprob_JT - old_logprob_JT) * mask_JT
     ratio_JT = log_ratio_JT.exp()
     plain_JT = -advantage_JT * ratio_JT
     clipped_JT = -advantage_JT * ratio_JT.clamp(1 - clip_range, 1 + clip_range)
-    loss = (torch.maximum(plain_JT, clipped_JT) * mask_JT).sum()
+    loss = (weight_JT * torch.maximum(plain_JT, clipped_JT) * mask_JT).sum()
     with torch.no_grad():
         clipped = ((clipped_JT > plain_JT) & mask_JT).sum()
         approximate_kl = 0.5 * log_ratio_JT.square().sum()

@@ -1,0 +1,47 @@
+"""From the folder that SFT wrote to the models of PPO, and from these to the folder that a user loads."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from peft import PeftModel
+
+from appa_flwr.config import Config
+from server_app.models.base import Base, load_model
+from server_app.models.policy import PolicyModels, ppo_models
+
+
+def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
+    """Policy, reference and value model as PPO begins: on SFT's model, or on the base with SFT's adapter.
+
+    Raises:
+        UserError: see `load_model`.
+    """
+    if config.policy.tuning == "full":
+        return ppo_models(config, load_model(config, str(sft), quantized=False))
+    model = load_model(config, base.source, quantized=config.policy.quantization != "none")
+    return ppo_models(config, model, sft_adapter=sft)
+
+
+def save(config: Config, models: PolicyModels, base: Base, folder: Path) -> None:
+    """Write the policy as `lora.export` says: a model that Transformers loads, or an adapter that PEFT loads.
+
+    Both hold the base's weights as they are without quantisation. A whole model is written in float32: in 16 bits most
+    of what the adapters add would be rounded away.
+    """
+    if config.policy.tuning == "full" or config.lora.export == "adapter":
+        models.save_policy(folder)
+    else:
+        merge(config, models, base, folder)
+    base.tokenizer.save_pretrained(folder)
+
+
+def merge(config: Config, models: PolicyModels, base: Base, folder: Path) -> None:
+    """Write the base with the policy's adapter added to its weights, in float32."""
+    exact = Config.load({**config.flat(), "policy.compute-dtype": "float32"})
+    with tempfile.TemporaryDirectory(prefix="appa-adapter-") as adapter:
+        models.save_policy(Path(adapter))
+        merged = PeftModel.from_pretrained(load_model(exact, base.source, quantized=False), adapter).merge_and_unload()
+    merged.generation_config.eos_token_id = list(base.stop_ids)
+    merged.save_pretrained(folder)

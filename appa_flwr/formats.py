@@ -82,10 +82,13 @@ class Parsed:
         prediction: float64 (K,), or None where the answer cannot be used. DPA: a distribution. OPA:
             preference scores K..1, the first-ranked option has K.
         format_score: how well the answer keeps to the format asked for, in [0, 1].
+        parsed: False where the answer is "completely unparseable" and earns no training reward: for DPA without a
+            prediction, for OPA without any option's letter.
     """
 
     prediction: FloatArray | None
     format_score: float
+    parsed: bool
 
 
 def letters(num_options: int) -> tuple[str, ...]:
@@ -139,8 +142,8 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
     once and nothing else that looks like a letter, else those of the text. The format score is the share of the K
     options whose letter occurs; a complete ranking is a prediction, by first occurrence.
 
-    An answer whose prediction is None earns no training reward at all (see `rewards.training_reward`), whatever its
-    format score, which then says how near it came.
+    An answer is readable if it gives a prediction; without one its alignment is 0. An incomplete ranking still earns its
+    part of the format score in training, a completely unparseable answer nothing (see `rewards.training_reward`).
 
     Args:
         task: "dpa" or "opa".
@@ -196,7 +199,7 @@ def _parse_distribution(text: str, num_options: int) -> Parsed:
     read = text[:MAX_CHARACTERS]
     found = _first_complete(read, _NUMBER.findall, lambda numbers: len(numbers) == num_options)
     if not found:
-        return Parsed(None, 0.0)
+        return Parsed(None, 0.0, parsed=False)
     values = np.array([float(number) for number in found])
     is_complete = values.size == num_options
     is_bare = is_complete and len(text) <= MAX_CHARACTERS and _DECIMALS.fullmatch(read.strip()) is not None
@@ -204,7 +207,8 @@ def _parse_distribution(text: str, num_options: int) -> Parsed:
     with np.errstate(over="ignore", invalid="ignore"):  # 1e999 and its like: far from one, or NaN, fails the check
         sums_to_one = abs(values.sum() - 1.0) <= SUM_TOLERANCE + _ROUNDING_SLACK
     format_score = float(np.mean([is_bare, in_range, sums_to_one]))
-    return Parsed(_normalised(values) if is_complete else None, format_score)
+    prediction = _normalised(values) if is_complete else None
+    return Parsed(prediction, format_score, parsed=prediction is not None)
 
 
 def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
@@ -215,7 +219,7 @@ def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
     if len(ranked) == len(labels):
         prediction = np.empty(len(labels))
         prediction[ranked] = np.arange(len(labels), 0, -1)
-    return Parsed(prediction, len(ranked) / len(labels))
+    return Parsed(prediction, len(ranked) / len(labels), parsed=bool(ranked))
 
 
 def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Callable[[list[str]], bool]) -> list[str]:

@@ -60,7 +60,8 @@ def greedy_answers(
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
     """Answers that no model wrote: a trivial baseline or a ceiling."""
-    return Answers(question_J, ("",) * len(question_J), prediction_JK, np.full(len(question_J), np.nan))
+    size = len(question_J)
+    return Answers(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,6 +100,8 @@ def test_answers_as_models_write_them(task, text, prediction, score):
     parsed = parse(task, text, 4)
     assert parsed.format_score == pytest.approx(score, abs=1e-15)
     assert (parsed.prediction is None) == (prediction is None)
+    # of the rankings only those without any letter are completely unparseable, and they are those of score 0
+    assert parsed.parsed == (prediction is not None if task == "dpa" else score > 0)
     if prediction is not None:
         assert parsed.prediction.dtype == np.float64
         np.testing.assert_allclose(parsed.prediction, prediction, rtol=1e-15, atol=1e-15)

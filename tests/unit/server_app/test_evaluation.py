@@ -12,10 +12,11 @@ import pytest
 import torch
 from fakes import PAD_ID, PROMPTS, catalogue_of, federated, random_tables, scoring_node, tiny_causal_lm
 
-from appa_flwr import rewards, wire
+from appa_flwr import aggregation, formats, rewards, wire
 from appa_flwr.config import Config
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
+from server_app.federation.rewards import aggregated_reward
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])
@@ -224,7 +225,21 @@ def test_greedy_answers_are_in_the_order_of_the_questions():
 
 
 def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
-    answers = parse_answers("opa", ["B,A,C", "A"], np.array([1, 2]), CATALOGUE)
-    np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5])
-    assert answers.parsed_J.tolist() == [True, False]
-    np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25])
+    answers = parse_answers("opa", ["B,A,C", "A", "who?"], np.array([1, 2, 2]), CATALOGUE)
+    np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5, [np.nan] * 5])
+    assert answers.readable_J.tolist() == [True, False, False]
+    assert answers.parsed_J.tolist() == [True, True, False]
+    np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25, 0.0])
+
+
+def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(federation):
+    rule = aggregation.make("average")
+    ideal = formats.answer("opa", TABLES["A"][1, :3])
+    answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
+    found = aggregated_reward(
+        federation, rule, rule.init(len(GROUPS)), answers, metric="borda", alignment_weight=0.85
+    )
+    ranked = [rewards.borda(answers.prediction_JK[0], TABLES[name][1], CATALOGUE.option_QK[1]) for name in GROUPS]
+    # alignment and 1.00 of .15; two letters of five: .4 of .15; nothing
+    np.testing.assert_allclose(found.result.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])
+    assert found.reward_GJ[0].tolist() == [1.0, 0.0, 0.0]  # what fairness and history see

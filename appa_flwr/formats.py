@@ -142,8 +142,8 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
     once and nothing else that looks like a letter, else those of the text. The format score is the share of the K
     options whose letter occurs; a complete ranking is a prediction, by first occurrence.
 
-    An answer is readable if it gives a prediction; without one its alignment is 0. An incomplete ranking still earns its
-    part of the format score in training, a completely unparseable answer nothing (see `rewards.training_reward`).
+    An answer is readable if it gives a prediction; without one its alignment is 0. In training an incomplete ranking
+    still earns its part of the format score, a completely unparseable answer nothing (see `rewards.training_reward`).
 
     Args:
         task: "dpa" or "opa".

@@ -8,7 +8,7 @@ With run.phases = "pluralllm" it is join -> population -> pluralllm -> targets -
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
 and PPO's checkpoint.
 
-Axis letters: G groups, Q questions, K options, J held-out or training questions.
+Axis letters: G groups, Q questions, K options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +47,10 @@ from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
-from server_app.federation.catalogue import build_catalogue, fitting_questions
+from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
+from server_app.inputs import PolicyInputs, Run, policy_inputs
 from server_app.models import base as base_models
 from server_app.models import sft, tiny
 from server_app.models.base import Base
@@ -65,40 +65,8 @@ from server_app.predictor.pretraining import Pretraining, initial_weights, pretr
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 log = logging.getLogger("appa.server")
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What every phase needs."""
-
-    config: Config
-    folder: RunFolder
-    federation: Federation
-    catalogue: wire.Catalogue
-
-
-@dataclass(frozen=True, eq=False)
-class PolicyInputs:
-    """What the policy starts from and learns from.
-
-    Attributes:
-        base: the starting point.
-        prompts: token ids of every question's prompt, by catalogue position.
-        train_J: training questions that are used.
-        test_J: held-out questions that are used.
-        majority_QK: the majority's answers, as scores.
-        sft_QK: what SFT teaches, as scores.
-    """
-
-    base: Base
-    prompts: list[list[int]]
-    train_J: IntArray
-    test_J: IntArray
-    majority_QK: FloatArray
-    sft_QK: FloatArray
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
@@ -256,17 +224,6 @@ def collect_votes(run: Run) -> FloatArray:
         differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
         phase.step(1, 1, f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same")
     return votes_GQK
-
-
-def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
-    """Prompts, the questions that fit, and SFT's targets."""
-    prompts = [base.prompt_ids(run.config, question) for question in run.catalogue.questions]
-    train_J, test_J = fitting_questions(run.config, run.catalogue, [len(ids) for ids in prompts])
-    majority_QK, sft_QK = (
-        sft.sft_targets(votes_GQK, run.catalogue.option_QK, target=target)
-        for target in ("majority", run.config.sft.target)
-    )
-    return PolicyInputs(base, prompts, train_J, test_J, majority_QK, sft_QK)
 
 
 def evaluate(

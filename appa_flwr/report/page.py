@@ -220,9 +220,12 @@ def config_table(run: Run) -> Table:
 
 
 def facts(run: Run) -> Iterable[tuple[str, str]]:
-    """Task, rule, metric, model, survey, seed, groups, iterations and total time."""
+    """Task, rule, metric, model, survey, its questions, seed, groups, iterations and total time."""
     config = shown_config(run)
-    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey", "seed"))
+    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey"))
+    if run.questions is not None:
+        yield "Questions", run.questions.sentence()
+    yield "Seed", config["seed"]
     groups = run.groups
     listed = ", ".join(groups[:MOST_LISTED_GROUPS]) + (", …" if len(groups) > MOST_LISTED_GROUPS else "")
     yield "Groups", f"{len(groups)}: {listed}" if groups else "unknown"

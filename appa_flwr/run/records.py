@@ -113,6 +113,35 @@ class SummaryRow(Scores, _Evaluated):
     survey: Scores | None
 
 
+class QuestionCounts(Record):
+    """questions.json: how many questions the policy is asked, and how many are left out.
+
+    Attributes:
+        training: training questions that are used.
+        held_out: held-out questions that are used.
+        unanswerable: left out, since their answer does not fit into `rollout.response-length` tokens.
+        too_long: left out, since prompt and answer do not fit into `policy.max-sequence-length` tokens.
+    """
+
+    training: int
+    held_out: int
+    unanswerable: int
+    too_long: int
+
+    def sentence(self) -> str:
+        """In words."""
+        used = f"{self.training} training and {self.held_out} held-out questions are used"
+        left_out = [
+            f"{count} left out, {why}"
+            for count, why in (
+                (self.unanswerable, "whose answer does not fit into rollout.response-length"),
+                (self.too_long, "whose prompt and answer do not fit into policy.max-sequence-length"),
+            )
+            if count
+        ]
+        return "; ".join([used, *left_out])
+
+
 class Stakes(Record):
     """What is at stake among the groups on the held-out questions; see `appa_flwr.disagreement.Disagreement`."""
 

@@ -43,7 +43,7 @@ SMALL = {
     "rollout.batch-size": 8,
     "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
-    "rollout.response-length": 8,
+    "rollout.response-length": 24,
 }
 
 

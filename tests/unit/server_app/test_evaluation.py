@@ -236,9 +236,7 @@ def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(federation):
     rule = aggregation.make("average")
     ideal = formats.answer("opa", TABLES["A"][1, :3])
     answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
-    found = aggregated_reward(
-        federation, rule, rule.init(len(GROUPS)), answers, metric="borda", alignment_weight=0.85
-    )
+    found = aggregated_reward(federation, rule, rule.init(len(GROUPS)), answers, metric="borda", alignment_weight=0.85)
     ranked = [rewards.borda(answers.prediction_JK[0], TABLES[name][1], CATALOGUE.option_QK[1]) for name in GROUPS]
     # alignment and 1.00 of .15; two letters of five: .4 of .15; nothing
     np.testing.assert_allclose(found.result.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])

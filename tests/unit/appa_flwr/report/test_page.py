@@ -183,6 +183,25 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
 
 
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ((80, 20, 0, 0), "80 training and 20 held-out questions are used"),
+        (
+            (80, 20, 3, 1),
+            "80 training and 20 held-out questions are used; 3 left out, whose answer does not fit into "
+            "rollout.response-length; 1 left out, whose prompt and answer do not fit into policy.max-sequence-length",
+        ),
+    ],
+)
+def test_questions_that_were_left_out_are_told_beside_the_survey(
+    tmp_path: Path, counts: tuple[int, ...], says: str
+) -> None:
+    names = ("training", "held_out", "unanswerable", "too_long")
+    page = page_of(write_run(tmp_path, config=CONFIG, questions=dict(zip(names, counts, strict=True))))
+    assert f"<dt>Questions</dt><dd>{says}</dd><dt>Seed</dt>" in page
+
+
 def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Path) -> None:
     page = page_of(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
     results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_uppercase
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,9 @@ _FULL_REMINDERS = {
     "opa": "Reply with the K letters and nothing else, the most preferred answer first.",
 }
 _COMPACT_CUES = {"dpa": "scores:", "opa": "ranking:"}
+_CHOICE = """\
+Answer as one person who was picked at random would: reply with the letter of that answer and nothing else.
+Letter:"""
 
 # Digits are spelled out: \d would also match those of other scripts, which float() accepts.
 _NUMBER = re.compile(r"(?<![\w.])[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?!\.?\w)")
@@ -102,7 +106,17 @@ def letters(num_options: int) -> tuple[str, ...]:
     return _LABELS[:num_options]
 
 
-def prompt(task: str, question: str, options: Sequence[str], *, style: str = "full") -> str:
+class Answered(NamedTuple):
+    """A question with the answer that a prompt shows as an example."""
+
+    question: str
+    options: Sequence[str]
+    answer: str
+
+
+def prompt(
+    task: str, question: str, options: Sequence[str], *, style: str = "full", examples: Sequence[Answered] = ()
+) -> str:
     """The text that asks a model for an answer.
 
     Source: Figures prob-prompt and rank-prompt, in other words. Everything that does not depend on the
@@ -113,6 +127,7 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
         question: as asked in the survey; line breaks become spaces, here and in the K options.
         options: K, as many as `letters` has labels for.
         style: one of `STYLES`.
+        examples: answered questions to show before this one.
 
     Raises:
         UserError: an unknown task or style.
@@ -120,11 +135,16 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
     _check_task(task)
     if style not in STYLES:
         raise unknown_name("prompt style", style, valid=STYLES)
-    listed = [f"{letter}: {_one_line(option)}" for letter, option in zip(letters(len(options)), options, strict=True)]
     if style == "compact":
-        return "\n".join([task, f"Q: {_one_line(question)}", *listed, _COMPACT_CUES[task]])
-    asked = "\n".join([f"Question: {_one_line(question)}", "Answers:", *listed])
-    return f"{_FULL_INSTRUCTIONS[task]}\n\n{asked}\n\n{_FULL_REMINDERS[task]}"
+        shown = [f"{_compact(task, example.question, example.options)}{example.answer}" for example in examples]
+        return "\n\n".join([*shown, _compact(task, question, options)])
+    shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
+    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), _FULL_REMINDERS[task]])
+
+
+def choice_prompt(question: str, options: Sequence[str]) -> str:
+    """The text that asks a model to choose one option, by its letter; question and options as for `prompt`."""
+    return f"{_asked(question, options)}\n\n{_CHOICE}"
 
 
 def parse(task: str, text: str, num_options: int) -> Parsed:
@@ -242,6 +262,18 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     scaled_K = values_K / values_K.max()
     distribution_K: FloatArray = scaled_K / scaled_K.sum()
     return distribution_K
+
+
+def _compact(task: str, question: str, options: Sequence[str]) -> str:
+    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), _COMPACT_CUES[task]])
+
+
+def _asked(question: str, options: Sequence[str]) -> str:
+    return "\n".join([f"Question: {_one_line(question)}", "Answers:", *_listed(options)])
+
+
+def _listed(options: Sequence[str]) -> list[str]:
+    return [f"{letter}: {_one_line(option)}" for letter, option in zip(letters(len(options)), options, strict=True)]
 
 
 def _one_line(text: str) -> str:

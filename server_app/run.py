@@ -24,19 +24,16 @@ from flwr.app import ArrayRecord
 from transformers import PreTrainedModel
 
 from appa_flwr import aggregation, report, wire
-from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config
+from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.disagreement import generated_population
 from appa_flwr.errors import UserError
 from appa_flwr.files import replaced_folder, writing
-from appa_flwr.rewards import metrics_of
 from appa_flwr.run.files import (
     CHECKPOINT_FILE,
-    DIFFERENCES,
     EXAMPLES,
     METRICS,
     POLICY,
     SFT_MODEL,
-    SUMMARY,
     WEIGHTS_FILE,
 )
 from appa_flwr.run.records import Card, Iteration, PopulationSummary, SummaryRow
@@ -46,13 +43,12 @@ from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
-from server_app.evaluation import Scored
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
-from server_app.inputs import PolicyInputs, Run, policy_inputs
+from server_app.inputs import PolicyInputs, Run, policy_inputs, taught_texts
 from server_app.models import base as base_models
-from server_app.models import sft, tiny
+from server_app.models import sft
 from server_app.models.base import Base
 from server_app.models.card import model_card
 from server_app.models.policy import PolicyModels, ppo_models
@@ -62,6 +58,7 @@ from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
+from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
@@ -226,33 +223,13 @@ def collect_votes(run: Run) -> FloatArray:
     return votes_GQK
 
 
-def evaluate(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
-) -> Scored:
-    """Let the groups score a policy's greedy answers to the held-out questions; `earlier` rows stay in summary.json."""
-    config = run.config
-    with run.folder.phase(f"evaluate {name}") as phase:
-        answers = evaluation.greedy_answers(
-            model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
-        )
-        # The training metric first: the examples in the report show its rewards.
-        metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
-        scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
-        run.folder.write(SUMMARY, (*earlier, *scored.rows))
-        row = scored.rows[0]
-        shown = f"Avg AS {row.avg_as:.3f}, Min AS {row.min_as:.3f}, FI {row.fi:.4f}, format {row.format_score:.3f}"
-        phase.step(1, 1, shown)
-    return scored
-
-
 def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """SFT of the model into the run's folder, unless an earlier session has done it."""
-    step = tiny.ANSWER_STEP if run.config.model == TINY_MODEL else sft.STEP
     with run.folder.phase("sft") as phase:
         if (run.folder.path / SFT_MODEL).exists():
             phase.step(1, 1, f"resumed: the model is that in {SFT_MODEL}")
             return
-        texts = sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, step=step)
+        texts = taught_texts(run, inputs)
         sft.fine_tune(
             model,
             inputs.base,
@@ -324,20 +301,6 @@ def _shown(line: Iteration) -> str:
         f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
         f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
     )
-
-
-def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Trivial baselines and ceilings; all rows of summary.json."""
-    with run.folder.phase("baselines") as phase:
-        found = evaluation.frame(
-            run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
-        )
-        rows = [*earlier, *found.rows]
-        run.folder.write(SUMMARY, tuple(rows))
-        if found.differences is not None:
-            run.folder.write(DIFFERENCES, found.differences)
-        phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
-    return rows
 
 
 def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:

@@ -18,7 +18,9 @@ from appa_flwr.errors import UserError
 from appa_flwr.ranges import TASK_METRICS
 from appa_flwr.run.files import CARD, DIFFERENCES, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY, read_config
 from appa_flwr.run.records import (
-    POLICIES,
+    CEILINGS,
+    TRAINED_POLICIES,
+    TRIVIAL_BASELINES,
     Card,
     Differences,
     Example,
@@ -97,7 +99,8 @@ def _missing(run: Run) -> Iterator[str]:
     last = run.iterations[-1] if run.iterations else None
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
-    absent = [policy for policy in POLICIES if all(row.policy != policy for row in run.summary)]
+    expected = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
+    absent = [policy for policy in expected if all(row.policy != policy for row in run.summary)]
     if run.summary and absent:
         yield f"{SUMMARY.name} has no row for {', '.join(absent)}."
 

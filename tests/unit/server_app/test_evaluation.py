@@ -14,6 +14,8 @@ from fakes import PAD_ID, PROMPTS, catalogue_of, federated, random_tables, scori
 
 from appa_flwr import aggregation, formats, rewards, wire
 from appa_flwr.config import Config
+from appa_flwr.fairness import fairness_index
+from appa_flwr.run.records import Scores, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
 from server_app.federation.rewards import aggregated_reward
@@ -91,9 +93,43 @@ def test_a_policy_s_rows(federation):
             assert scores.per_group == pytest.approx(per_group)
             assert scores.avg_as == pytest.approx(sum(per_group.values()) / 3)
             assert scores.min_as == pytest.approx(min(per_group.values()))
-        assert row.format_score == pytest.approx(2 / 3)
+        assert row.format_score == row.readable == pytest.approx(2 / 3)
+        for tables, scores in ((TABLES, row), (TRUTHS, row.survey)):
+            read = [[reward(row.metric, tables[name], q) for q in predictions] for name in GROUPS]
+            assert scores.fi_readable == pytest.approx(fairness_index(read))
+            assert scores.fi == pytest.approx((2 * scores.fi_readable + 1) / 3)  # nobody's answer is fair to all
+            assert scores.skill is None  # without the uniform answer
+        assert not row.mostly_unreadable
     mean_J = [np.mean([reward("js", TABLES[n], q) for n in GROUPS]) for q in TEST_J]
     np.testing.assert_allclose(scored.reward_J, mean_J)
+
+
+@pytest.mark.parametrize(("readable", "mostly"), [(0, True), (1, True), (2, False), (4, False)])
+def test_less_than_half_readable_is_mostly_unreadable(federation, readable, mostly):
+    texts = ["0.50,0.50"] * readable + ["?"] * (4 - readable)
+    answers = parse_answers("dpa", texts, np.array([0, 0, 0, 0]), CATALOGUE)
+    (row,) = evaluation.score(federation, "base", answers, metrics=JS_ONLY, config=CONFIG).rows
+    assert (row.readable, row.mostly_unreadable) == (readable / 4, mostly)
+    assert np.isnan(row.fi_readable) == (readable == 0)
+
+
+def test_skill_is_measured_by_the_uniform_answer_of_the_same_metric_and_side():
+    def of(policy, metric, avg, truth):
+        numbers = {"fi": 1.0, "min_as": 0.0, "per_group": {}}
+        survey = None if truth is None else Scores(avg_as=truth, **numbers)
+        return SummaryRow(policy=policy, metric=metric, avg_as=avg, survey=survey, format_score=None, **numbers)
+
+    rows = evaluation.with_skill(
+        [
+            of("ppo", "js", 0.9, 0.7),
+            of("ppo", "borda", 0.9, 0.7),
+            of("uniform", "js", 0.8, 0.6),
+            of("sft", "js", 0.7, None),
+        ]
+    )
+    # half of .2 and a quarter of .4 gone; no uniform answer by that metric; itself; half as far again
+    assert [row.skill for row in rows] == [pytest.approx(50), None, pytest.approx(0), pytest.approx(-50)]
+    assert [row.survey and row.survey.skill for row in rows] == [pytest.approx(25), None, pytest.approx(0), None]
 
 
 def test_groups_without_survey_answers_leave_the_truth_empty():

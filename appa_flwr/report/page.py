@@ -146,9 +146,11 @@ def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
     shown = _number(value, decimals)
     if policy not in TRAINED_POLICIES or value is None or shown == DASH:
         return Cell(shown, css)
+    of_fairness = column.measure in ("FI", FI_READABLE)
+    rated = [other for other in TRAINED_POLICIES if not (of_fairness and _unreadable(run, other))]
     # As shown, so that two that print alike are both bold.
-    others = {_number(column.value(run, other), decimals) for other in TRAINED_POLICIES}
-    best = shown == max(others - {DASH}, key=float)
+    others = {_number(column.value(run, other), decimals) for other in rated}
+    best = policy in rated and shown == max(others - {DASH}, key=float)
     # FI of the uniform answer says little (saying nothing makes it high), so only scores are compared with it.
     uniform = column.value(run, "uniform") if column.measure in findings.MEASURES else None
     return Cell(shown, css, bold=best, dagger=uniform is not None and value - uniform <= findings.SHOWN_TIE)
@@ -166,10 +168,13 @@ def _present(run: Run) -> list[str]:
     return [policy for policy in POLICIES if any(row.policy == policy for row in run.summary)]
 
 
+def _unreadable(run: Run, policy: str) -> bool:
+    return any(row.mostly_unreadable for row in run.summary if row.policy == policy)
+
+
 def _name(run: Run, policy: str) -> str:
     """A policy as tables call it, marked where most of its answers could not be read."""
-    unreadable = any(row.mostly_unreadable for row in run.summary if row.policy == policy)
-    return POLICY_NAMES[policy] + ("‡" if unreadable else "")
+    return POLICY_NAMES[policy] + ("‡" if _unreadable(run, policy) else "")
 
 
 def _notes(run: Run) -> Iterable[str]:

@@ -65,6 +65,8 @@ def test_a_policy_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path)
     assert cells(page, "Base‡")[2:4] == ["0.9876", "–"]
     assert cells(page, "SFT")[2:4] == ["0.9876", "0.8765"]
     assert "‡: most answers could not be read, so FI says nothing." in page
+    assert page.count("<b>0.9876</b>") == 2  # SFT's alone is fair, against both truths
+    assert page.count("<b>0.050</b>") == 2  # both are as good, against PluralLLM's targets
 
 
 def test_rows_that_were_not_asked_for_are_not_explained(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_uppercase
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,9 @@ _FULL_REMINDERS = {
     "opa": "Reply with the K letters and nothing else, the most preferred answer first.",
 }
 _COMPACT_CUES = {"dpa": "scores:", "opa": "ranking:"}
+_CHOICE = """\
+Answer as one person who was picked at random would: reply with the letter of that answer and nothing else.
+Letter:"""
 
 # Digits are spelled out: \d would also match those of other scripts, which float() accepts.
 _NUMBER = re.compile(r"(?<![\w.])[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?!\.?\w)")
@@ -82,10 +86,13 @@ class Parsed:
         prediction: float64 (K,), or None where the answer cannot be used. DPA: a distribution. OPA:
             preference scores K..1, the first-ranked option has K.
         format_score: how well the answer keeps to the format asked for, in [0, 1].
+        parsed: False where the answer is "completely unparseable" and earns no training reward: for DPA without a
+            prediction, for OPA without any option's letter.
     """
 
     prediction: FloatArray | None
     format_score: float
+    parsed: bool
 
 
 def letters(num_options: int) -> tuple[str, ...]:
@@ -99,7 +106,17 @@ def letters(num_options: int) -> tuple[str, ...]:
     return _LABELS[:num_options]
 
 
-def prompt(task: str, question: str, options: Sequence[str], *, style: str = "full") -> str:
+class Answered(NamedTuple):
+    """A question with the answer that a prompt shows as an example."""
+
+    question: str
+    options: Sequence[str]
+    answer: str
+
+
+def prompt(
+    task: str, question: str, options: Sequence[str], *, style: str = "full", examples: Sequence[Answered] = ()
+) -> str:
     """The text that asks a model for an answer.
 
     Source: Figures prob-prompt and rank-prompt, in other words. Everything that does not depend on the
@@ -110,6 +127,7 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
         question: as asked in the survey; line breaks become spaces, here and in the K options.
         options: K, as many as `letters` has labels for.
         style: one of `STYLES`.
+        examples: answered questions to show before this one.
 
     Raises:
         UserError: an unknown task or style.
@@ -117,11 +135,16 @@ def prompt(task: str, question: str, options: Sequence[str], *, style: str = "fu
     _check_task(task)
     if style not in STYLES:
         raise unknown_name("prompt style", style, valid=STYLES)
-    listed = [f"{letter}: {_one_line(option)}" for letter, option in zip(letters(len(options)), options, strict=True)]
     if style == "compact":
-        return "\n".join([task, f"Q: {_one_line(question)}", *listed, _COMPACT_CUES[task]])
-    asked = "\n".join([f"Question: {_one_line(question)}", "Answers:", *listed])
-    return f"{_FULL_INSTRUCTIONS[task]}\n\n{asked}\n\n{_FULL_REMINDERS[task]}"
+        shown = [f"{_compact(task, example.question, example.options)}{example.answer}" for example in examples]
+        return "\n\n".join([*shown, _compact(task, question, options)])
+    shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
+    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), _FULL_REMINDERS[task]])
+
+
+def choice_prompt(question: str, options: Sequence[str]) -> str:
+    """The text that asks a model to choose one option, by its letter; question and options as for `prompt`."""
+    return f"{_asked(question, options)}\n\n{_CHOICE}"
 
 
 def parse(task: str, text: str, num_options: int) -> Parsed:
@@ -139,8 +162,8 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
     once and nothing else that looks like a letter, else those of the text. The format score is the share of the K
     options whose letter occurs; a complete ranking is a prediction, by first occurrence.
 
-    An answer whose prediction is None earns no training reward at all (see `rewards.training_reward`), whatever its
-    format score, which then says how near it came.
+    An answer is readable if it gives a prediction; without one its alignment is 0. In training an incomplete ranking
+    still earns its part of the format score, a completely unparseable answer nothing (see `rewards.training_reward`).
 
     Args:
         task: "dpa" or "opa".
@@ -196,7 +219,7 @@ def _parse_distribution(text: str, num_options: int) -> Parsed:
     read = text[:MAX_CHARACTERS]
     found = _first_complete(read, _NUMBER.findall, lambda numbers: len(numbers) == num_options)
     if not found:
-        return Parsed(None, 0.0)
+        return Parsed(None, 0.0, parsed=False)
     values = np.array([float(number) for number in found])
     is_complete = values.size == num_options
     is_bare = is_complete and len(text) <= MAX_CHARACTERS and _DECIMALS.fullmatch(read.strip()) is not None
@@ -204,7 +227,8 @@ def _parse_distribution(text: str, num_options: int) -> Parsed:
     with np.errstate(over="ignore", invalid="ignore"):  # 1e999 and its like: far from one, or NaN, fails the check
         sums_to_one = abs(values.sum() - 1.0) <= SUM_TOLERANCE + _ROUNDING_SLACK
     format_score = float(np.mean([is_bare, in_range, sums_to_one]))
-    return Parsed(_normalised(values) if is_complete else None, format_score)
+    prediction = _normalised(values) if is_complete else None
+    return Parsed(prediction, format_score, parsed=prediction is not None)
 
 
 def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
@@ -215,7 +239,7 @@ def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
     if len(ranked) == len(labels):
         prediction = np.empty(len(labels))
         prediction[ranked] = np.arange(len(labels), 0, -1)
-    return Parsed(prediction, len(ranked) / len(labels))
+    return Parsed(prediction, len(ranked) / len(labels), parsed=bool(ranked))
 
 
 def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Callable[[list[str]], bool]) -> list[str]:
@@ -238,6 +262,18 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     scaled_K = values_K / values_K.max()
     distribution_K: FloatArray = scaled_K / scaled_K.sum()
     return distribution_K
+
+
+def _compact(task: str, question: str, options: Sequence[str]) -> str:
+    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), _COMPACT_CUES[task]])
+
+
+def _asked(question: str, options: Sequence[str]) -> str:
+    return "\n".join([f"Question: {_one_line(question)}", "Answers:", *_listed(options)])
+
+
+def _listed(options: Sequence[str]) -> list[str]:
+    return [f"{letter}: {_one_line(option)}" for letter, option in zip(letters(len(options)), options, strict=True)]
 
 
 def _one_line(text: str) -> str:

@@ -145,10 +145,11 @@ def training_reward(
     *,
     alignment_weight: float = ALIGNMENT_WEIGHT,
 ) -> FloatArray:
-    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for an answer that could not be read.
+    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
 
     Training rewards (G, J) from alignment rewards (G, J), where a row of NaN is a group that did not answer and stays
-    NaN, format scores (J,), all in [0, 1], and flags (J,) of answers that could be read.
+    NaN, format scores (J,), all in [0, 1], and flags (J,), False for a completely unparseable answer. An incomplete
+    ranking is none: its alignment is 0, and it earns (1 - omega) s_fmt.
 
     Raises:
         ValueError: shapes that do not fit, or a weight outside its range (`appa_flwr.ranges`).
@@ -161,7 +162,7 @@ def training_reward(
         raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
     ranges.check("alignment_weight", alignment_weight, ranges.AlignmentWeight)
     mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
-    # A missing group must stay NaN for every rollout, also for those that nobody could read.
+    # A missing group must stay NaN for every rollout, also for those that nobody could parse.
     return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
 
 

@@ -26,12 +26,13 @@ from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from appa_flwr.report.plots import TradeOffPoint, trade_off
 from appa_flwr.run.files import METRICS, REPORT_FILE, SUMMARY, WEIGHTS_FILE, read_config
-from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
+from appa_flwr.run.records import CEILINGS, DO, FEW_SHOT, TRIVIAL_BASELINES
 from appa_flwr.run.resume import check_resumable
 from experiments import entry
 
 REFERENCES = (*TRIVIAL_BASELINES, *CEILINGS)
-STARTS = ("base", "sft")
+STARTS = ("base", FEW_SHOT, DO["base"], "sft", DO["sft"])
+LEARNED = ("ppo", DO["ppo"])
 # what `--rules` knows beside the rules themselves -> keys
 VARIANTS = {"appa-open": ("rule=appa", "appa.fairness-threshold=1.1")}
 CONFIDENCE = 0.95
@@ -40,7 +41,12 @@ CONFIDENCE = 0.95
 Cells = dict[str, float]
 """Column -> value of one policy in one run, NaN where it means nothing."""
 
-COLUMNS = ("Avg AS", "Min AS", "FI", "format", "Avg AS (survey)", "Min AS (survey)", "fell back")
+COLUMNS = (
+    *("Avg AS", "Min AS", "skill", "FI", "FI (readable)", "readable", "format"),
+    *("Avg AS (survey)", "Min AS (survey)", "skill (survey)", "fell back"),
+)
+DECIMALS = {"skill": 1, "skill (survey)": 1}
+SCORE_DECIMALS = 3
 
 
 def read_scores(folder: Path, metric: str) -> dict[str, Cells]:
@@ -58,9 +64,10 @@ def read_scores(folder: Path, metric: str) -> dict[str, Cells]:
     found = {}
     for row in SUMMARY.read(folder) or ():
         if row.metric == metric:
-            truth = (row.survey.avg_as, row.survey.min_as) if row.survey else (None, None)
+            truth = (row.survey.avg_as, row.survey.min_as, row.survey.skill) if row.survey else (None, None, None)
             fell_back = float(np.mean(branches)) if branches and row.policy == "ppo" else None
-            cells = (row.avg_as, row.min_as, row.fi, row.format_score, *truth, fell_back)
+            fairness = (row.fi, row.fi_readable, row.readable)
+            cells = (row.avg_as, row.min_as, row.skill, *fairness, row.format_score, *truth, fell_back)
             found[row.policy] = {
                 name: float("nan") if cell is None else cell for name, cell in zip(COLUMNS, cells, strict=True)
             }
@@ -70,7 +77,7 @@ def read_scores(folder: Path, metric: str) -> dict[str, Cells]:
 def table(scores: Mapping[str, Sequence[Cells]]) -> str:
     """A Markdown table: a row a policy, mean and standard deviation (ddof 1) over seeds."""
     rows = [
-        [name, str(len(by_seed)), *(_cell([cells[column] for cells in by_seed]) for column in COLUMNS)]
+        [name, str(len(by_seed)), *(_cell([cells[column] for cells in by_seed], column) for column in COLUMNS)]
         for name, by_seed in scores.items()
     ]
     return markdown.table(["policy", "seeds", *COLUMNS], rows) + "\n"
@@ -91,12 +98,12 @@ def differences(scores: Mapping[str, Sequence[Cells]], rules: Sequence[str]) -> 
     return markdown.table(["paired difference", *columns], rows) + "\n"
 
 
-def _cell(values: Sequence[float]) -> str:
-    known = [value for value in values if not np.isnan(value)]
+def _cell(values: Sequence[float], column: str) -> str:
+    known, decimals = [value for value in values if not np.isnan(value)], DECIMALS.get(column, SCORE_DECIMALS)
     if not known:
         return "-"
-    spread = f" ± {np.std(known, ddof=1):.3f}" if len(known) > 1 else ""
-    return f"{np.mean(known):.3f}{spread}"
+    spread = f" ± {np.std(known, ddof=1):.{decimals}f}" if len(known) > 1 else ""
+    return f"{np.mean(known):z.{decimals}f}{spread}"
 
 
 def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[str], output: Path, here: Path) -> Path:
@@ -131,22 +138,24 @@ def compare(rules: Sequence[str], seeds: Sequence[int], *, overrides: Sequence[s
         metric = config.reward_metric
         _finish(config, here)
         scores = read_scores(config.run_folder, metric)
-        found.setdefault(f"ppo, {rule}", []).append(scores["ppo"])
+        for name in LEARNED:
+            if name in scores:
+                found.setdefault(f"{name}, {rule}", []).append(scores[name])
         if rule == rules[0]:  # what does not depend on the rule counts once a seed
             for name in (*STARTS, *REFERENCES):
                 if name in scores:
                     found.setdefault(name, []).append(scores[name])
-    order = [*STARTS, *(f"ppo, {rule}" for rule in rules), *REFERENCES]
+    order = [*STARTS, *(f"{name}, {rule}" for name in LEARNED for rule in rules), *REFERENCES]
     found = {name: found[name] for name in order if name in found}
     points = [
         TradeOffPoint(
             name.removeprefix("ppo, "),
             tuple(cells["Avg AS"] for cells in by_seed),
             tuple(cells["Min AS"] for cells in by_seed),
-            reference=not name.startswith("ppo, "),
+            reference=name in REFERENCES,
         )
         for name, by_seed in found.items()
-        if name not in STARTS
+        if name in REFERENCES or name.startswith("ppo, ")
     ]
     trade_off(points, output / "trade_off.png", metric=metric)
     path = output / "compare.md"

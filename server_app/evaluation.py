@@ -5,7 +5,7 @@ Axis letters: G groups, Q questions, J answers, K options.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from appa_flwr.deviations import deviations
 from appa_flwr.disagreement import disagreement
 from appa_flwr.rewards import metrics_of
 from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
-from appa_flwr.scores import alignment_scores
+from appa_flwr.scores import alignment_scores, skill_score
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.models.base import Base
@@ -27,6 +27,7 @@ from server_app.ppo.rollouts import Decoding, sample
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 SIDES = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
 PROBE_DIGITS = 9
@@ -38,7 +39,7 @@ def greedy_answers(
     base: Base,
     config: Config,
     *,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int]] | Mapping[int, Sequence[int]],
     question_J: IntArray,
     catalogue: wire.Catalogue,
 ) -> Answers:
@@ -60,7 +61,8 @@ def greedy_answers(
 
 def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
     """Answers that no model wrote: a trivial baseline or a ceiling."""
-    return Answers(question_J, ("",) * len(question_J), prediction_JK, np.full(len(question_J), np.nan))
+    size = len(question_J)
+    return Answers(question_J, ("",) * size, prediction_JK, np.full(size, np.nan), np.ones(size, dtype=bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class Scored:
 def score(federation: Federation, policy: str, answers: Answers, *, metrics: Sequence[str], config: Config) -> Scored:
     """Let the groups score one policy's answers to the held-out questions; a row for each metric."""
     rewards = federation.score(answers.request(metrics, sides=SIDES))
-    written = bool(np.isfinite(answers.format_score_J).all())
+    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
     rows = []
     for metric in metrics:
         truth_GJ = rewards[metric, wire.TRUTH_SIDE]
@@ -91,22 +93,38 @@ def score(federation: Federation, policy: str, answers: Answers, *, metrics: Seq
             SummaryRow(
                 policy=policy,
                 metric=metric,
-                **vars(_scores(federation, rewards[metric, wire.TARGET_SIDE], config)),
+                **vars(_scores(federation, rewards[metric, wire.TARGET_SIDE], readable_J, config)),
                 format_score=float(answers.format_score_J.mean()) if written else None,
-                survey=_scores(federation, truth_GJ, config) if known else None,
+                survey=_scores(federation, truth_GJ, readable_J, config) if known else None,
+                readable=float(readable_J.mean()),
             )
         )
     return Scored(rows, answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
 
 
-def _scores(federation: Federation, reward_GJ: FloatArray, config: Config) -> Scores:
-    found = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
+def _scores(federation: Federation, reward_GJ: FloatArray, readable_J: BoolArray, config: Config) -> Scores:
+    found = alignment_scores(reward_GJ, readable_J, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
     return Scores(
         fi=found.fairness_index,
+        fi_readable=found.fairness_of_readable,
         avg_as=found.avg_as,
         min_as=found.min_as,
         per_group=dict(zip(federation.groups, found.per_group_G.tolist(), strict=True)),
     )
+
+
+def with_skill(rows: Iterable[SummaryRow]) -> list[SummaryRow]:
+    """The rows with their skill scores, which the uniform answer's rows give the scale for."""
+    rows = list(rows)
+    uniform = {row.metric: row for row in rows if row.policy == "uniform"}
+    return [_rated(row, uniform[row.metric]) if row.metric in uniform else row for row in rows]
+
+
+def _rated(row: SummaryRow, uniform: SummaryRow) -> SummaryRow:
+    survey = row.survey
+    if survey is not None and uniform.survey is not None:
+        survey = survey.model_copy(update={"skill": skill_score(survey.avg_as, uniform.survey.avg_as)})
+    return row.model_copy(update={"skill": skill_score(row.avg_as, uniform.avg_as), "survey": survey})
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +178,7 @@ def frame(
     return Frame(rows, Differences(predicted=predicted, survey=survey, heard=Heard(**vars(heard))))
 
 
-def _stakes(target_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], config: Config) -> Stakes:
+def _stakes(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Stakes:
     return Stakes(**vars(disagreement(target_GQK, option_QK, metric=config.reward_metric)))
 
 
@@ -179,7 +197,7 @@ def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, af
 
 
 def probe_targets(
-    federation: Federation, question_J: IntArray, option_JK: npt.NDArray[np.bool_], *, sides: Sequence[str]
+    federation: Federation, question_J: IntArray, option_JK: BoolArray, *, sides: Sequence[str]
 ) -> dict[str, FloatArray]:
     """What the groups score against, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
 

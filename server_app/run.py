@@ -8,7 +8,7 @@ With run.phases = "pluralllm" it is join -> population -> pluralllm -> targets -
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
 and PPO's checkpoint.
 
-Axis letters: G groups, Q questions, K options, J held-out or training questions.
+Axis letters: G groups, Q questions, K options.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import gc
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +25,16 @@ from flwr.app import ArrayRecord
 from transformers import PreTrainedModel
 
 from appa_flwr import aggregation, report, wire
-from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config
+from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.disagreement import generated_population
 from appa_flwr.errors import UserError
 from appa_flwr.files import replaced_folder, writing
-from appa_flwr.rewards import metrics_of
 from appa_flwr.run.files import (
     CHECKPOINT_FILE,
-    DIFFERENCES,
     EXAMPLES,
     METRICS,
     POLICY,
     SFT_MODEL,
-    SUMMARY,
     WEIGHTS_FILE,
 )
 from appa_flwr.run.records import Card, Iteration, PopulationSummary, SummaryRow
@@ -48,12 +44,12 @@ from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
 from server_app.checkpoint import Checkpoint
-from server_app.evaluation import Scored
-from server_app.federation.catalogue import build_catalogue, fitting_questions
+from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
+from server_app.inputs import PolicyInputs, Run, policy_inputs, taught_texts
 from server_app.models import base as base_models
-from server_app.models import sft, tiny
+from server_app.models import sft
 from server_app.models.base import Base
 from server_app.models.card import model_card
 from server_app.models.exports import load_policy, save
@@ -64,43 +60,12 @@ from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
+from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 log = logging.getLogger("appa.server")
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What every phase needs."""
-
-    config: Config
-    folder: RunFolder
-    federation: Federation
-    catalogue: wire.Catalogue
-
-
-@dataclass(frozen=True, eq=False)
-class PolicyInputs:
-    """What the policy starts from and learns from.
-
-    Attributes:
-        base: the starting point.
-        prompts: token ids of every question's prompt, by catalogue position.
-        train_J: training questions that are used.
-        test_J: held-out questions that are used.
-        majority_QK: the majority's answers, as scores.
-        sft_QK: what SFT teaches, as scores.
-    """
-
-    base: Base
-    prompts: list[list[int]]
-    train_J: IntArray
-    test_J: IntArray
-    majority_QK: FloatArray
-    sft_QK: FloatArray
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
@@ -264,44 +229,13 @@ def collect_votes(run: Run) -> FloatArray:
     return votes_GQK
 
 
-def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
-    """Prompts, the questions that fit, and SFT's targets."""
-    prompts = [base.prompt_ids(run.config, question) for question in run.catalogue.questions]
-    train_J, test_J = fitting_questions(run.config, run.catalogue, [len(ids) for ids in prompts])
-    majority_QK, sft_QK = (
-        sft.sft_targets(votes_GQK, run.catalogue.option_QK, target=target)
-        for target in ("majority", run.config.sft.target)
-    )
-    return PolicyInputs(base, prompts, train_J, test_J, majority_QK, sft_QK)
-
-
-def evaluate(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
-) -> Scored:
-    """Let the groups score a policy's greedy answers to the held-out questions; `earlier` rows stay in summary.json."""
-    config = run.config
-    with run.folder.phase(f"evaluate {name}") as phase:
-        answers = evaluation.greedy_answers(
-            model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
-        )
-        # The training metric first: the examples in the report show its rewards.
-        metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
-        scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
-        run.folder.write(SUMMARY, (*earlier, *scored.rows))
-        row = scored.rows[0]
-        shown = f"Avg AS {row.avg_as:.3f}, Min AS {row.min_as:.3f}, FI {row.fi:.4f}, format {row.format_score:.3f}"
-        phase.step(1, 1, shown)
-    return scored
-
-
 def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """SFT of the model into the run's folder, unless an earlier session has done it."""
-    step = tiny.ANSWER_STEP if run.config.model == TINY_MODEL else sft.STEP
     with run.folder.phase("sft") as phase:
         if (run.folder.path / SFT_MODEL).exists():
             phase.step(1, 1, f"resumed: the model is that in {SFT_MODEL}")
             return
-        texts = sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, step=step)
+        texts = taught_texts(run, inputs)
         sft.fine_tune(
             model,
             inputs.base,
@@ -373,20 +307,6 @@ def _shown(line: Iteration) -> str:
         f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
         f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
     )
-
-
-def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Trivial baselines and ceilings; all rows of summary.json."""
-    with run.folder.phase("baselines") as phase:
-        found = evaluation.frame(
-            run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
-        )
-        rows = [*earlier, *found.rows]
-        run.folder.write(SUMMARY, tuple(rows))
-        if found.differences is not None:
-            run.folder.write(DIFFERENCES, found.differences)
-        phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
-    return rows
 
 
 def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:

@@ -21,15 +21,25 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def row(
-    policy: str, avg_as: float, min_as: float, *, metric: str = "js", survey: bool = True, groups: Sequence[str] = "ab"
+    policy: str,
+    avg_as: float,
+    min_as: float,
+    *,
+    metric: str = "js",
+    survey: bool = True,
+    groups: Sequence[str] = "ab",
+    readable: float = 1.0,
 ) -> dict[str, Any]:
     """A summary row over groups that really have this mean and minimum: the first is worst off."""
     others = (len(groups) * avg_as - min_as) / (len(groups) - 1)
     per_group = dict.fromkeys(groups, others) | {groups[0]: min_as}
-    scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group}
-    truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1} if survey else None
-    form = 0.95 if policy in ("base", "sft", "ppo") else None
-    return {"policy": policy, "metric": metric, **scores, "format_score": form, "survey": truth}
+    scores = {"fi": 0.9876, "avg_as": avg_as, "min_as": min_as, "per_group": per_group, "fi_readable": 0.8765}
+    # the uniform answer's score is .790, and .690 against the survey
+    skills = [100 * (1 - (1 - avg_as) / 0.21), 100 * (1 - (1.1 - avg_as) / 0.31)]
+    truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1, "skill": skills[1]} if survey else None
+    form = 0.95 if policy in ("base", "sft", "ppo", "few-shot") else None
+    asked = {"policy": policy, "metric": metric, **scores, "skill": skills[0]}
+    return asked | {"format_score": form, "survey": truth, "readable": readable}
 
 
 def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
@@ -145,6 +155,10 @@ GOOD = {
     "base": (0.700, 0.600),
     "sft": (0.810, 0.770),
     "ppo": (0.860, 0.800),
+    "few-shot": (0.720, 0.610),
+    "base-do": (0.730, 0.640),
+    "sft-do": (0.680, 0.590),
+    "ppo-do": (0.690, 0.600),
     "uniform": (0.790, 0.750),
     "majority": (0.650, 0.550),
     "ceiling-average": (0.900, 0.820),

@@ -278,6 +278,9 @@ class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
     batch_size: int = Field(64, ge=1, description="answers per forward pass (PPO table)")
+    extra_rows: bool = Field(
+        True, description="score the base model behind answered questions, and what each model would choose, too"
+    )
     ceilings: bool = Field(
         True, description="report the best shared answers; asks the groups for scores that reveal their targets"
     )

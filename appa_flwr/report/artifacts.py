@@ -16,8 +16,20 @@ from typing import TypeGuard
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.ranges import TASK_METRICS
-from appa_flwr.run.files import CARD, DIFFERENCES, EXAMPLES, METRICS, PHASES, SUMMARY, read_config
-from appa_flwr.run.records import POLICIES, Card, Differences, Example, Iteration, Phase, Scores, SummaryRow
+from appa_flwr.run.files import CARD, DIFFERENCES, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY, read_config
+from appa_flwr.run.records import (
+    CEILINGS,
+    TRAINED_POLICIES,
+    TRIVIAL_BASELINES,
+    Card,
+    Differences,
+    Example,
+    Iteration,
+    Phase,
+    QuestionCounts,
+    Scores,
+    SummaryRow,
+)
 
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
 
@@ -39,6 +51,7 @@ class Run:
     pluralllm: Card | None
     examples: tuple[Example, ...]
     differences: Differences | None = None
+    questions: QuestionCounts | None = None
     missing: tuple[str, ...] = ()
 
     @property
@@ -86,7 +99,8 @@ def _missing(run: Run) -> Iterator[str]:
     last = run.iterations[-1] if run.iterations else None
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
-    absent = [policy for policy in POLICIES if all(row.policy != policy for row in run.summary)]
+    expected = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
+    absent = [policy for policy in expected if all(row.policy != policy for row in run.summary)]
     if run.summary and absent:
         yield f"{SUMMARY.name} has no row for {', '.join(absent)}."
 
@@ -109,6 +123,7 @@ def read_run(run_folder: Path) -> Run:
         pluralllm=CARD.read(run_folder),
         examples=EXAMPLES.read(run_folder) or (),
         differences=DIFFERENCES.read(run_folder),
+        questions=QUESTIONS.read(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):

@@ -18,13 +18,15 @@ from jinja2 import Environment, StrictUndefined
 from appa_flwr.report import findings, predictor, template
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE
-from appa_flwr.run.records import POLICIES, TRAINED_POLICIES, Card
+from appa_flwr.run.records import CEILINGS, DO, FEW_SHOT, POLICIES, TRAINED_POLICIES, TRIVIAL_BASELINES, Card
 
 DASH = "–"
-FORMAT = "Format\nscore"
+FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
 MEASURES = ("FI", *findings.MEASURES)
-FAIRNESS_DECIMALS, SCORE_DECIMALS = 4, 3
-"""As many as the paper's tables ("Full Quantitative Results") show."""
+ALL_MEASURES = ("FI", FI_READABLE, *findings.MEASURES, SKILL)
+SCORE_DECIMALS = 3
+DECIMALS = {"FI": 4, FI_READABLE: 4, SKILL: 1}
+"""Of other measures `SCORE_DECIMALS`: as many as the paper's tables ("Full Quantitative Results") show."""
 
 POLICY_NAMES = {policy: name for policy, (name, *_) in POLICY_STYLE.items()}
 METRIC_NAMES = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
@@ -34,6 +36,16 @@ MOST_LISTED_GROUPS = 16
 TABLE_NOTE = (
     "Bold: best of base, SFT and PPO. †: not above the uniform answer. FI, Avg AS, Min AS and format score "
     "lie in 0 to 1, higher is better."
+)
+READABLE_NOTE = (
+    "FI readable: FI over the answers that could be read, since one that could not is worth 0 to all groups and counts "
+    "as perfectly fair in FI. Skill: 100 (1 - d / d of the uniform answer) with d = 1 - Avg AS; 100 is perfect, 0 as "
+    "good as the uniform answer."
+)
+UNREADABLE_NOTE = "‡: most answers could not be read, so FI says nothing."
+FEW_SHOT_NOTE = "Few-shot: the base model, not trained, with answered training questions in its prompt."
+DO_NOTE = (
+    "(do): the probabilities that the same model gives the letters when asked for one; other rows are what it writes."
 )
 
 
@@ -72,7 +84,13 @@ class Column(NamedTuple):
         scores = run.scores(policy, self.metric, survey=self.survey)
         if scores is None:
             return None
-        return {"FI": scores.fi, "Avg AS": scores.avg_as, "Min AS": scores.min_as}[self.measure]
+        return {
+            "FI": scores.fi,
+            FI_READABLE: scores.fi_readable,
+            "Avg AS": scores.avg_as,
+            "Min AS": scores.min_as,
+            SKILL: scores.skill,
+        }[self.measure]
 
 
 Spans = Mapping[str, Sequence[Column]]
@@ -80,7 +98,7 @@ Spans = Mapping[str, Sequence[Column]]
 
 
 def _number(value: float | None, decimals: int = SCORE_DECIMALS) -> str:
-    return f"{value:.{decimals}f}" if is_known(value) else DASH
+    return f"{value:z.{decimals}f}" if is_known(value) else DASH  # z: no negative zero
 
 
 def _percent(share: float, decimals: int = 1) -> str:
@@ -123,14 +141,16 @@ def truths(run: Run) -> list[tuple[str, bool]]:
 
 def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
     """One number: bold where best of base, SFT and PPO; a dagger where not above the uniform answer."""
-    decimals = FAIRNESS_DECIMALS if column.measure == "FI" else SCORE_DECIMALS
+    decimals = DECIMALS.get(column.measure, SCORE_DECIMALS)
     value = column.value(run, policy)
     shown = _number(value, decimals)
     if policy not in TRAINED_POLICIES or value is None or shown == DASH:
         return Cell(shown, css)
+    of_fairness = column.measure in ("FI", FI_READABLE)
+    rated = [other for other in TRAINED_POLICIES if not (of_fairness and _unreadable(run, other))]
     # As shown, so that two that print alike are both bold.
-    others = {_number(column.value(run, other), decimals) for other in TRAINED_POLICIES}
-    best = shown == max(others - {DASH}, key=float)
+    others = {_number(column.value(run, other), decimals) for other in rated}
+    best = policy in rated and shown == max(others - {DASH}, key=float)
     # FI of the uniform answer says little (saying nothing makes it high), so only scores are compared with it.
     uniform = column.value(run, "uniform") if column.measure in findings.MEASURES else None
     return Cell(shown, css, bold=best, dagger=uniform is not None and value - uniform <= findings.SHOWN_TIE)
@@ -138,7 +158,7 @@ def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
 
 def _policy_row(run: Run, policy: str, spans: Spans) -> list[Cell]:
     """The rule, the numbers of each span of columns, and the format score."""
-    row = [Cell(run.settings.rule if policy == "ppo" else DASH, "text")]
+    row = [Cell(run.settings.rule if policy in ("ppo", DO["ppo"]) else DASH, "text")]
     for columns in (*spans.values(), [Column(FORMAT, run.training_metric)]):
         row += [_score_cell(run, policy, column, _edge(number)) for number, column in enumerate(columns)]
     return row
@@ -148,16 +168,37 @@ def _present(run: Run) -> list[str]:
     return [policy for policy in POLICIES if any(row.policy == policy for row in run.summary)]
 
 
+def _unreadable(run: Run, policy: str) -> bool:
+    return any(row.mostly_unreadable for row in run.summary if row.policy == policy)
+
+
+def _name(run: Run, policy: str) -> str:
+    """A policy as tables call it, marked where most of its answers could not be read."""
+    return POLICY_NAMES[policy] + ("‡" if _unreadable(run, policy) else "")
+
+
+def _notes(run: Run) -> Iterable[str]:
+    """What a reader has to know of the rows and columns that are there."""
+    yield TABLE_NOTE
+    if any(row.mostly_unreadable for row in run.summary):
+        yield UNREADABLE_NOTE
+    if FEW_SHOT in _present(run):
+        yield FEW_SHOT_NOTE
+    if set(DO.values()) & set(_present(run)):
+        yield DO_NOTE
+
+
 def training_metric_table(run: Run) -> Table:
-    """Policies by FI, Avg AS and Min AS on the training metric, against both truths next to each other."""
+    """Policies by all measures on the training metric, against both truths next to each other."""
     spans = {
-        name: [Column(measure, run.training_metric, survey) for measure in MEASURES] for name, survey in truths(run)
+        name: [Column(measure, run.training_metric, survey) for measure in ALL_MEASURES] for name, survey in truths(run)
     }
-    rows = [[Cell(POLICY_NAMES[policy], tag="th"), *_policy_row(run, policy, spans)] for policy in _present(run)]
-    trained = sum(policy in TRAINED_POLICIES for policy in _present(run))
-    head = _head(["Policy", "Server\nagg."], dict.fromkeys(spans, MEASURES), [FORMAT])
-    caption = f"Training metric {metric_name(run)}, held-out questions. {TABLE_NOTE}"
-    return Table(head, [rows[:trained], rows[trained:]], caption)
+    rows = {policy: [Cell(_name(run, policy), tag="th"), *_policy_row(run, policy, spans)] for policy in _present(run)}
+    kinds = (TRAINED_POLICIES, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, *CEILINGS))
+    blocks = [[rows[policy] for policy in kind if policy in rows] for kind in kinds]
+    head = _head(["Policy", "Server\nagg."], dict.fromkeys(spans, ALL_MEASURES), [FORMAT])
+    caption = f"Training metric {metric_name(run)}, held-out questions. {' '.join(_notes(run))} {READABLE_NOTE}"
+    return Table(head, [block for block in blocks if block], caption)
 
 
 def all_metrics_table(run: Run) -> Table:
@@ -165,12 +206,12 @@ def all_metrics_table(run: Run) -> Table:
     blocks = []
     for name, survey in truths(run):
         spans = {measure: [Column(measure, metric, survey) for metric in run.metrics] for measure in MEASURES}
-        block = [[Cell(POLICY_NAMES[policy], "text"), *_policy_row(run, policy, spans)] for policy in _present(run)]
+        block = [[Cell(_name(run, policy), "text"), *_policy_row(run, policy, spans)] for policy in _present(run)]
         block[0].insert(0, Cell(name, tag="th", down=len(block)))
         blocks.append(block)
     names = [METRIC_NAMES.get(metric, metric) for metric in run.metrics]
     head = _head(["Targets", "Method", "Server\nagg."], dict.fromkeys(MEASURES, names), [FORMAT])
-    return Table(head, blocks, TABLE_NOTE, "wide")
+    return Table(head, blocks, " ".join(_notes(run)), "wide")
 
 
 def per_group_table(run: Run) -> Table:
@@ -220,9 +261,12 @@ def config_table(run: Run) -> Table:
 
 
 def facts(run: Run) -> Iterable[tuple[str, str]]:
-    """Task, rule, metric, model, survey, seed, groups, iterations and total time."""
+    """Task, rule, metric, model, survey, its questions, seed, groups, iterations and total time."""
     config = shown_config(run)
-    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey", "seed"))
+    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey"))
+    if run.questions is not None:
+        yield "Questions", run.questions.sentence()
+    yield "Seed", config["seed"]
     groups = run.groups
     listed = ", ".join(groups[:MOST_LISTED_GROUPS]) + (", …" if len(groups) > MOST_LISTED_GROUPS else "")
     yield "Groups", f"{len(groups)}: {listed}" if groups else "unknown"

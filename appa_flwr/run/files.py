@@ -7,6 +7,7 @@ phases.json            seconds of each phase
 pluralllm.json         the card of PluralLLM's weights: its training and its error
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
+questions.json         how many questions the policy is asked
 summary.json           the scores of every policy, trivial baseline and ceiling
 differences.json       how the groups differ, and how much of it the predictor hears
 examples.json          some answers before and after PPO
@@ -32,7 +33,7 @@ from pydantic_core import to_jsonable_python
 from appa_flwr.config import Config, Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.run.records import Card, Differences, Example, Iteration, Phase, Progress, SummaryRow
+from appa_flwr.run.records import Card, Differences, Example, Iteration, Phase, Progress, QuestionCounts, SummaryRow
 
 SCHEMA = 1
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
@@ -82,6 +83,7 @@ PROGRESS = LineFile("progress.jsonl", Progress)
 METRICS = LineFile("metrics.jsonl", Iteration)
 PHASES = JsonFile("phases.json", tuple[Phase, ...])
 CARD = JsonFile("pluralllm.json", Card)
+QUESTIONS = JsonFile("questions.json", QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", Differences)
 EXAMPLES = JsonFile("examples.json", tuple[Example, ...])

@@ -16,10 +16,16 @@ CARD_FORMAT = 3
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
 TRAINED_POLICIES = ("base", "sft", "ppo")
+FEW_SHOT = "few-shot"
+"""The base model, not trained, behind answered training questions."""
+DO = {policy: f"{policy}-do" for policy in TRAINED_POLICIES}
+"""Policy -> the same model, read by the probabilities of the letters it would choose."""
 TRIVIAL_BASELINES = ("uniform", "majority")
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Policy -> objective of the best shared answer."""
-POLICIES = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
+POLICIES = (*TRAINED_POLICIES, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)
+
+MOSTLY = 0.5
 
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
@@ -94,15 +100,22 @@ class _Evaluated(Record):
 
 
 class Scores(Record):
-    """One policy under one metric, against one kind of target; all in [0, 1].
+    """One policy under one metric, against one kind of target; all but the skill in [0, 1].
 
     Source: Appendix "Group, Average, and Minimum Alignment Scores".
+
+    Attributes:
+        fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
+            takes for perfectly fair. NaN where none could; None in runs that did not measure it.
+        skill: Avg AS as a skill score, see `appa_flwr.scores.skill_score`; None without the uniform answer's row.
     """
 
     fi: float
     avg_as: float
     min_as: float
     per_group: dict[str, float]
+    fi_readable: float | None = None
+    skill: float | None = None
 
 
 class SummaryRow(Scores, _Evaluated):
@@ -111,10 +124,46 @@ class SummaryRow(Scores, _Evaluated):
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
         survey: scores against the groups' real survey answers, None where no group has any.
+        readable: share of answers in [0, 1] that give a prediction; None in runs that did not measure it.
     """
 
     format_score: float | None
     survey: Scores | None
+    readable: float | None = None
+
+    @property
+    def mostly_unreadable(self) -> bool:
+        """Whether less than half of the answers could be read, so that FI says nothing about the policy."""
+        return self.readable is not None and self.readable < MOSTLY
+
+
+class QuestionCounts(Record):
+    """questions.json: how many questions the policy is asked, and how many are left out.
+
+    Attributes:
+        training: training questions that are used.
+        held_out: held-out questions that are used.
+        unanswerable: left out, since their answer does not fit into `rollout.response-length` tokens.
+        too_long: left out, since prompt and answer do not fit into `policy.max-sequence-length` tokens.
+    """
+
+    training: int
+    held_out: int
+    unanswerable: int
+    too_long: int
+
+    def sentence(self) -> str:
+        """In words."""
+        used = f"{self.training} training and {self.held_out} held-out questions are used"
+        left_out = [
+            f"{count} left out, {why}"
+            for count, why in (
+                (self.unanswerable, "whose answer does not fit into rollout.response-length"),
+                (self.too_long, "whose prompt and answer do not fit into policy.max-sequence-length"),
+            )
+            if count
+        ]
+        return "; ".join([used, *left_out])
 
 
 class Stakes(Record):

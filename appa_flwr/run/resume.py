@@ -19,6 +19,7 @@ from appa_flwr.run.files import (
     PHASES,
     POLICY,
     PROGRESS,
+    QUESTIONS,
     SFT_MODEL,
     SUMMARY,
     WEIGHTS_FILE,
@@ -39,7 +40,7 @@ FREE_KEYS = (
 )
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
-    *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, SUMMARY, DIFFERENCES, EXAMPLES)),
+    *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, QUESTIONS, SUMMARY, DIFFERENCES, EXAMPLES)),
     *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SFT_MODEL, POLICY),
 )
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from appa_flwr import formats, wire
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,18 +26,20 @@ class Answers:
         texts: as the policy wrote them.
         prediction_JK: parsed; a row of NaN where nothing could be read.
         format_score_J: in [0, 1].
+        parsed_J: False for a completely unparseable answer; see `appa_flwr.formats.Parsed`.
     """
 
     question_J: npt.NDArray[np.int64]
     texts: tuple[str, ...]
     prediction_JK: FloatArray
     format_score_J: FloatArray
+    parsed_J: BoolArray
 
     @property
-    def parsed_J(self) -> npt.NDArray[np.bool_]:
-        """True where a prediction could be read."""
-        parsed_J: npt.NDArray[np.bool_] = np.logical_not(np.isnan(self.prediction_JK).all(axis=1))
-        return parsed_J
+    def readable_J(self) -> BoolArray:
+        """True where an answer gives a prediction."""
+        readable_J: BoolArray = np.logical_not(np.isnan(self.prediction_JK).all(axis=1))
+        return readable_J
 
     def request(
         self, metrics: Sequence[str], *, sides: Sequence[str] = (wire.TARGET_SIDE,), draw: int = 0
@@ -50,12 +53,12 @@ def parse_answers(
 ) -> Answers:
     """Parse what the policy wrote; `question_J` are the questions that the texts answer."""
     prediction_JK = np.full((len(texts), catalogue.option_QK.shape[1]), np.nan)
-    format_score_J = np.zeros(len(texts))
+    format_score_J, parsed_J = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
     for j, (text, question) in enumerate(zip(texts, question_J, strict=True)):
         num_options = len(catalogue.questions[question].options)
         parsed = formats.parse(task, text, num_options)
-        format_score_J[j] = parsed.format_score
+        format_score_J[j], parsed_J[j] = parsed.format_score, parsed.parsed
         if parsed.prediction is not None:
             prediction_JK[j] = 0.0
             prediction_JK[j, :num_options] = parsed.prediction
-    return Answers(question_J, tuple(texts), prediction_JK, format_score_J)
+    return Answers(question_J, tuple(texts), prediction_JK, format_score_J, parsed_J)

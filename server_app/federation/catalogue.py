@@ -5,8 +5,8 @@ Axis letters: Q questions, K options, E features.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,6 @@ from pluralllm.encoders import Progress, encoder
 from server_app.models.base import cache_folder
 
 IntArray = npt.NDArray[np.int64]
-
-log = logging.getLogger("appa.server")
 
 
 def public_questions(config: Config) -> tuple[Question, ...]:
@@ -65,20 +63,54 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK)
 
 
-def fitting_questions(config: Config, catalogue: wire.Catalogue, tokens_Q: Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Training and held-out questions whose prompt, of so many tokens, and answer fit (SFT table: maximum length).
+@dataclass(frozen=True, eq=False)
+class FittingQuestions:
+    """The questions that the policy can be asked, and how many it cannot.
+
+    Attributes:
+        train_J: training questions that fit.
+        test_J: held-out questions that fit.
+        unanswerable: questions whose answer needs more than `rollout.response-length` tokens.
+        too_long: others that, with their answer, exceed `policy.max-sequence-length`.
+    """
+
+    train_J: IntArray
+    test_J: IntArray
+    unanswerable: int
+    too_long: int
+
+
+def fitting_questions(
+    config: Config, catalogue: wire.Catalogue, *, prompt_tokens_Q: Sequence[int], answer_tokens_Q: Sequence[int]
+) -> FittingQuestions:
+    """Training and held-out questions that can be asked and answered (SFT and PPO tables: maximum lengths).
+
+    Args:
+        config: `policy.max-sequence-length` and `rollout.response-length`.
+        catalogue: the public questions and their split.
+        prompt_tokens_Q: of each question's prompt.
+        answer_tokens_Q: of an answer in the format asked for, its end included.
 
     Raises:
         UserError: no training or no held-out question fits.
     """
     longest, response = config.policy.max_sequence_length, config.rollout.response_length
-    fits_Q = np.array(tokens_Q) + response <= longest
-    train_J, test_J = np.flatnonzero(fits_Q & catalogue.train_Q), np.flatnonzero(fits_Q & ~catalogue.train_Q)
-    if not len(train_J) or not len(test_J):
-        raise UserError(
-            f"policy.max-sequence-length = {longest} leaves no training or no held-out question: the shortest prompt "
-            f"has {min(tokens_Q)} tokens and rollout.response-length is {response}"
-        )
-    if not fits_Q.all():
-        log.warning("%d questions are left out: longer than policy.max-sequence-length", int((~fits_Q).sum()))
-    return train_J, test_J
+    answerable_Q = np.array(answer_tokens_Q) <= response
+    fits_Q = answerable_Q & (np.array(prompt_tokens_Q) + response <= longest)
+    for key, value, fitting_Q, why in (
+        ("rollout.response-length", response, answerable_Q, f"the shortest answer has {min(answer_tokens_Q)} tokens"),
+        (
+            "policy.max-sequence-length",
+            longest,
+            fits_Q,
+            f"the shortest prompt has {min(prompt_tokens_Q)} tokens and rollout.response-length is {response}",
+        ),
+    ):
+        if not (fitting_Q & catalogue.train_Q).any() or not (fitting_Q & ~catalogue.train_Q).any():
+            raise UserError(f"{key} = {value} leaves no training or no held-out question: {why}")
+    return FittingQuestions(
+        np.flatnonzero(fits_Q & catalogue.train_Q),
+        np.flatnonzero(fits_Q & ~catalogue.train_Q),
+        unanswerable=int((~answerable_Q).sum()),
+        too_long=int((answerable_Q & ~fits_Q).sum()),
+    )

@@ -36,10 +36,12 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     )
     scores = [
         [
-            row.policy,
+            row.policy + (" (mostly unreadable)" if row.mostly_unreadable else ""),
             f"{row.avg_as:.3f}",
             f"{row.min_as:.3f}",
+            "-" if row.skill is None else f"{row.skill:z.1f}",
             f"{row.fi:.4f}",
+            "-" if row.fi_readable is None else f"{row.fi_readable:.4f}",
             "-" if row.format_score is None else f"{row.format_score:.3f}",
         ]
         for row in rows
@@ -59,9 +61,10 @@ Groups: {", ".join(groups)}.
 ## Scores on held-out questions
 
 Metric `{config.reward_metric}` against each group's predicted answers; `uniform` and `majority` need no model, and the
-ceilings are the best that any single answer for all groups could reach.
+ceilings are the best that any single answer for all groups could reach. Skill is 100 for a perfect answer and 0 for one
+as good as `uniform`. FI of answers that cannot be read is 1, so it is given over the readable ones too.
 
-{markdown.table(["policy", "Avg AS", "Min AS", "FI", "format"], scores)}
+{markdown.table(["policy", "Avg AS", "Min AS", "skill", "FI", "FI (readable)", "format"], scores)}
 
 ## Loading
 

@@ -31,6 +31,8 @@ WITH_CEILINGS = ("js", "wasserstein", "cosine")
 BASELINES = ("uniform", "majority")
 CEILINGS = ("ceiling-average", "ceiling-min")
 TRAINED = ("base", "sft", "ppo")
+WRITTEN = (*TRAINED, "few-shot")
+CHOSEN = ("base-do", "sft-do", "ppo-do")
 # appa's settings for the fixture: a threshold over 1, so that the groups' weights are used in every iteration
 THRESHOLD, DECAY, TEMPERATURE = 1.1, 0.7, 0.02
 # The ceilings are found by an optimiser; the worst group's is the best mean over questions of the worst group, and not
@@ -151,8 +153,13 @@ def test_weights_and_history_follow_the_papers_equations_from_the_logged_rewards
 
 def test_the_summary_has_a_consistent_row_for_every_policy_and_metric(finished, survey):
     rows = rows_of(finished)
-    assert set(rows) == {*product((*TRAINED, *BASELINES), DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
-    for (policy, _), row in rows.items():
+    policies = (*WRITTEN, *CHOSEN, *BASELINES)
+    assert set(rows) == {*product(policies, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
+    for (policy, metric), row in rows.items():
+        for scores, uniform in ((row, rows["uniform", metric]), (row["survey"], rows["uniform", metric]["survey"])):
+            away = (1 - scores["avg_as"]) / (1 - uniform["avg_as"])
+            assert scores["skill"] == pytest.approx(100 * (1 - away), abs=1e-9)
+            assert row["readable"] < 1 or scores["fi_readable"] == scores["fi"]
         for scores in (row, row["survey"]):
             per_group = scores["per_group"]
             assert tuple(per_group) == survey.groups
@@ -160,18 +167,19 @@ def test_the_summary_has_a_consistent_row_for_every_policy_and_metric(finished, 
             assert scores["avg_as"] == pytest.approx(sum(per_group.values()) / len(per_group), abs=1e-12)
             assert scores["min_as"] == min(per_group.values())
             assert 0 <= scores["fi"] <= 1
-        if policy in TRAINED:
+        if policy in WRITTEN:
             assert 0 <= row["format_score"] <= 1
             assert row["format_score"] == rows[policy, "js"]["format_score"]
         else:
             assert row["format_score"] is None
+            assert row["readable"] == 1
     assert rows["sft", "js"]["avg_as"] > 0  # SFT taught the tiny model to write answers
 
 
 @pytest.mark.parametrize("metric", WITH_CEILINGS)
 def test_no_answer_beats_the_ceilings(finished, metric):
     rows = rows_of(finished)
-    for policy in (*TRAINED, *BASELINES):
+    for policy in (*WRITTEN, *CHOSEN, *BASELINES):
         assert rows[policy, metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
         assert rows[policy, metric]["min_as"] <= rows["ceiling-min", metric]["min_as"] + WORST_SLACK
     assert rows["ceiling-min", metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
@@ -232,7 +240,7 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
 def test_the_report_shows_the_summary(finished):
     page = (finished.folder / "report.html").read_text()
     rows = rows_of(finished)
-    for policy in (*TRAINED, *BASELINES, *CEILINGS):
+    for policy in (*WRITTEN, *CHOSEN, *BASELINES, *CEILINGS):
         for name in ("avg_as", "min_as"):
             assert f"{rows[policy, 'js'][name]:.3f}" in page
     assert "5 of 5" in page

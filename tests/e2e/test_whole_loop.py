@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import families
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -43,7 +44,7 @@ SMALL = {
     "rollout.batch-size": 8,
     "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
-    "rollout.response-length": 8,
+    "rollout.response-length": 24,
 }
 
 
@@ -90,7 +91,7 @@ def test_the_ranking_task(tmp_path):
     config = run_of(tmp_path, **ranking, **tiny, **learning)
     folder = config.run_folder
     rows = {(row["policy"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
-    answers = ("base", "sft", "ppo", "uniform", "majority")
+    answers = ("base", "few-shot", "sft", "ppo", "uniform", "majority")  # no choices: they give no ranking
     assert rows.keys() == {(policy, "borda") for policy in (*answers, "ceiling-average", "ceiling-min")}
     for policy in answers:
         # the ceilings are found by an optimiser
@@ -112,6 +113,15 @@ def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
     real = {"survey": str(GLOBALQA), "groups": ";".join(countries), "data.max-questions": 60}
     tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "sft.steps": 25, "rollout.response-length": 48}
     config = run_of(tmp_path, **real, **tiny)
+    # Single digits make an answer to K options 5 K tokens, so nine options are the most that 48 tokens hold.
+    public = build_catalogue(config)
+    fits_Q = public.option_QK.sum(1) <= 9
+    counts = json.loads((config.run_folder / "questions.json").read_text())
+    assert counts["unanswerable"] == (~fits_Q).sum() > 0
+    assert (counts["training"], counts["held_out"]) == (
+        (fits_Q & public.train_Q).sum(),
+        (fits_Q & ~public.train_Q).sum(),
+    )
     policy = AutoPeftModelForCausalLM.from_pretrained(config.run_folder / "policy")
     learned = [p for name, p in policy.named_parameters() if "lora_B" in name]
     assert len(learned) == 12  # q, k, v, o in each of three layers
@@ -120,8 +130,7 @@ def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
     assert all(tuple(row["per_group"]) == countries for row in rows)
     assert all(tuple(line["rewards"]) == countries for line in lines_of(config.run_folder))
     # The uniform answer against the countries' own answers, straight from the file.
-    public = build_catalogue(config)
-    held_out = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if not train}
+    held_out = {public.questions[q].question_id for q in np.flatnonzero(fits_Q & ~public.train_Q)}
     rewards = {name: [] for name in countries}
     for line in GLOBALQA.read_text().splitlines():
         row = json.loads(line)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from surveys import refused
 
-from appa_flwr.formats import MAX_CHARACTERS, answer, letters, parse, prompt
+from appa_flwr.formats import MAX_CHARACTERS, Answered, answer, choice_prompt, letters, parse, prompt
 from appa_flwr.rewards import borda
 
 distributions = st.integers(1, 30).flatmap(
@@ -47,6 +47,29 @@ def test_compact_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, 
     assert prompt(task, "Good?", ["Yes", "No"], style="compact") == f"{task}\nQ: Good?\nA: Yes\nB: No\n{cue}"
     text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style="compact")
     assert text == f"{task}\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\n{cue}"
+
+
+EXAMPLES = [Answered("Tea?", ["Yes", "No"], "0.90,0.10"), Answered("War\nor peace?", ["War", "Peace"], "0.20,0.80")]
+
+
+def test_answered_questions_stand_between_the_instructions_and_the_question():
+    plain = prompt("dpa", "Good?", ["x", "y"])
+    instructions, rest = plain.split("Question: Good?")
+    assert prompt("dpa", "Good?", ["x", "y"], examples=EXAMPLES) == (
+        f"{instructions}Question: Tea?\nAnswers:\nA: Yes\nB: No\nReply: 0.90,0.10\n\n"
+        f"Question: War or peace?\nAnswers:\nA: War\nB: Peace\nReply: 0.20,0.80\n\nQuestion: Good?{rest}"
+    )
+    # compact: as each would be asked and answered alone
+    assert prompt("dpa", "Good?", ["x", "y"], style="compact", examples=EXAMPLES) == (
+        "dpa\nQ: Tea?\nA: Yes\nB: No\nscores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
+        "scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\nscores:"
+    )
+
+
+def test_a_choice_is_asked_for_by_letter():
+    text = choice_prompt("Good?\nC: Maybe", ["Yes", "No"])
+    assert text.startswith("Question: Good? C: Maybe\nAnswers:\nA: Yes\nB: No\n\n")
+    assert text.endswith("\nLetter:")
 
 
 def test_letters_go_on_behind_z():
@@ -100,6 +123,8 @@ def test_answers_as_models_write_them(task, text, prediction, score):
     parsed = parse(task, text, 4)
     assert parsed.format_score == pytest.approx(score, abs=1e-15)
     assert (parsed.prediction is None) == (prediction is None)
+    # of the rankings only those without any letter are completely unparseable, and they are those of score 0
+    assert parsed.parsed == (prediction is not None if task == "dpa" else score > 0)
     if prediction is not None:
         assert parsed.prediction.dtype == np.float64
         np.testing.assert_allclose(parsed.prediction, prediction, rtol=1e-15, atol=1e-15)

@@ -159,6 +159,8 @@ def test_training_reward_by_hand():
     reward = training_reward([[1.0, 0.2, 0.7], [0.0, 0.6, 0.7], [nan] * 3], [1.0, 0.5, 2 / 3], [True, True, False])
     # .85 * 1 + .15 * 1; .85 * .2 + .15 * .5 = .17 + .075; unparsed; .15; .85 * .6 + .075 = .585; a missing group
     np.testing.assert_allclose(reward, [[1.0, 0.245, 0.0], [0.15, 0.585, 0.0], [nan] * 3], atol=1e-15)
+    # two letters of four: no alignment, .15 * .5
+    assert training_reward([[0.0]], [0.5], [True]).item() == pytest.approx(0.075)
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,17 @@ def write_run(folder: Path, rule: str, seed: int) -> None:
         off = 0.0 if metric == "js" else -0.5  # the other metric must not leak into the table
         for policy, avg, low, form in (
             ("base", 0.5, 0.4, 1.0),
+            ("few-shot", 0.55, 0.5, 0.9),
             ("sft", 0.6, 0.5, 1.0),
+            ("ppo-do", RUNS[rule, seed][0] - 0.2, 0.5, None),
             ("ppo", *RUNS[rule, seed], 0.75),
             ("uniform", 0.7 + seed / 10, 0.6, None),
             ("ceiling-average", 0.99, 0.9, None),
         ):
-            survey = {"avg_as": avg - 0.1, "min_as": low - 0.1, "fi": 1.0, "per_group": {}} if policy == "ppo" else None
+            truth = {"avg_as": avg - 0.1, "min_as": low - 0.1, "fi": 1.0, "per_group": {}, "skill": -avg}
+            survey = truth if policy == "ppo" else None
             row = {"policy": policy, "metric": metric, "avg_as": avg + off, "min_as": low + off, "fi": 0.99}
+            row |= {"fi_readable": 0.97, "readable": 0.25, "skill": 100 * avg}
             rows.append(row | {"format_score": form, "per_group": {}, "survey": survey})
     lines = [line(i, planned=4, fell_back=None if rule == "min" else i < 4) for i in (1, 2, 3, 4)]
     report_runs.write_run(folder, summary=rows, metrics=lines)
@@ -68,13 +72,17 @@ def test_every_rule_runs_with_every_seed_and_the_spread_is_the_sample_s(launched
     # mean of .90 and .94 is .92; each is .02 away, so the sample deviation is sqrt(2 * .0004 / 1) = .0283
     assert cells(text, "ppo, average")[1:4] == ["2", "0.920 ± 0.028", "0.810 ± 0.014"]
     assert cells(text, "ppo, min")[2:4] == ["0.860 ± 0.014", "0.840 ± 0.000"]
-    assert cells(text, "ppo, average")[6:8] == ["0.820 ± 0.028", "0.710 ± 0.014"]  # against the survey
-    assert cells(text, "ppo, average")[8] == "0.750 ± 0.000"  # three of four iterations fell back
-    assert cells(text, "ppo, min")[8] == "-"  # a rule without a threshold
+    assert cells(text, "ppo, average")[4:7] == ["92.0 ± 2.8", "0.990 ± 0.000", "0.970 ± 0.000"]  # skill and fairness
+    assert cells(text, "ppo, average")[7] == "0.250 ± 0.000"  # readable
+    assert cells(text, "ppo, average")[9:12] == ["0.820 ± 0.028", "0.710 ± 0.014", "-0.9 ± 0.0"]  # against the survey
+    assert cells(text, "ppo, average")[12] == "0.750 ± 0.000"  # three of four iterations fell back
+    assert cells(text, "ppo, min")[12] == "-"  # a rule without a threshold
+    assert cells(text, "ppo-do, min")[2] == "0.660 ± 0.014"
+    assert cells(text, "few-shot")[1:3] == ["2", "0.550 ± 0.000"]
     # what does not depend on the rule counts once a seed; .7 and .8
     assert cells(text, "uniform")[1:3] == ["2", "0.750 ± 0.071"]
     assert cells(text, "base")[1:3] == ["2", "0.500 ± 0.000"]
-    assert cells(text, "uniform")[5] == "-"  # nobody wrote it, so it has no format
+    assert cells(text, "uniform")[8] == "-"  # nobody wrote it, so it has no format
     # -.05 and -.07: a mean of -.06 with a standard error of .01, and Student's t of one degree of freedom is 12.706
     assert cells(text, "min - average")[1] == "-0.0600 (-0.1871 to +0.0671)"
     assert (tmp_path / "trade_off.png").stat().st_size > 0

@@ -37,7 +37,8 @@ def random_answers(task, texts, question_J, catalogue):
     """What so little trained a model would have said, had it learned to write answers."""
     option_JK = catalogue.option_QK[question_J]
     share_JK = np.random.default_rng(1).random(option_JK.shape) * option_JK
-    return Answers(question_J, tuple(texts), share_JK / share_JK.sum(1, keepdims=True), np.ones(len(texts)))
+    parsed_J = np.ones(len(texts), dtype=bool)
+    return Answers(question_J, tuple(texts), share_JK / share_JK.sum(1, keepdims=True), parsed_J * 1.0, parsed_J)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,13 @@ import pytest
 import torch
 from fakes import PAD_ID, PROMPTS, catalogue_of, federated, random_tables, scoring_node, tiny_causal_lm
 
-from appa_flwr import rewards, wire
+from appa_flwr import aggregation, formats, rewards, wire
 from appa_flwr.config import Config
+from appa_flwr.fairness import fairness_index
+from appa_flwr.run.records import Scores, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
+from server_app.federation.rewards import aggregated_reward
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])
@@ -90,9 +93,43 @@ def test_a_policy_s_rows(federation):
             assert scores.per_group == pytest.approx(per_group)
             assert scores.avg_as == pytest.approx(sum(per_group.values()) / 3)
             assert scores.min_as == pytest.approx(min(per_group.values()))
-        assert row.format_score == pytest.approx(2 / 3)
+        assert row.format_score == row.readable == pytest.approx(2 / 3)
+        for tables, scores in ((TABLES, row), (TRUTHS, row.survey)):
+            read = [[reward(row.metric, tables[name], q) for q in predictions] for name in GROUPS]
+            assert scores.fi_readable == pytest.approx(fairness_index(read))
+            assert scores.fi == pytest.approx((2 * scores.fi_readable + 1) / 3)  # nobody's answer is fair to all
+            assert scores.skill is None  # without the uniform answer
+        assert not row.mostly_unreadable
     mean_J = [np.mean([reward("js", TABLES[n], q) for n in GROUPS]) for q in TEST_J]
     np.testing.assert_allclose(scored.reward_J, mean_J)
+
+
+@pytest.mark.parametrize(("readable", "mostly"), [(0, True), (1, True), (2, False), (4, False)])
+def test_less_than_half_readable_is_mostly_unreadable(federation, readable, mostly):
+    texts = ["0.50,0.50"] * readable + ["?"] * (4 - readable)
+    answers = parse_answers("dpa", texts, np.array([0, 0, 0, 0]), CATALOGUE)
+    (row,) = evaluation.score(federation, "base", answers, metrics=JS_ONLY, config=CONFIG).rows
+    assert (row.readable, row.mostly_unreadable) == (readable / 4, mostly)
+    assert np.isnan(row.fi_readable) == (readable == 0)
+
+
+def test_skill_is_measured_by_the_uniform_answer_of_the_same_metric_and_side():
+    def of(policy, metric, avg, truth):
+        numbers = {"fi": 1.0, "min_as": 0.0, "per_group": {}}
+        survey = None if truth is None else Scores(avg_as=truth, **numbers)
+        return SummaryRow(policy=policy, metric=metric, avg_as=avg, survey=survey, format_score=None, **numbers)
+
+    rows = evaluation.with_skill(
+        [
+            of("ppo", "js", 0.9, 0.7),
+            of("ppo", "borda", 0.9, 0.7),
+            of("uniform", "js", 0.8, 0.6),
+            of("sft", "js", 0.7, None),
+        ]
+    )
+    # half of .2 and a quarter of .4 gone; no uniform answer by that metric; itself; half as far again
+    assert [row.skill for row in rows] == [pytest.approx(50), None, pytest.approx(0), pytest.approx(-50)]
+    assert [row.survey and row.survey.skill for row in rows] == [pytest.approx(25), None, pytest.approx(0), None]
 
 
 def test_groups_without_survey_answers_leave_the_truth_empty():
@@ -224,7 +261,19 @@ def test_greedy_answers_are_in_the_order_of_the_questions():
 
 
 def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
-    answers = parse_answers("opa", ["B,A,C", "A"], np.array([1, 2]), CATALOGUE)
-    np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5])
-    assert answers.parsed_J.tolist() == [True, False]
-    np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25])
+    answers = parse_answers("opa", ["B,A,C", "A", "who?"], np.array([1, 2, 2]), CATALOGUE)
+    np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5, [np.nan] * 5])
+    assert answers.readable_J.tolist() == [True, False, False]
+    assert answers.parsed_J.tolist() == [True, True, False]
+    np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25, 0.0])
+
+
+def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(federation):
+    rule = aggregation.make("average")
+    ideal = formats.answer("opa", TABLES["A"][1, :3])
+    answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
+    found = aggregated_reward(federation, rule, rule.init(len(GROUPS)), answers, metric="borda", alignment_weight=0.85)
+    ranked = [rewards.borda(answers.prediction_JK[0], TABLES[name][1], CATALOGUE.option_QK[1]) for name in GROUPS]
+    # alignment and 1.00 of .15; two letters of five: .4 of .15; nothing
+    np.testing.assert_allclose(found.result.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])
+    assert found.reward_GJ[0].tolist() == [1.0, 0.0, 0.0]  # what fairness and history see

@@ -33,12 +33,21 @@ from appa_flwr.run.records import POLICIES
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     page = page_of(scored_run(tmp_path))
-    # policy, rule, targets' FI, Avg, Min, survey truth's FI, Avg, Min (each score 0.1 lower), format.
-    assert cells(page, "PPO") == ["PPO", "appa", "0.9876", "0.860", "0.800", "0.9876", "0.760", "0.700", "0.950"]
+    # policy, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey truth (each score 0.1
+    # lower), format. Skill: 100 (1 - .14 / .21), and 100 (1 - .24 / .31)
+    ppo = ["0.9876", "0.8765", "0.860", "0.800", "33.3", "0.9876", "0.8765", "0.760", "0.700", "22.6", "0.950"]
+    assert cells(page, "PPO") == ["PPO", "appa", *ppo]
     # Base lies below the uniform answer everywhere: every score carries the dagger.
-    assert cells(page, "Base")[3:5] == ["0.700†", "0.600†"]
-    assert cells(page, "Uniform answer")[2:] == ["0.9876", "0.790", "0.750", "0.9876", "0.690", "0.650", "–"]
-    assert cells(page, "Ceiling (worst group)")[3:5] == ["0.880", "0.840"]
+    assert cells(page, "Base")[4:6] == ["0.700†", "0.600†"]
+    uniform = ["0.9876", "0.8765", "0.790", "0.750", "0.0", "0.9876", "0.8765", "0.690", "0.650", "0.0", "–"]
+    assert cells(page, "Uniform answer")[2:] == uniform
+    assert cells(page, "Ceiling (worst group)")[4:6] == ["0.880", "0.840"]
+    # The same models otherwise read: 100 (1 - .31 / .21) of skill, by the same rule; no model wrote the letters' row.
+    ppo_do = cells(page, "PPO (do)")
+    assert (ppo_do[1], ppo_do[6], ppo_do[-1]) == ("appa", "-47.6", "–")
+    assert cells(page, "Few-shot")[4:6] == ["0.720", "0.610"]
+    assert page.index(">SFT<") < page.index(">Few-shot<") < page.index(">PPO (do)<") < page.index(">Uniform answer<")
+    assert "‡" not in page
     # Bold is the best of base, SFT and PPO, not SFT's score nor the ceiling's, which is higher than PPO's.
     assert "<b>0.860</b>" in page
     assert "<b>0.810</b>" not in page
@@ -47,6 +56,32 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     assert cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
     assert cells(page, "b")[3] == "0.920"
     assert page.index("<h2>Per group") < page.index(">a<") < page.index(">b<")
+
+
+def test_a_policy_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path) -> None:
+    summary = [row(policy, 0.05, 0.04, readable=share) for policy, share in (("base", 0.49), ("sft", 0.5))]
+    summary[0]["fi_readable"] = float("nan")
+    page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
+    assert cells(page, "Base‡")[2:4] == ["0.9876", "–"]
+    assert cells(page, "SFT")[2:4] == ["0.9876", "0.8765"]
+    assert "‡: most answers could not be read, so FI says nothing." in page
+    assert page.count("<b>0.9876</b>") == 2  # SFT's alone is fair, against both truths
+    assert page.count("<b>0.050</b>") == 2  # both are as good, against PluralLLM's targets
+
+
+def test_rows_that_were_not_asked_for_are_not_explained(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path, config=CONFIG, summary=[row("base", 0.7, 0.6)]))
+    assert "Few-shot" not in page
+    assert "(do)" not in page
+
+
+def test_a_summary_from_before_readable_answers_were_counted_is_still_read(tmp_path: Path) -> None:
+    old = {key: value for key, value in row("ppo", 0.8, 0.7, survey=False).items()}
+    for key in ("fi_readable", "skill", "readable"):
+        del old[key]
+    assert cells(page_of(write_run(tmp_path, config=CONFIG, summary=[old])), "PPO")[2:7] == [
+        "0.9876", "–", "0.800", "0.700", "–",
+    ]  # fmt: skip
 
 
 def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
@@ -181,6 +216,25 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -
     for name in ("metrics.jsonl", "summary.json", "phases.json", "pluralllm.json", "examples.json"):
         assert name in page
     assert cells(page, "appa.fairness-threshold") == ["appa.fairness-threshold", "0.99"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ((80, 20, 0, 0), "80 training and 20 held-out questions are used"),
+        (
+            (80, 20, 3, 1),
+            "80 training and 20 held-out questions are used; 3 left out, whose answer does not fit into "
+            "rollout.response-length; 1 left out, whose prompt and answer do not fit into policy.max-sequence-length",
+        ),
+    ],
+)
+def test_questions_that_were_left_out_are_told_beside_the_survey(
+    tmp_path: Path, counts: tuple[int, ...], says: str
+) -> None:
+    names = ("training", "held_out", "unanswerable", "too_long")
+    page = page_of(write_run(tmp_path, config=CONFIG, questions=dict(zip(names, counts, strict=True))))
+    assert f"<dt>Questions</dt><dd>{says}</dd><dt>Seed</dt>" in page
 
 
 def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Path) -> None:

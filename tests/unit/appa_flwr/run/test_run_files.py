@@ -11,10 +11,12 @@ from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.run import files
-from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, SUMMARY
+from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
-FILES = {"metrics": METRICS, "summary": SUMMARY, "phases": PHASES, "examples": EXAMPLES, "pluralllm": CARD}
+FILES = {"metrics": METRICS, "summary": SUMMARY, "phases": PHASES, "examples": EXAMPLES, "pluralllm": CARD} | {
+    "questions": QUESTIONS
+}
 
 
 def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
@@ -75,6 +77,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("summary", {}, "summary.json: input should be a valid array, found {}"),
         ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2, key 'kl': input should be a valid number, fo"),
         ("metrics", [{"iteration": 1}], "metrics.jsonl: line 1, key 'num_iterations': field required"),
+        ("questions", {"training": 1}, "questions.json, key 'held_out': field required"),
         ("phases", [{"phase": "sft"}], "phases.json, row 1, key 'seconds': field required"),
         ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
         (

@@ -16,12 +16,16 @@ ROWS = [
         avg_as=avg,
         min_as=avg - 0.01,
         fi=0.998,
+        fi_readable=None if policy == "uniform" else 0.876,
+        skill=100 * (1 - (1 - avg) / (1 - 0.821)),
+        readable=0.4 if policy == "base" else 1.0,
         per_group={},
         format_score=score,
         survey=None,
     )
     for policy, metric, avg, score in (
         ("ppo", "js", 0.9126, 0.97),
+        ("base", "js", 0.049, 0.117),
         ("uniform", "js", 0.821, None),
         ("ppo", "cosine", 0.1234, 0.9),
     )
@@ -47,7 +51,8 @@ def test_the_hub_reads_it(tuning, library):
 
 def test_scores_of_the_training_metric_beside_the_baselines():
     text = card()
-    assert "| ppo | 0.913 | 0.903 | 0.9980 | 0.970 |" in text
-    assert "| uniform | 0.821 | 0.811 | 0.9980 | - |" in text
+    assert "| ppo | 0.913 | 0.903 | 51.2 | 0.9980 | 0.8760 | 0.970 |" in text  # 100 (1 - .0874 / .179)
+    assert "| uniform | 0.821 | 0.811 | 0.0 | 0.9980 | - | - |" in text
+    assert "| base (mostly unreadable) | 0.049 |" in text
     assert "0.123" not in text
     assert "A, B C" in text

@@ -1,0 +1,97 @@
+"""What a run's phases work on: the run itself, and what its policy starts from.
+
+Axis letters: G groups, Q questions, K options, J held-out or training questions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr import formats, wire
+from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.run.files import QUESTIONS
+from appa_flwr.run.records import QuestionCounts
+from server_app.federation.catalogue import fitting_questions
+from server_app.federation.groups import Federation
+from server_app.models import sft, tiny
+from server_app.models.base import Base
+from server_app.run_folder import RunFolder
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What every phase needs."""
+
+    config: Config
+    folder: RunFolder
+    federation: Federation
+    catalogue: wire.Catalogue
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyInputs:
+    """What the policy starts from and learns from.
+
+    Attributes:
+        base: the starting point.
+        prompts: token ids of every question's prompt, by catalogue position.
+        train_J: training questions that are used.
+        test_J: held-out questions that are used.
+        majority_QK: the majority's answers, as scores.
+        sft_QK: what SFT teaches, as scores.
+    """
+
+    base: Base
+    prompts: list[list[int]]
+    train_J: IntArray
+    test_J: IntArray
+    majority_QK: FloatArray
+    sft_QK: FloatArray
+
+
+def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
+    """Prompts, the questions that can be asked and answered, and SFT's targets."""
+    config, catalogue = run.config, run.catalogue
+    prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
+    sizes_Q = [len(question.options) for question in catalogue.questions]
+    by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
+    fitting = fitting_questions(
+        config,
+        catalogue,
+        prompt_tokens_Q=[len(ids) for ids in prompts],
+        answer_tokens_Q=[by_size[size] for size in sizes_Q],
+    )
+    counts = QuestionCounts(
+        training=len(fitting.train_J),
+        held_out=len(fitting.test_J),
+        unanswerable=fitting.unanswerable,
+        too_long=fitting.too_long,
+    )
+    run.folder.write(QUESTIONS, counts)
+    run.folder.progress("questions", 1, 1, counts.sentence(), None)
+    majority_QK, sft_QK = (
+        sft.sft_targets(votes_GQK, catalogue.option_QK, target=target) for target in ("majority", config.sft.target)
+    )
+    return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
+
+
+def taught_texts(run: Run, inputs: PolicyInputs) -> list[str]:
+    """What SFT teaches for every question, in the format asked for."""
+    step = tiny.ANSWER_STEP if run.config.model == TINY_MODEL else sft.STEP
+    return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, step=step)
+
+
+def answer_tokens(base: Base, task: str, num_options: int) -> int:
+    """Tokens of an answer in the format asked for with the token that ends it.
+
+    The witness is what `formats.answer` writes of equal scores: for DPA the uniform distribution, whose two decimals a
+    number take as many characters as any other's; for OPA the options in their order.
+    """
+    text = formats.answer(task, np.ones(num_options))
+    return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1

@@ -1,0 +1,95 @@
+"""The rows of summary.json: the groups score what the policies, the same models otherwise read, and baselines answer.
+
+No axis letters: arrays pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from appa_flwr.rewards import metrics_of
+from appa_flwr.run.files import DIFFERENCES, SUMMARY
+from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
+from server_app import evaluation, reading
+from server_app.evaluation import Scored
+from server_app.federation.answers import Answers
+from server_app.inputs import PolicyInputs, Run, taught_texts
+
+
+def evaluate(
+    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
+) -> Scored:
+    """Let the groups score a policy's greedy answers to the held-out questions; `earlier` rows stay in summary.json.
+
+    With `eval.extra-rows` the result's rows go on with those of the same model otherwise read.
+    """
+    config = run.config
+    # The training metric first: the examples in the report show its rewards.
+    metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
+    with run.folder.phase(f"evaluate {name}") as phase:
+        answers = evaluation.greedy_answers(
+            model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
+        )
+        scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
+        rows, shown = scored.rows, [in_words(scored.rows[0])]
+        for policy, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
+            found = evaluation.score(run.federation, policy, others, metrics=metrics, config=config).rows
+            rows = [*rows, *found]
+            shown.append(f"{policy}, {note}: {in_words(found[0])}")
+        run.folder.write(SUMMARY, (*earlier, *rows))
+        for step, line in enumerate(shown, start=1):
+            phase.step(step, len(shown), line)
+    return replace(scored, rows=rows)
+
+
+def _otherwise_read(
+    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs
+) -> Iterator[tuple[str, Answers, str]]:
+    """(policy, its answers, a note): the base model behind answered questions, and what each model would choose."""
+    config, catalogue, test_J = run.config, run.catalogue, inputs.test_J
+    if name == "base":
+        seen = getattr(model.config.get_text_config(), "max_position_embeddings", config.policy.max_sequence_length)
+        shots = reading.few_shot(
+            inputs.base,
+            config,
+            catalogue,
+            answers=taught_texts(run, inputs),
+            train_J=inputs.train_J,
+            test_J=test_J,
+            window=seen,
+        )
+        answers = evaluation.greedy_answers(
+            model, inputs.base, config, prompts=shots.prompts, question_J=test_J, catalogue=catalogue
+        )
+        cut = f" ({shots.cut} prompts have room for fewer)" if shots.cut else ""
+        yield FEW_SHOT, answers, f"{shots.num_examples} answered questions first{cut}"
+    if config.task == "dpa":  # a ranking is no draw
+        chosen = reading.chosen_answers(model, inputs.base, config, question_J=test_J, catalogue=catalogue)
+        yield DO[name], chosen.answers, f"{chosen.mass:.0%} of the probability on letters"
+
+
+def in_words(row: SummaryRow) -> str:
+    """A row's scores in the log."""
+    words = [f"Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
+    if row.readable is not None and row.readable < 1:
+        words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
+    if row.format_score is not None:
+        words.append(f"format {row.format_score:.3f}")
+    return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
+
+
+def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
+    with run.folder.phase("baselines") as phase:
+        found = evaluation.frame(
+            run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
+        )
+        rows = evaluation.with_skill([*earlier, *found.rows])
+        run.folder.write(SUMMARY, tuple(rows))
+        if found.differences is not None:
+            run.folder.write(DIFFERENCES, found.differences)
+        phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
+    return rows

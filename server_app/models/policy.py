@@ -157,9 +157,11 @@ class LoraModels(PolicyModels):
             name: [p for key, p in self._peft.named_parameters() if f".{name}." in key and "lora_" in key]
             for name in (*self._start, POLICY, VALUE)
         }
-        for parameters in self._lora.values():
+        for name, parameters in self._lora.items():
             for parameter in parameters:
-                parameter.data = parameter.data.float()  # in bfloat16 most steps at lr 1e-5 would round to nothing
+                # What learns is float32: in bfloat16 most steps at lr 1e-5 would round to nothing. What is frozen is
+                # in the model's own format, which saves a cast a layer.
+                parameter.data = parameter.data.to(model.dtype if name == SFT else torch.float32)
         self._switch(POLICY)
 
     def _switch(self, adapter: str) -> None:

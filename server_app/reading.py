@@ -22,7 +22,7 @@ from server_app.engine.head import logits
 from server_app.engine.sequences import pad_prompts
 from server_app.evaluation import given_answers
 from server_app.federation.answers import Answers
-from server_app.models.base import TEMPLATE_KEYS, Base
+from server_app.models.base import Base
 
 IntArray = npt.NDArray[np.int64]
 
@@ -86,7 +86,7 @@ def few_shot(
                 style=config.policy.prompt_style,
                 examples=examples[:kept],
             )
-            ids = _ids(base, _asked(base, text))
+            ids = base.ids(base.asked(text))
             if not kept or len(ids) + config.rollout.response_length <= window:
                 break
             kept -= 1
@@ -118,12 +118,12 @@ def chosen_answers(
     One forward pass a question. A letter's probability is that of its spellings, see `label_tokens`, together.
     """
     questions = [catalogue.questions[q] for q in question_J]
-    asked = [_asked(base, formats.choice_prompt(question.text, question.options)) for question in questions]
+    asked = [base.asked(formats.choice_prompt(question.text, question.options)) for question in questions]
     spelled = label_tokens(base, asked[0], formats.letters(max(len(question.options) for question in questions)))
     prediction_JK = np.full((len(question_J), catalogue.option_QK.shape[1]), np.nan)
     masses: list[float] = []
     for batch in np.array_split(np.arange(len(question_J)), -(-len(question_J) // config.eval.batch_size)):
-        ids_JL, mask_JL = pad_prompts([_ids(base, asked[j]) for j in batch], pad_id=base.pad_id, device=model.device)
+        ids_JL, mask_JL = pad_prompts([base.ids(asked[j]) for j in batch], pad_id=base.pad_id, device=model.device)
         # Padded on the right, where causal attention does not look.
         hidden_JLH = model.base_model(input_ids=ids_JL, use_cache=False).last_hidden_state
         last_J = mask_JL.sum(1) - 1
@@ -146,28 +146,14 @@ def label_tokens(base: Base, asked: str, labels: Sequence[str]) -> list[list[int
     A spelling goes as far as its labels, from the first on, are single tokens that stand for nothing else; so it may be
     shorter than the labels, or empty. A spelling that a tokenizer does not tell from another one counts once.
     """
-    head, found, seen = _ids(base, asked), [], {base.tokenizer.unk_token_id}
+    head, found, seen = base.ids(asked), [], {base.tokenizer.unk_token_id}
     for blank in BLANKS:
         tokens: list[int] = []
         for label in labels:
-            ids = _ids(base, asked + blank + label)
+            ids = base.ids(asked + blank + label)
             if ids[:-1] != head or ids[-1] in seen:
                 break
             tokens.append(ids[-1])
             seen.add(ids[-1])
         found.append(tokens)
     return found
-
-
-def _asked(base: Base, text: str) -> str:
-    """What the model continues: the text, within a chat model's own template as in `Base.prompt_text`."""
-    if base.tokenizer.chat_template is None:
-        return text
-    chat = [{"role": "user", "content": text}]
-    return str(base.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **TEMPLATE_KEYS))
-
-
-def _ids(base: Base, asked: str) -> list[int]:
-    """Token ids; a chat template brings its own special tokens."""
-    ids: list[int] = base.tokenizer(asked, add_special_tokens=base.tokenizer.chat_template is None)["input_ids"]
-    return ids

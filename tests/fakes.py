@@ -5,13 +5,17 @@ Axis letters: G groups, Q questions, K options, E features, J rollouts, P prompt
 
 from __future__ import annotations
 
+import copy
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from appa_flwr import wire
@@ -228,12 +232,26 @@ def answer_rows(prompts: Sequence[Sequence[int]] = PROMPTS, *, shared: int = 0) 
 
 
 def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
-    """Policy, reference and value model, with full tuning or adapters on different layers."""
+    """Policy, reference and value model: full tuning, adapters on different layers, or these over an adapter of SFT."""
     if tuning == "full":
         return FullModels(model)
     torch.manual_seed(1)
     targets = {"policy_targets": ["q_proj", "v_proj", "down_proj"], "value_targets": ["k_proj", "o_proj"]}
-    return LoraModels(model, rank=3, alpha=6, **targets)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = save_adapter(model, Path(folder)) if tuning == "stacked" else None
+        return LoraModels(model, rank=3, alpha=6, sft_adapter=adapter, **targets)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> Path:
+    """An adapter as SFT leaves it, with random numbers in all its factors; the model stays as it is."""
+    settings = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "o_proj", "up_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(copy.deepcopy(model), settings)
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+    adapted.save_pretrained(folder, save_embedding_layers=False)
+    return folder
 
 
 def joined(sequences: Sequences) -> Sequences:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
+from appa_flwr.ranges import AUTO_METRICS
 from appa_flwr.report import findings, predictor, template
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE
@@ -242,7 +243,7 @@ def per_group_table(run: Run) -> Table:
 
 def shown_config(run: Run) -> dict[str, str]:
     """Every key with its value, and with what it came to where it left a choice to the run."""
-    came_to = {"metric": run.settings.reward_metric if run.settings.metric == "auto" else ""}
+    came_to = {"metric": run.settings.reward_metric if run.settings.metric in AUTO_METRICS else ""}
     if run.groups and not run.settings.group_names:
         came_to["groups"] = f"all {len(run.groups)}"
     if run.iterations and not run.settings.ppo.num_iterations:

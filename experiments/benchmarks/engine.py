@@ -3,6 +3,7 @@
     python -m experiments.benchmarks.engine                               # CPU, one thread, a few minutes
     python -m experiments.benchmarks.engine --paper-models                # CUDA: the paper's models at full size
     python -m experiments.benchmarks.engine --paper-models --scale small  # the same path, anywhere
+    python -m experiments.benchmarks.engine --smollm2 --threads 2         # an iteration of preset smollm2
     python -m experiments.benchmarks.engine --run runs/NAME               # a run's wait for its federation
 
 Every cell is a process of its own, so that one cell's memory does not hide another's.
@@ -32,7 +33,13 @@ from appa_flwr.run import files
 from experiments import entry
 from experiments.benchmarks.chart import stacked_bars
 from experiments.benchmarks.measure import Measured, Update
-from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3
+from experiments.benchmarks.models import (
+    matmul_parameters,
+    paper_models,
+    save_random,
+    small_qwen3,
+    smollm2,
+)
 from experiments.benchmarks.side import CPU_ONE_THREAD, run_side
 from experiments.benchmarks.workload import DPA_PROMPTS, PPO_EPOCHS, Prompts, Workload, draw_batches
 
@@ -96,6 +103,19 @@ def paper_cells(*, small: bool) -> list[Cell]:
     ]
 
 
+def smollm2_cells(*, small: bool) -> list[Cell]:
+    """An iteration of preset `smollm2`, 48 compact prompts and answers of 30 tokens, by number format and pass size."""
+    size: dict[str, Any] = {"rollouts": 4, "response_length": 6} if small else {"rollouts": 48, "response_length": 30}
+    prompts = Prompts(prefix=20, shortest=3, longest=8) if small else Prompts(prefix=30, shortest=40, longest=110)
+    cells = []
+    for dtype, tokens in (("bfloat16", 600), ("bfloat16", 2048), ("float32", 600)):
+        keys: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.num-mini-batches": 2}
+        keys |= {"policy.compute-dtype": dtype, "ppo.micro-batch-tokens": tokens}
+        name = f"{dtype}, {tokens} tokens a pass"
+        cells.append(Cell("SmolLM2-135M", name, smollm2(small=small), prompts, config=keys, **size))
+    return cells
+
+
 def matmul_flops(cell: Cell, batch: Sequence[Sequence[int]]) -> float:
     """Floating-point operations that no implementation of an update can do without, attention not counted.
 
@@ -107,7 +127,8 @@ def matmul_flops(cell: Cell, batch: Sequence[Sequence[int]]) -> float:
     prefix = cell.prompts.prefix
     answers = cell.response_length * len(batch)
     tokens = prefix + sum(len(prompt) - prefix for prompt in batch) + answers
-    return 2.0 * (layers * tokens * (3 + 4 * PPO_EPOCHS) + head * answers * (2 + 2 * PPO_EPOCHS))
+    epochs = int(cell.config.get("ppo.epochs", PPO_EPOCHS))
+    return 2.0 * (layers * tokens * (3 + 4 * epochs) + head * answers * (2 + 2 * epochs))
 
 
 def matmul_rate(dtype: torch.dtype) -> float:
@@ -144,9 +165,9 @@ def seconds(update: Update, phase: str | None = None) -> float:
     return spent.wall if torch.cuda.is_available() else spent.cpu
 
 
-def measure(cells: Iterable[Cell], *, updates: int, seed: int) -> Iterable[Result]:
-    """Run the cells one after another; `updates` are counted, one before them warms up."""
-    environment = {} if torch.cuda.is_available() else CPU_ONE_THREAD
+def measure(cells: Iterable[Cell], *, updates: int, seed: int, threads: int = 1) -> Iterable[Result]:
+    """Run the cells one after another; `updates` are counted, one before them warms up; `threads` on a CPU."""
+    environment = {} if torch.cuda.is_available() else {**CPU_ONE_THREAD, "OMP_NUM_THREADS": str(threads)}
     rates: dict[torch.dtype, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
@@ -168,12 +189,13 @@ def table(results: Sequence[Result]) -> str:
     """Markdown: medians over updates."""
     unit = "s" if torch.cuda.is_available() else "CPU s"
     head = ["varied", "to", *(f"{phase}, {unit}" for phase in PHASES), f"update total, {unit}", "matmul floor, s"]
-    head += ["MiB before", "MiB added"]
+    head += ["wall, s", "MiB before", "MiB added"]
     rows = []
     for result in results:
         updates = result.measured.updates
         cells = [f"{median(seconds(u, phase) for u in updates):.2f}" for phase in (*PHASES, None)]
-        cells += [f"{result.floor:.2f}", f"{result.measured.baseline_mib:.0f}", f"{result.measured.added_mib:.0f}"]
+        cells += [f"{result.floor:.2f}", f"{median(u.total.wall for u in updates):.2f}"]
+        cells += [f"{result.measured.baseline_mib:.0f}", f"{result.measured.added_mib:.0f}"]
         rows.append([result.axis, result.value, *cells])
     return markdown.table(head, rows) + "\n"
 
@@ -187,7 +209,7 @@ def plot(results: Sequence[Result]) -> bytes:
         )
         for result in results
     ]
-    return stacked_bars(rows, axis="seconds an iteration" + ("" if torch.cuda.is_available() else " (CPU, one thread)"))
+    return stacked_bars(rows, axis="seconds an iteration" + ("" if torch.cuda.is_available() else " (of CPU)"))
 
 
 def federation_wait(run: Path) -> tuple[float, float]:
@@ -204,7 +226,9 @@ def federation_wait(run: Path) -> tuple[float, float]:
 
 def main(
     paper: Annotated[bool, typer.Option("--paper-models", help="The paper's models instead of the CPU grid.")] = False,
-    scale: Annotated[Literal["full", "small"], typer.Option(help="Of the paper's models.")] = "full",
+    real: Annotated[bool, typer.Option("--smollm2", help="An iteration of preset smollm2.")] = False,
+    scale: Annotated[Literal["full", "small"], typer.Option(help="Of the named models.")] = "full",
+    threads: Annotated[int, typer.Option(min=1, help="On a CPU.")] = 1,
     run: Annotated[Path | None, typer.Option(help="Only tell how long this run waited for its federation.")] = None,
     updates: Annotated[int, typer.Option(min=1, help="Counted updates a cell, after one to warm up.")] = 2,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
@@ -219,9 +243,11 @@ def main(
         raise UserError(
             "--paper-models needs a CUDA GPU and none is visible; --scale small runs the same path on a CPU"
         )
-    cells = paper_cells(small=scale == "small") if paper else grid()
+    cells = grid()
+    if paper or real:
+        cells = (paper_cells if paper else smollm2_cells)(small=scale == "small")
     results: list[Result] = []
-    for result in measure(cells, updates=updates, seed=seed):
+    for result in measure(cells, updates=updates, seed=seed, threads=threads):
         results.append(result)
         total = median(seconds(update) for update in result.measured.updates)
         print(f"{len(results)} of {len(cells)}: {result.axis} {result.value}: {total:.2f} s an update", flush=True)

@@ -29,6 +29,7 @@ _PAPER: dict[str, tuple[type[PretrainedConfig], tuple[int, ...], dict[str, Any]]
     "Llama-3.2-3B": (LlamaConfig, (128_256, 3072, 8192, 28, 24, 8, 128), {"max_position_embeddings": 131_072}),
     "Qwen3-0.6B": (Qwen3Config, (151_936, 1024, 3072, 28, 16, 8, 128), {"max_position_embeddings": 40_960}),
 }
+_SMOLLM2 = (49_152, 576, 1536, 30, 9, 3, 64)
 
 
 def small_qwen3(*, vocabulary: int, hidden: int = 128) -> PretrainedConfig:
@@ -57,6 +58,12 @@ def paper_models(*, small: bool) -> dict[str, PretrainedConfig]:
             more = {**more, "query_pre_attn_scalar": sizes["head_dim"]}
         models[name] = kind(**_TOKENS, **sizes, **more, tie_word_embeddings=True)
     return models
+
+
+def smollm2(*, small: bool = False) -> PretrainedConfig:
+    """SmolLM2-135M's architecture and sizes, or scaled down."""
+    sizes: dict[str, Any] = dict(zip(_SIZES, _SMALL if small else _SMOLLM2, strict=True))
+    return LlamaConfig(**_TOKENS, **sizes, max_position_embeddings=8192, tie_word_embeddings=True)
 
 
 def save_random(config: PretrainedConfig, folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> None:

@@ -56,9 +56,8 @@ class Base:
     stop_ids: tuple[int, ...]
     hub_id: str = ""
 
-    def prompt_text(self, config: Config, question: Question) -> str:
-        """The text the model continues; chat models get their own template around it."""
-        text = formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
+    def asked(self, text: str) -> str:
+        """The text the model continues when it is told `text`: chat models get their own template around it."""
         if self.tokenizer.chat_template is None:
             return text
         chat = [{"role": "user", "content": text}]
@@ -66,11 +65,21 @@ class Base:
             self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **TEMPLATE_KEYS)
         )
 
-    def prompt_ids(self, config: Config, question: Question) -> list[int]:
-        """Token ids of `prompt_text`; a chat template brings its own special tokens."""
+    def ids(self, asked: str) -> list[int]:
+        """Token ids of what `asked` gave; a chat template brings its own special tokens."""
         special = self.tokenizer.chat_template is None
-        ids: list[int] = self.tokenizer(self.prompt_text(config, question), add_special_tokens=special)["input_ids"]
+        ids: list[int] = self.tokenizer(asked, add_special_tokens=special)["input_ids"]
         return ids
+
+    def prompt_text(self, config: Config, question: Question) -> str:
+        """The text the model continues when it is asked a question."""
+        return self.asked(
+            formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
+        )
+
+    def prompt_ids(self, config: Config, question: Question) -> list[int]:
+        """Token ids of `prompt_text`."""
+        return self.ids(self.prompt_text(config, question))
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
         """Texts of responses, without special tokens."""

@@ -14,7 +14,7 @@ from report_runs import line
 from appa_flwr.errors import UserError
 from experiments.benchmarks import engine, own_side, ppo_vs_trl, workload
 from experiments.benchmarks.measure import Measured, PeakMemory, Seconds, Stopwatch, Update
-from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3
+from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3, smollm2
 from experiments.benchmarks.workload import EOS_ID, PAD_ID, Prompts, Workload, draw_batches
 
 VOCABULARY = 64
@@ -165,6 +165,24 @@ def test_the_papers_models_need_a_gpu_or_a_small_scale(monkeypatch):
     monkeypatch.setattr(engine, "measure", lambda *_, **__: [])
     with pytest.raises(UserError, match="--scale small"):
         engine.main(paper=True)
+
+
+def test_smollm2_has_its_published_size():
+    layers, head = matmul_parameters(smollm2())
+    assert (layers + head) / 1e6 == pytest.approx(134.5, abs=0.1)
+
+
+def test_one_epoch_has_half_the_updates_products():
+    cell = engine.smollm2_cells(small=True)[0]
+    layers, head = matmul_parameters(cell.model)
+    # 20 shared tokens once, 5 own ones, 6 answered; 3 forward passes, and 1 epoch of 2 models there and back
+    assert engine.matmul_flops(cell, [[7] * 25]) == 2 * (layers * 31 * 7 + head * 6 * 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")
+def test_a_small_smollm2_goes_the_whole_way_on_two_threads():
+    (result,) = engine.measure(engine.smollm2_cells(small=True)[:1], updates=1, seed=0, threads=2)
+    assert engine.table([result]).splitlines()[2].startswith("| SmolLM2-135M | bfloat16, 600 tokens a pass |")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")

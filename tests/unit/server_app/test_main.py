@@ -20,7 +20,7 @@ def test_the_number_format_is_resolved_for_the_server_s_machine(flags, dtype, tm
     monkeypatch.setattr(base, "PROCESSOR_FILE", told)
     monkeypatch.setattr(base.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(main, "run_phases", lambda grid, config, folder: seen.append(config))
-    keys = {"policy.compute-dtype": "auto", "run-name": "r", "run.output-dir": str(tmp_path)}
+    keys = {"policy.compute-dtype": "auto", "policy.tuning": "lora", "run-name": "r", "run.output-dir": str(tmp_path)}
     config = Config.load(keys)
     with flower_task():
         main.app(FakeGrid({}), Context(17, 1, {}, RecordDict(), dict(config.flat())))

@@ -23,6 +23,7 @@ from appa_flwr.errors import UserError
 from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
+from server_app.models import exports
 from server_app.models.tiny import TinyRecipe, build
 from server_app.run_folder import RunFolder
 
@@ -37,6 +38,7 @@ TINY = {
     "sft.batch-size": 4,
     "sft.gradient-accumulation-steps": 1,
     "policy.tuning": "lora",  # adapters begin with random numbers
+    "policy.threads": 1,  # more of them share the sums out as it comes
     "ppo.num-iterations": 5,
     "run.checkpoint-every": 2,
     "rollout.batch-size": 8,
@@ -80,7 +82,8 @@ def session(config: Config) -> InProcessGrid:
         return load_model(*args, **kwargs)
 
     with flower_task(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server.base_models, "load_model", loaded)
+        for user in (server.base_models, exports):
+            patched.setattr(user, "load_model", loaded)
         patched.setattr(server.report, "build", lambda folder: folder / "report.html")  # seconds of plots
         main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return grid
@@ -92,7 +95,7 @@ def results(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {"metrics": [{k: v for k, v in line.items() if k != "seconds"} for line in lines]}
     for name in ("summary.json", "examples.json", "pluralllm.json"):
         found[name] = json.loads((folder / name).read_text())
-    for name in ("policy/adapter_model.safetensors", "sft-model/model.safetensors"):
+    for name in ("policy/adapter_model.safetensors", "sft-model/adapter_model.safetensors"):
         found[name] = {key: value.tolist() for key, value in load_file(folder / name).items()}
     return found
 

@@ -300,14 +300,14 @@ def test_texts_hold_what_the_mask_shows_without_special_tokens(folder):
 def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
     tiny_causal_lm().save_pretrained(tmp_path)
     for attention in ("eager", "sdpa"):
-        config = Config.load({"policy.compute-dtype": key, "policy.attention": attention})
+        config = Config.load({"policy.compute-dtype": key, "policy.attention": attention, "policy.tuning": "lora"})
         model = bases.load_model(config, str(tmp_path), quantized=False)
         assert {p.dtype for p in model.parameters()} == {dtype}
         assert model.config._attn_implementation == attention
         assert not model.training
 
 
-AUTO = Config.load({"policy.compute-dtype": "auto", "seed": 7})
+AUTO = Config.load({"policy.compute-dtype": "auto", "policy.tuning": "lora", "seed": 7})
 FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nprocessor: 1\n"
 
 
@@ -351,8 +351,27 @@ def test_the_processor_s_flags_say_what_torch_finds(monkeypatch):
 @pytest.mark.parametrize("key", ["float32", "bfloat16"])
 def test_a_format_that_is_named_stays(key, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("looked for a GPU"))
-    config = Config.load({"policy.compute-dtype": key})
+    config = Config.load({"policy.compute-dtype": key, "policy.tuning": "lora"})
     assert bases.with_dtype(config) == config
+
+
+def test_weights_that_all_learn_are_float32(monkeypatch, tmp_path):
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", told := tmp_path / "cpuinfo")
+    told.write_text(FLAGS.format("avx512_bf16"))
+    full = Config.load({"policy.compute-dtype": "auto", "policy.tuning": "full"})
+    assert bases.with_dtype(full).policy.compute_dtype == "float32"
+    with pytest.raises(UserError, match=r'policy.tuning = "full" needs policy.compute-dtype = "float32"'):
+        Config.load({"policy.compute-dtype": "bfloat16", "policy.tuning": "full"})
+
+
+def test_a_real_model_takes_the_cores_it_may_use_and_the_tiny_one_takes_one(monkeypatch):
+    monkeypatch.setattr(bases.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: 16 if logical else 4)
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({"model": "org/name"})) == 4  # six, of which two are a core's second
+    assert bases.threads(Config.load({"policy.threads": 3})) == 3
+    monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
+    assert bases.threads(Config.load({"model": "org/name"})) == 6
 
 
 def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):

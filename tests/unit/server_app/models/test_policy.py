@@ -10,15 +10,15 @@ import functools
 
 import pytest
 import torch
-from fakes import ARCHITECTURES, PREFIX, WIDE_WINDOW, answer_rows, ppo_models, tiny_causal_lm
-from peft import AutoPeftModelForCausalLM
+from fakes import ARCHITECTURES, PREFIX, WIDE_WINDOW, answer_rows, ppo_models, save_adapter, tiny_causal_lm
+from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM
 
 from server_app.engine.logprobs import response_logprobs
 from server_app.engine.prefix import Prefix, why_not
 from server_app.models.policy import LoraModels
 
-TUNINGS = ("full", "lora")
+TUNINGS = ("full", "lora", "stacked")
 TEMPERATURE = 0.7
 
 
@@ -48,12 +48,14 @@ def learn(which, models, sequences):
 
 
 @pytest.fixture(params=[(t, a) for t in TUNINGS for a in ARCHITECTURES], ids="-".join)
-def case(request):
-    """The models, and an untouched copy of what they were built on."""
+def case(request, tmp_path):
+    """The models, and an untouched copy of what they were built on, with SFT's adapter where there is one."""
     tuning, architecture = request.param
     model = tiny_causal_lm(architecture, window=WIDE_WINDOW)
     assert why_not(model) is None
     untouched = copy.deepcopy(model)
+    if tuning == "stacked":
+        untouched = PeftModel.from_pretrained(untouched, save_adapter(model, tmp_path)).eval().get_base_model()
     return ppo_models(tuning, model), untouched
 
 
@@ -164,7 +166,9 @@ def test_requires_grad_and_the_policy_survive_every_switch_and_failed_pass(case)
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("tuning", "loader"), [("full", AutoModelForCausalLM), ("lora", AutoPeftModelForCausalLM)], ids=TUNINGS
+    ("tuning", "loader"),
+    [("full", AutoModelForCausalLM), ("lora", AutoPeftModelForCausalLM), ("stacked", AutoPeftModelForCausalLM)],
+    ids=TUNINGS,
 )
 def test_a_saved_policy_loads_with_transformers_or_peft(tuning, loader, architecture, tmp_path):
     sequences, attention = answer_rows(), "eager" if architecture == "gemma2" else "sdpa"
@@ -175,16 +179,17 @@ def test_a_saved_policy_loads_with_transformers_or_peft(tuning, loader, architec
     found("value", models, sequences)  # the value's adapter was the last one in use
     models.save_policy(tmp_path / "policy")
     loaded = loader.from_pretrained(tmp_path / "policy", attn_implementation=attention).eval()
-    loaded = loaded.get_base_model() if tuning == "lora" else loaded
+    loaded = loaded if tuning == "full" else loaded.get_base_model()
     expected_JT = found("policy", models, sequences)
     torch.testing.assert_close(base_logprobs(loaded, sequences), expected_JT, rtol=0, atol=1e-5)
     # the value model is not saved
     assert len(list((tmp_path / "policy").rglob("*.safetensors"))) == 1
 
 
-def test_lora_weights_are_float32_on_a_bfloat16_base():
+@pytest.mark.parametrize("tuning", ["lora", "stacked"])
+def test_what_learns_is_float32_on_a_bfloat16_base(tuning):
     sequences = answer_rows()
-    models = ppo_models("lora", tiny_causal_lm().to(torch.bfloat16))
+    models = ppo_models(tuning, tiny_causal_lm().to(torch.bfloat16))
     assert {p.dtype for p in models.policy_parameters() + models.value_parameters()} == {torch.float32}
     assert torch.isfinite(found("policy", models, sequences)).all()
     assert torch.isfinite(found("value", models, sequences)).all()

@@ -5,9 +5,14 @@ Axis letters: G groups, Q questions, K options.
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
@@ -94,7 +99,7 @@ def tune(start, tmp_path):
 
     def run(**keys):
         model, base, prompts = start
-        steps = []
+        untouched, steps = copy.deepcopy(model), []
         sft.fine_tune(
             model,
             base,
@@ -105,6 +110,8 @@ def tune(start, tmp_path):
             progress=lambda step, of, loss: steps.append((step, of, loss)),
         )
         assert list(tmp_path.iterdir()) == [tmp_path / "tuned"]
+        if (tmp_path / "tuned" / "adapter_config.json").exists():
+            return PeftModel.from_pretrained(untouched, tmp_path / "tuned").eval(), steps
         return AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").eval(), steps
 
     return run
@@ -125,19 +132,87 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
     assert lengths == [len(text) + 1 for text in ANSWERS]  # a token a character, and the end token
 
 
-def test_adapters_are_merged_into_the_weights(start, tune):
-    model = start[0]
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
+    before = {name: p.detach().clone() for name, p in start[0].named_parameters()}
     tuned, _ = tune(**{"policy.tuning": "lora", "lora.sft-targets": "q_proj,v_proj", "lora.rank": 2})
     after = dict(tuned.named_parameters())
-    assert after.keys() == before.keys()  # no adapter is left
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert {name.split(".")[-2] for name in changed} == {"q_proj", "v_proj"}
-    assert all(torch.isfinite(p).all() for p in after.values())
+    adapters = {name for name in after if "lora_" in name}
+    assert {name.split(".")[-4] for name in adapters} == {"q_proj", "v_proj"}
+    assert all(after[name].dtype == torch.float32 and after[name].any() for name in adapters)
+    trained = dict(start[0].named_parameters())
+    for name, old in before.items():
+        layer, _, kind = name.rpartition(".")
+        kept = trained.get(name, trained.get(f"{layer}.base_layer.{kind}"))
+        assert torch.equal(kept, old)
 
 
-def test_without_steps_the_epochs_decide(start, tune):
-    passes = []
-    start[0].register_forward_pre_hook(lambda *_: passes.append(1))
+def test_without_steps_the_epochs_decide(tune, monkeypatch):
+    seen, step = [], sft._LeanTrainer.training_step
+
+    def counted(*given, **named):
+        seen.append(1)
+        return step(*given, **named)
+
+    monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
     tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
-    assert len(passes) == 6  # four answers by twos, three times
+    assert len(seen) == 6  # four answers by twos, three times
+
+
+SHARED = list(range(20, 34))
+
+
+@pytest.mark.parametrize("tokens", [20, 10**6], ids=["row by row", "at once"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp_path, tuning, tokens, monkeypatch):
+    """Against Transformers' loss on the whole padded batch, without a shared prefix."""
+    model, base, prompts = start
+    compared = []
+
+    def step(trainer, trained, inputs, num_items_in_batch=None):
+        parameters = {name: p for name, p in trained.named_parameters() if p.requires_grad}
+        batch = {name: inputs[name] for name in ("input_ids", "attention_mask", "labels")}
+        plain = copy.deepcopy(trained)
+        for module in plain.modules():  # accelerate's and TRL's, which compute with the original's weights
+            vars(module).pop("forward", None)
+        plain(**batch).loss.backward()
+        expected = {name: p.grad for name, p in plain.named_parameters() if p.requires_grad}
+        loss = own_step(trainer, trained, inputs, num_items_in_batch)
+        torch.testing.assert_close(loss, plain(**batch).loss.detach(), rtol=0, atol=1e-5)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(
+                parameters[name].grad, gradient, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            )
+        compared.append(any(bool(gradient.any()) for gradient in expected.values()))
+        return loss
+
+    own_step = sft._LeanTrainer.training_step
+    monkeypatch.setattr(sft._LeanTrainer, "training_step", step)
+    keys = {"policy.tuning": tuning, "sft.steps": 2, "lora.dropout": 0.0, "ppo.micro-batch-tokens": tokens}
+    sft.fine_tune(
+        model,
+        base,
+        Config.load({**KEYS, **keys}),
+        prompts=[SHARED + prompt for prompt in prompts],
+        answers=ANSWERS,
+        folder=tmp_path / "tuned",
+        progress=lambda step, of, loss: None,
+    )
+    assert compared == [True, True]
+
+
+def test_nothing_holds_the_fine_tuned_model_afterwards(tmp_path):
+    model, tokenizer = tiny.build(RECIPE, QUESTIONS)
+    base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
+    sft.fine_tune(
+        model,
+        base,
+        Config.load({**KEYS, "policy.tuning": "lora", "sft.steps": 1}),
+        prompts=[base.prompt_ids(Config.load({}), question) for question in QUESTIONS],
+        answers=ANSWERS,
+        folder=tmp_path / "tuned",
+        progress=lambda step, of, loss: None,
+    )
+    held = weakref.ref(model.get_input_embeddings().weight)
+    del model
+    gc.collect()
+    assert held() is None

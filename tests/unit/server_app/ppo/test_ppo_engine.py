@@ -6,6 +6,7 @@ Axis letters: J rollouts, T response tokens.
 from __future__ import annotations
 
 import io
+import math
 from itertools import pairwise
 
 import pytest
@@ -105,6 +106,53 @@ def test_the_reference_pass_gives_each_row_what_a_pass_of_its_own_would():
         torch.testing.assert_close(whole.value_JT[j, :length].double(), value.double(), rtol=0, atol=1e-5)
         assert not whole.value_JT[j, length:].any()
     assert whole.value_JT.abs().sum() > 0
+
+
+def in_bfloat16(**settings):
+    torch.manual_seed(4)
+    model = tiny_causal_lm(window=WIDE_WINDOW).to(torch.bfloat16)
+    models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
+    settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
+    return PPOEngine(models, settings, ROLLOUT, num_iterations=10, stop_ids=STOPS, pad_id=PAD_ID, seed=7)
+
+
+def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_kept():
+    engine = in_bfloat16()
+    rollout = engine.rollout(LONG_BATCH)
+    reference = engine.reference_pass(rollout.sequences)
+    with torch.no_grad(), engine.models.policy_pass(rollout.sequences.prefix_C, temperature=0.9) as scorer:
+        torch.testing.assert_close(reference.policy_logprob_JT, scorer(rollout.sequences).float(), rtol=0, atol=0.02)
+    kept = rollout.logprob_JT.clone()
+    stats = engine.update(rollout, reference, some_scores())
+    assert stats["approximate_kl"] < 1e-9  # the same pass before the only step
+    assert stats["clip_fraction"] == 0
+    assert torch.equal(rollout.logprob_JT, kept)
+    gap = (reference.policy_logprob_JT - kept)[rollout.sequences.mask_JT]
+    assert 0 < stats["sampler_spread"] == pytest.approx(float(gap.std(correction=0)))
+    assert stats["sampler_outside_clip"] == pytest.approx(float(((gap.exp() - 1).abs() > 0.2).float().mean()))
+
+
+def test_in_thirty_two_bits_sampling_s_own_numbers_serve():
+    engine = make("lora")
+    rollout = engine.rollout(LONG_BATCH)
+    reference = engine.reference_pass(rollout.sequences)
+    assert reference.policy_logprob_JT is None
+    assert "sampler_spread" not in engine.update(rollout, reference, some_scores())
+
+
+def test_what_the_sampler_rarely_draws_counts_at_most_twice():
+    """Tokens with half the sampler's probability count half, and beyond twice it twice."""
+    engine = in_bfloat16()
+    rollout = engine.rollout(LONG_BATCH)
+    reference = engine.reference_pass(rollout.sequences)
+    found = {}
+    for shift in (0.5, 1.0, 2.0, 8.0):
+        other = in_bfloat16()
+        sampled = Rollout(rollout.sequences, reference.policy_logprob_JT - math.log(shift))
+        found[shift] = other.update(sampled, reference, some_scores())["policy_loss"]
+    assert found[0.5] == pytest.approx(0.5 * found[1.0], rel=1e-4)
+    assert found[2.0] == pytest.approx(2 * found[1.0], rel=1e-4)
+    assert found[8.0] == pytest.approx(found[2.0], rel=1e-6)
 
 
 def test_the_first_gradient_against_one_row_at_a_time(steps):

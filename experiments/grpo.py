@@ -29,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from appa_flwr import markdown, wire
 from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
-from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, assemble
+from appa_flwr.config import GENERATED_SURVEY, Config, assemble
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from appa_flwr.report.plots import style
@@ -41,7 +41,7 @@ from experiments import entry
 from server_app import evaluation
 from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
-from server_app.models import sft, tiny
+from server_app.models import sft
 from server_app.models.base import Base, load_model, prepare, with_dtype
 from server_app.ppo.strategy import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
@@ -126,8 +126,7 @@ def fine_tuned(setup: Setup, folder: Path, say: Say) -> PreTrainedModel:
     config, option_QK, train_J = setup.config, setup.catalogue.option_QK, setup.train_J
     votes_GQK = np.stack([scoring.votes(t_QK, option_QK, kind=VOTES[config.task]) for t_QK in setup.target_GQK])
     taught_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
-    step = tiny.ANSWER_STEP if config.model == TINY_MODEL else sft.STEP
-    texts = sft.answer_texts(config, taught_QK, option_QK, step=step)
+    texts = sft.answer_texts(config, taught_QK, option_QK)
     sft.fine_tune(
         load_model(config, setup.base.source, quantized=False),
         setup.base,

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr import formats, wire
-from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.config import Config
 from appa_flwr.run.files import QUESTIONS
 from appa_flwr.run.records import QuestionCounts
 from server_app.federation.catalogue import fitting_questions
 from server_app.federation.groups import Federation
-from server_app.models import sft, tiny
+from server_app.models import sft
 from server_app.models.base import Base
 from server_app.run_folder import RunFolder
 
@@ -83,8 +83,7 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
 
 def taught_texts(run: Run, inputs: PolicyInputs) -> list[str]:
     """What SFT teaches for every question, in the format asked for."""
-    step = tiny.ANSWER_STEP if run.config.model == TINY_MODEL else sft.STEP
-    return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, step=step)
+    return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK)
 
 
 def answer_tokens(base: Base, task: str, num_options: int) -> int:

@@ -5,6 +5,7 @@ No axis letters: arrays pass through.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -74,6 +75,8 @@ def _otherwise_read(
 def in_words(row: SummaryRow) -> str:
     """A row's scores in the log."""
     words = [f"Avg AS {row.avg_as:.3f}", f"Min AS {row.min_as:.3f}", f"FI {row.fi:.4f}"]
+    if missing := [name for name, score in row.per_group.items() if math.isnan(score)]:
+        words.append(f"WITHOUT {', '.join(missing)}")
     if row.readable is not None and row.readable < 1:
         words.append(f"FI of the {row.readable:.0%} readable answers {row.fi_readable:.4f}")
     if row.format_score is not None:

@@ -202,6 +202,12 @@ class SFTSection(Section):
         "smoothed-votes",
         description="what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, or mean",
     )
+    answer_step: float = Field(
+        0.1,
+        ge=0.01,
+        le=0.5,
+        description="grid of the probabilities that SFT teaches; on a coarse one a small model learns to sum to one",
+    )
     steps: int = Field(200, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
     epochs: int = Field(1, ge=1, description="passes over the training questions if sft.steps is 0 (SFT table)")
     batch_size: int = Field(8, ge=1, description="answers per forward pass (SFT table)")

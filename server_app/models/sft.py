@@ -31,8 +31,6 @@ from server_app.models.tiny import IGNORED_LABEL
 
 FloatArray = npt.NDArray[np.float64]
 
-STEP = 0.01  # of the probabilities that SFT teaches: the two decimals of the answer format
-
 
 def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
     """Count the votes: what SFT should answer, as scores for `formats.answer`.
@@ -62,10 +60,10 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
     return chosen_QK
 
 
-def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, step: float) -> list[str]:
-    """Each question's target as the text SFT teaches, probabilities in steps of `step`."""
+def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> list[str]:
+    """Each question's target as the text SFT teaches, probabilities in steps of `sft.answer-step`."""
     return [
-        formats.answer(config.task, scores_K[option_K], step=step)
+        formats.answer(config.task, scores_K[option_K], step=config.sft.answer_step)
         for scores_K, option_K in zip(scores_QK, option_QK, strict=True)
     ]
 

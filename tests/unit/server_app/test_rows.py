@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -95,6 +96,10 @@ def test_the_models_window_cuts_the_examples(built, tmp_path, monkeypatch):
             {"readable": 0.117, "fi_readable": 0.9, "format_score": 0.117},
             "Avg AS 0.500, Min AS 0.400, FI 1.0000, FI of the 12% readable answers 0.9000, format 0.117 "
             "(MOSTLY UNREADABLE)",
+        ),
+        (
+            {"per_group": {"A": 0.4, "B": math.nan, "C": 0.6, "D": math.nan}},
+            "Avg AS 0.500, Min AS 0.400, FI 1.0000, WITHOUT B, D",
         ),
     ],
 )

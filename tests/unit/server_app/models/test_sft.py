@@ -65,10 +65,10 @@ def test_rankings_are_counted_whole():
 
 def test_answers_are_written_in_the_task_s_format():
     scores_QK = np.array([[0.25, 0.25, 0.5], [0.25, 0.75, 0.0]])
-    dpa, opa = Config.load({"task": "dpa"}), Config.load({"task": "opa"})
-    assert sft.answer_texts(dpa, scores_QK, OPTION_QK, step=sft.STEP) == ["0.25,0.25,0.50", "0.25,0.75"]
-    assert sft.answer_texts(dpa, scores_QK[:1], OPTION_QK[:1], step=0.5) == ["0.50,0.00,0.50"]
-    assert sft.answer_texts(opa, scores_QK, OPTION_QK, step=0.01) == ["C,A,B", "B,A"]
+    fine, coarse = Config.load({"sft.answer-step": 0.01}), Config.load({"sft.answer-step": 0.5})
+    assert sft.answer_texts(fine, scores_QK, OPTION_QK) == ["0.25,0.25,0.50", "0.25,0.75"]
+    assert sft.answer_texts(coarse, scores_QK[:1], OPTION_QK[:1]) == ["0.50,0.00,0.50"]
+    assert sft.answer_texts(Config.load({"task": "opa"}), scores_QK, OPTION_QK) == ["C,A,B", "B,A"]
 
 
 RECIPE = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)

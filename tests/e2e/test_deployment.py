@@ -29,6 +29,7 @@ CONNECTION = "deployed"
 # As small as the loop can be; every message costs a second or more here, since each starts a process.
 TINY_LOOP = {
     "eval.ceilings": False,
+    "eval.extra-rows": False,
     "policy.base-steps": 20,
     "sft.steps": 2,
     "ppo.num-iterations": 3,

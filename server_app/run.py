@@ -55,7 +55,7 @@ from server_app.models.card import model_card
 from server_app.models.exports import load_policy, save
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule, questions_of
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
@@ -269,7 +269,8 @@ def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
             engine.restore(kept.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
-        order.take(done * config.rollout.batch_size)
+        for _ in range(done):
+            questions_of(order, config.rollout)
     folder.keep_iterations(done)
     with folder.phase("ppo", done=done) as phase:
         if done:

@@ -157,7 +157,8 @@ class Config(Section):
 
     def iterations(self, num_train_questions: int) -> int:
         """PPO iterations: `num_iterations`, or what `training_epochs` passes over the questions take."""
-        passes = math.ceil(self.ppo.training_epochs * num_train_questions / self.rollout.batch_size)
+        questions = self.rollout.batch_size // self.rollout.answers_per_question
+        passes = math.ceil(self.ppo.training_epochs * num_train_questions / questions)
         return self.ppo.num_iterations or max(1, passes)
 
 
@@ -218,6 +219,13 @@ def _in_sizes(config: Config) -> Iterator[str]:
     rollout, ppo, pluralllm = config.rollout, config.ppo, config.pluralllm
     if rollout.batch_size % ppo.num_mini_batches:
         yield f"ppo.num-mini-batches = {ppo.num_mini_batches} must divide rollout.batch-size = {rollout.batch_size}"
+    if rollout.batch_size % rollout.answers_per_question:
+        yield (
+            f"rollout.answers-per-question = {rollout.answers_per_question} must divide rollout.batch-size = "
+            f"{rollout.batch_size}"
+        )
+    if ppo.baseline == "question" and rollout.answers_per_question == 1:
+        yield 'ppo.baseline = "question" needs rollout.answers-per-question of 2 or more'
     if pluralllm.hidden_dim % pluralllm.heads:
         yield f"pluralllm.heads = {pluralllm.heads} must divide pluralllm.hidden-dim = {pluralllm.hidden_dim}"
 

@@ -222,6 +222,7 @@ class RolloutSection(Section):
     """[rollout]: how the policy answers while it learns."""
 
     batch_size: int = Field(96, ge=1, description="answers sampled per iteration (PPO table: 4 x 24)")
+    answers_per_question: int = Field(1, ge=1, description="answers sampled to each question of an iteration")
     response_length: int = Field(60, ge=1, description="most tokens of an answer (PPO table)")
     temperature: float = Field(1.0, gt=0, description="of sampling in rollouts (PPO table)")
     sampler: Literal["own", "generate"] = Field("own", description="sampling by our loop, or Transformers' generate")
@@ -255,6 +256,11 @@ class PPOSection(Section):
     value_coefficient: float = Field(0.2, ge=0, description="weight of the value loss (PPO table)")
     gamma: float = Field(1.0, ge=0, le=1, description="discount factor (PPO table)")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantages (PPO table)")
+    baseline: Literal["value", "question"] = Field(
+        "value",
+        description="what a reward is compared with: a value model's forecast, or as in RLOO the mean reward of the "
+        "question's other answers",
+    )
     whiten_rewards: bool = Field(True, description="rewards get mean 0 and std 1 per rollout batch (PPO table)")
     reward_clamp: float = Field(5.0, gt=0, description="whitened rewards are cut at plus and minus this")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")

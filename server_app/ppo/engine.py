@@ -64,6 +64,8 @@ class PPOEngine:
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
+        self._per_question = rollout.answers_per_question
+        self._by_question = settings.baseline == "question"
         self._decoding = Decoding.fitting(
             models.policy(),
             max_new_tokens=rollout.response_length,
@@ -101,10 +103,9 @@ class PPOEngine:
         value_JT, policy_JT = torch.zeros_like(reference_JT), torch.zeros_like(reference_JT)
         every = torch.arange(len(reference_JT), device=reference_JT.device)
         chunks = sequences.micro_batches(every, tokens=self.settings.micro_batch_tokens)
-        passes = [
-            (reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature)),
-            (value_JT, self.models.value_pass(sequences.prefix_C)),
-        ]
+        passes = [(reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature))]
+        if not self._by_question:
+            passes.append((value_JT, self.models.value_pass(sequences.prefix_C)))
         if self._rescore:
             passes.append((policy_JT, self.models.policy_pass(sequences.prefix_C, temperature=self._temperature)))
         for into_JT, models_pass in passes:
@@ -138,10 +139,16 @@ class PPOEngine:
         reward_JT = ppo.shaped_rewards(
             score_J, old_JT, reference.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
         )
-        advantage_JT, return_JT = ppo.gae(
-            reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
-        )
-        advantage_JT = ppo.whiten(advantage_JT, mask_JT)
+        if self._by_question:
+            # Whitened over answers: over tokens, answers that tell nothing would not stay at 0.
+            advantage_J = ppo.leave_one_out(reward_JT.sum(1), per_question=self._per_question)
+            advantage_JT = ppo.whiten(advantage_J, mask_JT[:, 0])[:, None] * mask_JT
+            return_JT = advantage_JT
+        else:
+            advantage_JT, return_JT = ppo.gae(
+                reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
+            )
+            advantage_JT = ppo.whiten(advantage_JT, mask_JT)
         sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
         tokens = 0
         for _ in range(s.epochs):
@@ -170,18 +177,8 @@ class PPOEngine:
                         sums["policy_loss"] += float(policy.loss.detach())
                         sums["clip_fraction"] += float(policy.clipped)
                         sums["approximate_kl"] += float(policy.approximate_kl)
-                with self.models.value_pass(batch.prefix_C, train=True) as values:
-                    for rows, part in chunks:
-                        width = part.response_JT.shape[1]
-                        value = ppo.value_loss(
-                            values(part),
-                            reference.value_JT[rows, :width],
-                            return_JT[rows, :width],
-                            part.mask_JT,
-                            clip_range=s.clip_range_value,
-                        )
-                        ppo.full_loss(value=value, value_coefficient=s.value_coefficient, num_tokens=count).backward()
-                        sums["value_loss"] += float(value.detach())
+                if not self._by_question:
+                    sums["value_loss"] += self._value_step(batch, chunks, reference.value_JT, return_JT, count=count)
                 tokens += count
                 for group in self._optimizer.param_groups:
                     torch.nn.utils.clip_grad_norm_(group["params"], s.max_grad_norm)
@@ -197,6 +194,32 @@ class PPOEngine:
             stats["sampler_spread"] = float(gap.std(correction=0))
             stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > s.clip_range).float().mean())
         return stats
+
+    def _value_step(
+        self,
+        batch: Sequences,
+        chunks: Sequence[tuple[Tensor, Sequences]],
+        value_JT: Tensor,
+        return_JT: Tensor,
+        *,
+        count: int,
+    ) -> float:
+        """Send a mini-batch's value loss backward, and return its sum over the tokens, of which there are `count`."""
+        total = 0.0
+        with self.models.value_pass(batch.prefix_C, train=True) as values:
+            for rows, part in chunks:
+                width = part.response_JT.shape[1]
+                value = ppo.value_loss(
+                    values(part),
+                    value_JT[rows, :width],
+                    return_JT[rows, :width],
+                    part.mask_JT,
+                    clip_range=self.settings.clip_range_value,
+                )
+                weight = self.settings.value_coefficient
+                ppo.full_loss(value=value, value_coefficient=weight, num_tokens=count).backward()
+                total += float(value.detach())
+        return total
 
     def state(self) -> dict[str, Any]:
         """Everything a later engine on the same models needs to go on as this one would; see `restore`."""

@@ -81,6 +81,16 @@ def gae(
     return advantage_JT, (advantage_JT + value_JT) * mask_JT
 
 
+def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
+    """Each reward less the mean reward of the same question's other answers (RLOO, Ahmadian et al. 2024): (J,).
+
+    The answers to a question stand side by side, `per_question` >= 2 of them. Not in the paper, which has Equation 11.
+    """
+    by_question = reward_J.view(-1, per_question)
+    others = (by_question.sum(1, keepdim=True) - by_question) / (per_question - 1)
+    return (by_question - others).view(-1)
+
+
 def full_loss(
     *, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, value_coefficient: float, num_tokens: int
 ) -> Tensor:

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from appa_flwr import aggregation, wire
 from appa_flwr.aggregation import Rule, State
 from appa_flwr.config import Config
+from appa_flwr.config.sections import RolloutSection
 from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
@@ -52,6 +53,11 @@ class QuestionOrder:
                 self._left = self._rng.permutation(self._questions).tolist()
             taken.append(self._left.pop())
         return np.array(taken)
+
+
+def questions_of(order: QuestionOrder, rollout: RolloutSection) -> IntArray:
+    """The next batch's question for each rollout: the answers to one question side by side."""
+    return np.repeat(order.take(rollout.batch_size // rollout.answers_per_question), rollout.answers_per_question)
 
 
 class _WithoutWeights(Strategy):
@@ -139,7 +145,7 @@ class AppaStrategy(_WithoutWeights):
 
     def _sample(self) -> tuple[Rollout, Answers]:
         """Rollouts of the next questions, and what can be read in them."""
-        question_J = self._order.take(self._config.rollout.batch_size)
+        question_J = questions_of(self._order, self._config.rollout)
         rollout = self._engine.rollout([self._prompts[q] for q in question_J])
         texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
         return rollout, parse_answers(self._config.task, texts, question_J, self._catalogue)

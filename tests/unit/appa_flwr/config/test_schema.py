@@ -38,6 +38,8 @@ from appa_flwr.errors import UserError
         ({"groups": "A,B", "federation.min-groups": 3}, ["federation.min-groups", "2"]),
         ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
         ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "96"]),
+        ({"rollout.answers-per-question": 7}, ["rollout.answers-per-question", "96"]),
+        ({"ppo.baseline": "question"}, ["ppo.baseline", "rollout.answers-per-question"]),
         ({"pluralllm.heads": 5}, ["pluralllm.heads", "64"]),
         ({"pluralllm.unseen-groups": "A;B;A"}, ["pluralllm.unseen-groups", "A", "twice"]),
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "groups"]),

@@ -205,3 +205,13 @@ def test_tensors_that_would_only_broadcast_are_errors(function, count, numbers):
     for score_J in (torch.ones(1), torch.ones(2, 1)):
         with pytest.raises(ValueError, match="score_J"):
             ppo.shaped_rewards(score_J, right, right, mask, kl_coefficient=0.1)
+
+
+def test_an_answer_is_compared_with_the_others_to_its_question():
+    reward_J = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 2.0])
+    # 1 - 4, 2 - 3.5, 6 - 1.5; 5 - 3.5, 5 - 3.5, 2 - 5
+    expected = torch.tensor([-3.0, -1.5, 4.5, 1.5, 1.5, -3.0])
+    torch.testing.assert_close(ppo.leave_one_out(reward_J, per_question=3), expected)
+    # of two, each is compared with the other: 1 - 2 and 2 - 1, 6 - 5 and 5 - 6, 5 - 2 and 2 - 5
+    expected = torch.tensor([-1.0, 1.0, 1.0, -1.0, 3.0, -3.0])
+    torch.testing.assert_close(ppo.leave_one_out(reward_J, per_question=2), expected)

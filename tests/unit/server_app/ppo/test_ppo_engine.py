@@ -15,6 +15,7 @@ from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, joined, t
 
 from appa_flwr.config.sections import PPOSection, RolloutSection
 from server_app.models.policy import FullModels, LoraModels
+from server_app.ppo import engine as engine_module
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.rollouts import Rollout
 
@@ -130,6 +131,31 @@ def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_k
     gap = (reference.policy_logprob_JT - kept)[rollout.sequences.mask_JT]
     assert 0 < stats["sampler_spread"] == pytest.approx(float(gap.std(correction=0)))
     assert stats["sampler_outside_clip"] == pytest.approx(float(((gap.exp() - 1).abs() > 0.2).float().mean()))
+
+
+def test_with_the_question_s_other_answers_for_a_baseline_no_value_is_learned(monkeypatch):
+    score_J = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.2, 0.4, 0.9])
+    engine = make("lora", baseline="question", answers_per_question=3, kl_coefficient=0.0, whiten_rewards=False)
+    before = [p.detach().clone() for p in engine.models.value_parameters()]
+    seen, loss = [], engine_module.ppo.policy_loss
+
+    def spy(logprob_JT, old_JT, advantage_JT, mask_JT, **rest):
+        seen.extend(row[mask].tolist() for row, mask in zip(advantage_JT, mask_JT, strict=True))
+        return loss(logprob_JT, old_JT, advantage_JT, mask_JT, **rest)
+
+    monkeypatch.setattr(engine_module.ppo, "policy_loss", spy)
+    prompts = [prompt for prompt in PROMPTS[:3] for _ in range(3)]
+    rollout = engine.rollout(prompts)
+    stats = engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
+    assert stats["value_loss"] == 0
+    assert all(torch.equal(p, old) for p, old in zip(engine.models.value_parameters(), before, strict=True))
+    # 1 - 0, 0 - .5, 0 - .5; equal answers tell nothing; .2 - .65, .4 - .55, .9 - .3: all tokens of an answer alike
+    assert all(len(set(row)) == 1 for row in seen)
+    signs = sorted({round(math.copysign(1, row[0]) if abs(row[0]) > 1e-6 else 0.0) for row in seen})
+    assert signs == [-1, 0, 1]
+    assert sum(abs(row[0]) < 1e-6 for row in seen) == 3 * SETTINGS.epochs
+    positive = sorted({round(row[0], 6) for row in seen if row[0] > 1e-6})
+    assert positive[0] / positive[1] == pytest.approx(0.6, rel=1e-4)  # .6 to 1
 
 
 def test_in_thirty_two_bits_sampling_s_own_numbers_serve():

@@ -13,12 +13,13 @@ from flwr.app import ArrayRecord
 
 from appa_flwr import aggregation, formats, wire
 from appa_flwr.config import Config
+from appa_flwr.config.sections import RolloutSection
 from appa_flwr.errors import UserError
 from appa_flwr.fairness import fairness_index
 from appa_flwr.rewards import js
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
@@ -262,3 +263,11 @@ def test_every_pass_over_the_questions_is_complete_and_in_another_order():
     assert np.array_equal(np.concatenate([again.take(8) for _ in range(3)]), taken)
     other = QuestionOrder(np.array([3, 5, 8, 13]), seed=3)
     assert not np.array_equal(other.take(24), taken)
+
+
+def test_a_question_s_answers_stand_side_by_side():
+    rollout = RolloutSection(batch_size=6, answers_per_question=3)
+    one_each, three_each = (QuestionOrder(np.arange(10), seed=4) for _ in range(2))
+    for _ in range(7):  # past the end of a pass over the questions
+        first, second = one_each.take(2)
+        assert questions_of(three_each, rollout).tolist() == [first] * 3 + [second] * 3

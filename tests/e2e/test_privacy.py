@@ -40,9 +40,9 @@ def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert not any(reply.message.has_error() for reply in grid.replies)
     # roll call, catalogue, sums (keys, counts, answers, totals), 2 rounds, validation of the last, targets, votes,
-    # 2 iterations, base, SFT, PPO, uniform, majority, the probe for the ceilings and 2 ceilings in 3 metrics:
-    # 25 messages to each of 3 groups
-    assert len(grid.replies) == 3 * 25
+    # 2 iterations, base, SFT, PPO and their choices, few-shot, uniform, majority, the probe for the ceilings and
+    # 2 ceilings in 3 metrics: 29 messages to each of 3 groups
+    assert len(grid.replies) == 3 * 29
     assert audit(grid, world) == []
 
 

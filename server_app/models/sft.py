@@ -117,6 +117,80 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         )
 
 
+def adapter(config: Config) -> LoraConfig:
+    """SFT's adapter (SFT table)."""
+    return LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        target_modules=list(split_names(config.lora.sft_targets)),
+        task_type="CAUSAL_LM",
+    )
+
+
+def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]) -> Dataset:
+    """Rows for the trainer: each prompt with its answer and the end token, and which of it is taught."""
+    completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
+    rows = {
+        "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
+        "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, completions, strict=True)],
+    }
+    return Dataset.from_dict(rows)
+
+
+def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False) -> SFTConfig:
+    """The trainer's settings (SFT table); `autocast` to bfloat16 is for a trainer that does not run our pass."""
+    return SFTConfig(
+        output_dir=str(folder),
+        per_device_train_batch_size=config.sft.batch_size,
+        gradient_accumulation_steps=config.sft.gradient_accumulation_steps,
+        learning_rate=config.sft.learning_rate,
+        lr_scheduler_type=config.sft.scheduler,
+        warmup_steps=config.sft.warmup_ratio,
+        weight_decay=config.sft.weight_decay,
+        num_train_epochs=config.sft.epochs,
+        max_steps=config.sft.steps or -1,
+        max_length=config.policy.max_sequence_length,
+        completion_only_loss=True,
+        bf16=autocast,  # ours computes in the weights' own format
+        use_cpu=cpu,
+        gradient_checkpointing=False,
+        seed=config.seed,
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+def make_trainer(
+    model: PreTrainedModel,
+    base: Base,
+    config: Config,
+    rows: Dataset,
+    *,
+    folder: Path,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> SFTTrainer:
+    """The trainer of `fine_tune`; `rows` are those of `dataset`, and it may write into `folder`."""
+    trained: PreTrainedModel | PeftModel = model
+    torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is drawn here, before the trainer sets its seed
+    if config.policy.tuning == "lora":
+        model.name_or_path = base.hub_id or base.source  # the adapter's folder names it as its base
+        trained = get_peft_model(model, adapter(config))  # in float32, also on a base of 16 bits
+    return _LeanTrainer(
+        trained,
+        args=arguments(config, folder, cpu=model.device.type == "cpu"),
+        train_dataset=rows,
+        processing_class=base.tokenizer,
+        callbacks=list(callbacks),
+        tokens=config.ppo.micro_batch_tokens,
+        share_prefix=config.ppo.shared_prefix,
+        pad_id=base.pad_id,
+    )
+
+
 def fine_tune(
     model: PreTrainedModel,
     base: Base,
@@ -141,57 +215,11 @@ def fine_tune(
         folder: where the adapter, or with `tuning = "full"` the model, goes, beside the tokenizer; replaced as a whole.
         progress: called with (step, steps, loss).
     """
-    completions = [[*base.tokenizer(text, add_special_tokens=False)["input_ids"], base.end_id] for text in answers]
-    rows = {
-        "input_ids": [[*p, *c] for p, c in zip(prompts, completions, strict=True)],
-        "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, completions, strict=True)],
-    }
-    trained: PreTrainedModel | PeftModel = model
-    torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is drawn here, before the trainer sets its seed
-    if config.policy.tuning == "lora":
-        adapter = LoraConfig(
-            r=config.lora.rank,
-            lora_alpha=config.lora.alpha,
-            lora_dropout=config.lora.dropout,
-            target_modules=list(split_names(config.lora.sft_targets)),
-            task_type="CAUSAL_LM",
-        )
-        model.name_or_path = base.hub_id or base.source  # the adapter's folder names it as its base
-        trained = get_peft_model(model, adapter)  # in float32, also on a base of 16 bits
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
-        arguments = SFTConfig(
-            output_dir=scratch,
-            per_device_train_batch_size=config.sft.batch_size,
-            gradient_accumulation_steps=config.sft.gradient_accumulation_steps,
-            learning_rate=config.sft.learning_rate,
-            lr_scheduler_type=config.sft.scheduler,
-            warmup_steps=config.sft.warmup_ratio,
-            weight_decay=config.sft.weight_decay,
-            num_train_epochs=config.sft.epochs,
-            max_steps=config.sft.steps or -1,
-            max_length=config.policy.max_sequence_length,
-            completion_only_loss=True,
-            bf16=False,  # the pass computes in the weights' own format
-            use_cpu=model.device.type == "cpu",
-            gradient_checkpointing=False,
-            seed=config.seed,
-            logging_steps=10,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        trainer = _LeanTrainer(
-            trained,
-            args=arguments,
-            train_dataset=Dataset.from_dict(rows),
-            processing_class=base.tokenizer,
-            callbacks=[_Report(progress)],
-            tokens=config.ppo.micro_batch_tokens,
-            share_prefix=config.ppo.shared_prefix,
-            pad_id=base.pad_id,
-        )
+        rows = dataset(base, prompts, answers)
+        trainer = make_trainer(model, base, config, rows, folder=Path(scratch), callbacks=[_Report(progress)])
         trainer.train()
+    trained = trainer.model
     # Whoever loads the result generates by these settings, and would run past an end that only the run knows.
     model.generation_config.eos_token_id = list(base.stop_ids)
     with replaced_folder(folder) as beside:

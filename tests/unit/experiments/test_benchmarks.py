@@ -7,15 +7,20 @@ import json
 import sys
 import time
 
+import families
 import pytest
 import torch
 from report_runs import line
 
+from appa_flwr import formats
+from appa_flwr.config import Config
 from appa_flwr.errors import UserError
-from experiments.benchmarks import engine, own_side, ppo_vs_trl, workload
+from appa_flwr.survey.generate import generate
+from experiments.benchmarks import engine, own_side, ppo_vs_trl, sft, sft_sides, workload
 from experiments.benchmarks.measure import Measured, PeakMemory, Seconds, Stopwatch, Update
 from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3, smollm2
 from experiments.benchmarks.workload import EOS_ID, PAD_ID, Prompts, Workload, draw_batches
+from server_app.models.base import prepare
 
 VOCABULARY = 64
 
@@ -208,3 +213,75 @@ def test_the_wait_for_the_federation_is_summed_over_iterations(tmp_path):
     for nothing in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"metrics\.jsonl is not there, or holds no iteration yet"):
             engine.federation_wait(nothing)
+
+
+@pytest.fixture(scope="module")
+def sft_work(tmp_path_factory):
+    """A tiny chat model on the generated survey: config, base, training rows and held-out rows."""
+    survey = generate(num_questions=40, num_groups=3, seed=0)
+    folder = families.save("qwen3", tmp_path_factory.mktemp("sft") / "model", survey.questions)
+    given = {
+        "model": str(folder),
+        "policy.prompt-style": "full",
+        "policy.max-sequence-length": 2000,
+        "policy.compute-dtype": "float32",
+        "lora.rank": 4,
+        "sft.batch-size": 4,
+        "sft.steps": 8,
+        "sft.learning-rate": 1e-2,
+    }
+    config = Config.load({**sft.KEYS, **given})
+    base = prepare(config, ())
+    return config, base, *sft.rows_of(survey, base, config)
+
+
+def test_sft_s_rows_hold_a_vote_a_question_and_share_none(sft_work):
+    _, base, training, held_out = sft_work
+    assert len(training.prompts) + len(held_out.prompts) == 40
+    assert not set(map(tuple, training.prompts)) & set(map(tuple, held_out.prompts))
+    for answer in (*training.answers, *held_out.answers):
+        assert sorted(formats.parse("dpa", answer, answer.count(",") + 1).prediction)[-2:] == [0.0, 1.0]
+        assert sft.completion(base, answer)[-1] == base.end_id
+    twice = sft.needed(held_out, len(held_out.prompts) + 1)
+    assert twice.prompts[-1] == held_out.prompts[0]
+
+
+def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
+    config, base, training, _ = sft_work
+    rows = training.first(16)
+    own, trl = (sft_sides.measure(side, base, config, rows, steps=1) for side in (sft_sides.OURS, sft_sides.TRL))
+    assert [len(side.cpu) for side in (own, trl)] == [1, 1]
+    assert min(*own.cpu, *trl.cpu) > 0
+    assert own.loss == pytest.approx(trl.loss, abs=sft.LOSS_GOAL)
+
+
+def test_the_hand_over_is_held_against_the_base_stored_alike(sft_work):
+    config, base, training, held_out = sft_work
+    lines = []
+    found = sft.hand_over(base, config, training, held_out, say=lines.append)
+    assert tuple(way.kind for way in found) == sft.KINDS
+    exact, half, packed, half_apart, packed_apart = found
+    assert half.base == half_apart.base != exact.base
+    assert packed.base == packed_apart.base != exact.base
+    assert exact.gain > 0.1
+    assert half_apart.gain == pytest.approx(exact.gain, rel=0.1)
+    assert packed_apart.gain > 0
+    assert len(lines) == len(found)
+
+
+def test_the_sft_table_holds_what_was_measured():
+    sides = {"ours": sft_sides.Side([1.0, 3.0], 900.0, 100.0, 1.5), "TRL": sft_sides.Side([8.0], 800.0, 400.0, 1.5)}
+    ways = [sft.HandOver("exact", 2.0, 1.0), sft.HandOver("merged", 2.5, 2.25)]
+    step, hand_over = sft.table(sft.Result(sides, ways)).strip().split("\n\n")
+    assert "| CPU s a step | 2.0 | 8.0 | 0.25 | at most 0.25 |" in step
+    assert "| MiB added | 100 | 400 | 0.25 | at most 0.25 |" in step
+    assert "0.0e+00 apart" in step
+    assert "| merged | 2.5000 | 2.2500 | 0.2500 | 25% |" in hand_over
+    assert sft.table(sft.Result(sides, [])).strip() == step
+
+
+def test_sides_of_different_loss_are_an_error(monkeypatch):
+    losses = iter((1.5, 1.5001))
+    monkeypatch.setattr(sft, "in_own_process", lambda *_, **__: sft_sides.Side([1.0], 0.0, 1.0, next(losses)))
+    with pytest.raises(RuntimeError, match="loss of one batch"):
+        sft.measure_sides(None, None, None, steps=1, say=lambda line: None)

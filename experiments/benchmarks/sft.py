@@ -49,6 +49,7 @@ KEYS: dict[str, Scalar] = {
     "policy.compute-dtype": "auto",
     "ppo.micro-batch-tokens": 600,  # as in preset smollm2
     "sft.target": "majority",
+    "sft.answer-step": 0.01,
     "sft.learning-rate": 5e-6,
 }
 """What differs from our run config's defaults: the paper's SFT, in the number format the machine computes in."""
@@ -119,7 +120,7 @@ def rows_of(survey: Survey, base: Base, config: Config) -> tuple[Rows, Rows]:
                 ]
             )
             scores_1K = sft.sft_targets(votes_G1K, option_1K, target=config.sft.target)
-            (answer,) = sft.answer_texts(config, scores_1K, option_1K, step=sft.STEP)
+            (answer,) = sft.answer_texts(config, scores_1K, option_1K)
             prompt, taught = base.prompt_ids(config, question), len(completion(base, answer))
             if taught <= config.rollout.response_length and len(prompt) + taught <= config.policy.max_sequence_length:
                 prompts.append(prompt)
@@ -257,7 +258,7 @@ def main(
     """Measure SFT's step and its hand-over to PPO."""
     torch.set_num_threads(1)
     say = partial(print, flush=True)
-    given = {"model": model, "policy.prompt-style": prompt_style, "seed": seed, "sft.steps": steps}
+    given: dict[str, Scalar] = {"model": model, "policy.prompt-style": prompt_style, "seed": seed, "sft.steps": steps}
     config = with_dtype(Config.load({**KEYS, **given, **dict(map(parse_override, overrides or []))}))
     survey = read(surveys, seed=seed)
     base = prepare(config, survey.questions)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from appa_flwr.config import Config, split_names
 from appa_flwr.seeds import child_seed
 from server_app.engine.passes import Scorer, logprob_pass, value_pass
+from server_app.models.one_product import round_once
 
 POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
 SFT, BOTH = "sft", "both"
@@ -150,6 +151,8 @@ class LoraModels(PolicyModels):
             self._peft.add_adapter(POLICY, policy)
         self._peft.add_adapter(VALUE, value)
         self._peft.eval()
+        if model.dtype.itemsize < torch.float32.itemsize:
+            round_once(self._peft)
         self._start = [] if sft_adapter is None else [SFT]
         self._base: PreTrainedModel = self._peft.get_base_model()
         self._head = value_head(model.config.hidden_size, model.device)

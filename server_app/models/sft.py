@@ -27,6 +27,7 @@ from server_app.engine.passes import logprob_pass
 from server_app.engine.prefix import common_length, why_not, window_of
 from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
 from server_app.models.base import Base
+from server_app.models.one_product import round_once
 from server_app.models.tiny import IGNORED_LABEL
 
 FloatArray = npt.NDArray[np.float64]
@@ -179,6 +180,8 @@ def make_trainer(
     if config.policy.tuning == "lora":
         model.name_or_path = base.hub_id or base.source  # the adapter's folder names it as its base
         trained = get_peft_model(model, adapter(config))  # in float32, also on a base of 16 bits
+        if model.dtype.itemsize < torch.float32.itemsize:
+            round_once(trained)
     return _LeanTrainer(
         trained,
         args=arguments(config, folder, cpu=model.device.type == "cpu"),

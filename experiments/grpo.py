@@ -43,6 +43,7 @@ from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import sft
 from server_app.models.base import Base, load_model, prepare, with_dtype
+from server_app.models.exports import merged
 from server_app.ppo.strategy import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
 
@@ -136,6 +137,8 @@ def fine_tuned(setup: Setup, folder: Path, say: Say) -> PreTrainedModel:
         folder=folder,
         progress=lambda now, of, loss: say(f"SFT step {now}/{of}: loss {loss:.3f}"),
     )
+    if config.policy.tuning == "lora":
+        return merged(config, setup.base, folder)
     return load_model(config, str(folder), quantized=False)
 
 

@@ -75,14 +75,14 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     def embedded(done: int, of: int) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
+    whole = config.run.phases == "all"
+    if whole:  # before the questions are embedded, which may take minutes
+        base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
     if config.survey == GENERATED_SURVEY:
         size = {"num_questions": config.data.num_questions, "num_groups": config.data.num_groups}
         stakes = generated_population(**size, seed=config.seed).sentence(threshold=config.appa.fairness_threshold)
         folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
-    whole = config.run.phases == "all"
-    if whole:
-        base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
     answered = join(run)

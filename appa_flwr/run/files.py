@@ -35,7 +35,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from appa_flwr.run.records import Card, Differences, Example, Iteration, Phase, Progress, QuestionCounts, SummaryRow
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from peft import PeftModel
+from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
 from server_app.models.base import Base, load_model
@@ -33,15 +34,16 @@ def save(config: Config, models: PolicyModels, base: Base, folder: Path) -> None
     if config.policy.tuning == "full" or config.lora.export == "adapter":
         models.save_policy(folder)
     else:
-        merge(config, models, base, folder)
+        with tempfile.TemporaryDirectory(prefix="appa-adapter-") as adapter:
+            models.save_policy(Path(adapter))
+            model = merged(config, base, Path(adapter))
+        model.generation_config.eos_token_id = list(base.stop_ids)
+        model.save_pretrained(folder)
     base.tokenizer.save_pretrained(folder)
 
 
-def merge(config: Config, models: PolicyModels, base: Base, folder: Path) -> None:
-    """Write the base with the policy's adapter added to its weights, in float32."""
+def merged(config: Config, base: Base, adapter: Path) -> PreTrainedModel:
+    """The base with an adapter added to its weights, in float32."""
     exact = Config.load({**config.flat(), "policy.compute-dtype": "float32"})
-    with tempfile.TemporaryDirectory(prefix="appa-adapter-") as adapter:
-        models.save_policy(Path(adapter))
-        merged = PeftModel.from_pretrained(load_model(exact, base.source, quantized=False), adapter).merge_and_unload()
-    merged.generation_config.eos_token_id = list(base.stop_ids)
-    merged.save_pretrained(folder)
+    model = load_model(exact, base.source, quantized=False)
+    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()

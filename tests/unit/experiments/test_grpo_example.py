@@ -6,10 +6,12 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config, assemble
@@ -137,6 +139,17 @@ def test_the_saved_policy_is_the_trained_one_and_the_scored_one(finished):
     given = {"prompts": setup.prompts, "question_J": setup.test_J, "catalogue": setup.catalogue}
     answers = evaluation.greedy_answers(policy, setup.base, finished.config, **given)
     assert grpo.score("grpo", answers, setup) == finished.scores["grpo"]
+
+
+def test_with_adapters_grpo_begins_at_a_whole_model(finished, tmp_path):
+    keys = {**finished.config.flat(), "policy.tuning": "lora", "sft.steps": 2}
+    setup = replace(finished.setup, config=Config.load(keys))
+    model = grpo.fine_tuned(setup, tmp_path / "sft", finished.lines.append)
+    assert (tmp_path / "sft" / "adapter_config.json").exists()
+    base = dict(AutoModelForCausalLM.from_pretrained(setup.base.source).named_parameters())
+    changed = {name: not torch.equal(p, base[name]) for name, p in model.named_parameters()}
+    assert changed.keys() == base.keys()
+    assert changed["model.layers.0.self_attn.q_proj.weight"]
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ from appa_flwr.run.files import (
     METRICS,
     POLICY,
     SFT_MODEL,
+    SUMMARY,
     WEIGHTS_FILE,
 )
-from appa_flwr.run.records import Card, Iteration, PopulationSummary, SummaryRow
+from appa_flwr.run.records import BASE_ROWS, Card, Iteration, PopulationSummary, SFTCard, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.seeds import child_seed
 from pluralllm import card as cards
@@ -49,7 +50,7 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.inputs import PolicyInputs, Run, policy_inputs, taught_texts
 from server_app.models import base as base_models
-from server_app.models import sft
+from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
 from server_app.models.card import model_card
 from server_app.models.exports import load_policy, save
@@ -85,6 +86,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
+    held_out = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.train_Q)]
+    given_sft = sft_checkpoint.given(config, held_out)
     answered = join(run)
     population = share_sums(run)
 
@@ -101,7 +104,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(run, policy_inputs(run, base, votes_GQK))
+        align(run, policy_inputs(run, base, votes_GQK), given_sft)
     else:
         make_targets()
     with writing(folder.path):
@@ -109,11 +112,11 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress(LAST_PHASE, 1, 1, str(path), None)
 
 
-def align(run: Run, inputs: PolicyInputs) -> None:
+def align(run: Run, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
     torch.set_num_threads(base_models.threads(config))
-    rows = start_policy(run, inputs)
+    rows = start_policy(run, inputs, given_sft)
     gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
     models = load_policy(config, inputs.base, folder.path / SFT_MODEL)
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
@@ -124,8 +127,19 @@ def align(run: Run, inputs: PolicyInputs) -> None:
     save_policy(run, models, inputs.base, rows)
 
 
-def start_policy(run: Run, inputs: PolicyInputs) -> list[SummaryRow]:
-    """The base's scores, and SFT of it into the run's folder."""
+def start_policy(run: Run, inputs: PolicyInputs, given: SFTCard | None) -> list[SummaryRow]:
+    """The base's scores, and the SFT model in the run's folder: trained here, or that of an earlier session or run.
+
+    With `given`, an earlier run's, there are no scores of the base: they stand in that run.
+    """
+    folder = run.folder.path / SFT_MODEL
+    if folder.exists():
+        run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
+        return [row for row in SUMMARY.read(run.folder.path) or () if row.policy in BASE_ROWS]
+    if given:
+        sft_checkpoint.take(run.config, given, inputs.base, folder)
+        run.folder.progress("sft", 1, 1, f"the model is that in {run.config.sft.checkpoint}", None)
+        return []
     model = base_models.load_model(run.config, inputs.base.source, quantized=False)
     rows = evaluate(run, "base", model, inputs, earlier=[]).rows
     fine_tune(run, model, inputs)
@@ -230,21 +244,20 @@ def collect_votes(run: Run) -> FloatArray:
 
 
 def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
-    """SFT of the model into the run's folder, unless an earlier session has done it."""
-    with run.folder.phase("sft") as phase:
-        if (run.folder.path / SFT_MODEL).exists():
-            phase.step(1, 1, f"resumed: the model is that in {SFT_MODEL}")
-            return
-        texts = taught_texts(run, inputs)
+    """SFT of the model into the run's folder."""
+    texts = taught_texts(run, inputs)
+    training = [run.catalogue.questions[q] for q in inputs.train_J]
+    with run.folder.phase("sft") as phase, replaced_folder(run.folder.path / SFT_MODEL) as beside:
         sft.fine_tune(
             model,
             inputs.base,
             run.config,
             prompts=[inputs.prompts[q] for q in inputs.train_J],
             answers=[texts[q] for q in inputs.train_J],
-            folder=run.folder.path / SFT_MODEL,
+            folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
+        sft_checkpoint.write_card(beside, run.config, inputs.base, training)
 
 
 def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:

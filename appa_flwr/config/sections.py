@@ -208,6 +208,7 @@ class SFTSection(Section):
         le=0.5,
         description="grid of the probabilities that SFT teaches; on a coarse one a small model learns to sum to one",
     )
+    checkpoint: str = Field("", description="sft-model of an earlier run to begin PPO with instead of training one")
     steps: int = Field(200, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
     epochs: int = Field(1, ge=1, description="passes over the training questions if sft.steps is 0 (SFT table)")
     batch_size: int = Field(8, ge=1, description="answers per forward pass (SFT table)")

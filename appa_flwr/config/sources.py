@@ -13,7 +13,7 @@ from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS
 from appa_flwr.errors import UserError
 
 PRESET_KEY = "preset"
-PATH_KEYS = ("survey", "run.output-dir", "run.cache-dir", "pluralllm.checkpoint")
+PATH_KEYS = ("survey", "run.output-dir", "run.cache-dir", "pluralllm.checkpoint", "sft.checkpoint")
 
 _PRESETS = resources.files("appa_flwr.config.presets")
 
@@ -134,6 +134,8 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
         raise UserError(
             f'pluralllm.checkpoint = "{weights}": there is no such file; give the pluralllm.safetensors of a run'
         )
+    if (model := str(flat["sft.checkpoint"])) and not os.path.isdir(model):
+        raise UserError(f'sft.checkpoint = "{model}": there is no such folder; give the sft-model of a run')
     for key in ("model", "embedding.model"):  # a folder or a file, or a name
         named = flat[key] in ("", TINY_MODEL, SMOLLM2_MODEL)
         if not named and os.path.exists(path := _absolute(key, str(flat[key]), folder)):

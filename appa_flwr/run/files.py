@@ -11,7 +11,7 @@ questions.json         how many questions the policy is asked
 summary.json           the scores of every policy, trivial baseline and ceiling
 differences.json       how the groups differ, and how much of it the predictor hears
 examples.json          some answers before and after PPO
-sft-model/             the policy as PPO starts from it
+sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
 policy/                the aligned policy, in Hugging Face's layout
 report.html, plots/    the report
@@ -33,7 +33,17 @@ from pydantic_core import to_jsonable_python
 from appa_flwr.config import Config, Scalar
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.run.records import Card, Differences, Example, Iteration, Phase, Progress, QuestionCounts, SummaryRow
+from appa_flwr.run.records import (
+    Card,
+    Differences,
+    Example,
+    Iteration,
+    Phase,
+    Progress,
+    QuestionCounts,
+    SFTCard,
+    SummaryRow,
+)
 
 SCHEMA = 2
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
@@ -86,6 +96,7 @@ CARD = JsonFile("pluralllm.json", Card)
 QUESTIONS = JsonFile("questions.json", QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", Differences)
+SFT_CARD = JsonFile("sft.json", SFTCard)  # in SFT_MODEL
 EXAMPLES = JsonFile("examples.json", tuple[Example, ...])
 
 

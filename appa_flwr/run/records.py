@@ -20,6 +20,7 @@ FEW_SHOT = "few-shot"
 """The base model, not trained, behind answered training questions."""
 DO = {policy: f"{policy}-do" for policy in TRAINED_POLICIES}
 """Policy -> the same model, read by the probabilities of the letters it would choose."""
+BASE_ROWS = ("base", FEW_SHOT, DO["base"])
 TRIVIAL_BASELINES = ("uniform", "majority")
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Policy -> objective of the best shared answer."""
@@ -312,6 +313,20 @@ def _readable(version: int) -> int:
     if version != CARD_FORMAT:
         raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
     return version
+
+
+class SFTCard(Record):
+    """sft-model/sft.json: what an SFT model was trained on. It holds no answer.
+
+    Attributes:
+        base: the base model by the name of its content, or its name on the hub.
+        questions: hashes of the training questions, sorted.
+        settings: the config's keys of SFT, and those that a run which begins with the model must share.
+    """
+
+    base: str
+    questions: tuple[str, ...]
+    settings: dict[str, Scalar]
 
 
 class Card(Record):

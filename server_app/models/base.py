@@ -87,6 +87,11 @@ class Base:
         return [str(self.tokenizer.decode(ids[mask], skip_special_tokens=True)) for ids, mask in rows]
 
     @property
+    def identity(self) -> str:
+        """Its name on the hub, or that of its folder, which in the cache is made of the content."""
+        return self.hub_id or Path(self.source).name
+
+    @property
     def pad_id(self) -> int:
         """The padding token."""
         return int(self.tokenizer.pad_token_id)

@@ -21,7 +21,6 @@ from trl import SFTConfig, SFTTrainer
 
 from appa_flwr import formats
 from appa_flwr.config import Config, split_names
-from appa_flwr.files import replaced_folder
 from appa_flwr.seeds import child_seed
 from server_app.engine.passes import logprob_pass
 from server_app.engine.prefix import common_length, why_not, window_of
@@ -215,7 +214,7 @@ def fine_tune(
         config: the SFT keys; with `tuning = "lora"` an adapter is trained.
         prompts: token ids.
         answers: what to answer, one text a prompt.
-        folder: where the adapter, or with `tuning = "full"` the model, goes, beside the tokenizer; replaced as a whole.
+        folder: where the adapter, or with `tuning = "full"` the model, goes, beside the tokenizer.
         progress: called with (step, steps, loss).
     """
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
@@ -225,7 +224,6 @@ def fine_tune(
     trained = trainer.model
     # Whoever loads the result generates by these settings, and would run past an end that only the run knows.
     model.generation_config.eos_token_id = list(base.stop_ids)
-    with replaced_folder(folder) as beside:
-        # the vocabulary is as it was: PEFT would ask the hub whether it is
-        trained.save_pretrained(beside, **({"save_embedding_layers": False} if trained is not model else {}))
-        base.tokenizer.save_pretrained(beside)
+    # the vocabulary is as it was: PEFT would ask the hub whether it is
+    trained.save_pretrained(folder, **({"save_embedding_layers": False} if trained is not model else {}))
+    base.tokenizer.save_pretrained(folder)

@@ -20,6 +20,7 @@ from small import SMALL_PREDICTOR
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.run.records import BASE_ROWS
 from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
@@ -193,6 +194,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         assert (f"ppo: resumed at iteration {kept}" in messages) == (kept > 0 and "ppo: begins" in messages)
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
+        assert ("evaluate base: begins" in messages) <= tunes  # its scores are kept
         reason = (folder / "error.txt").read_text() if (folder / "error.txt").exists() else None
         full = f"{folder / 'checkpoint.pt'}: cannot be written (No space left on device)\n"
         assert reason == (full if kill is full_disk else None)
@@ -202,6 +204,24 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
     assert not list(folder.glob(".*"))
     phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]
     assert phases == [row["phase"] for row in json.loads((unbroken / "phases.json").read_text())]
+
+
+def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, unbroken, expected):
+    given = {
+        "pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors"),
+        "sft.checkpoint": str(unbroken / "sft-model"),
+        "run.checkpoint-every": 0,
+    }
+    same = config_of(shared, "same", **given)
+    session(same)
+    found = results(same.run_folder)
+    assert found["metrics"] == expected["metrics"]
+    assert found["summary.json"] == [row for row in expected["summary.json"] if row["policy"] not in BASE_ROWS]
+    other = config_of(shared, "other", rule="min", **given)
+    session(other)
+    first, of_appa = results(other.run_folder)["metrics"][0], expected["metrics"][0]
+    assert first["rewards"] == of_appa["rewards"]  # the first rollouts are the same
+    assert first["weights"] != of_appa["weights"]
 
 
 def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):

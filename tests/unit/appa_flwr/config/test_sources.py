@@ -160,3 +160,7 @@ def test_a_checkpoint_that_is_not_there_is_told_before_anything_starts(tmp_path)
     assert found.pluralllm.checkpoint == str(tmp_path / "there.safetensors")
     with pytest.raises(UserError, match=r'^pluralllm\.checkpoint = ".*/none\.safetensors": there is no such file'):
         assemble(None, ["pluralllm.checkpoint=none.safetensors"], folder=tmp_path)
+    (tmp_path / "sft-model").mkdir()
+    assert assemble(None, ["sft.checkpoint=sft-model"], folder=tmp_path).sft.checkpoint == str(tmp_path / "sft-model")
+    with pytest.raises(UserError, match=r'^sft\.checkpoint = ".*/there\.safetensors": there is no such folder'):
+        assemble(None, ["sft.checkpoint=there.safetensors"], folder=tmp_path)

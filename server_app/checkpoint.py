@@ -36,25 +36,34 @@ class Checkpoint:
         iteration: that are done.
         history: group -> the aggregation rule's moving average of its rewards.
         answered: group -> whether it has ever answered.
+        lead: group -> how far it has fallen behind, as the rule adds it up.
+        fairness: the Fairness Index of each iteration.
         engine: `PPOEngine.state()`.
     """
 
     iteration: int
     history: Mapping[str, float]
     answered: Mapping[str, bool]
+    lead: Mapping[str, float]
+    fairness: tuple[float, ...]
     engine: Mapping[str, Any]
 
     @classmethod
     def of(cls, iteration: int, groups: Sequence[str], rule: State, engine: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint of a rule's state over these groups."""
-        history = dict(zip(groups, rule.history_G.tolist(), strict=True))
-        return cls(iteration, history, dict(zip(groups, rule.answered_G.tolist(), strict=True)), engine)
+        history, answered, lead = (
+            dict(zip(groups, values_G.tolist(), strict=True))
+            for values_G in (rule.history_G, rule.answered_G, rule.lead_G)
+        )
+        return cls(iteration, history, answered, lead, rule.fairness, engine)
 
     def rule_state(self, groups: Sequence[str]) -> State:
         """The rule's state over the groups of a resumed run: one that is new has never answered."""
         return State(
             history_G=np.array([self.history.get(name, 0.0) for name in groups]),
             answered_G=np.array([self.answered.get(name, False) for name in groups]),
+            lead_G=np.array([self.lead.get(name, 0.0) for name in groups]),
+            fairness=self.fairness,
         )
 
 

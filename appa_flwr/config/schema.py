@@ -57,7 +57,9 @@ class Config(Section):
         min_length=1,
         description="tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
     )
-    rule: Literal["appa", "average", "min", "alpha"] = Field("appa", description="how group rewards become one reward")
+    rule: Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"] = Field(
+        "appa", description="how group rewards become one reward"
+    )
     metric: Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
         "auto",
         description="alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for "

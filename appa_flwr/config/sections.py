@@ -285,6 +285,18 @@ class APPASection(Section):
     )
     max_cov: ranges.MaxCov = Field(ranges.MAX_COV, description="cap of the coefficient of variation (APPA table)")
     alpha: ranges.Alpha = Field(0.0, description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum")
+    fairness_quantile: ranges.FairnessQuantile = Field(
+        0.0, description="of rule appa: tau is this quantile of the fairness indices so far; 0 = fairness-threshold"
+    )
+    weight_cap: ranges.WeightCap = Field(
+        0.0, description="of rule appa: most weight of a group, in shares of 1 / number of groups; 0 = no bound"
+    )
+    worst_share: ranges.WorstShare = Field(
+        ranges.WORST_SHARE, description="of rule mix: share of weight for groups that fell behind, the rest is equal"
+    )
+    weight_step: ranges.WeightStep = Field(
+        ranges.WEIGHT_STEP, description="of rules mix and group-dro: how fast weights follow rewards that fall behind"
+    )
 
 
 class EvaluationSection(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,12 @@ ALL_RULES = [
     make("alpha", alpha=math.inf),
     make("appa"),
     make("appa", fairness_threshold=NEVER),
+    make("appa", fairness_threshold=NEVER, weight_cap=1.5),
+    make("appa", fairness_quantile=0.5),
+    make("mix"),
+    make("group-dro"),
+    make("nash"),
+    make("worst"),
 ]
 IDS = [f"{index}-{rule.name}" for index, rule in enumerate(ALL_RULES)]
 
@@ -33,7 +40,7 @@ rewards = hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5))
 def once(rule, reward_GJ, training_GJ=None, history_G=None):
     state = rule.init(len(reward_GJ))
     if history_G is not None:
-        state = State(history_G=np.array(history_G), answered_G=np.ones(len(history_G), bool))
+        state = replace(state, history_G=history_G, answered_G=np.ones(len(history_G), bool))
     return rule.apply(state, reward_GJ, reward_GJ if training_GJ is None else training_GJ)
 
 
@@ -193,7 +200,7 @@ def test_a_rule_needs_a_group():
     with pytest.raises(ValueError, match="num_groups"):
         make("average").init(0)
     with pytest.raises(ValueError, match="G >= 1"):
-        State(history_G=np.zeros(2), answered_G=np.zeros(3, bool))
+        State(history_G=np.zeros(2), answered_G=np.zeros(3, bool), lead_G=np.zeros(2))
 
 
 TWO = [[0.1, 0.2], [0.3, 0.4]]
@@ -223,7 +230,7 @@ def test_equations_refuse_what_does_not_fit(equation, message):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("apa", {}, r"unknown rule 'apa': did you mean 'appa'\? valid are average, min, alpha, appa"),
+        ("apa", {}, r"unknown rule 'apa': did you mean 'appa'\? valid are average, min, alpha, appa, mix"),
         ("appa", {"temprature": 1}, r"parameter of rule 'appa' 'temprature': did you mean 'temperature'"),
         ("average", {"temperature": 1}, "unknown parameter of rule 'average' 'temperature'"),
         ("appa", {"temperature": 0}, "'temperature' of rule 'appa' must be greater than 0, got 0"),
@@ -242,8 +249,8 @@ def test_a_new_rule_is_a_class_and_an_entry(monkeypatch):
         name = "first"
         scale: Temperature = 1.0
 
-        def combine(self, reward_GJ, history_G, fairness):
-            return Combination(self.scale * reward_GJ[0], np.eye(len(history_G))[0])
+        def combine(self, reward_GJ, past):
+            return Combination(self.scale * reward_GJ[0], np.eye(len(past.history_G))[0])
 
     monkeypatch.setitem(RULES, "first", First)
     result = once(make("first", scale=2.0), [[np.nan], [0.3], [0.1]])

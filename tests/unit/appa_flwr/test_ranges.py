@@ -23,6 +23,10 @@ from appa_flwr.errors import UserError
         ("min_mean", -1e-9),
         ("max_cov", 0.0),
         ("alpha", math.nan),
+        ("fairness_quantile", 1.1),
+        ("weight_cap", -1.0),
+        ("worst_share", 1.1),
+        ("weight_step", 0.0),
     ],
 )
 def test_config_and_rules_refuse_the_same_values(name, value):

@@ -19,7 +19,12 @@ from server_app.checkpoint import Checkpoint, load, load_weights, save, save_wei
 from server_app.predictor.pretraining import Pretraining
 
 GROUPS = ("A", "B", "C")
-RULE = State(history_G=np.array([0.1, 1 / 3, 0.0]), answered_G=np.array([True, True, False]))
+RULE = State(
+    history_G=np.array([0.1, 1 / 3, 0.0]),
+    answered_G=np.array([True, True, False]),
+    lead_G=np.array([-0.7, 0.2, 0.0]),
+    fairness=(0.98, 0.99),
+)
 ENGINE = {"weights": [torch.tensor([1 / 3, 2.0])], "steps": 7, "rng": {"state": 2**120 + 1}, "name": "x"}
 
 
@@ -37,12 +42,15 @@ def test_a_checkpoint_reads_back_bit_for_bit(path):
     state = kept.rule_state(GROUPS)
     assert state.history_G.tolist() == RULE.history_G.tolist()
     assert state.answered_G.tolist() == RULE.answered_G.tolist()
+    assert state.lead_G.tolist() == RULE.lead_G.tolist()
+    assert state.fairness == RULE.fairness
 
 
 def test_the_groups_of_a_resumed_run_find_their_own_history(path):
     state = load(path).rule_state(("C", "New", "A"))
     assert state.history_G.tolist() == [0.0, 0.0, 0.1]
     assert state.answered_G.tolist() == [False, False, True]
+    assert state.lead_G.tolist() == [0.0, 0.0, -0.7]
 
 
 def test_nothing_kept_is_none(tmp_path):

@@ -52,5 +52,6 @@ def test_an_answer_s_tokens_with_its_end(task, tokens):
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_made_with_its_own_keys(rule):
     other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "min_mean": 0.1, "max_cov": 3}
+    other |= {"fairness_quantile": 0.5, "weight_cap": 2, "worst_share": 0.5, "weight_step": 1}
     config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
     assert make_rule(config).model_dump() == {name: other[name] for name in parameters(rule)}

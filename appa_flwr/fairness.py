@@ -40,16 +40,26 @@ def fairness_of_cells(
 
     A question held by fewer than `min_groups` groups is left out; all else is as in `fairness_index`.
     """
+    fairness_J = fairness_per_question(reward_GJ, min_groups=min_groups, min_mean=min_mean, max_cov=max_cov)
+    used_J = ~np.isnan(fairness_J)
+    return float(fairness_J[used_J].mean()) if used_J.any() else 1.0
+
+
+def fairness_per_question(
+    reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
+) -> FloatArray:
+    """What `fairness_of_cells` takes the mean of: (J,), NaN for a question that is left out."""
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
         raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
     ranges.check("min_mean", min_mean, ranges.MinMean)
     ranges.check("max_cov", max_cov, ranges.MaxCov)
     present_GJ = ~np.isnan(reward_GJ)
-    count_J = present_GJ.sum(axis=0)
-    reward_GJ, present_GJ = reward_GJ[:, count_J >= min_groups], present_GJ[:, count_J >= min_groups]
-    if reward_GJ.size == 0:
-        return 1.0
+    compared_J = present_GJ.sum(axis=0) >= min_groups
+    found_J = np.full(reward_GJ.shape[1], np.nan)
+    if not reward_GJ[:, compared_J].size:
+        return found_J
+    reward_GJ, present_GJ = reward_GJ[:, compared_J], present_GJ[:, compared_J]
     mean_J = reward_GJ.mean(axis=0, where=present_GJ)
     std_J = reward_GJ.std(axis=0, where=present_GJ)
     # Rounding lets the deviation of equal numbers come out above 0, so equality is decided on the numbers.
@@ -57,8 +67,8 @@ def fairness_of_cells(
     cov_J = np.full_like(mean_J, max_cov)
     np.divide(std_J, mean_J, out=cov_J, where=mean_J > 0.0)
     fairness_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, max_cov) ** 2))
-    used_J = equal_J | (mean_J >= min_mean)
-    return float(fairness_J[used_J].mean()) if used_J.any() else 1.0
+    found_J[compared_J] = np.where(equal_J | (mean_J >= min_mean), fairness_J, np.nan)
+    return found_J
 
 
 def present_groups(reward_GJ: FloatArray) -> BoolArray:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from appa_flwr.fairness import FloatArray, fairness_of_cells
 from appa_flwr.ranges import MAX_COV, MIN_MEAN
 
-_GROUPS_TO_COMPARE = 2
+GROUPS_TO_COMPARE = 2
+"""Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +56,7 @@ def alignment_scores(
     Raises:
         ValueError: not (G, Q), infinite, or not a single reward.
     """
-    fairness_of = functools.partial(
-        fairness_of_cells, min_groups=_GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov
-    )
+    fairness_of = functools.partial(fairness_of_cells, min_groups=GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov)
     reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
     fairness = fairness_of(reward_GQ)
     read_GR = reward_GQ if readable_Q is None else reward_GQ[:, np.asarray(readable_Q, dtype=bool)]

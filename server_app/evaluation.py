@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from transformers import PreTrainedModel
 
 from appa_flwr import wire
@@ -18,6 +19,7 @@ from appa_flwr.config import Config
 from appa_flwr.deviations import deviations
 from appa_flwr.disagreement import disagreement
 from appa_flwr.rewards import metrics_of
+from appa_flwr.run.cells import PREDICTIONS, SURVEY, cells
 from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
 from appa_flwr.scores import alignment_scores, skill_score
 from server_app.federation.answers import Answers, parse_answers
@@ -29,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-SIDES = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
+SIDES = {wire.TARGET_SIDE: PREDICTIONS, wire.TRUTH_SIDE: SURVEY}
 PROBE_DIGITS = 9
 NUM_EXAMPLES = 12
 
@@ -72,21 +74,35 @@ class Scored:
     Attributes:
         rows: of summary.json, one a metric: scores against PluralLLM's targets, and under `survey` those against the
             groups' own answers.
+        cells: of scores.parquet, all that the rows are means of.
         texts: the answers, as the policy wrote them.
         reward_J: each answer's reward on the first metric, averaged over the groups that answered.
     """
 
     rows: list[SummaryRow]
+    cells: pd.DataFrame
     texts: tuple[str, ...]
     reward_J: FloatArray
 
 
-def score(federation: Federation, policy: str, answers: Answers, *, metrics: Sequence[str], config: Config) -> Scored:
+def score(
+    federation: Federation,
+    policy: str,
+    answers: Answers,
+    *,
+    metrics: Sequence[str],
+    config: Config,
+    catalogue: wire.Catalogue,
+) -> Scored:
     """Let the groups score one policy's answers to the held-out questions; a row for each metric."""
-    rewards = federation.score(answers.request(metrics, sides=SIDES))
+    rewards = federation.score(answers.request(metrics, sides=tuple(SIDES)))
     written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
-    rows = []
+    questions = [catalogue.questions[q].question_id for q in answers.question_J]
+    rows, found = [], []
     for metric in metrics:
+        for side, against in SIDES.items():
+            given = cells(policy, metric, against, rewards[metric, side], groups=federation.groups, questions=questions)
+            found.append(given)
         truth_GJ = rewards[metric, wire.TRUTH_SIDE]
         known = bool((~np.isnan(truth_GJ)).any())
         rows.append(
@@ -99,7 +115,7 @@ def score(federation: Federation, policy: str, answers: Answers, *, metrics: Seq
                 readable=float(readable_J.mean()),
             )
         )
-    return Scored(rows, answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
+    return Scored(rows, pd.concat(found), answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
 
 
 def _scores(federation: Federation, reward_GJ: FloatArray, readable_J: BoolArray, config: Config) -> Scores:
@@ -132,6 +148,7 @@ class Frame:
     """In which a learned score must be read: the rows of trivial baselines and ceilings, and how the groups differ."""
 
     rows: list[SummaryRow]
+    cells: pd.DataFrame
     differences: Differences | None
 
 
@@ -154,11 +171,18 @@ def frame(
     option_JK = catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
     uniform = given_answers(question_J, option_JK / option_JK.sum(1, keepdims=True))
-    rows = score(federation, "uniform", uniform, metrics=metrics, config=config).rows
     majority = given_answers(question_J, majority_QK[question_J])
-    rows += score(federation, "majority", majority, metrics=metrics, config=config).rows
+    scored = [
+        score(federation, name, answers, metrics=metrics, config=config, catalogue=catalogue)
+        for name, answers in (("uniform", uniform), ("majority", majority))
+    ]
+
+    def framed(differences: Differences | None) -> Frame:
+        rows = [row for one in scored for row in one.rows]
+        return Frame(rows, pd.concat([one.cells for one in scored]), differences)
+
     if not config.eval.ceilings:
-        return Frame(rows, None)
+        return framed(None)
     sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
     probed = probe_targets(federation, question_J, option_JK, sides=sides)
     there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
@@ -167,15 +191,15 @@ def frame(
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
             best = given_answers(question_J, best_QK)
-            rows += score(federation, name, best, metrics=[metric], config=config).rows
+            scored.append(score(federation, name, best, metrics=[metric], config=config, catalogue=catalogue))
     if config.reward_metric not in SOLVED_METRICS:
-        return Frame(rows, None)
+        return framed(None)
     predicted = _stakes(target_GQK, option_JK, config)
     if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
-        return Frame(rows, Differences(predicted=predicted))
+        return framed(Differences(predicted=predicted))
     heard = deviations(target_GQK, truth_GQK, option_JK)
     survey = _stakes(truth_GQK, option_JK, config)
-    return Frame(rows, Differences(predicted=predicted, survey=survey, heard=Heard(**vars(heard))))
+    return framed(Differences(predicted=predicted, survey=survey, heard=Heard(**vars(heard))))
 
 
 def _stakes(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Stakes:

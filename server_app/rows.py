@@ -5,13 +5,16 @@ No axis letters: arrays pass through.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import pandas as pd
 from transformers import PreTrainedModel
 
 from appa_flwr.rewards import metrics_of
+from appa_flwr.run.cells import put
 from appa_flwr.run.files import DIFFERENCES, SUMMARY
 from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
 from server_app import evaluation, reading
@@ -34,12 +37,16 @@ def evaluate(
         answers = evaluation.greedy_answers(
             model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
         )
-        scored = evaluation.score(run.federation, name, answers, metrics=metrics, config=config)
-        rows, shown = scored.rows, [in_words(scored.rows[0])]
+        judged = functools.partial(
+            evaluation.score, run.federation, metrics=metrics, config=config, catalogue=run.catalogue
+        )
+        scored = judged(name, answers)
+        rows, cells, shown = scored.rows, [scored.cells], [in_words(scored.rows[0])]
         for policy, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
-            found = evaluation.score(run.federation, policy, others, metrics=metrics, config=config).rows
-            rows = [*rows, *found]
-            shown.append(f"{policy}, {note}: {in_words(found[0])}")
+            found = judged(policy, others)
+            rows, cells = [*rows, *found.rows], [*cells, found.cells]
+            shown.append(f"{policy}, {note}: {in_words(found.rows[0])}")
+        put(run.folder.path, pd.concat(cells))
         run.folder.write(SUMMARY, (*earlier, *rows))
         for step, line in enumerate(shown, start=1):
             phase.step(step, len(shown), line)
@@ -91,6 +98,7 @@ def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[Summary
             run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
         )
         rows = evaluation.with_skill([*earlier, *found.rows])
+        put(run.folder.path, found.cells)
         run.folder.write(SUMMARY, tuple(rows))
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
+import pandas as pd
+
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.ranges import TASK_METRICS
+from appa_flwr.run import cells
 from appa_flwr.run.files import CARD, DIFFERENCES, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY, read_config
 from appa_flwr.run.records import (
     CEILINGS,
@@ -40,6 +43,7 @@ class Run:
 
     Attributes:
         settings: the run's keys.
+        cells: the groups' scores for single answers, None in runs that kept none.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
 
@@ -52,6 +56,7 @@ class Run:
     examples: tuple[Example, ...]
     differences: Differences | None = None
     questions: QuestionCounts | None = None
+    cells: pd.DataFrame | None = None
     missing: tuple[str, ...] = ()
 
     @property
@@ -100,7 +105,9 @@ def _missing(run: Run) -> Iterator[str]:
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
     expected = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
-    absent = [policy for policy in expected if all(row.policy != policy for row in run.summary)]
+    elsewhere = ("base",) if run.settings.sft.checkpoint else ()  # its scores stand in the run of the SFT model
+    present = {row.policy for row in run.summary}
+    absent = [policy for policy in expected if policy not in present and policy not in elsewhere]
     if run.summary and absent:
         yield f"{SUMMARY.name} has no row for {', '.join(absent)}."
 
@@ -124,6 +131,7 @@ def read_run(run_folder: Path) -> Run:
         examples=EXAMPLES.read(run_folder) or (),
         differences=DIFFERENCES.read(run_folder),
         questions=QUESTIONS.read(run_folder),
+        cells=cells.read(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):

@@ -2,22 +2,25 @@
 
 A gain over the base policy can be nothing but hedging: a policy that learns to answer uniformly beats a
 bad base. So a gain counts only where PPO also beats the uniform answer, and only as PPO's own where it beats
-SFT too.
+SFT too, each with its whole interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from appa_flwr.disagreement import Disagreement
+from appa_flwr.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
+from appa_flwr.run.cells import PREDICTIONS, SURVEY, pair
 from appa_flwr.run.records import Iteration
 
 Measure = Literal["Avg AS", "Min AS"]
 Verdict = Literal["gain", "not over sft", "none", "unknown"]
 MEASURES: tuple[Measure, Measure] = ("Avg AS", "Min AS")
+COMPARED = ("base", "uniform", "sft")
 CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceiling-min"}
 
 SHOWN_TIE = 0.0005
@@ -29,22 +32,37 @@ HARDLY_EVER = 10
 
 @dataclass(frozen=True)
 class Gain:
-    """PPO's score in [0, 1] on a measure, and how far it lies above others, in [-1, 1] or None where they have none."""
+    """PPO's score in [0, 1] on a measure, and how far it lies above others, in [-1, 1] or None where they have none.
+
+    Attributes:
+        intervals: policy -> PPO's difference to it with its interval, where the single scores are known.
+    """
 
     measure: Measure
     ppo: float
     over_base: float | None
     over_uniform: float | None
     over_sft: float | None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+
+    def _above(self, policy: str, over: float) -> bool:
+        """Whether PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
+        interval = self.intervals.get(policy)
+        return over > SHOWN_TIE and (interval is None or interval.low > 0)
 
     @property
     def verdict(self) -> Verdict:
-        """A gain over all three; over base and the uniform answer only; not even these; or one of these unmeasured."""
-        if any(over is not None and over <= SHOWN_TIE for over in (self.over_base, self.over_uniform)):
+        """A gain over all; over base and the uniform answer only; not even these; or the uniform one unmeasured.
+
+        The base is not scored by a run that begins with another's SFT model.
+        """
+        if self.over_base is not None and not self._above("base", self.over_base):
             return "none"
-        if self.over_base is None or self.over_uniform is None:
+        if self.over_uniform is None:
             return "unknown"
-        return "not over sft" if self.over_sft is not None and self.over_sft <= SHOWN_TIE else "gain"
+        if not self._above("uniform", self.over_uniform):
+            return "none"
+        return "not over sft" if self.over_sft is not None and not self._above("sft", self.over_sft) else "gain"
 
 
 @dataclass(frozen=True)
@@ -95,21 +113,28 @@ def gains(run: Run, *, survey: bool) -> tuple[Gain, ...]:
 
     `survey`: against the survey truth instead of PluralLLM's targets.
     """
+    against = SURVEY if survey else PREDICTIONS
+    pairs = (
+        {}
+        if run.cells is None
+        else {other: pair(run.cells, "ppo", other, metric=run.training_metric, against=against) for other in COMPARED}
+    )
+    intervals = {other: paired_differences([both]) for other, both in pairs.items() if both is not None}
     found = []
     for measure in MEASURES:
-        scores = _measured(run, ("ppo", "base", "uniform", "sft"), measure, survey=survey)
+        scores = _measured(run, ("ppo", *COMPARED), measure, survey=survey)
         if (ppo := scores.get("ppo")) is not None:
-            over = (ppo - scores[other] if other in scores else None for other in ("base", "uniform", "sft"))
-            found.append(Gain(measure, ppo, *over))
+            over = {f"over_{other}": ppo - scores[other] if other in scores else None for other in COMPARED}
+            with_intervals = {other: of[measure] for other, of in intervals.items()}
+            found.append(Gain(measure, ppo, intervals=with_intervals, **over))
     return tuple(found)
 
 
 def sentence(gain: Gain) -> str:
     """The verdict on one measure in one sentence."""
-    over = {"base": gain.over_base, "the uniform answer": gain.over_uniform, "SFT": gain.over_sft}
-    figures = ", ".join(
-        f"{'unknown' if value is None else f'{value:+.3f}'} over {name}" for name, value in over.items()
-    )
+    over = {"base": gain.over_base, "uniform": gain.over_uniform, "sft": gain.over_sft}
+    names = {"base": "base", "uniform": "the uniform answer", "sft": "SFT"}
+    figures = ", ".join(f"{_figure(gain, other, value)} over {names[other]}" for other, value in over.items())
     verdict = {
         "gain": "a gain",
         "not over sft": "above base and the uniform answer, but not above SFT, so PPO itself added nothing",
@@ -122,12 +147,19 @@ def sentence(gain: Gain) -> str:
     return f"{gain.measure} {gain.ppo:.3f}: {figures}: {verdict}."
 
 
+def _figure(gain: Gain, other: str, over: float | None) -> str:
+    if over is None:
+        return "unknown"
+    interval = gain.intervals.get(other)
+    return f"{over:+.3f}" if interval is None else f"{over:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
 def verdict_word(found: tuple[Gain, ...]) -> str:
     """All measures in a few words: where PPO gained and where it did not."""
     if not found:
         return "No verdict: PPO was not evaluated."
     if any(gain.verdict == "unknown" for gain in found):
-        return "No verdict: base or the uniform answer was not evaluated."
+        return "No verdict: the uniform answer was not evaluated."
     gained = [gain.measure for gain in found if gain.verdict == "gain"]
     if gained:
         return f"PPO gained on {' and '.join(gained)}{'' if len(gained) == len(found) else ' only'}."

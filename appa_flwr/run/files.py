@@ -9,6 +9,7 @@ pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
 questions.json         how many questions the policy is asked
 summary.json           the scores of every policy, trivial baseline and ceiling
+scores.parquet         the groups' scores for each answer, which summary.json has the means of
 differences.json       how the groups differ, and how much of it the predictor hears
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
@@ -53,6 +54,7 @@ T = TypeVar("T")
 SCHEMA_KEY = "schema"
 CONFIG_FILE, LOG_FILE, ERROR_FILE = "config.json", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
+SCORES_FILE = "scores.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"

@@ -20,6 +20,7 @@ from appa_flwr.run.files import (
     POLICY,
     PROGRESS,
     QUESTIONS,
+    SCORES_FILE,
     SFT_MODEL,
     SUMMARY,
     WEIGHTS_FILE,
@@ -41,7 +42,7 @@ FREE_KEYS = (
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
     *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, QUESTIONS, SUMMARY, DIFFERENCES, EXAMPLES)),
-    *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SFT_MODEL, POLICY),
+    *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SCORES_FILE, SFT_MODEL, POLICY),
 )
 
 

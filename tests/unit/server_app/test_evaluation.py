@@ -77,7 +77,7 @@ def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
 
 def test_a_policy_s_rows(federation):
     answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
-    scored = evaluation.score(federation, "ppo", answers, metrics=["js", "cosine"], config=CONFIG)
+    scored = evaluation.score(federation, "ppo", answers, metrics=["js", "cosine"], config=CONFIG, catalogue=CATALOGUE)
     assert [(row.policy, row.metric) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
@@ -100,6 +100,12 @@ def test_a_policy_s_rows(federation):
             assert scores.fi == pytest.approx((2 * scores.fi_readable + 1) / 3)  # nobody's answer is fair to all
             assert scores.skill is None  # without the uniform answer
         assert not row.mostly_unreadable
+    ids = [CATALOGUE.questions[q].question_id for q in TEST_J]
+    for metric, against, tables in (("js", "predictions", TABLES), ("cosine", "survey", TRUTHS)):
+        of = scored.cells[(scored.cells["metric"] == metric) & (scored.cells["against"] == against)]
+        single = of.set_index(["group", "question"])["reward"].to_dict()
+        expected = {(n, i): reward(metric, tables[n], q) for n in GROUPS for i, q in zip(ids, TEST_J, strict=True)}
+        assert single == pytest.approx(expected)
     mean_J = [np.mean([reward("js", TABLES[n], q) for n in GROUPS]) for q in TEST_J]
     np.testing.assert_allclose(scored.reward_J, mean_J)
 
@@ -108,7 +114,7 @@ def test_a_policy_s_rows(federation):
 def test_less_than_half_readable_is_mostly_unreadable(federation, readable, mostly):
     texts = ["0.50,0.50"] * readable + ["?"] * (4 - readable)
     answers = parse_answers("dpa", texts, np.array([0, 0, 0, 0]), CATALOGUE)
-    (row,) = evaluation.score(federation, "base", answers, metrics=JS_ONLY, config=CONFIG).rows
+    (row,) = evaluation.score(federation, "base", answers, metrics=JS_ONLY, config=CONFIG, catalogue=CATALOGUE).rows
     assert (row.readable, row.mostly_unreadable) == (readable / 4, mostly)
     assert np.isnan(row.fi_readable) == (readable == 0)
 
@@ -136,11 +142,15 @@ def test_groups_without_survey_answers_leave_the_truth_empty():
     nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
-    (row,) = evaluation.score(federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
+    (row,) = evaluation.score(
+        federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG, catalogue=CATALOGUE
+    ).rows
     assert row.survey is None
     assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
-    (row,) = evaluation.score(federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG).rows
+    (row,) = evaluation.score(
+        federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG, catalogue=CATALOGUE
+    ).rows
     assert row.survey.avg_as == row.survey.min_as == row.survey.per_group["B"]
     assert np.isnan(row.survey.per_group["A"])
 

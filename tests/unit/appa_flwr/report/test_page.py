@@ -303,7 +303,7 @@ def test_missing_policies_are_named_and_leave_the_verdict_open(tmp_path: Path) -
     summary = [row(policy, *GOOD[policy], survey=False) for policy in ("base", "ppo")]
     page = built_page(write_run(tmp_path, config=CONFIG, summary=summary))
     assert "no row for sft, uniform, majority, ceiling-average, ceiling-min" in page
-    assert "No verdict: base or the uniform answer was not evaluated." in page
+    assert "No verdict: the uniform answer was not evaluated." in page
     assert "survey truth" not in page
 
 

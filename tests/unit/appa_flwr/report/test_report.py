@@ -6,14 +6,17 @@ Axis letters: G groups, I iterations.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import report_runs as made
 
 from appa_flwr.errors import UserError
 from appa_flwr.report import build, findings, predictor
 from appa_flwr.report.artifacts import read_run
+from appa_flwr.run import cells
 
 
 def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
@@ -24,6 +27,39 @@ def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
     run = read_run(made.write_run(tmp_path, config=made.CONFIG, summary=summary))
     assert [gain.verdict for gain in findings.gains(run, survey=False)] == ["gain", "gain"]
     assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["none", "none"]
+
+
+@pytest.mark.parametrize(
+    ("gain_Q", "verdict", "said"),
+    [
+        ([0.02, 0.02], "gain", r"\+0\.020 \(\+0\.020 to \+0\.020\) over SFT"),
+        ([0.14, -0.10], "not over sft", r"\+0\.020 \(-0\.0\d\d to \+0\.0\d\d\) over SFT: above base and the uniform"),
+    ],
+)
+def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[float], verdict: str, said: str) -> None:
+    folder = made.scored_run(tmp_path)
+    groups, questions = ("a", "b"), [f"q{n}" for n in range(40)]
+    level = {"ppo": 0.7, "sft": 0.7, "base": 0.5, "uniform": 0.5}
+    for policy, base in level.items():
+        reward_GQ = np.full((2, 40), base)
+        reward_GQ[:, :] += np.tile(gain_Q, 20) if policy == "ppo" else 0.0
+        cells.put(folder, cells.cells(policy, "js", cells.PREDICTIONS, reward_GQ, groups=groups, questions=questions))
+    summary = [made.row(policy, base + 0.02 * (policy == "ppo"), base + 0.02 * (policy == "ppo"))
+               for policy, base in level.items()]  # fmt: skip
+    run = read_run(made.write_run(folder, summary=summary))
+    found = findings.gains(run, survey=False)
+    assert [gain.verdict for gain in found] == [verdict, verdict]
+    assert re.search(said, findings.sentence(found[0]))
+    # against the survey no single scores are known, so the difference alone decides
+    assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["gain", "gain"]
+
+
+def test_a_run_from_anothers_sft_model_needs_no_base(tmp_path: Path) -> None:
+    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if policy != "base"]
+    config = {**made.CONFIG, "sft.checkpoint": "runs/other/sft-model"}
+    run = read_run(made.write_run(tmp_path, config=config, summary=summary))
+    assert not any("base" in sentence for sentence in run.missing)
+    assert [gain.verdict for gain in findings.gains(run, survey=False)] == ["gain", "gain"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""scores.parquet: what every group gave each answer to a held-out question, a row a number; intervals are made of it.
+
+Legend: G groups, Q questions.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
+from appa_flwr.run.files import SCORES_FILE
+
+COLUMNS = ("policy", "metric", "against", "group", "question", "reward")
+PREDICTIONS, SURVEY = "predictions", "survey"
+"""What answers are compared with: PluralLLM's targets, or the groups' own answers."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def cells(
+    policy: str, metric: str, against: str, reward_GQ: FloatArray, *, groups: Sequence[str], questions: Sequence[str]
+) -> pd.DataFrame:
+    """Rewards (G, Q) as rows, one for each that is not NaN."""
+    group_J, question_J = np.nonzero(~np.isnan(reward_GQ))
+    return pd.DataFrame(
+        {
+            "policy": policy,
+            "metric": metric,
+            "against": against,
+            "group": np.asarray(groups, dtype=object)[group_J],
+            "question": np.asarray(questions, dtype=object)[question_J],
+            "reward": reward_GQ[group_J, question_J],
+        }
+    )
+
+
+def put(folder: Path, found: pd.DataFrame) -> None:
+    """Add rows to the file, in place of those it has of the same policies.
+
+    Raises:
+        UserError: it cannot be read or written; what was there before is intact.
+    """
+    earlier = read(folder)
+    if earlier is not None:
+        found = pd.concat([earlier[~earlier["policy"].isin(found["policy"].unique())], found], ignore_index=True)
+    data = io.BytesIO()
+    found.to_parquet(data, index=False)
+    replace_file(folder / SCORES_FILE, data.getvalue())
+
+
+def read(folder: Path) -> pd.DataFrame | None:
+    """The file's rows; None where there is none.
+
+    Raises:
+        UserError: it cannot be read, or has other columns.
+    """
+    path = folder / SCORES_FILE
+    if not path.exists():
+        return None
+    try:
+        found = pd.read_parquet(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+    if tuple(found.columns) != COLUMNS:
+        raise UserError(f"{path}: has the columns {', '.join(found.columns)}, not {', '.join(COLUMNS)}")
+    return found
+
+
+def pair(
+    found: pd.DataFrame, first: str, second: str, *, metric: str, against: str
+) -> tuple[FloatArray, FloatArray] | None:
+    """Rewards (G, Q) of two policies where both have one, else NaN; None where there are none."""
+    of = found[(found["metric"] == metric) & (found["against"] == against)]
+    tables = [
+        of[of["policy"] == policy].pivot(index="group", columns="question", values="reward")
+        for policy in (first, second)
+    ]
+    if any(table.empty for table in tables):
+        return None
+    both, other = tables[0].align(tables[1], join="inner")
+    hole = both.isna() | other.isna()
+    if hole.all(axis=None):
+        return None
+    return both.mask(hole).to_numpy(float), other.mask(hole).to_numpy(float)

@@ -1,0 +1,61 @@
+"""scores.parquet: rows come back, a policy that is scored again is replaced, and two policies are put side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.run.cells import PREDICTIONS, SURVEY, cells, pair, put, read
+from appa_flwr.run.files import SCORES_FILE
+
+GROUPS, QUESTIONS = ("A", "B"), ("q1", "q2", "q3")
+NAN = np.nan
+
+
+def rows(policy, reward_GQ, *, metric="js", against=PREDICTIONS, questions=QUESTIONS):
+    return cells(policy, metric, against, np.array(reward_GQ), groups=GROUPS, questions=questions)
+
+
+def test_a_row_for_each_number(tmp_path):
+    assert read(tmp_path) is None
+    put(tmp_path, rows("ppo", [[0.1, NAN, 0.3], [NAN, NAN, 0.6]]))
+    found = read(tmp_path)
+    assert found.to_dict("split")["data"] == [
+        ["ppo", "js", "predictions", "A", "q1", 0.1],
+        ["ppo", "js", "predictions", "A", "q3", 0.3],
+        ["ppo", "js", "predictions", "B", "q3", 0.6],
+    ]
+
+
+def test_a_policy_that_is_scored_again_is_replaced(tmp_path):
+    put(tmp_path, pd.concat([rows("sft", [[0.1] * 3] * 2), rows("ppo", [[0.2] * 3] * 2)]))
+    put(tmp_path, rows("ppo", [[0.5, NAN, NAN], [NAN] * 3]))
+    found = read(tmp_path)
+    assert found.groupby("policy")["reward"].agg(list).to_dict() == {"ppo": [0.5], "sft": [0.1] * 6}
+
+
+def test_two_policies_side_by_side_where_both_have_a_number():
+    found = pd.concat(
+        [
+            rows("ppo", [[0.1, 0.2, 0.3], [0.4, NAN, 0.6]]),
+            rows("sft", [[0.9, 0.8], [0.6, 0.5]], questions=("q3", "q2")),
+            rows("sft", [[0.0] * 3] * 2, metric="cosine"),
+            rows("sft", [[0.0] * 3] * 2, against=SURVEY),
+        ]
+    )
+    first_GQ, second_GQ = pair(found, "ppo", "sft", metric="js", against=PREDICTIONS)
+    np.testing.assert_array_equal(first_GQ, [[0.2, 0.3], [NAN, 0.6]])
+    np.testing.assert_array_equal(second_GQ, [[0.8, 0.9], [NAN, 0.6]])
+    assert pair(found, "ppo", "base", metric="js", against=PREDICTIONS) is None
+    assert pair(found, "ppo", "sft", metric="js", against=SURVEY) is None
+
+
+def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path):
+    (tmp_path / SCORES_FILE).write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(UserError, match=r"scores\.parquet: cannot be read"):
+        read(tmp_path)
+    pd.DataFrame({"policy": ["ppo"]}).to_parquet(tmp_path / SCORES_FILE)
+    with pytest.raises(UserError, match=r"scores\.parquet: has the columns policy, not policy, metric, against"):
+        read(tmp_path)

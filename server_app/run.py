@@ -3,7 +3,8 @@
 join -> population -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo ->
 scores -> report
 
-With run.phases = "pluralllm" it is join -> population -> pluralllm -> targets -> report.
+With run.phases = "pluralllm" it is join -> population -> pluralllm -> targets -> report; with "sft" PPO, its scores and
+the policy's folder are left out.
 
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
 and PPO's checkpoint.
@@ -76,8 +77,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     def embedded(done: int, of: int) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
-    whole = config.run.phases == "all"
-    if whole:  # before the questions are embedded, which may take minutes
+    with_policy = config.run.phases != "pluralllm"
+    if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
     if config.survey == GENERATED_SURVEY:
@@ -95,7 +96,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         kept, card = train_predictor(run, start, given, answered)
         write_targets(run, kept.weights, card.model_copy(update={"population": population}))
 
-    if whole:
+    if with_policy:
         # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run)
@@ -120,6 +121,9 @@ def align(run: Run, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
     models = load_policy(config, inputs.base, folder.path / SFT_MODEL)
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
+    if config.run.phases == "sft":
+        score_baselines(run, inputs, earlier=rows + before.rows)
+        return
     train_policy(run, models, inputs)
     after = evaluate(run, "ppo", models.policy(), inputs, earlier=rows + before.rows)
     folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))

@@ -50,7 +50,9 @@ class RunSection(Section):
         "", description="where built models and embeddings are kept; empty = the user's cache folder"
     )
     checkpoint_every: int = Field(10, ge=0, description="PPO iterations from one checkpoint to the next; 0 = none")
-    phases: Literal["all", "pluralllm"] = Field("all", description="pluralllm = only its pretraining and scores")
+    phases: Literal["all", "pluralllm", "sft"] = Field(
+        "all", description="where the run ends: pluralllm = after its pretraining and scores, sft = after SFT's scores"
+    )
     resume: bool = Field(False, description="go on with the run that the run folder holds; appa run --resume sets it")
 
 

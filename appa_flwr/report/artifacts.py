@@ -90,22 +90,23 @@ class Run:
 
 def _missing(run: Run) -> Iterator[str]:
     """A sentence for each thing that a complete run of its phases has and this one lacks."""
-    whole = run.settings.run.phases != "pluralllm"
-    if whole and not run.iterations:
+    until = run.settings.run.phases
+    if until == "all" and not run.iterations:
         yield f"{METRICS.name}: no PPO iteration was logged, so there are no training curves."
-    if whole and not run.summary:
+    if until != "pluralllm" and not run.summary:
         yield f"{SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict."
     if not run.phases:
         yield f"{PHASES.name}: the time per phase is unknown."
     if run.pluralllm is None:
         yield f"{CARD.name}: nothing is known of the preference predictor's pretraining."
-    if whole and not run.examples:
+    if until == "all" and not run.examples:
         yield f"{EXAMPLES.name}: there are no example answers."
     last = run.iterations[-1] if run.iterations else None
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
     expected = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
-    elsewhere = ("base",) if run.settings.sft.checkpoint else ()  # its scores stand in the run of the SFT model
+    elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the run of the SFT model
+    elsewhere += ["ppo"] * (until == "sft")
     present = {row.policy for row in run.summary}
     absent = [policy for policy in expected if policy not in present and policy not in elsewhere]
     if run.summary and absent:

@@ -20,6 +20,7 @@ from small import SMALL_PREDICTOR
 from appa_flwr import files
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.run.files import METRICS
 from appa_flwr.run.records import BASE_ROWS
 from server_app import checkpoint, main
 from server_app import run as server
@@ -222,6 +223,20 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
     first, of_appa = results(other.run_folder)["metrics"][0], expected["metrics"][0]
     assert first["rewards"] == of_appa["rewards"]  # the first rollouts are the same
     assert first["weights"] != of_appa["weights"]
+
+
+def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):
+    until_sft = config_of(shared, "until-sft", **{"run.phases": "sft", "run.checkpoint-every": 0})
+    session(until_sft)
+    folder = until_sft.run_folder
+    found = json.loads((folder / "summary.json").read_text())
+    assert found == [row for row in expected["summary.json"] if not row["policy"].startswith("ppo")]
+    assert not any((folder / name).exists() for name in ("policy", "examples.json", "checkpoint.pt"))
+    assert not METRICS.read(folder)
+    of_model, of_unbroken = (
+        {path.name: path.read_bytes() for path in (run / "sft-model").iterdir()} for run in (folder, unbroken)
+    )
+    assert of_model == of_unbroken
 
 
 def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):

@@ -5,6 +5,7 @@ Axis letters: G groups, I iterations.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -52,6 +53,15 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
     assert re.search(said, findings.sentence(found[0]))
     # against the survey no single scores are known, so the difference alone decides
     assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["gain", "gain"]
+
+
+def test_a_run_until_sft_lacks_nothing(tmp_path: Path) -> None:
+    whole = made.fake_run(tmp_path, groups=made.COUNTRIES, iterations=3)
+    summary = [row for row in json.loads((whole / "summary.json").read_text()) if not row["policy"].startswith("ppo")]
+    for name in ("metrics.jsonl", "examples.json"):
+        (whole / name).unlink()
+    made.write_run(whole, config={**made.CONFIG, "run.phases": "sft"}, summary=summary)
+    assert "incomplete" not in made.built_page(whole)
 
 
 def test_a_run_from_anothers_sft_model_needs_no_base(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Intervals of paired differences: two policies were scored on the same held-out questions, in one run or in several.
+"""Intervals of scores and paired differences: policies are scored on the same held-out questions, in one run or more.
 
-Legend: G groups, Q questions, S seeds, B resamples.
+Legend: G groups, Q questions, M measures, S seeds, B resamples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,15 +25,15 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference and the percentile interval of its bootstrap.
+    """A number and the percentile interval of its bootstrap.
 
     Attributes:
-        difference: as measured.
+        value: as measured.
         low: end of the interval.
         high: end of the interval.
     """
 
-    difference: float
+    value: float
     low: float
     high: float
 
@@ -40,10 +41,6 @@ class Interval:
     def excludes_zero(self) -> bool:
         """Whether the interval lies on one side of 0."""
         return self.low > 0 or self.high < 0
-
-    def __str__(self) -> str:
-        """As in "+0.012 (+0.003 to +0.021)"."""
-        return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
 
 def paired_differences(
@@ -69,23 +66,43 @@ def paired_differences(
         ValueError: no pair, or two arrays of different shapes or different holes.
     """
     arrays = [(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)) for a, b in pairs]
-    if not arrays:
-        raise ValueError("there is no pair of scores to compare")
     for first_GQ, second_GQ in arrays:
         if first_GQ.shape != second_GQ.shape or (np.isnan(first_GQ) != np.isnan(second_GQ)).any():
             raise ValueError("both policies of a pair must be scored by the same groups on the same questions")
+    runs = [(first_GQ.shape[1], functools.partial(_difference, first_GQ, second_GQ)) for first_GQ, second_GQ in arrays]
+    return _bootstrap(runs, level=level, resamples=resamples, seed=seed)
+
+
+def levels(
+    runs: Sequence[npt.ArrayLike], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[Measure, Interval]:
+    """One policy's Avg AS, Min AS and FI, each with an interval; `runs` are its rewards (G, Q) for each seed.
+
+    All else is as for `paired_differences`.
+    """
+    arrays = [np.asarray(run, dtype=np.float64) for run in runs]
+    by_run = [(reward_GQ.shape[1], functools.partial(_measures, reward_GQ)) for reward_GQ in arrays]
+    return _bootstrap(by_run, level=level, resamples=resamples, seed=seed)
+
+
+Statistic = Callable[[FloatArray], FloatArray]
+"""Counts (B, Q) of a run's questions -> (measures, B)."""
+
+
+def _bootstrap(
+    runs: Sequence[tuple[int, Statistic]], *, level: float, resamples: int, seed: int
+) -> dict[Measure, Interval]:
+    """The mean over runs, each with its number of questions, under draws of runs and of each run's questions."""
+    if not runs:
+        raise ValueError("there is no run to measure")
     rng = np.random.default_rng(seed)
-    whole = _differences(arrays, [np.ones((1, a.shape[1])) for a, _ in arrays])  # (measures, S, 1)
-    # Each run's questions are drawn once a resample, and the runs by how often each counts in it.
-    drawn = _differences(arrays, [_counts(rng, a.shape[1], resamples) for a, _ in arrays])  # (measures, S, B)
-    runs_BS = _counts(rng, len(arrays), resamples)
-    mean_MB = np.einsum("msb,bs->mb", drawn, runs_BS) / len(arrays)
+    whole_MS = np.stack([statistic(np.ones((1, size)))[:, 0] for size, statistic in runs], axis=1)
+    drawn_MSB = np.stack([statistic(_counts(rng, size, resamples)) for size, statistic in runs], axis=1)
+    mean_MB = np.einsum("msb,bs->mb", drawn_MSB, _counts(rng, len(runs), resamples)) / len(runs)
     tail = 100 * (1 - level) / 2
     low_M, high_M = np.nanpercentile(mean_MB, [tail, 100 - tail], axis=1)
-    return {
-        measure: Interval(float(whole[m].mean()), float(low_M[m]), float(high_M[m]))
-        for m, measure in enumerate(MEASURES)
-    }
+    found = zip(MEASURES, whole_MS.mean(1), low_M, high_M, strict=True)
+    return {measure: Interval(float(value), float(low), float(high)) for measure, value, low, high in found}
 
 
 def _counts(rng: np.random.Generator, size: int, resamples: int) -> FloatArray:
@@ -93,10 +110,8 @@ def _counts(rng: np.random.Generator, size: int, resamples: int) -> FloatArray:
     return rng.multinomial(size, np.full(size, 1 / size), size=resamples).astype(np.float64)
 
 
-def _differences(arrays: Sequence[tuple[FloatArray, FloatArray]], counts: Sequence[FloatArray]) -> FloatArray:
-    """(measures, S, B) of every run under counts (B, Q) of its questions."""
-    by_run = [_measures(a, c_BQ) - _measures(b, c_BQ) for (a, b), c_BQ in zip(arrays, counts, strict=True)]
-    return np.stack(by_run, axis=1)
+def _difference(first_GQ: FloatArray, second_GQ: FloatArray, count_BQ: FloatArray) -> FloatArray:
+    return _measures(first_GQ, count_BQ) - _measures(second_GQ, count_BQ)
 
 
 def _measures(reward_GQ: FloatArray, count_BQ: FloatArray) -> FloatArray:

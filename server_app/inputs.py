@@ -75,9 +75,9 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
     )
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
-    majority_QK, sft_QK = (
-        sft.sft_targets(votes_GQK, catalogue.option_QK, target=target) for target in ("majority", config.sft.target)
-    )
+    sft_QK = sft.sft_targets(votes_GQK, catalogue.option_QK, target=config.sft.target)
+    cast_GQK = sft.ballots(votes_GQK, catalogue.option_QK, task=config.task)
+    majority_QK = sft.sft_targets(cast_GQK, catalogue.option_QK, target="majority")
     return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
 
 

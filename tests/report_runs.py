@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
 from appa_flwr.report import build
 from appa_flwr.report.artifacts import read_run
 from appa_flwr.report.page import page
+from appa_flwr.report.plots import style
 from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
 from appa_flwr.run.records import POLICIES, Card
 
@@ -196,3 +199,9 @@ def found_predictor(folder: Path, **changed: object) -> Card:
     found = read_run(write_run(folder, config=CONFIG, pluralllm=predictor_card(**changed))).pluralllm
     assert found is not None
     return found
+
+
+def figure_of(picture: Any, *args: Any, **keywords: Any) -> Any:
+    """The figure behind a picture's PNG, so that what is drawn can be asked for."""
+    with mpl.rc_context(style.STYLE):
+        return picture.__wrapped__(*args, **keywords)

@@ -39,10 +39,10 @@ def preset(name: str) -> dict[str, Scalar]:
     if name not in (known := preset_purposes()):
         raise UserError(f'preset = "{name}" does not exist; presets: {", ".join(known)}')
     text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-    return _on_its_preset(_flat(tomllib.loads(text), source=f"{name}.toml"))
+    return on_its_preset(flatten(tomllib.loads(text), source=f"{name}.toml"))
 
 
-def _on_its_preset(given: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def on_its_preset(given: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The given keys, and under them those of the preset that they name, if they do."""
     own = {key: value for key, value in given.items() if key != PRESET_KEY}
     return preset(str(given[PRESET_KEY])) | own if PRESET_KEY in given else own
@@ -61,10 +61,10 @@ def read_toml(path: Path) -> dict[str, Scalar]:
         raise UserError(f"{path}: cannot be read as a config file ({error})") from None
     except (ValueError, RecursionError) as error:  # an integer or a nesting beyond Python's limits is none of TOML's
         raise UserError(f"{path}: not valid TOML: {error}") from None
-    return _flat(table, source=str(path))
+    return flatten(table, source=str(path))
 
 
-def _flat(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
+def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
     """The scalars of a TOML document under dotted keys, as Flower flattens it."""
     flat: dict[str, Scalar] = {}
     for name, content in table.items():
@@ -123,7 +123,7 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
     if file is not None:
         given |= read_toml(file)
     given |= dict(parse_override(text) for text in overrides)
-    config = Config.load(_on_its_preset(given))
+    config = Config.load(on_its_preset(given))
     if folder is None:
         return config
     flat = config.flat()

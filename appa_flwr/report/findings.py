@@ -14,7 +14,7 @@ from typing import Literal
 from appa_flwr.disagreement import Disagreement
 from appa_flwr.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, pair
+from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.records import Iteration
 
 Measure = Literal["Avg AS", "Min AS"]
@@ -113,13 +113,14 @@ def gains(run: Run, *, survey: bool) -> tuple[Gain, ...]:
 
     `survey`: against the survey truth instead of PluralLLM's targets.
     """
-    against = SURVEY if survey else PREDICTIONS
-    pairs = (
-        {}
-        if run.cells is None
-        else {other: pair(run.cells, "ppo", other, metric=run.training_metric, against=against) for other in COMPARED}
-    )
-    intervals = {other: paired_differences([both]) for other, both in pairs.items() if both is not None}
+    intervals = {}
+    if run.cells is not None:
+        tables = {
+            policy: table(run.cells, policy, metric=run.training_metric, against=SURVEY if survey else PREDICTIONS)
+            for policy in ("ppo", *COMPARED)
+        }
+        pairs = {other: aligned(tables["ppo"], tables[other]) for other in COMPARED}
+        intervals = {other: paired_differences([both]) for other, both in pairs.items() if both is not None}
     found = []
     for measure in MEASURES:
         scores = _measured(run, ("ppo", *COMPARED), measure, survey=survey)

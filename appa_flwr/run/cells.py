@@ -74,19 +74,16 @@ def read(folder: Path) -> pd.DataFrame | None:
     return found
 
 
-def pair(
-    found: pd.DataFrame, first: str, second: str, *, metric: str, against: str
-) -> tuple[FloatArray, FloatArray] | None:
-    """Rewards (G, Q) of two policies where both have one, else NaN; None where there are none."""
-    of = found[(found["metric"] == metric) & (found["against"] == against)]
-    tables = [
-        of[of["policy"] == policy].pivot(index="group", columns="question", values="reward")
-        for policy in (first, second)
-    ]
-    if any(table.empty for table in tables):
-        return None
-    both, other = tables[0].align(tables[1], join="inner")
-    hole = both.isna() | other.isna()
+def table(found: pd.DataFrame, policy: str, *, metric: str, against: str) -> pd.DataFrame:
+    """A policy's rewards, a row a group and a column a question; empty where it has none."""
+    of = found[(found["policy"] == policy) & (found["metric"] == metric) & (found["against"] == against)]
+    return of.pivot(index="group", columns="question", values="reward")
+
+
+def aligned(first: pd.DataFrame, second: pd.DataFrame) -> tuple[FloatArray, FloatArray] | None:
+    """Rewards (G, Q) of two tables where both have one, else NaN; None where they have none in common."""
+    one, other = first.align(second, join="inner")
+    hole = one.isna() | other.isna()
     if hole.all(axis=None):
         return None
-    return both.mask(hole).to_numpy(float), other.mask(hole).to_numpy(float)
+    return one.mask(hole).to_numpy(float), other.mask(hole).to_numpy(float)

@@ -53,7 +53,7 @@ def resumable(folder: Path) -> Config:
         UserError: there is no run that this version can read, or it is finished.
     """
     config = read_config(folder)
-    if _finished(folder / PROGRESS.name):
+    if finished(folder):
         raise UserError(f"{folder}: the run is finished, there is nothing to resume; appa report {folder} shows it")
     here = folder.resolve()
     return Config.load({**config.flat(), "run.output-dir": str(here.parent), "run-name": here.name, "run.resume": True})
@@ -81,12 +81,16 @@ def check_new(config: Config) -> None:
         UserError: it holds a run.
     """
     folder = config.run_folder
-    begun = any((folder / name).exists() for name in _BEGUN)
-    if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
+    if begun(folder) or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
         raise UserError(
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
             "run.resume=true"
         )
+
+
+def begun(folder: Path) -> bool:
+    """Whether the server has begun a run in this folder."""
+    return any((folder / name).exists() for name in _BEGUN)
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:
@@ -98,8 +102,9 @@ def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, objec
     )
 
 
-def _finished(progress: Path) -> bool:
+def finished(folder: Path) -> bool:
+    """Whether the run in this folder has come to its end."""
     try:
-        return Progress.model_validate_json(progress.read_bytes().splitlines()[-1]).phase == LAST_PHASE
+        return Progress.model_validate_json((folder / PROGRESS.name).read_bytes().splitlines()[-1]).phase == LAST_PHASE
     except (OSError, IndexError, ValueError):
         return False

@@ -1,4 +1,4 @@
-"""Pictures of results: scores per group, the way from base to ceiling, and rules against each other.
+"""Pictures of results: scores per group, and the way from base to ceiling.
 
 Axis letters: G groups.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.files import replace_file
 from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.findings import Way
 from appa_flwr.report.plots import style
@@ -32,26 +29,13 @@ RULE_STYLE: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class TradeOffPoint:
-    """A rule's Avg AS and Min AS in [0, 1], one of each a seed.
-
-    `reference` is True for an answer no rule trained (uniform, ceilings): drawn hollow, without spread.
-    """
-
-    name: str
-    avg_as: tuple[float, ...]
-    min_as: tuple[float, ...]
-    reference: bool = False
-
-
 @style.picture
 def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], *, metric: str) -> Figure:
     """Per-group alignment scores of several policies on one polar picture.
 
     Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
-    scores differ by a few hundredths. `per_group` is policy -> group -> score in [0, 1], a gap where there is none;
-    `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
+    scores differ by a few hundredths. `per_group` is policy or rule -> group -> score in [0, 1], a gap where there is
+    none; `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
     """
     upright = len(groups) <= MOST_UPRIGHT_NAMES
     figure = style.figure(6.5 if upright else 8.0, width=9.0)
@@ -60,8 +44,12 @@ def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], 
     axes.set_theta_direction(-1)
     angles_G = np.linspace(0, 2 * np.pi, len(groups), endpoint=False)
     round_trip = [*range(len(groups)), 0]
+    others = itertools.cycle(style.OTHER_STYLES)
     for policy, scores in per_group.items():
-        name, colour, marker, dash = style.POLICY_STYLE[policy]
+        if policy in style.POLICY_STYLE:
+            name, colour, marker, dash = style.POLICY_STYLE[policy]
+        else:
+            name, (colour, marker), dash = style.label(policy), RULE_STYLE.get(policy) or next(others), "-"
         angles, values = angles_G[round_trip], style.as_array(scores.get(group) for group in groups)[round_trip]
         width, above = (2.2, 4) if policy == "ppo" else (1.5, 3)
         look: style.Look = {"color": colour, "linestyle": dash, "marker": marker, "linewidth": width, "zorder": above}
@@ -71,7 +59,7 @@ def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], 
     measured = [value for scores in per_group.values() for value in scores.values() if is_known(value)]
     step = 0.05
     floor = max(0.0, math.floor(min(measured, default=0.0) / step - 0.5) * step)
-    top = min(1.0, math.ceil(max(measured, default=1.0) / step) * step)
+    top = max(floor + step, min(1.0, math.ceil(max(measured, default=1.0) / step) * step))
     axes.set_ylim(floor, top)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], prune="upper"))
     # Between two spokes, so that the numbers do not lie on a line of scores.
@@ -161,55 +149,3 @@ def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
         axes.plot(value, row, marker=marker, color=colour, markersize=9, markeredgewidth=2, zorder=4)
         axes.plot([value, place], [row + line_start, row + label_depth - 0.02], color=style.GREY, linewidth=0.8)
         axes.text(place, row + label_depth, f"{name} {value:.3f}", ha="center", va="top", fontsize=9, color=colour)
-
-
-def trade_off(points: Sequence[TradeOffPoint], path: Path, *, metric: str = "js") -> Path:
-    """Min AS against Avg AS of several rules, up and right is better.
-
-    Source: "Fairness-Alignment Trade-off Analysis". A rule's error bars are the standard deviation over its seeds
-    (ddof 1), absent for one seed. The PNG is written to `path`, which is returned, whole or not at all.
-
-    Raises:
-        ValueError: no points, or a point whose two tuples differ in length or are empty.
-    """
-    if not points:
-        raise ValueError("a trade-off plot needs one point or more")
-    for point in points:
-        if not point.avg_as or len(point.avg_as) != len(point.min_as):
-            raise ValueError(f"{point.name}: needs one Min AS for each of one or more Avg AS")
-    replace_file(path, trade_off_picture(points, metric=metric), parents=True)
-    return path
-
-
-@style.picture
-def trade_off_picture(points: Sequence[TradeOffPoint], *, metric: str) -> Figure:
-    """The picture of `trade_off`."""
-    figure = style.figure(5.6)
-    axes = figure.add_subplot(
-        xlabel=f"Avg AS ({metric}, 0 to 1)",
-        ylabel=f"Min AS ({metric}, 0 to 1)",
-        title="Fairness-alignment trade-off (bars: standard deviation over seeds)",
-    )
-    others = itertools.cycle(style.OTHER_STYLES)
-    for point in points:
-        centre = np.mean(point.avg_as), np.mean(point.min_as)
-        if point.reference:
-            name, _, marker, _ = style.POLICY_STYLE.get(point.name, (style.label(point.name), "", "D", ""))
-            hollow: style.Look = {"color": style.DARK_GREY, "markerfacecolor": "none", "markeredgewidth": 1.8}
-            axes.plot(*centre, marker=marker, markersize=10, linestyle="none", label=name, **hollow)
-            continue
-        colour, marker = RULE_STYLE.get(point.name) or next(others)
-        count = len(point.avg_as)
-        axes.plot(point.avg_as, point.min_as, marker=".", markersize=6, color=colour, alpha=0.45, linestyle="none")
-        if count > 1:
-            spreads = np.std(point.avg_as, ddof=1), np.std(point.min_as, ddof=1)
-            axes.errorbar(*centre, *spreads[::-1], fmt="none", color=colour, capsize=3)
-        size = 14 if marker == "*" else 9
-        name = f"{style.label(point.name)} ({count} seed{'s' if count > 1 else ''})"
-        look: style.Look = {"color": colour, "markersize": size, "markeredgecolor": "white", "linestyle": "none"}
-        axes.plot(*centre, marker=marker, label=name, **look)
-    limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
-    axes.axline((0, 0), slope=1, color=style.LIGHT_GREY, linewidth=1, zorder=1, label="all groups equal")
-    axes.set(**limits)
-    style.legend(figure, axes)
-    return figure

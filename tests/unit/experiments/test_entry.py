@@ -9,13 +9,13 @@ import typer
 
 from appa_flwr.errors import UserError
 from appa_flwr.launch.flower import RunFailed
-from experiments import compare, entry
+from experiments import entry, grpo
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("no such rule"), 2), (RunFailed("it stopped"), 1)])
 def test_what_went_wrong_is_one_line_and_an_exit_code(error, code, monkeypatch, capsys):
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", compare.__spec__)
-    monkeypatch.setattr(sys, "argv", ["compare"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", grpo.__spec__)
+    monkeypatch.setattr(sys, "argv", ["grpo"])
 
     def failing() -> None:
         raise error
@@ -24,7 +24,7 @@ def test_what_went_wrong_is_one_line_and_an_exit_code(error, code, monkeypatch, 
         with pytest.raises(SystemExit) as ended:
             entry.run(failing, call=call)
         assert ended.value.code == code
-        assert capsys.readouterr() == ("", f"experiments.compare: {error}\n")
+        assert capsys.readouterr() == ("", f"experiments.grpo: {error}\n")
 
 
 def test_a_bug_keeps_its_traceback():

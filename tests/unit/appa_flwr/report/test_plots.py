@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from report_runs import PNG_START, SIZES, found_predictor, page_of, predictor_scores
+from report_runs import SIZES, figure_of, found_predictor, page_of, predictor_scores
 
-from appa_flwr.report import plots, predictor
+from appa_flwr.report import predictor
 from appa_flwr.report.plots import predictor as predictor_plots
-from appa_flwr.report.plots import results, style, training
-
-
-def figure_of(picture: Any, *args: Any, **keywords: Any) -> Any:
-    """The figure behind a picture's PNG, so that what is drawn can be asked for."""
-    with mpl.rc_context(style.STYLE):
-        return picture.__wrapped__(*args, **keywords)
+from appa_flwr.report.plots import results, training
 
 
 def curve_of(axes: Any) -> dict[float, float]:
@@ -104,28 +97,3 @@ def test_smoothing_skips_gaps() -> None:
     # Windows of 3: mean(1,2), mean(1,2), a gap stays one, mean(4,8), mean(4,8).
     smooth_I = training.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
     np.testing.assert_allclose(smooth_I, [1.5, 1.5, np.nan, 6.0, 6.0])
-
-
-def test_trade_off_shows_each_seed_its_mean_and_their_spread(tmp_path: Path) -> None:
-    points = [
-        plots.TradeOffPoint("appa", (0.83, 0.84, 0.82), (0.78, 0.80, 0.76)),
-        plots.TradeOffPoint("alpha", (0.82,), (0.76,)),
-        plots.TradeOffPoint("uniform", (0.79,), (0.75,), reference=True),
-    ]
-    path = plots.trade_off(points, tmp_path / "deep" / "trade_off.png", metric="js")
-    assert path.read_bytes().startswith(PNG_START)
-    (axes,) = figure_of(results.trade_off_picture, points, metric="js").axes
-    marks = {line.get_label(): line.get_xydata() for line in axes.lines}
-    assert marks["appa (3 seeds)"].tolist() == [pytest.approx([0.83, 0.78])]
-    assert marks["alpha (1 seed)"].tolist() == [[0.82, 0.76]]
-    assert marks["Uniform answer"].tolist() == [[0.79, 0.75]]
-    across, upwards = (bar.get_segments()[0] for bar in axes.collections)
-    # Three values 0.01 apart have the standard deviation 0.01, and three 0.02 apart 0.02.
-    assert across[:, 0] == pytest.approx([0.82, 0.84])
-    assert upwards[:, 1] == pytest.approx([0.76, 0.80])
-
-
-@pytest.mark.parametrize("points", [[], [plots.TradeOffPoint("appa", (0.8, 0.9), (0.7,))]])
-def test_trade_off_refuses_unpaired_points(tmp_path: Path, points: list[plots.TradeOffPoint]) -> None:
-    with pytest.raises(ValueError, match="needs one"):
-        plots.trade_off(points, tmp_path / "x.png")

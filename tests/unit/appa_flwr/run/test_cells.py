@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from appa_flwr.errors import UserError
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, cells, pair, put, read
+from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, cells, put, read, table
 from appa_flwr.run.files import SCORES_FILE
 
 GROUPS, QUESTIONS = ("A", "B"), ("q1", "q2", "q3")
@@ -45,11 +45,12 @@ def test_two_policies_side_by_side_where_both_have_a_number():
             rows("sft", [[0.0] * 3] * 2, against=SURVEY),
         ]
     )
-    first_GQ, second_GQ = pair(found, "ppo", "sft", metric="js", against=PREDICTIONS)
+    ppo, sft = (table(found, policy, metric="js", against=PREDICTIONS) for policy in ("ppo", "sft"))
+    first_GQ, second_GQ = aligned(ppo, sft)
     np.testing.assert_array_equal(first_GQ, [[0.2, 0.3], [NAN, 0.6]])
     np.testing.assert_array_equal(second_GQ, [[0.8, 0.9], [NAN, 0.6]])
-    assert pair(found, "ppo", "base", metric="js", against=PREDICTIONS) is None
-    assert pair(found, "ppo", "sft", metric="js", against=SURVEY) is None
+    assert aligned(ppo, table(found, "base", metric="js", against=PREDICTIONS)) is None
+    assert aligned(ppo, rows("sft", [[0.1]] * 2, questions=["q9"]).pivot(index="group", columns="question")) is None
 
 
 def test_a_file_that_is_none_of_ours_is_the_users_to_know(tmp_path):

@@ -55,6 +55,20 @@ def test_ties_go_to_what_the_earlier_groups_voted(choices_G, winner):
     assert found_QK.tolist() == [np.eye(3)[winner].tolist()]
 
 
+def test_a_majority_of_distributions_is_that_of_the_votes_they_would_be():
+    shares_GQK = np.array([[[0.5, 0.3, 0.2]], [[0.1, 0.6, 0.3]], [[0.2, 0.5, 0.3]]])
+    option_QK = OPTION_QK[:1]
+    cast_GQK = sft.ballots(shares_GQK, option_QK, task="dpa")
+    assert cast_GQK[:, 0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    assert sft.sft_targets(cast_GQK, option_QK, target="majority").tolist() == [[0, 1, 0]]
+    ranks_GQK = sft.ballots(shares_GQK, option_QK, task="opa")
+    assert ranks_GQK[:, 0].tolist() == [[3, 2, 1], [1, 3, 2], [1, 3, 2]]
+    for task, votes_GQK in (("dpa", CHOICES_GQK), ("opa", ranks_GQK)):  # votes stay votes, padding stays 0
+        options_QK = OPTION_QK if task == "dpa" else option_QK
+        np.testing.assert_array_equal(sft.ballots(votes_GQK, options_QK, task=task), votes_GQK)
+    assert sft.ballots(PADDING_GQK, OPTION_QK, task="dpa")[:, 1].tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
 def test_rankings_are_counted_whole():
     # K..1 by rank: A and B are first twice each, C once; the most frequent full ranking is B, A, C
     votes_GQK = np.array([[3, 2, 1], [2, 3, 1], [3, 1, 2], [2, 3, 1], [2, 1, 3]], dtype=float)[:, None]

@@ -1,0 +1,129 @@
+"""A grid's pictures, as the paper has them: spider plots, fairness against the worst group, and training by rule.
+
+Axis letters: I iterations.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from appa_flwr.files import replace_file
+from appa_flwr.report.plots import style
+from appa_flwr.report.plots.results import LEAST_SPIDER_GROUPS, RULE_STYLE, spider
+from appa_flwr.run.files import METRICS, SUMMARY
+from appa_flwr.run.records import Iteration, SummaryRow
+from experiments.grid.plan import Cell
+
+COLUMN = 5.0
+"""Inches; shown at the width of a paper's column its text is as small as the paper's."""
+SHOWN_FIRST = ("base", "sft")
+PPO = "ppo"
+
+Policies = Mapping[str, tuple[str, Mapping[int, Cell]]]
+"""Name in the pictures -> name in the runs' files, and its cells by seed."""
+
+
+def write(output: Path, setting: tuple[str, str, str], policies: Policies) -> None:
+    """Write a setting's pictures; those that nothing is known for are left out.
+
+    Raises:
+        UserError: a run's file or a picture cannot be read or written.
+    """
+    for name, picture in _pictures(policies, title=", ".join(setting)):
+        replace_file(output / "plots" / f"{'-'.join(setting)}-{name}.png", picture, parents=True)
+
+
+def _pictures(policies: Policies, *, title: str) -> Iterator[tuple[str, bytes]]:
+    rules = {name: cells for name, (policy, cells) in policies.items() if policy == PPO}
+    if not rules:
+        return
+    metric = next(iter(next(iter(rules.values())).values())).config.reward_metric
+    shown = [name for name in (*SHOWN_FIRST, *rules) if name in policies]
+    scores = {name: _rows(*policies[name], metric) for name in shown}
+    groups = list(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
+    per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
+    if len(groups) >= LEAST_SPIDER_GROUPS:
+        yield "groups", spider(per_group, groups, metric=metric)
+    yield "trade-off", trade_off(scores, metric=metric, title=title)
+    lines = {rule: [METRICS.read(cell.folder) or () for cell in cells.values()] for rule, cells in rules.items()}
+    yield "fairness", by_iteration(lines, lambda line: line.fairness_index, axis="Fairness index", title=title)
+    yield "weights", by_iteration(lines, _weight_range, axis="largest less smallest weight", title=title)
+    yield "worst", by_iteration(lines, _worst_reward, axis=f"worst group's reward ({metric})", title=title, smooth=9)
+
+
+def _rows(policy: str, cells: Mapping[int, Cell], metric: str) -> list[SummaryRow]:
+    found = (row for cell in cells.values() for row in SUMMARY.read(cell.folder) or ())
+    return [row for row in found if (row.policy, row.metric) == (policy, metric)]
+
+
+def _mean_by_group(rows: list[SummaryRow], groups: list[str]) -> dict[str, float]:
+    known = {group: [row.per_group[group] for row in rows if group in row.per_group] for group in groups}
+    return {group: float(np.mean(values)) for group, values in known.items() if values}
+
+
+def _weight_range(line: Iteration) -> float:
+    return max(line.weights.values()) - min(line.weights.values())
+
+
+def _worst_reward(line: Iteration) -> float:
+    return min((reward for reward in line.rewards.values() if _is_number(reward)), default=float("nan"))
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None
+
+
+@style.picture
+def trade_off(scores: Mapping[str, list[SummaryRow]], *, metric: str, title: str) -> Figure:
+    """Min AS against the Fairness Index; base and SFT are lines, since rules are to be read against them.
+
+    Source: "Fairness-Alignment Trade-off Analysis". Bars are the standard deviation over seeds (ddof 1).
+    """
+    figure = style.figure(3.6, width=COLUMN)
+    axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
+    others = itertools.cycle(style.OTHER_STYLES)
+    for name, rows in scores.items():
+        fairness, lowest = np.array([row.fi for row in rows]), np.array([row.min_as for row in rows])
+        if name in SHOWN_FIRST:
+            shown, colour, _, dash = style.POLICY_STYLE[name]
+            axes.axhline(lowest.mean(), color=colour, linestyle=dash, label=shown)
+            continue
+        colour, marker = RULE_STYLE.get(name) or next(others)
+        bars = (lowest.std(ddof=1), fairness.std(ddof=1)) if len(rows) > 1 else (None, None)
+        axes.errorbar(
+            fairness.mean(), lowest.mean(), *bars, color=colour, marker=marker, markersize=9, linestyle="none",
+            capsize=2, label=style.label(name),
+        )  # fmt: skip
+    style.legend(figure, axes)
+    return figure
+
+
+@style.picture
+def by_iteration(
+    lines: Mapping[str, list[tuple[Iteration, ...]]],
+    pick: Callable[[Iteration], float],
+    *,
+    axis: str,
+    title: str,
+    smooth: int = 1,
+) -> Figure:
+    """A number over the iterations by rule, mean over seeds with the range over them shaded."""
+    figure = style.figure(3.2, width=COLUMN)
+    axes: Axes = figure.add_subplot(xlabel="PPO iteration", ylabel=axis, title=title)
+    others = itertools.cycle(style.OTHER_STYLES)
+    for rule, runs in lines.items():
+        colour, _ = RULE_STYLE.get(rule) or next(others)
+        table = pd.DataFrame({seed: {line.iteration: pick(line) for line in run} for seed, run in enumerate(runs)})
+        table = table.sort_index().rolling(smooth, center=True, min_periods=1).mean()
+        axes.plot(table.index, table.mean(axis=1), color=colour, label=style.label(rule))
+        axes.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=colour, alpha=0.15, linewidth=0)
+    style.legend(figure, axes)
+    return figure

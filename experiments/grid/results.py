@@ -1,0 +1,213 @@
+"""The results of a grid: every score with its interval and the paper's figure beside it, as CSV, Markdown and LaTeX.
+
+No axis letters: tables have names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from appa_flwr import markdown
+from appa_flwr.files import replace_file
+from appa_flwr.intervals import MEASURES, Interval, levels, paired_differences
+from appa_flwr.rewards import metrics_of
+from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, read, table
+from appa_flwr.run.files import SUMMARY
+from experiments.grid import pictures
+from experiments.grid.plan import Cell, Grid
+from experiments.grid.run import done
+
+FORMAT = "format"
+COMMON = "survey, common"
+"""Against the survey on questions that all groups answered; in a sparse survey each group is scored on others."""
+AGAINST = (PREDICTIONS, SURVEY, COMMON)
+PAPER_MEASURES = {"fi": "FI", "avg_as": "Avg AS", "min_as": "Min AS", "format_score": FORMAT}
+DECIMALS = {"FI": 4}
+OTHER_DECIMALS = 3
+
+Setting = tuple[str, str, str]
+"""Dataset, task and model."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A policy of a setting: the name it has in tables, and its name and cell by seed in the runs' files."""
+
+    name: str
+    policy: str
+    cells: Mapping[int, Cell]
+
+
+def write_results(grid: Grid, cells: Sequence[Cell], output: Path) -> Path | None:
+    """Write results.csv, results.md, results.tex and the pictures of all that is done; None where nothing is.
+
+    Raises:
+        UserError: a run's file cannot be read, or a result cannot be written.
+    """
+    ended = done(output, cells)
+    finished = [cell for cell in cells if cell.name in ended and cell.stage != "predictor"]
+    if not finished:
+        return None
+    paper = {} if grid.scaled else _paper()  # these are other models than the paper's
+    frames, sections, tex = [], [], []
+    for setting in product(grid.axes["datasets"], grid.axes["tasks"], grid.axes["models"]):
+        rows = _rows(grid, [cell for cell in finished if (cell.dataset, cell.task, cell.model) == setting])
+        if not rows:
+            continue
+        found = pd.DataFrame(_levels(setting, rows, paper))
+        compared = pd.DataFrame(_differences(setting, rows, grid.baseline))
+        frames += [found, compared]
+        sections.append(_markdown(setting, found, compared))
+        tex.append(_latex(setting, found))
+        pictures.write(output, setting, {row.name: (row.policy, row.cells) for row in rows})
+    replace_file(output / "results.csv", pd.concat(frames).to_csv(index=False).encode())
+    replace_file(output / "results.tex", "\n".join(tex).encode())
+    path = output / "results.md"
+    replace_file(path, ("\n".join(sections)).encode())
+    return path
+
+
+def _rows(grid: Grid, cells: Sequence[Cell]) -> list[Row]:
+    sft = {cell.seed: cell for cell in cells if cell.stage == "sft"}
+    policies = dict.fromkeys(row.policy for cell in sft.values() for row in SUMMARY.read(cell.folder) or ())
+    rows = [Row(policy, policy, sft) for policy in policies]
+    for rule in grid.axes["rules"]:
+        by_seed = {cell.seed: cell for cell in cells if cell.rule == rule}
+        if by_seed:
+            rows.append(Row(rule, "ppo", by_seed))
+    return rows
+
+
+def _tables(row: Row, metric: str, against: str) -> dict[int, pd.DataFrame]:
+    """Seed -> rewards of a policy, a row a group and a column a question; of seeds that have any."""
+    found = {}
+    for seed, cell in row.cells.items():
+        frame = read(cell.folder)
+        if frame is not None:
+            rewards = table(frame, row.policy, metric=metric, against=SURVEY if against == COMMON else against)
+            found[seed] = rewards.dropna(axis="columns") if against == COMMON else rewards
+    return {seed: rewards for seed, rewards in found.items() if not rewards.empty}
+
+
+def _levels(
+    setting: Setting, rows: Sequence[Row], paper: Mapping[tuple[str, ...], float]
+) -> Iterator[dict[str, object]]:
+    """A line for each policy, metric, kind of target and measure."""
+    for row, metric in product(rows, metrics_of(setting[1])):
+        at = {**_names(setting), "policy": row.name, "metric": metric}
+        for against in AGAINST:
+            tables = _tables(row, metric, against)
+            if tables:
+                for measure, found in levels([rewards.to_numpy(float) for rewards in tables.values()]).items():
+                    line = {**at, "against": against, "measure": measure, "seeds": len(tables), **vars(found)}
+                    if against == PREDICTIONS:
+                        line["paper"] = paper.get((*setting, row.name, metric, measure))
+                    yield line
+        formats = [
+            entry.format_score
+            for cell in row.cells.values()
+            for entry in SUMMARY.read(cell.folder) or ()
+            if (entry.policy, entry.metric) == (row.policy, metric) and entry.format_score is not None
+        ]
+        if formats:
+            score: dict[str, object] = {"measure": FORMAT, "seeds": len(formats), "value": np.mean(formats)}
+            score["paper"] = paper.get((*setting, row.name, metric, FORMAT))
+            yield {**at, "against": PREDICTIONS, **score}
+
+
+def _differences(setting: Setting, rows: Sequence[Row], baseline: str) -> Iterator[dict[str, object]]:
+    """A line for each rule less the baseline, and each rule less SFT and the uniform answer, paired by seed."""
+    named = {row.name: row for row in rows}
+    rules = [row for row in rows if row.policy == "ppo"]
+    pairs = [(rule, named[other]) for rule in rules for other in (baseline, "sft", "uniform") if other in named]
+    for (rule, other), metric, against in product(pairs, metrics_of(setting[1]), AGAINST):
+        if rule is other:
+            continue
+        first, second = _tables(rule, metric, against), _tables(other, metric, against)
+        both = [aligned(first[seed], second[seed]) for seed in first if seed in second]
+        arrays = [found for found in both if found is not None]
+        if arrays:
+            at = {**_names(setting), "policy": rule.name, "less": other.name, "metric": metric, "against": against}
+            for measure, found in paired_differences(arrays).items():
+                yield {**at, "measure": measure, "seeds": len(arrays), **vars(found)}
+
+
+def _names(setting: Setting) -> dict[str, str]:
+    return dict(zip(("dataset", "task", "model"), setting, strict=True))
+
+
+def _paper() -> dict[tuple[str, ...], float]:
+    """(dataset, task, model, policy, metric, measure) -> the paper's figure, from its two tables of results."""
+    path = resources.files("experiments.grid") / "paper.csv"
+    with path.open(encoding="utf-8") as file:
+        frame = pd.read_csv(file)
+    return {
+        (row["dataset"], row["task"], row["model"], row["policy"], row["metric"], measure): row[column]
+        for row in frame.to_dict("records")
+        for column, measure in PAPER_MEASURES.items()
+    }
+
+
+def _markdown(setting: Setting, found: pd.DataFrame, compared: pd.DataFrame) -> str:
+    """A setting's scores by each metric and kind of target, and the differences between its policies."""
+    parts = [f"## {', '.join(setting)}\n"]
+    for metric, against in product(dict.fromkeys(found["metric"]), AGAINST):
+        of = found[(found["metric"] == metric) & (found["against"] == against)]
+        if of.empty:
+            continue
+        measures = [name for name in (*MEASURES, FORMAT) if name in set(of["measure"])]
+        rows = []
+        for policy in dict.fromkeys(of["policy"]):
+            lines = of[of["policy"] == policy].set_index("measure")
+            cells = [_level(lines.loc[name], name) if name in lines.index else "-" for name in measures]
+            rows.append([policy, str(lines["seeds"].max()), *cells])
+        parts.append(f"{metric}, against the {against}:\n\n{markdown.table(['policy', 'seeds', *measures], rows)}\n")
+    if not compared.empty:
+        parts.append("Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n")
+        rows = []
+        for keys, of in compared.groupby(["metric", "against", "policy", "less"], sort=False):
+            lines = of.set_index("measure")
+            cells = [_difference(Interval(*lines.loc[name, ["value", "low", "high"]]), name) for name in MEASURES]
+            metric, against, policy, less = map(str, keys)
+            rows.append([f"{policy} - {less}", metric, against, *cells])
+        parts.append(markdown.table(["difference", "metric", "against", *MEASURES], rows) + "\n")
+    return "\n".join(parts)
+
+
+def _level(line: pd.Series, measure: str) -> str:
+    """A value with its interval, and in brackets the paper's."""
+    decimals = DECIMALS.get(measure, OTHER_DECIMALS)
+    text = f"{line['value']:.{decimals}f}"
+    if pd.notna(line.get("low")):
+        text += f" ({line['low']:.{decimals}f} to {line['high']:.{decimals}f})"
+    if pd.notna(line.get("paper")):
+        text += f" [paper {line['paper']:.{decimals}f}, {line['value'] - line['paper']:+.{decimals}f}]"
+    return text
+
+
+def _difference(found: Interval, measure: str) -> str:
+    decimals = DECIMALS.get(measure, OTHER_DECIMALS)
+    text = f"{found.value:+.{decimals}f} ({found.low:+.{decimals}f} to {found.high:+.{decimals}f})"
+    return f"**{text}**" if found.excludes_zero else text
+
+
+def _latex(setting: Setting, found: pd.DataFrame) -> str:
+    """A setting in the layout of the paper's tables: FI, Avg AS and Min AS by each metric, and the format score."""
+    of = found[found["against"] == PREDICTIONS]
+    wide = of.pivot_table(index="policy", columns=["measure", "metric"], values="value", sort=False)
+    columns = [(name, metric) for name in ("FI", "Avg AS", "Min AS") for metric in dict.fromkeys(of["metric"])]
+    if FORMAT in wide:
+        columns.append((FORMAT, of["metric"].iloc[0]))
+    shown = pd.DataFrame(index=wide.index, columns=pd.MultiIndex.from_tuples(columns), dtype=object)
+    for name, metric in columns:
+        decimals = DECIMALS.get(name, OTHER_DECIMALS)
+        shown[name, metric] = [f"{value:.{decimals}f}" if pd.notna(value) else "-" for value in wide[name, metric]]
+    styled = shown.rename_axis(None).style
+    return str(styled.to_latex(hrules=True, multicol_align="c", caption=", ".join(setting)))

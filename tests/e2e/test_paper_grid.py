@@ -1,0 +1,62 @@
+"""The paper's grid file through real runs: its path with a tiny model, for one dataset, task and model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from appa_flwr.config import preset, split_names
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "experiments.grid", str(ROOT / "experiments" / "paper.toml")]
+SMALL = ["--scale", "small", "--only", "globalqa,dpa,gemma-2-2b,average,appa"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    """Where both surveys of the grid file are found, in our own columns."""
+    rng, lines = np.random.default_rng(0), []
+    for question in range(30):
+        options = [f"option {n}" for n in range(2 + question % 4)]
+        for group in split_names(str(preset("paper")["groups"])):
+            shares = rng.dirichlet(np.ones(len(options))).round(3).tolist()
+            row = {"question_id": f"q{question}", "question": f"What of {question}?", "options": options}
+            lines.append(json.dumps({**row, "group": group, "distribution": shares}))
+    for name in ("globalqa", "opinionqa"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    return {**os.environ, "APPA_SURVEYS": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+
+def test_the_paper_s_grid_at_a_small_scale(environment, tmp_path):
+    def call(*more):
+        ended = subprocess.run([*COMMAND, *SMALL, *more], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
+        return ended.stdout
+
+    assert "4 cells (1 predictor, 1 sft, 2 rule), 0 done" in call("--dry-run")
+    call()
+    folder = tmp_path / "runs" / "paper-small"
+    found = pd.read_csv(folder / "results.csv")
+    levels = found[found["less"].isna()]
+    assert set(levels["policy"]) >= {"base", "sft", "uniform", "ceiling-average", "average", "appa"}
+    for policy, row_of, cell in (("appa", "ppo", "*-appa-s0-*"), ("sft", "sft", "*-sft-s0-*")):
+        (path,) = (folder / "cells").glob(f"{cell}/summary.json")
+        (row,) = [r for r in json.loads(path.read_text()) if (r["policy"], r["metric"]) == (row_of, "js")]
+        lines = levels[(levels["policy"] == policy) & (levels["metric"] == "js")]
+        of = lines.set_index(["against", "measure"])["value"]
+        for against, scores in (("predictions", row), ("survey", row["survey"])):
+            for measure, name in (("Avg AS", "avg_as"), ("Min AS", "min_as"), ("FI", "fi")):
+                assert of[against, measure] == pytest.approx(scores[name])
+    assert (folder / "plots" / "globalqa-dpa-gemma-2-2b-groups.png").stat().st_size > 0
+    before = {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*")}
+    assert "4 of 4 cells are done" in call()
+    assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*")} == before

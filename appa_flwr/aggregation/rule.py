@@ -58,6 +58,8 @@ class Result:
         weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, also where
             it fell back; `min` and `alpha`: `alpha_weights`; of rules that take a weighted mean, its weights.
         fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
+        agreement: correlation in [-1, 1] over the rollouts of `aggregate_J` with the plain mean of the same rewards,
+            which is that of both after whitening; NaN where one of them is the same for all rollouts.
     """
 
     aggregate_J: FloatArray
@@ -65,6 +67,7 @@ class Result:
     fairness_index: float
     weight_G: FloatArray
     fell_back: bool | None
+    agreement: float
 
 
 class Combination(NamedTuple):
@@ -152,12 +155,20 @@ class Rule(BaseModel, ABC):
         mean_G = reward_GJ[present_G].mean(axis=1)
         lead_G[present_G] = self.lead(lead_G[present_G], mean_G)
         past = Past(history_G[present_G], lead_G[present_G], mean_G, fairness, state.fairness)
-        aggregate_J, present_weight_G, fell_back = self.combine(training_reward_GJ[present_G], past)
+        present_GJ = training_reward_GJ[present_G]
+        aggregate_J, present_weight_G, fell_back = self.combine(present_GJ, past)
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
         next_state = State(history_G, state.answered_G | present_G, lead_G, (*state.fairness, fairness))
-        return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
+        agreement = _correlation(aggregate_J, present_GJ.mean(axis=0))
+        return Result(aggregate_J, next_state, fairness, weight_G, fell_back, agreement)
+
+
+def _correlation(first_J: FloatArray, second_J: FloatArray) -> float:
+    if np.ptp(first_J) == 0.0 or np.ptp(second_J) == 0.0:
+        return float("nan")
+    return float(np.corrcoef(first_J, second_J)[0, 1])
 
 
 def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

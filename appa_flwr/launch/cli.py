@@ -151,6 +151,27 @@ def survey(
     )
 
 
+@app.command()
+def diagnose(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated."),
+    ],
+    overrides: _Overrides = None,
+) -> None:
+    """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
+    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    from appa_flwr import diagnosis
+
+    found = diagnosis.diagnose(
+        read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=diagnosis.rules(chosen.appa)
+    )
+    table = Table("rule", "correlation of its reward with the plain mean's")
+    for name, value in found.agreement.items():
+        table.add_row(name, f"{value:.3f}")
+    _show(table, *found.sentences(threshold=chosen.appa.fairness_threshold))
+
+
 def _show(*parts: Table | str | None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
     for part in parts:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from appa_flwr.disagreement import Disagreement
 from appa_flwr.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
@@ -25,6 +27,9 @@ CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceilin
 
 SHOWN_TIE = 0.0005
 """Half of the last of the three decimals shown: a smaller difference reads as 0.000 and is none."""
+
+SAME_REWARD = 0.99
+"""A reward that correlates more with the plain mean's teaches the same as that, within what can be measured."""
 
 HARDLY_EVER = 10
 """The adaptive branch counts as hardly ever taken if it is in less than one of so many iterations."""
@@ -229,6 +234,16 @@ def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:
     """Counts the iterations in which the rule took the plain mean; None for a rule that has no threshold."""
     branches = [line.fell_back for line in iterations if line.fell_back is not None]
     return FallBack(sum(branches), len(branches)) if branches else None
+
+
+def agreement(iterations: tuple[Iteration, ...]) -> str | None:
+    """How far the rule's reward was another one than the plain mean's, in words; None where nothing was measured."""
+    known = [line.agreement for line in iterations if is_known(line.agreement)]
+    if not known:
+        return None
+    mean = float(np.mean(known))
+    words = ": in effect PPO saw the average" if mean > SAME_REWARD else ""
+    return f"The reward that PPO saw correlates {mean:.3f} with the plain mean of the groups' rewards{words}."
 
 
 def federation_share(iterations: tuple[Iteration, ...]) -> float | None:

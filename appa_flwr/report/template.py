@@ -120,6 +120,7 @@ is always taken.</div>
 {% elif run.iterations %}
 <p>The rule ({{ rule }}) has no threshold: it never switches to the plain mean.</p>
 {% endif %}
+{% set agreement = findings.agreement(run.iterations) %}{% if agreement %}<p>{{ agreement }}</p>{% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
 {% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}

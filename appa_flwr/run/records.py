@@ -63,6 +63,8 @@ class Iteration(Record):
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer.
         seconds: seconds per part of the iteration.
+        agreement: correlation of the rollouts' rewards with the plain mean over groups; None in runs that did not
+            measure it.
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
         sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
@@ -85,6 +87,7 @@ class Iteration(Record):
     response_length: float
     missing_groups: tuple[str, ...]
     seconds: dict[str, float]
+    agreement: float | None = None
     sampler_spread: float | None = None
     sampler_outside_clip: float | None = None
 

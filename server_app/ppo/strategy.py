@@ -194,6 +194,7 @@ class AppaStrategy(_WithoutWeights):
             num_iterations=self._num_iterations,
             fairness_index=result.fairness_index,
             fell_back=result.fell_back,
+            agreement=result.agreement,
             weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
             history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
             rewards=means,

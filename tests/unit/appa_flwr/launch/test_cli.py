@@ -10,6 +10,7 @@ import pytest
 from flwr.common.config import flatten_dict
 from report_runs import predictor_card, write_run
 
+from appa_flwr.aggregation import RULES
 from appa_flwr.config import KEYS, Config
 from appa_flwr.launch import cli
 from appa_flwr.run.files import write_config
@@ -146,3 +147,15 @@ def test_the_toml_of_config_loads_and_goes_into_pyproject(monkeypatch, capsys, t
 def test_report_of_a_folder_that_is_not_there(monkeypatch, capsys, tmp_path):
     assert appa(monkeypatch, "report", str(tmp_path / "none")) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
+    keys = ["-c", "data.num-questions=40", "-c", "data.num-groups=4", "-c", "appa.fairness-threshold=0.5"]
+    assert appa(monkeypatch, "diagnose", "generated", *keys) == 0
+    shown = capsys.readouterr().out
+    for rule in (*(name for name in RULES if name != "alpha"), "appa-open"):
+        assert f"│ {rule} " in shown
+    assert "Of 40 questions, " in shown
+    assert "over the threshold 0.5, so rule appa as printed" in shown
+    assert appa(monkeypatch, "diagnose", "generated", "-c", "metric=borda") == 2
+    assert "does not fit task" in capsys.readouterr().err

@@ -50,29 +50,35 @@ class GroupDRO(Rule):
     """Group DRO by exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards for losses).
 
     A group's weight grows by exp(eta times what its reward is short of the mean) in each iteration. So weights settle
-    only where the worst groups are equal: at the fair optimum, the policy of the highest minimum.
+    only where the worst groups are equal: at the fair optimum, the policy of the highest minimum. With a cap c no
+    weight exceeds c / G, and that optimum is given up where it needs more.
     """
 
     name = "group-dro"
     weight_step: ranges.WeightStep = WEIGHT_STEP
+    weight_cap: ranges.WeightCap = 0.0
 
     def lead(self, lead_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
         moved_G = lead_G + self.weight_step * (mean_G.mean() - mean_G)
         return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LEAD))
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        return _weighted(reward_GJ, np.asarray(softmax(past.lead_G)))
+        weight_G = capped(self.weights(past), cap=self.weight_cap)
+        return Combination(weight_G @ reward_GJ, weight_G)
+
+    def weights(self, past: Past) -> FloatArray:
+        """Before the cap: (G,), which sum to 1."""
+        return np.asarray(softmax(past.lead_G))
 
 
 class Mix(GroupDRO):
-    """A share of group DRO's weights, and every group at least (1 - c) / G: it climbs (1 - c) mean + c minimum."""
+    """A share c of group DRO's weights, and every group at least (1 - c) / G: it climbs (1 - c) mean + c minimum."""
 
     name = "mix"
     worst_share: ranges.WorstShare = WORST_SHARE
 
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        equal = (1 - self.worst_share) / len(reward_GJ)
-        return _weighted(reward_GJ, equal + self.worst_share * np.asarray(softmax(past.lead_G)))
+    def weights(self, past: Past) -> FloatArray:  # noqa: D102
+        return (1 - self.worst_share) / len(past.lead_G) + self.worst_share * super().weights(past)
 
 
 class Nash(Rule):

@@ -291,7 +291,7 @@ class APPASection(Section):
         0.0, description="of rule appa: tau is this quantile of the fairness indices so far; 0 = fairness-threshold"
     )
     weight_cap: ranges.WeightCap = Field(
-        0.0, description="of rule appa: most weight of a group, in shares of 1 / number of groups; 0 = no bound"
+        0.0, description="of rules appa, group-dro, mix: most weight of a group, in shares of 1 / groups; 0 = no bound"
     )
     worst_share: ranges.WorstShare = Field(
         ranges.WORST_SHARE, description="of rule mix: share of weight for groups that fell behind, the rest is equal"

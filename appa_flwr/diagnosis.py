@@ -15,6 +15,7 @@ from appa_flwr.aggregation import RULES, Rule, make, parameters
 from appa_flwr.config.sections import APPASection
 from appa_flwr.disagreement import CLEAR_GAP, Disagreement, disagreement
 from appa_flwr.rewards import METRICS
+from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.types import Survey
 
 FloatArray = npt.NDArray[np.float64]
@@ -98,7 +99,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
         rules: name -> rule, such as those of `rules`.
         seed: of the answers that the rules are tried on.
     """
-    target_GQK, option_QK = _arrays(survey)
+    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
     known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
     count_Q = known_GQ.sum(axis=0)
     compared_Q = count_Q >= COMPARED
@@ -114,19 +115,6 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
         common=int((count_Q == len(survey.groups)).sum()),
         questions=len(count_Q),
     )
-
-
-def _arrays(survey: Survey) -> tuple[FloatArray, BoolArray]:
-    """Answers (G, Q, K), rows of NaN where a group has none and 0 on padding, and the real options (Q, K)."""
-    sizes_Q = np.array([len(question.options) for question in survey.questions])
-    option_QK = np.arange(sizes_Q.max()) < sizes_Q[:, None]
-    target_GQK = np.full((len(survey.groups), *option_QK.shape), np.nan)
-    for target_QK, answers in zip(target_GQK, survey.answers.values(), strict=True):
-        for q, question in enumerate(survey.questions):
-            if question.question_id in answers:
-                target_QK[q] = 0.0
-                target_QK[q, : sizes_Q[q]] = answers[question.question_id]
-    return target_GQK, option_QK
 
 
 def _agreement(

@@ -9,6 +9,7 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ import numpy.typing as npt
 from appa_flwr.ceilings import ceiling
 from appa_flwr.fairness import fairness_of_cells
 from appa_flwr.rewards import METRICS
-from appa_flwr.survey.generate import ground_truth
+from appa_flwr.survey.arrays import as_arrays
+from appa_flwr.survey.generate import Population, ground_truth
 
 # a smaller gap between the two ceilings is lost among the differences between runs
 CLEAR_GAP = 0.01
@@ -80,11 +82,6 @@ def disagreement(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metri
     )
 
 
-def generated_population(*, num_questions: int, num_groups: int, seed: int) -> Disagreement:
+def generated_population(**drawn: Unpack[Population]) -> Disagreement:
     """Of the true answers behind a generated survey, to all its questions, by JS."""
-    questions, truth = ground_truth(num_questions=num_questions, num_groups=num_groups, seed=seed)
-    option_QK = np.arange(max(len(q.options) for q in questions)) < np.array([[len(q.options)] for q in questions])
-    target_GQK = np.zeros((len(truth), *option_QK.shape))
-    for target_QK, by_question in zip(target_GQK, truth.values(), strict=True):
-        target_QK[option_QK] = np.concatenate([by_question[question.question_id] for question in questions])
-    return disagreement(target_GQK, option_QK, metric="js")
+    return disagreement(*as_arrays(*ground_truth(**drawn)), metric="js")

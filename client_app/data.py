@@ -99,7 +99,7 @@ _generate = lru_cache(maxsize=2)(generate.generate)
 
 
 def _generated(config: Config) -> Survey:
-    return _generate(num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed)
+    return _generate(**generate.population(config.data, config.seed))
 
 
 def known_answers(

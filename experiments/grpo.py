@@ -35,7 +35,8 @@ from appa_flwr.files import replace_file
 from appa_flwr.report.plots import style
 from appa_flwr.run import files
 from appa_flwr.scores import alignment_scores
-from appa_flwr.survey.generate import ground_truth
+from appa_flwr.survey.arrays import as_arrays
+from appa_flwr.survey.generate import ground_truth, population
 from client_app import scoring
 from experiments import entry
 from server_app import evaluation
@@ -100,13 +101,8 @@ def set_up(config: Config, say: Say) -> Setup:
     """Draw the population, and find or build the base model; `say` gets lines of progress."""
     catalogue = build_catalogue(config)
     option_QK = catalogue.option_QK
-    _, truth = ground_truth(
-        num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed
-    )
-    target_GQK = np.zeros((len(truth), *option_QK.shape))
-    for g, by_question in enumerate(truth.values()):
-        for q, question in enumerate(catalogue.questions):
-            target_GQK[g, q, option_QK[q]] = by_question[question.question_id]
+    _, truth = ground_truth(**population(config.data, config.seed))
+    target_GQK, _ = as_arrays(catalogue.questions, truth)
     scorers = {
         name: partial(scoring.score, side_QK=table_QK, option_QK=option_QK)
         for name, table_QK in zip(truth, target_GQK, strict=True)

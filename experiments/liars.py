@@ -26,7 +26,8 @@ from appa_flwr import markdown
 from appa_flwr.aggregation import Rule, make
 from appa_flwr.files import replace_file
 from appa_flwr.rewards import js
-from appa_flwr.survey.generate import ground_truth
+from appa_flwr.survey import generate
+from appa_flwr.survey.arrays import as_arrays
 from experiments import entry
 
 FloatArray = npt.NDArray[np.float64]
@@ -76,12 +77,13 @@ class Population:
 
 def population(seed: int, *, num_questions: int, num_groups: int) -> Population:
     """The generated population; the liar is the group that the mean of all serves worst."""
-    questions, truth = ground_truth(num_questions=num_questions, num_groups=num_groups, seed=seed)
-    sizes = [len(question.options) for question in questions]
-    option_QK = np.arange(max(sizes)) < np.array(sizes)[:, None]
-    target_GQK = np.zeros((len(truth), *option_QK.shape))
-    for target_QK, answers in zip(target_GQK, truth.values(), strict=True):
-        target_QK[option_QK] = np.concatenate([answers[question.question_id] for question in questions])
+    drawn: generate.Population = {
+        "num_questions": num_questions,
+        "num_groups": num_groups,
+        "disagreement": 1.0,
+        "seed": seed,
+    }
+    target_GQK, option_QK = as_arrays(*generate.ground_truth(**drawn))
     scores_G = js(target_GQK.mean(0), target_GQK, option_QK).mean(axis=1)
     return Population(target_GQK, option_QK, int(np.argmin(scores_G)))
 

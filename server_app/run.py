@@ -42,6 +42,7 @@ from appa_flwr.run.files import (
 from appa_flwr.run.records import BASE_ROWS, Card, Iteration, PopulationSummary, SFTCard, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.seeds import child_seed
+from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
 from server_app import evaluation
@@ -82,19 +83,19 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
     if config.survey == GENERATED_SURVEY:
-        size = {"num_questions": config.data.num_questions, "num_groups": config.data.num_groups}
-        stakes = generated_population(**size, seed=config.seed).sentence(threshold=config.appa.fairness_threshold)
+        drawn = population(config.data, config.seed)
+        stakes = generated_population(**drawn).sentence(threshold=config.appa.fairness_threshold)
         folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
     held_out = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.train_Q)]
     given_sft = sft_checkpoint.given(config, held_out)
     answered = join(run)
-    population = share_sums(run)
+    shared = share_sums(run)
 
     def make_targets() -> None:
         kept, card = train_predictor(run, start, given, answered)
-        write_targets(run, kept.weights, card.model_copy(update={"population": population}))
+        write_targets(run, kept.weights, card.model_copy(update={"population": shared}))
 
     if with_policy:
         # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.

@@ -70,6 +70,9 @@ class DataSection(Section):
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share of questions held out (SFT table: 80/20)")
     num_questions: int = Field(400, ge=2, description="questions of the generated survey")
     num_groups: int = Field(8, ge=2, description="groups of the generated survey")
+    disagreement: float = Field(
+        1.0, ge=0, description="of the generated survey: how far groups differ, 0 = not at all, 1 = as it was made"
+    )
     max_questions: int = Field(0, ge=0, description="use at most this many questions; 0 = all")
     refusals: Literal["keep", "drop", "separate"] = Field(
         "keep", description="refused answers: an option like others, removed, or removed with their rate reported"

@@ -43,7 +43,7 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
 
     data = config.data
     if config.survey == GENERATED_SURVEY:
-        return generate.generate(num_questions=data.num_questions, num_groups=data.num_groups, seed=config.seed)
+        return generate.generate(**generate.population(data, config.seed))
     return read.read_survey(
         config.survey,
         groups=groups or None,

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
+from appa_flwr.config.sections import DataSection
 from appa_flwr.errors import UserError
 from appa_flwr.survey.types import FloatArray, Question, Survey
 
@@ -41,6 +43,15 @@ TOPICS = (
     "military service", "immigration", "housing costs", "nuclear energy", "religious holidays", "animal welfare",
     "street crime", "public broadcasting", "child care", "space research", "coal mining", "university fees",
 )  # fmt: skip
+
+
+class Population(TypedDict):
+    """What a population is drawn from: the arguments of `ground_truth`."""
+
+    num_questions: int
+    num_groups: int
+    disagreement: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -74,12 +85,23 @@ FRAMES = (
 )
 
 
-def generate(*, num_questions: int = 400, num_groups: int = 8, seed: int = 0) -> Survey:
+def population(data: DataSection, seed: int) -> Population:
+    """The population of a run's keys."""
+    return {
+        "num_questions": data.num_questions,
+        "num_groups": data.num_groups,
+        "disagreement": data.disagreement,
+        "seed": seed,
+    }
+
+
+def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: float = 1.0, seed: int = 0) -> Survey:
     """Draw a survey from the generated population.
 
     Args:
         num_questions: Q, at most `len(TOPICS) * len(FRAMES)`.
         num_groups: G >= 2.
+        disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups hold the same.
         seed: same seed, same survey, on every machine.
 
     Returns:
@@ -88,7 +110,9 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, seed: int = 0) ->
     Raises:
         UserError: more questions than the frames and topics can form, or fewer than two groups.
     """
-    questions, truth = ground_truth(num_questions=num_questions, num_groups=num_groups, seed=seed)
+    questions, truth = ground_truth(
+        num_questions=num_questions, num_groups=num_groups, disagreement=disagreement, seed=seed
+    )
     rng = np.random.default_rng([seed, 1])
     answers: dict[str, dict[str, FloatArray]] = {}
     for group, by_question in truth.items():
@@ -102,7 +126,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, seed: int = 0) ->
 
 
 def ground_truth(
-    *, num_questions: int, num_groups: int, seed: int
+    *, num_questions: int, num_groups: int, disagreement: float = 1.0, seed: int
 ) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
     """The population behind `generate`, of the same arguments and errors: every group's exact distributions.
 
@@ -123,6 +147,7 @@ def ground_truth(
     stance_CI /= np.linalg.norm(stance_CI, axis=1, keepdims=True)
     stance_CI[1:] -= stance_CI[:1] * 1.2  # the minorities differ from the majority, not only from each other
     stance_GI = stance_CI[cluster_G] + 0.15 * rng.normal(size=(num_groups, NUM_ISSUES))
+    stance_GI += (disagreement - 1.0) * (stance_GI - stance_GI.mean(0))
 
     favour_T = rng.normal(size=len(TOPICS))  # how the whole population leans on a topic
     loading_TI = TOPIC_LOADING * rng.normal(size=(len(TOPICS), NUM_ISSUES))

@@ -32,9 +32,7 @@ def public_questions(config: Config) -> tuple[Question, ...]:
         UserError: the survey cannot be read.
     """
     if config.survey == GENERATED_SURVEY:
-        questions, _ = generate.ground_truth(
-            num_questions=config.data.num_questions, num_groups=config.data.num_groups, seed=config.seed
-        )
+        questions, _ = generate.ground_truth(**generate.population(config.data, config.seed))
     else:
         questions = read.read_questions(
             config.survey, groups=config.group_names or None, refusals=config.data.refusals, strict=config.data.strict

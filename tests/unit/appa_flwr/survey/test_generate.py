@@ -12,6 +12,7 @@ from surveys import bits, refused
 from appa_flwr.deviations import deviations
 from appa_flwr.disagreement import disagreement
 from appa_flwr.rewards import js
+from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import (
     CLUSTER_SHARES,
     COVERAGE,
@@ -154,3 +155,34 @@ def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_s
     assert len(truth) == 60  # more than the list of names has
     refused(f"{most + 1}.*{most}", generate, num_questions=most + 1, num_groups=2)
     refused("at least 2 groups", generate, num_questions=10, num_groups=1)
+
+
+def test_disagreement_scales_how_far_groups_differ_and_1_is_as_it_was():
+    keys = {"num_questions": 60, "num_groups": 6, "seed": 3}
+    gaps = {}
+    for scale in (0.0, 0.5, 1.0, 2.0):
+        questions, truth = ground_truth(disagreement=scale, **keys)
+        target_GQK, option_QK = as_arrays(questions, truth)
+        assert np.allclose(target_GQK.sum(-1), 1.0)
+        gaps[scale] = float(target_GQK.std(0)[option_QK].mean())
+    _, plain = ground_truth(**keys)
+    _, one = ground_truth(disagreement=1.0, **keys)
+    assert all((plain[name][q] == one[name][q]).all() for name in plain for q in plain[name])
+    assert gaps[0.0] < 0.01  # refusals alone are drawn by group
+    assert gaps[0.5] < 0.75 * gaps[1.0]
+    assert gaps[1.0] < 0.8 * gaps[2.0]
+    few, many = (generate(num_questions=40, num_groups=3, disagreement=scale, seed=0) for scale in (0.0, 2.0))
+    assert few.questions == many.questions
+
+
+def test_arrays_have_holes_where_a_group_was_not_asked():
+    survey = generate(num_questions=30, num_groups=3, seed=0)
+    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
+    for g, (name, answers) in enumerate(survey.answers.items()):
+        for q, question in enumerate(survey.questions):
+            assert option_QK[q].sum() == len(question.options)
+            if question.question_id in answers:
+                np.testing.assert_array_equal(target_GQK[g, q, option_QK[q]], answers[question.question_id])
+                assert not target_GQK[g, q, ~option_QK[q]].any()
+            else:
+                assert np.isnan(target_GQK[g, q]).all(), name

@@ -45,7 +45,7 @@ from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
-from server_app import evaluation
+from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -79,6 +79,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
     with_policy = config.run.phases != "pluralllm"
+    tracking.check(config)
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
@@ -290,12 +291,13 @@ def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
         for _ in range(done):
             questions_of(order, config.rollout)
     folder.keep_iterations(done)
-    with folder.phase("ppo", done=done) as phase:
+    with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
         if done:
             phase.step(done, iterations, f"resumed at iteration {done}")
 
         def finished(line: Iteration, state: aggregation.State) -> None:
             folder.append(METRICS, line)
+            track(line)
             phase.step(line.iteration, iterations, _shown(line))
             every = config.run.checkpoint_every
             if every and (line.iteration % every == 0 or line.iteration == iterations):

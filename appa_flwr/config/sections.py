@@ -53,6 +53,9 @@ class RunSection(Section):
     phases: Literal["all", "pluralllm", "sft"] = Field(
         "all", description="where the run ends: pluralllm = after its pretraining and scores, sft = after SFT's scores"
     )
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
+        "none", description="experiment tracker that gets every PPO iteration, locally; its package must be installed"
+    )
     resume: bool = Field(False, description="go on with the run that the run folder holds; appa run --resume sets it")
 
 

@@ -37,6 +37,7 @@ FREE_KEYS = (
     "federation.reply-timeout",
     "federation.join-timeout",
     "run.checkpoint-every",
+    "run.tracker",
     "run.resume",
 )
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.

@@ -1,0 +1,77 @@
+"""Iterations to an experiment tracker, by accelerate's interface; local, and off unless `run.tracker` names one.
+
+No axis letters: there are no arrays here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.run.records import Iteration
+
+NONE = "none"
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+}
+"""Tracker -> packages of which it needs one."""
+PROJECT = "appa-flwr"
+
+
+def check(config: Config) -> None:
+    """Tell before a run starts that its tracker is not installed.
+
+    Raises:
+        UserError: see above.
+    """
+    name = config.run.tracker
+    if name != NONE and not any(importlib.util.find_spec(package) for package in PACKAGES[name]):
+        raise UserError(f'run.tracker = "{name}" needs its package: pip install {PACKAGES[name][-1]}')
+
+
+@contextmanager
+def tracked(config: Config, folder: Path) -> Iterator[Callable[[Iteration], None]]:
+    """What takes each iteration; TensorBoard's and wandb's files go to the run's folder.
+
+    wandb stays offline unless WANDB_MODE says otherwise; trackio is local by itself.
+    """
+    name = config.run.tracker
+    if name == NONE:
+        yield lambda line: None
+        return
+    given: dict[str, dict[str, Any]] = {
+        "tensorboard": {"run_name": "tensorboard", "logging_dir": str(folder)},
+        "wandb": {
+            "run_name": PROJECT,
+            "name": config.run_name,
+            "dir": str(folder),
+            "mode": os.environ.get("WANDB_MODE", "offline"),
+            "config": config.flat(),
+        },
+        "trackio": {"run_name": PROJECT, "name": config.run_name, "config": config.flat()},
+    }
+    tracker = LOGGER_TYPE_TO_CLASS[name](**given[name])
+    tracker.start()
+    try:
+        yield lambda line: tracker.log(numbers(line), step=line.iteration)
+    finally:
+        tracker.finish()
+
+
+def numbers(line: Iteration) -> dict[str, float]:
+    """An iteration as names and numbers: those by group or part as "weights/NAME"; what is unknown is left out."""
+    found: dict[str, float] = {}
+    for name, value in line.model_dump(exclude={"iteration", "num_iterations", "missing_groups"}).items():
+        values = {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+        found |= {key: float(item) for key, item in values.items() if item is not None}
+    return found | {"missing_groups": float(len(line.missing_groups))}

@@ -172,6 +172,19 @@ def diagnose(
     _show(table, *found.sentences(threshold=chosen.appa.fairness_threshold))
 
 
+@app.command()
+def push(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    repository: Annotated[str, typer.Argument(metavar="NAME", help="On the Hugging Face hub, as OWNER/NAME.")],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; else it is private.")] = False,
+    predictor: Annotated[bool, typer.Option("--predictor", help="Push PluralLLM's weights, not the policy.")] = False,
+) -> None:
+    """Upload a run's policy with its model card, or its preference predictor; `hf auth login` first."""
+    from appa_flwr.launch.hub import upload
+
+    typer.echo(f"pushed: {upload(run_folder, repository, public=public, predictor=predictor)}")
+
+
 def _show(*parts: Table | str | None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
     for part in parts:

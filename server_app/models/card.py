@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
 from appa_flwr import markdown
 from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
 from appa_flwr.run.records import SummaryRow
 
+SCORE_DECIMALS = 4
 # What the hub calls a model that has a name of its own here; the tiny one is from no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _LOADING = {
@@ -25,6 +28,29 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 }
 
 
+def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | None:
+    """The policy's own scores for the hub's `model-index`, on every metric, against predictions and survey answers."""
+    survey = Path(config.survey).stem
+    found = [
+        EvalResult(
+            task_type="text-generation",
+            task_name=f"pluralistic alignment, {config.task}",
+            dataset_type=survey,
+            dataset_name=f"{survey}, held-out questions, against the {against}",
+            metric_type=f"{name.lower().replace(' ', '_')}_{row.metric}",
+            metric_name=f"{name} ({row.metric})",
+            metric_value=round(value, SCORE_DECIMALS),
+        )
+        for row in rows
+        if row.policy == "ppo"
+        for against, scores in (("predictions", row), ("survey", row.survey))
+        if scores is not None
+        for name, value in (("Avg AS", scores.avg_as), ("Min AS", scores.min_as), ("FI", scores.fi))
+        if math.isfinite(value)
+    ]
+    return found or None
+
+
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
     form = "merged" if config.policy.tuning == "full" else config.lora.export
@@ -33,6 +59,8 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
         pipeline_tag="text-generation",
         base_model=_HUB_IDS.get(config.model, config.model),
         tags=["appa-flwr", "federated", "pluralistic-alignment", "ppo"],
+        model_name=config.run_name or "policy",
+        eval_results=_results(config, rows),
     )
     scores = [
         [

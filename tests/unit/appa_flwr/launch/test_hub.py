@@ -1,0 +1,86 @@
+"""Uploads to a hub that only notes what it is sent."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub.errors import LocalTokenNotFoundError
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.launch import hub
+from appa_flwr.run.files import write_config
+
+
+class Hub:
+    """In place of `HfApi`."""
+
+    sent: list[dict] = []
+    error: Exception | None = None
+
+    def create_repo(self, name, **given):
+        if self.error:
+            raise self.error
+        self.sent.append({"repository": name, **given})
+
+    def upload_folder(self, *, folder_path, allow_patterns, **given):
+        names = {path.name for path in folder_path.iterdir() if path.is_file()}
+        self.sent.append({"files": names & set(allow_patterns) if allow_patterns else names, **given})
+        return SimpleNamespace(commit_url="https://hub/commit/1")
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    monkeypatch.setattr(hub, "HfApi", Hub)
+    monkeypatch.setattr(Hub, "sent", [])
+    return Hub.sent
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "policy").mkdir(parents=True)
+    write_config(folder, Config.load({"run-name": "run", "seed": 3}))
+    for name in ("policy/README.md", "policy/model.safetensors", "pluralllm.safetensors", "pluralllm.json", "run.log"):
+        (folder / name).write_text("x")
+    return folder
+
+
+def test_the_policy_goes_to_a_private_repository(run, sent):
+    assert hub.upload(run, "me/policy", public=False, predictor=False) == "https://hub/commit/1"
+    made, uploaded = sent
+    assert made == {"repository": "me/policy", "private": True, "exist_ok": True}
+    assert uploaded["files"] == {"README.md", "model.safetensors"}
+    assert uploaded["commit_message"] == "appa-flwr: policy, rule appa, seed 3"
+
+
+def test_the_predictor_is_its_weights_and_their_card_and_nothing_else_of_the_run(run, sent):
+    hub.upload(run, "me/predictor", public=True, predictor=True)
+    assert sent[0]["private"] is False
+    assert sent[1]["files"] == {"pluralllm.safetensors", "pluralllm.json"}
+
+
+def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(run, sent, tmp_path):
+    config = run / "policy" / "adapter_config.json"
+    config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
+    with pytest.raises(UserError, match=r"which others do not have; run with lora\.export=merged"):
+        hub.upload(run, "me/policy", public=False, predictor=False)
+    assert not sent
+    config.write_text(json.dumps({"base_model_name_or_path": "org/name"}))
+    hub.upload(run, "me/policy", public=False, predictor=False)
+    assert len(sent) == 2
+
+
+def test_what_cannot_be_pushed_is_one_line(run, sent, monkeypatch):
+    (run / "policy" / "README.md").unlink()
+    with pytest.raises(UserError, match=r"has not made .*README\.md yet, so there is nothing to push"):
+        hub.upload(run, "me/policy", public=False, predictor=False)
+    for error, says in (
+        (LocalTokenNotFoundError("no token"), "hf auth login"),
+        (OSError("no way there\nand more"), r"me/p: cannot be pushed to the hub \(no way there\)"),
+    ):
+        monkeypatch.setattr(Hub, "error", error)
+        with pytest.raises(UserError, match=says):
+            hub.upload(run, "me/p", public=False, predictor=True)

@@ -105,8 +105,8 @@ def _missing(run: Run) -> Iterator[str]:
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
     expected = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
-    elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the run of the SFT model
-    elsewhere += ["ppo"] * (until == "sft")
+    elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the SFT model's run
+    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS] * (not run.settings.eval.ceilings)
     present = {row.policy for row in run.summary}
     absent = [policy for policy in expected if policy not in present and policy not in elsewhere]
     if run.summary and absent:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from appa_flwr.diagnosis import SAME_REWARD
 from appa_flwr.disagreement import Disagreement
 from appa_flwr.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
@@ -27,9 +28,6 @@ CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceilin
 
 SHOWN_TIE = 0.0005
 """Half of the last of the three decimals shown: a smaller difference reads as 0.000 and is none."""
-
-SAME_REWARD = 0.99
-"""A reward that correlates more with the plain mean's teaches the same as that, within what can be measured."""
 
 HARDLY_EVER = 10
 """The adaptive branch counts as hardly ever taken if it is in less than one of so many iterations."""

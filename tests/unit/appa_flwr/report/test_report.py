@@ -55,6 +55,36 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
     assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["gain", "gain"]
 
 
+def test_ceilings_that_were_not_asked_for_are_not_missed(tmp_path: Path) -> None:
+    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if "ceiling" not in policy]
+    for asked, missed in (("true", True), ("false", False)):
+        config = {**made.CONFIG, "eval.ceilings": asked == "true"}
+        run = read_run(made.write_run(tmp_path, config=config, summary=summary))
+        assert any("ceiling-min" in sentence for sentence in run.missing) == missed
+
+
+@pytest.mark.parametrize(
+    ("agreements", "says"),
+    [
+        ([None, None], None),
+        ([0.9, 0.92], "correlates 0.910 with the plain mean of the groups' rewards."),
+        (
+            [0.999, float("nan"), 0.995],
+            "correlates 0.997 with the plain mean of the groups' rewards: in effect PPO saw",
+        ),
+    ],
+)
+def test_how_far_the_reward_was_another_one_is_said(
+    tmp_path: Path, agreements: list[float | None], says: str | None
+) -> None:
+    lines = [
+        {**made.line(i, planned=3, fell_back=None), "agreement": value} for i, value in enumerate(agreements, start=1)
+    ]
+    found = findings.agreement(read_run(made.write_run(tmp_path, config=made.CONFIG, metrics=lines)).iterations)
+    assert (found is None) == (says is None)
+    assert says is None or says in found
+
+
 def test_a_run_until_sft_lacks_nothing(tmp_path: Path) -> None:
     whole = made.fake_run(tmp_path, groups=made.COUNTRIES, iterations=3)
     summary = [row for row in json.loads((whole / "summary.json").read_text()) if not row["policy"].startswith("ppo")]

@@ -34,6 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
+app.add_typer(export, name="export")
+
 _File = Annotated[Path | None, typer.Argument(help="TOML file of config keys.", show_default=False)]
 _Overrides = Annotated[
     list[str] | None,
@@ -170,6 +173,23 @@ def diagnose(
     for name, value in found.agreement.items():
         table.add_row(name, f"{value:.3f}")
     _show(table, *found.sentences(threshold=chosen.appa.fairness_threshold))
+
+
+@export.command("lm-eval")
+def lm_eval(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated."),
+    ],
+    overrides: _Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
+) -> None:
+    """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
+    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    from appa_flwr.survey.lm_eval import export_task
+
+    path = export_task(read_survey(chosen, chosen.group_names), chosen, out)
+    typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.files import replace_file
 from appa_flwr.report.plots import style
@@ -24,6 +25,7 @@ from experiments.grid.plan import Cell
 
 COLUMN = 5.0
 """Inches; shown at the width of a paper's column its text is as small as the paper's."""
+FEW_TICKS = 5
 SHOWN_FIRST = ("base", "sft")
 PPO = "ppo"
 
@@ -89,6 +91,7 @@ def trade_off(scores: Mapping[str, list[SummaryRow]], *, metric: str, title: str
     """
     figure = style.figure(3.6, width=COLUMN)
     axes = figure.add_subplot(xlabel="Fairness index", ylabel=f"Min AS ({metric})", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))  # more would touch each other at a column's width
     others = itertools.cycle(style.OTHER_STYLES)
     for name, rows in scores.items():
         fairness, lowest = np.array([row.fi for row in rows]), np.array([row.min_as for row in rows])

@@ -44,6 +44,9 @@ _Overrides = Annotated[
         "-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME (appa config lists them); repeatable."
     ),
 ]
+_Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated.")
+]
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
 
 
@@ -127,10 +130,7 @@ def config(
 
 @app.command()
 def survey(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated."),
-    ],
+    source: _Source,
     overrides: _Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
@@ -156,10 +156,7 @@ def survey(
 
 @app.command()
 def diagnose(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated."),
-    ],
+    source: _Source,
     overrides: _Overrides = None,
 ) -> None:
     """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
@@ -177,10 +174,7 @@ def diagnose(
 
 @export.command("lm-eval")
 def lm_eval(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated."),
-    ],
+    source: _Source,
     overrides: _Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
 ) -> None:

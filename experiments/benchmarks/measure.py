@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 import threading
 import time
@@ -183,5 +184,5 @@ class Recorder:
 def main(measure: Callable[[Workload], Measured]) -> None:
     """What either side's command does: measure the workload of one file and write what was found into another."""
     source, result = map(Path, sys.argv[1:])
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as the side that started this one says
     result.write_text(json.dumps(asdict(measure(Workload.read(source))), indent=1))

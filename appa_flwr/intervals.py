@@ -53,7 +53,8 @@ def paired_differences(
     """How far the first policy of each pair lies above the second in Avg AS, Min AS and FI, each with an interval.
 
     The bootstrap draws the questions of a run anew, the same for both policies, and with several runs first the runs:
-    with a single run the interval is about other questions, not about another training.
+    with a single run the interval is about other questions, not about another training. FI is taken with the paper's
+    safeguards.
 
     Args:
         pairs: for each seed the rewards (G, Q) of both policies, NaN where a group has nothing to compare with; the

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from appa_flwr import wire
+from appa_flwr import votes, wire
 from appa_flwr.errors import UserError
 from client_app import data, outgoing, scoring, state
 
@@ -166,14 +166,14 @@ def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
     config = data.context_config(context)
     data.check_allowed(config, context.node_config)
-    kind = "distribution" if config.sft.target == "mean" else {"dpa": "mode", "opa": "ranking"}[config.task]
+    kind = votes.DISTRIBUTION if config.sft.target == "mean" else votes.BALLOTS[config.task]
     public = state.catalogue(context.state)
     replies = []
     for name in state.groups(context.state):
         truth_QK = state.truth(context.state, name)
         own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None]
         opinion_QK = np.where(own_Q1, truth_QK, state.targets(context.state, name))
-        replies.append(wire.GroupReply(name, votes_QK=scoring.votes(opinion_QK, public.option_QK, kind=kind)))
+        replies.append(wire.GroupReply(name, votes_QK=votes.cast(opinion_QK, public.option_QK, kind=kind)))
     return outgoing.send(message, replies)
 
 

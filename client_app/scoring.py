@@ -1,4 +1,4 @@
-"""What a group computes from its private answers and its target table: votes and rewards.
+"""What a group computes from its private answers and its target table: rewards.
 
 Axis letters: Q public questions, J scored answers, K options.
 """
@@ -13,29 +13,6 @@ from appa_flwr.errors import UserError
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-
-
-def votes(opinion_QK: FloatArray, option_QK: BoolArray, *, kind: str) -> FloatArray:
-    """What a group gives away for SFT (section "SFT Baseline and Majority Aggregation").
-
-    Args:
-        opinion_QK: the group's own distribution where it has one and its prediction otherwise.
-        option_QK: True for real options.
-        kind: "mode": 1 on the most frequent option (ties: the first); "ranking": K for the most frequent down to 1;
-            "distribution": the opinion itself. Another one is a UserError.
-
-    Returns:
-        (Q, K), 0 on padding.
-    """
-    if kind == "distribution":
-        return np.where(option_QK, opinion_QK, 0.0)
-    order_QK = np.argsort(-np.where(option_QK, opinion_QK, -np.inf), axis=1, kind="stable")
-    place_QK = np.argsort(order_QK, axis=1, kind="stable")
-    if kind == "mode":
-        return np.where(place_QK == 0, 1.0, 0.0)
-    if kind == "ranking":
-        return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)
-    raise UserError(f"unknown kind of vote '{kind}'; use 'mode', 'ranking' or 'distribution'")
 
 
 def score(request: wire.ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> dict[str, FloatArray]:

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr import markdown, wire
+from appa_flwr import markdown, votes, wire
 from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, Config, assemble
 from appa_flwr.errors import UserError
@@ -52,7 +52,6 @@ FloatArray = npt.NDArray[np.float64]
 
 COMPLETIONS_PER_QUESTION = 8
 DEFAULTS = ("ppo.learning-rate=0.0005",)  # GRPO takes one step a batch where our PPO takes eight
-VOTES = {"dpa": "mode", "opa": "ranking"}
 LOGGED = "group_reward/"  # what the reward function logs, as the trainer calls it
 WORDS = {"reward": "aggregate", f"{LOGGED}fairness_index": "FI", f"{LOGGED}format_score": "format"}
 RESULT, PLOT, POLICY = "grpo.json", "grpo.png", "policy"
@@ -121,7 +120,7 @@ def set_up(config: Config, say: Say) -> Setup:
 def fine_tuned(setup: Setup, folder: Path, say: Say) -> PreTrainedModel:
     """The policy that GRPO starts from: SFT on the groups' votes, as in a federated run."""
     config, option_QK, train_J = setup.config, setup.catalogue.option_QK, setup.train_J
-    votes_GQK = np.stack([scoring.votes(t_QK, option_QK, kind=VOTES[config.task]) for t_QK in setup.target_GQK])
+    votes_GQK = np.stack([votes.cast(t_QK, option_QK, kind=votes.BALLOTS[config.task]) for t_QK in setup.target_GQK])
     taught_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     texts = sft.answer_texts(config, taught_QK, option_QK)
     sft.fine_tune(

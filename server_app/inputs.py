@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr import formats, wire
+from appa_flwr import formats, votes, wire
 from appa_flwr.config import Config
 from appa_flwr.run.files import QUESTIONS
 from appa_flwr.run.records import QuestionCounts
@@ -76,7 +76,7 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
     sft_QK = sft.sft_targets(votes_GQK, catalogue.option_QK, target=config.sft.target)
-    cast_GQK = sft.ballots(votes_GQK, catalogue.option_QK, task=config.task)
+    cast_GQK = votes.cast(votes_GQK, catalogue.option_QK, kind=votes.BALLOTS[config.task])
     majority_QK = sft.sft_targets(cast_GQK, catalogue.option_QK, target="majority")
     return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
 

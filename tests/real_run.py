@@ -120,7 +120,7 @@ class RealRuns:
             deadline = time.monotonic() + ENDED_SECONDS
             while (left := _belonging_to(temporary)) and time.monotonic() < deadline:
                 time.sleep(0.2)
-            assert left == {}
+            assert left == {}, left
             assert not list(temporary.glob("appa-*"))
 
     def _flags(self, name: str, changes: Mapping[str, object]) -> list[str]:

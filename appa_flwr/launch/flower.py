@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sysconfig
 import time
+import tomllib
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from appa_flwr.config import Config, to_toml_table
-from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.checks import APP_NAME, claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Show, Tail, read_progress, shown
 from appa_flwr.run.files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
@@ -135,7 +136,7 @@ def _run(config: Config, flower: LocalFlower, *, app_folder: Path, num_groups: i
     nodes = min(num_groups, os.cpu_count() or 1)
     # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
     simulation = f"num-supernodes={nodes} init-args-num-cpus={nodes} client-resources-num-cpus=1"
-    command = ["flwr", "run", str(app_folder), "--stream"]
+    command = ["flwr", "run", str(_sent_files(app_folder, flower.home / APP_NAME)), "--stream"]
     command += ["--run-config", str(settings), "--federation-config", simulation]
     log = config.run_folder / FLOWER_LOG
     # What a resumed run wrote before was shown before.
@@ -157,6 +158,17 @@ def _run(config: Config, flower: LocalFlower, *, app_folder: Path, num_groups: i
         time.sleep(STATUS_SECONDS)
     follow()
     return status
+
+
+def _sent_files(app_folder: Path, copy: Path) -> Path:
+    """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too."""
+    project = app_folder / "pyproject.toml"
+    sent = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
+    for path in (project, *(path for pattern in sent for path in app_folder.glob(pattern))):
+        target = copy / path.relative_to(app_folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return copy
 
 
 def flower_environment(home: Path, port: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -84,12 +85,10 @@ def _ignore_signals() -> None:
 def processes_of(home: Path) -> list[psutil.Process]:
     """Every living process that was started, directly or not, with `home` as its FLWR_HOME.
 
-    Ray's workers overwrite the memory in which a process shows its environment, so the sessions and the
-    children of the processes that do show it are counted in.
+    Ray's workers overwrite the memory in which a process shows its environment, so who works in `home` is counted
+    in, and so are the sessions and the children of all these.
     """
-    # The environment is None for a zombie and for somebody else's process.
-    everyone = psutil.process_iter(["environ"])
-    marked = [process for process in everyone if (process.info["environ"] or {}).get("FLWR_HOME") == str(home)]
+    marked = [process for process in psutil.process_iter(["environ", "cwd"]) if _marked(process.info, str(home))]
     found = set(marked)
     for process in marked:
         with suppress(psutil.Error):
@@ -97,6 +96,11 @@ def processes_of(home: Path) -> list[psutil.Process]:
     sessions = {_session(process.pid) for process in marked} - {None, os.getsid(0)}
     found.update(process for process in psutil.process_iter() if _session(process.pid) in sessions)
     return [process for process in found if _alive(process)]
+
+
+def _marked(shown: dict[str, Any], home: str) -> bool:
+    # Both are None for a zombie and for somebody else's process.
+    return (shown["environ"] or {}).get("FLWR_HOME") == home or shown["cwd"] == home
 
 
 def _session(pid: int) -> int | None:

@@ -312,12 +312,6 @@ class PopulationSummary(Record):
     held_out: int
 
 
-def _readable(version: int) -> int:
-    if version != CARD_FORMAT:
-        raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
-    return version
-
-
 class SFTCard(Record):
     """sft-model/sft.json: what an SFT model was trained on. It holds no answer.
 
@@ -330,6 +324,12 @@ class SFTCard(Record):
     base: str
     questions: tuple[str, ...]
     settings: dict[str, Scalar]
+
+
+def _readable(version: int) -> int:
+    if version != CARD_FORMAT:
+        raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
+    return version
 
 
 class Card(Record):

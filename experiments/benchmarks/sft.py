@@ -23,7 +23,7 @@ import typer
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from appa_flwr import markdown
+from appa_flwr import markdown, votes
 from appa_flwr.config import SMOLLM2_MODEL, Config, Scalar, parse_override
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
@@ -33,7 +33,6 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
-from client_app import scoring
 from experiments import entry
 from experiments.benchmarks.sft_sides import OURS, TRL, WARM_UP, Rows, Side, in_own_process
 from experiments.pluralllm.protocol import SEEN_COUNTRIES, SURVEYS, survey_file
@@ -114,7 +113,7 @@ def rows_of(survey: Survey, base: Base, config: Config) -> tuple[Rows, Rows]:
             option_1K = np.ones((1, len(question.options)), dtype=bool)
             votes_G1K = np.stack(
                 [
-                    scoring.votes(mine[question_id][None], option_1K, kind="mode")
+                    votes.cast(mine[question_id][None], option_1K, kind="mode")
                     for mine in survey.answers.values()
                     if question_id in mine
                 ]

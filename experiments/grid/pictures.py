@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.files import replace_file
+from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import LEAST_SPIDER_GROUPS, RULE_STYLE, spider
 from appa_flwr.run.files import METRICS, SUMMARY
@@ -76,11 +76,7 @@ def _weight_range(line: Iteration) -> float:
 
 
 def _worst_reward(line: Iteration) -> float:
-    return min((reward for reward in line.rewards.values() if _is_number(reward)), default=float("nan"))
-
-
-def _is_number(value: float | None) -> TypeGuard[float]:
-    return value is not None
+    return min(filter(is_known, line.rewards.values()), default=float("nan"))
 
 
 @style.picture

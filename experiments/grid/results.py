@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -85,11 +86,17 @@ def _rows(grid: Grid, cells: Sequence[Cell]) -> list[Row]:
     return rows
 
 
+@cache
+def _scores(folder: Path) -> pd.DataFrame | None:
+    """The single scores of a run that is done, read once for all tables."""
+    return read(folder)
+
+
 def _tables(row: Row, metric: str, against: str) -> dict[int, pd.DataFrame]:
     """Seed -> rewards of a policy, a row a group and a column a question; of seeds that have any."""
     found = {}
     for seed, cell in row.cells.items():
-        frame = read(cell.folder)
+        frame = _scores(cell.folder)
         if frame is not None:
             rewards = table(frame, row.policy, metric=metric, against=SURVEY if against == COMMON else against)
             found[seed] = rewards.dropna(axis="columns") if against == COMMON else rewards

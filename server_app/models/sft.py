@@ -60,18 +60,6 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
     return chosen_QK
 
 
-def ballots(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, task: str) -> FloatArray:
-    """Votes as each group would cast them that gave its distributions instead (`mean`); others stay as they are.
-
-    One-hot for DPA, K..1 by rank for OPA; ties go to the earlier option.
-    """
-    order_GQK = np.argsort(-np.where(option_QK, votes_GQK, -np.inf), axis=-1, kind="stable")
-    place_GQK = np.argsort(order_GQK, axis=-1, kind="stable")
-    if task == "dpa":
-        return np.where(option_QK & (place_GQK == 0), 1.0, 0.0)
-    return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_GQK, 0.0)
-
-
 def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> list[str]:
     """Each question's target as the text SFT teaches, probabilities in steps of `sft.answer-step`."""
     return [

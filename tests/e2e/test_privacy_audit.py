@@ -13,8 +13,7 @@ from audit import DIARY, World, audit, make_world, private_values, structure, ta
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from in_process import Crossed, InProcessGrid, cross, cross_records
 
-from appa_flwr import secure_sum, wire
-from client_app import scoring
+from appa_flwr import secure_sum, votes, wire
 from server_app.federation.catalogue import build_catalogue
 
 Change = Callable[[RecordDict, np.ndarray], None]
@@ -148,7 +147,7 @@ def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
 
 def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):
     world = make_world(tmp_path, pluralllm__rounds=1)
-    monkeypatch.setattr(scoring, "votes", lambda opinion_QK, option_QK, *, kind: opinion_QK)
+    monkeypatch.setattr(votes, "cast", lambda opinion_QK, option_QK, *, kind: opinion_QK)
     assert any("a private answer in votes" in line for line in audit(talked(world), world))
 
 

@@ -34,6 +34,7 @@ def finished(appa_run: RealRuns) -> Finished:
         "ppo__num_iterations": ITERATIONS,
         "ppo__num_mini_batches": 2,
         "rollout__batch_size": 6,
+        "rollout__answers_per_question": 2,
         "rollout__response_length": RESPONSE_LENGTH,
         "eval__ceilings": "false",
     }

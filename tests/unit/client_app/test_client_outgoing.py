@@ -9,7 +9,7 @@ import pytest
 from client_node import TRAIN, config_of, one_node, prepared_node, uniform_request
 from in_process import cross, request
 
-from appa_flwr import wire
+from appa_flwr import votes, wire
 from client_app import data, outgoing, predictor, scoring, state
 from client_app.main import app
 
@@ -23,7 +23,7 @@ FAULTS = [
     (TRAIN, outgoing, "send_weights"),
     (wire.TARGETS, predictor.Predictor, "table"),
     (wire.TARGETS, predictor.Predictor, "scores"),
-    (wire.VOTE, scoring, "votes"),
+    (wire.VOTE, votes, "cast"),
     (wire.SCORE, scoring, "score"),
     (wire.SCORE, wire, "pack_replies"),
 ]

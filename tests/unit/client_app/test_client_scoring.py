@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from appa_flwr import rewards, wire
-from appa_flwr.errors import UserError
 from client_app import scoring
 
 SIZES = (2, 5, 3, 4)
@@ -65,21 +64,3 @@ def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_re
         assert reward_J[0] == pytest.approx(by_hand(metric, [0.2, 0.2], target_QK[0, :2].tolist()))
         assert reward_J[[1, 2]].tolist() == [0.0, 0.0]
         assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not
-
-
-def test_votes_by_hand():
-    opinion_QK = np.array([[0.3, 0.7, 99.0], [0.2, 0.4, 0.4], [0.0, 0.0, 1.0]])
-    option_QK = np.array([[True, True, False], [True, True, True], [True, True, True]])
-    # two options, and padding never wins: 0.7 first; three: the tie at 0.4 goes to the first; last: a tie at 0
-    assert scoring.votes(opinion_QK, option_QK, kind="mode").tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
-    # K for the first place down to 1 for the last: of two options 2 and 1, of three 3, 2, 1
-    assert scoring.votes(opinion_QK, option_QK, kind="ranking").tolist() == [[1, 2, 0], [1, 3, 2], [2, 1, 3]]
-    assert scoring.votes(opinion_QK, option_QK, kind="distribution").tolist() == [
-        [0.3, 0.7, 0.0],
-        *opinion_QK.tolist()[1:],
-    ]
-
-
-def test_an_unknown_kind_of_vote():
-    with pytest.raises(UserError, match="'mode', 'ranking' or 'distribution'"):
-        scoring.votes(table(0), OPTION_QK, kind="shout")

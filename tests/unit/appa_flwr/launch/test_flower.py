@@ -53,6 +53,7 @@ name = "appa-flwr"
 version = "0.0.1"
 [tool.flwr.app]
 publisher = "test"
+fab-include = ["standin/**/*.py"]
 [tool.flwr.app.components]
 serverapp = "standin.server:app"
 clientapp = "standin.client:app"

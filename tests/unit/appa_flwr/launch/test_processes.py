@@ -34,6 +34,15 @@ def test_a_process_that_shows_no_environment_at_first_is_ended(tmp_path, monkeyp
     assert ended
 
 
+def test_a_worker_that_shows_no_environment_and_has_lost_its_parent_is_ended(tmp_path):
+    # As Ray's are, where the session's leader and their parent were the first to end.
+    with subprocess.Popen(["sleep", "60"], env={}, cwd=tmp_path, start_new_session=True) as begun:
+        processes.end_processes(tmp_path)
+        ended = begun.poll() is not None
+        begun.kill()
+    assert ended
+
+
 def test_end_processes_ends_detached_stubborn_grandchildren_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "END_SECONDS", 0.5)
     # The leader has a session; its grandchild shows no environment, ignores SIGTERM and has lost its parent.

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from appa_flwr import formats, rewards
 from appa_flwr.config import Config
 from appa_flwr.scores import alignment_scores
-from appa_flwr.survey import lm_eval_metrics
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.lm_eval import export_task
 from appa_flwr.survey.split import split_questions
@@ -83,8 +82,3 @@ def test_scores_are_those_of_a_run(task, seed):
     assert module.avg_as([item["avg_as"] for item in items]) == pytest.approx(expected.avg_as)
     assert module.min_as([item["min_as"] for item in items]) == pytest.approx(expected.min_as)
     assert module.fi([item["fi"] for item in items]) == pytest.approx(expected.fairness_index)
-
-
-def test_the_copy_is_the_module(task):
-    _, module, _ = task
-    assert module.process_results.__code__.co_code == lm_eval_metrics.process_results.__code__.co_code

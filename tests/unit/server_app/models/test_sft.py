@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
+from appa_flwr.votes import cast
 from server_app.models import sft, tiny
 from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
@@ -57,16 +58,8 @@ def test_ties_go_to_what_the_earlier_groups_voted(choices_G, winner):
 
 def test_a_majority_of_distributions_is_that_of_the_votes_they_would_be():
     shares_GQK = np.array([[[0.5, 0.3, 0.2]], [[0.1, 0.6, 0.3]], [[0.2, 0.5, 0.3]]])
-    option_QK = OPTION_QK[:1]
-    cast_GQK = sft.ballots(shares_GQK, option_QK, task="dpa")
-    assert cast_GQK[:, 0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
-    assert sft.sft_targets(cast_GQK, option_QK, target="majority").tolist() == [[0, 1, 0]]
-    ranks_GQK = sft.ballots(shares_GQK, option_QK, task="opa")
-    assert ranks_GQK[:, 0].tolist() == [[3, 2, 1], [1, 3, 2], [1, 3, 2]]
-    for task, votes_GQK in (("dpa", CHOICES_GQK), ("opa", ranks_GQK)):  # votes stay votes, padding stays 0
-        options_QK = OPTION_QK if task == "dpa" else option_QK
-        np.testing.assert_array_equal(sft.ballots(votes_GQK, options_QK, task=task), votes_GQK)
-    assert sft.ballots(PADDING_GQK, OPTION_QK, task="dpa")[:, 1].tolist() == [[1, 0, 0], [0, 1, 0]]
+    cast_GQK = cast(shares_GQK, OPTION_QK[:1], kind="mode")
+    assert sft.sft_targets(cast_GQK, OPTION_QK[:1], target="majority").tolist() == [[0, 1, 0]]
 
 
 def test_rankings_are_counted_whole():

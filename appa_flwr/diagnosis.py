@@ -1,17 +1,18 @@
-"""Before any training: whether a survey, its groups and a metric can tell aggregation rules apart.
+"""Whether a survey's groups and a metric, or the rollouts of a model, can tell aggregation rules apart.
 
 Legend: G groups, Q questions, K options, J answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.aggregation import RULES, Rule, make, parameters
+from appa_flwr.aggregation import RULES, Rule, State, make, parameters
 from appa_flwr.config.sections import APPASection
 from appa_flwr.disagreement import CLEAR_GAP, Disagreement, disagreement
 from appa_flwr.rewards import METRICS
@@ -70,14 +71,18 @@ class Diagnosis:
                 "printed takes the plain mean once the policy is good; appa.fairness-quantile or a threshold above 1 "
                 "keeps its weights."
             )
-        same = [rule for rule, value in self.agreement.items() if value > SAME_REWARD and rule != "average"]
-        if same:
+        if same := plain_means(self.agreement):
             yield f"WARNING: in effect the plain mean on these groups: {', '.join(same)}."
         if self.compared < HALF * self.questions:
             yield (
                 "WARNING: most questions were answered by one group alone, so scores against the survey compare groups "
                 "on different questions."
             )
+
+
+def plain_means(agreement: Mapping[str, float]) -> list[str]:
+    """Rules besides `average` whose reward is in effect the plain mean's."""
+    return [rule for rule, value in agreement.items() if value > SAME_REWARD and rule != "average"]
 
 
 def rules(settings: APPASection) -> dict[str, Rule]:
@@ -107,37 +112,48 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     # A group without an answer scores as the mean of the others would: like them, so it tells no rule apart.
     mean_QK = np.nanmean(target_GQK[:, compared_Q], axis=0)
     filled_GQK = np.where(np.isnan(target_GQK[:, compared_Q]), mean_QK, target_GQK[:, compared_Q])
+    drawn = _drawn_rewards(filled_GQK, mean_QK, option_QK[compared_Q], metric=metric, seed=seed)
     return Diagnosis(
         metric=metric,
         stakes=stakes,
-        agreement=_agreement(rules, filled_GQK, mean_QK, option_QK[compared_Q], metric=metric, seed=seed),
+        agreement=agreement(rules, drawn, iterations=ITERATIONS),
         compared=int(compared_Q.sum()),
         common=int((count_Q == len(survey.groups)).sum()),
         questions=len(count_Q),
     )
 
 
-def _agreement(
-    rules: Mapping[str, Rule],
-    target_GQK: FloatArray,
-    mean_QK: FloatArray,
-    option_QK: BoolArray,
-    *,
-    metric: str,
-    seed: int,
-) -> dict[str, float]:
-    """Rule -> mean correlation of its reward with the plain mean's, once its history has built up."""
-    rng = np.random.default_rng(seed)
-    states = {name: rule.init(len(target_GQK)) for name, rule in rules.items()}
+def agreement(rules: Mapping[str, Rule], batches: Iterable[FloatArray], *, iterations: int) -> dict[str, float]:
+    """Rule -> mean correlation of its reward with the plain mean's, of the iterations after half, its history built up.
+
+    Args:
+        rules: name -> rule.
+        batches: of so many iterations, the rewards (G, J).
+        iterations: how many.
+    """
+    states: dict[str, State] = {}
     found: dict[str, list[float]] = {name: [] for name in rules}
-    for iteration in range(ITERATIONS):
+    for iteration, reward_GJ in enumerate(batches):
+        for name, rule in rules.items():
+            result = rule.apply(states.get(name, rule.init(len(reward_GJ))), reward_GJ, reward_GJ)
+            states[name] = result.state
+            if iteration >= iterations // 2:
+                found[name].append(result.agreement)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def rollout_agreement(settings: APPASection, reward_GJ: FloatArray) -> dict[str, float]:
+    """`agreement` on the rewards (G, J) of one batch of rollouts, which every rule sees again and again."""
+    return agreement(rules(settings), repeat(reward_GJ, ITERATIONS), iterations=ITERATIONS)
+
+
+def _drawn_rewards(
+    target_GQK: FloatArray, mean_QK: FloatArray, option_QK: BoolArray, *, metric: str, seed: int
+) -> Iterator[FloatArray]:
+    """Rewards (G, J) of answers around the groups' mean, an iteration after the other."""
+    rng = np.random.default_rng(seed)
+    for _ in range(ITERATIONS):
         question_J = rng.integers(len(mean_QK), size=ANSWERS)
         draw_JK = rng.gamma(np.maximum(CONCENTRATION * mean_QK[question_J], LEAST_SHAPE)) * option_QK[question_J]
         answer_JK = draw_JK / draw_JK.sum(axis=1, keepdims=True)
-        reward_GJ = np.asarray(METRICS[metric](answer_JK, target_GQK[:, question_J], option_QK[question_J]))
-        for name, rule in rules.items():
-            result = rule.apply(states[name], reward_GJ, reward_GJ)
-            states[name] = result.state
-            if iteration >= ITERATIONS // 2:
-                found[name].append(result.agreement)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+        yield np.asarray(METRICS[metric](answer_JK, target_GQK[:, question_J], option_QK[question_J]))

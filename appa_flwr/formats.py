@@ -64,10 +64,10 @@ How to write it:
 - With four answers it could look like this: C,A,D,B""",
 }
 _FULL_REMINDERS = {
-    "dpa": "Reply with the K scores and nothing else, in the order in which the answers are listed.",
-    "opa": "Reply with the K letters and nothing else, the most preferred answer first.",
+    "dpa": "Here K is {K}: reply with {K} scores and nothing else, in the order in which the answers are listed.",
+    "opa": "Here K is {K}: reply with {K} letters and nothing else, the most preferred answer first.",
 }
-_COMPACT_CUES = {"dpa": "scores:", "opa": "ranking:"}
+_COMPACT_CUES = {"dpa": "{K} scores:", "opa": "ranking of {K}:"}
 _CHOICE = """\
 Answer as one person who was picked at random would: reply with the letter of that answer and nothing else.
 Letter:"""
@@ -120,7 +120,8 @@ def prompt(
     """The text that asks a model for an answer.
 
     Source: Figures prob-prompt and rank-prompt, in other words. Everything that does not depend on the
-    question comes first, so that all prompts of a task and style share one long prefix.
+    question comes first, so that all prompts of a task and style share one long prefix. K is stated last: models of
+    few parameters miscount it from the list.
 
     Args:
         task: "dpa" or "opa".
@@ -139,7 +140,8 @@ def prompt(
         shown = [f"{_compact(task, example.question, example.options)}{example.answer}" for example in examples]
         return "\n\n".join([*shown, _compact(task, question, options)])
     shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
-    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), _FULL_REMINDERS[task]])
+    reminder = _FULL_REMINDERS[task].format(K=len(options))
+    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), reminder])
 
 
 def choice_prompt(question: str, options: Sequence[str]) -> str:
@@ -265,7 +267,7 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
 
 
 def _compact(task: str, question: str, options: Sequence[str]) -> str:
-    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), _COMPACT_CUES[task]])
+    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), _COMPACT_CUES[task].format(K=len(options))])
 
 
 def _asked(question: str, options: Sequence[str]) -> str:

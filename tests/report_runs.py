@@ -124,6 +124,7 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         "missing_groups": [],
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
         "agreement": None,
+        "agreements": None,
         "sampler_spread": None,
         "sampler_outside_clip": None,
     }

@@ -135,6 +135,11 @@ class Config(Section):
         return split_names(self.pluralllm.unseen_groups)
 
     @property
+    def report_group_names(self) -> tuple[str, ...]:
+        """The groups that the spider plots show; empty = all of the run."""
+        return split_names(self.eval.report_groups)
+
+    @property
     def reward_metric(self) -> str:
         """`metric` with `auto` and `auto-ordinal` resolved for the task."""
         return AUTO_METRICS[self.metric][self.task] if self.metric in AUTO_METRICS else self.metric
@@ -189,21 +194,24 @@ def _in_names(config: Config) -> Iterator[str]:
         yield f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}'
     if config.run_name and not _RUN_NAME.fullmatch(config.run_name):
         yield f'run-name = {to_toml(config.run_name)} must be letters, digits, ".", "_" and "-", starting with one'
-    for key, names in (("groups", config.group_names), ("pluralllm.unseen-groups", config.unseen_group_names)):
+    for key, names in {"groups": config.group_names, **_some_of_them(config)}.items():
         for name in names:
             if names.count(name) > 1:
                 yield f"{key} names {to_toml(name)} twice; each group must be named once"
 
 
+def _some_of_them(config: Config) -> dict[str, tuple[str, ...]]:
+    """Keys that name some of a run's groups, with these."""
+    return {"pluralllm.unseen-groups": config.unseen_group_names, "eval.report-groups": config.report_group_names}
+
+
 def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     """Without `groups`, what the config alone can tell."""
     groups = groups or config.group_names
-    unseen = config.unseen_group_names
-    for name in unseen if groups else ():
-        if name not in groups:
-            yield (
-                f"pluralllm.unseen-groups names {to_toml(name)}, which is not in this run; it has: {', '.join(groups)}"
-            )
+    for key, names in _some_of_them(config).items() if groups else ():
+        for name in names:
+            if name not in groups:
+                yield f"{key} names {to_toml(name)}, which is not in this run; it has: {', '.join(groups)}"
     count = len(groups) or (config.data.num_groups if config.survey == GENERATED_SURVEY else None)
     if count is None:
         return
@@ -212,7 +220,7 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
             f"federation.min-groups = {config.federation.min_groups} must be at most the number of groups, which is "
             f"{count}"
         )
-    training = count - len(unseen)
+    training = count - len(config.unseen_group_names)
     if training < 1:
         yield "pluralllm.unseen-groups names all groups; at least one must train the predictor"
 

@@ -314,6 +314,7 @@ class EvaluationSection(Section):
     extra_rows: bool = Field(
         True, description="score the base model behind answered questions, and what each model would choose, too"
     )
+    report_groups: str = Field("", description="names of the groups that the spider plots show; empty = all")
     ceilings: bool = Field(
         True, description="report the best shared answers; asks the groups for scores that reveal their targets"
     )

@@ -45,8 +45,9 @@ def _pictures(run: Run) -> Iterable[Picture]:
         yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
     scores = {policy: run.scores(policy, metric, survey=False) for policy in SPIDER_POLICIES}
     per_group = {policy: found.per_group for policy, found in scores.items() if found is not None}
-    if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
-        yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
+    groups = run.settings.report_group_names or run.groups
+    if per_group and len(groups) >= results.LEAST_SPIDER_GROUPS:
+        yield "spider", results.spider(per_group, groups, metric=metric), "alignment score per group"
     if run.iterations:
         yield from _training_pictures(run)
     if run.phases:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from appa_flwr.diagnosis import SAME_REWARD
+from appa_flwr.diagnosis import SAME_REWARD, plain_means
 from appa_flwr.disagreement import Disagreement
 from appa_flwr.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
@@ -242,6 +242,19 @@ def agreement(iterations: tuple[Iteration, ...]) -> str | None:
     mean = float(np.mean(known))
     words = ": in effect PPO saw the average" if mean > SAME_REWARD else ""
     return f"The reward that PPO saw correlates {mean:.3f} with the plain mean of the groups' rewards{words}."
+
+
+def other_rules(iterations: tuple[Iteration, ...]) -> str | None:
+    """Which rules would have given PPO another reward than the plain mean, in words; None where it was not measured."""
+    known = next((line.agreements for line in iterations if line.agreements), None)
+    if known is None:
+        return None
+    same = plain_means(known)
+    others = [f"{rule} ({value:.2f})" for rule, value in known.items() if value <= SAME_REWARD]
+    return (
+        "On the rollouts of the model that PPO began with, each rule's reward against the plain mean of the groups': "
+        f"in effect the same for {', '.join(same) or 'none'}; correlated with it for {', '.join(others) or 'none'}."
+    )
 
 
 def federation_share(iterations: tuple[Iteration, ...]) -> float | None:

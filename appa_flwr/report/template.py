@@ -121,6 +121,7 @@ is always taken.</div>
 <p>The rule ({{ rule }}) has no threshold: it never switches to the plain mean.</p>
 {% endif %}
 {% set agreement = findings.agreement(run.iterations) %}{% if agreement %}<p>{{ agreement }}</p>{% endif %}
+{% set others = findings.other_rules(run.iterations) %}{% if others %}<p>{{ others }}</p>{% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
 {% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}

@@ -65,6 +65,8 @@ class Iteration(Record):
         seconds: seconds per part of the iteration.
         agreement: correlation of the rollouts' rewards with the plain mean over groups; None in runs that did not
             measure it.
+        agreements: first iteration only: by rule, correlation of its reward with the plain mean on these rollouts of
+            the model that PPO begins with, its history settled on them.
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
         sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
@@ -88,6 +90,7 @@ class Iteration(Record):
     missing_groups: tuple[str, ...]
     seconds: dict[str, float]
     agreement: float | None = None
+    agreements: dict[str, float] | None = None
     sampler_spread: float | None = None
     sampler_outside_clip: float | None = None
 

@@ -6,7 +6,7 @@ Axis letters: I iterations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +47,13 @@ def _pictures(policies: Policies, *, title: str) -> Iterator[tuple[str, bytes]]:
     rules = {name: cells for name, (policy, cells) in policies.items() if policy == PPO}
     if not rules:
         return
-    metric = next(iter(next(iter(rules.values())).values())).config.reward_metric
+    config = next(iter(next(iter(rules.values())).values())).config
+    metric = config.reward_metric
     shown = [name for name in (*SHOWN_FIRST, *rules) if name in policies]
     scores = {name: _rows(*policies[name], metric) for name in shown}
-    groups = list(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
+    groups = config.report_group_names or tuple(
+        dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group)
+    )
     per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
     if len(groups) >= LEAST_SPIDER_GROUPS:
         yield "groups", spider(per_group, groups, metric=metric)
@@ -66,7 +69,7 @@ def _rows(policy: str, cells: Mapping[int, Cell], metric: str) -> list[SummaryRo
     return [row for row in found if (row.policy, row.metric) == (policy, metric)]
 
 
-def _mean_by_group(rows: list[SummaryRow], groups: list[str]) -> dict[str, float]:
+def _mean_by_group(rows: list[SummaryRow], groups: Sequence[str]) -> dict[str, float]:
     known = {group: [row.per_group[group] for row in rows if group in row.per_group] for group in groups}
     return {group: float(np.mean(values)) for group, values in known.items() if values}
 

@@ -21,6 +21,7 @@ from appa_flwr import aggregation, wire
 from appa_flwr.aggregation import Rule, State
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
+from appa_flwr.diagnosis import rollout_agreement
 from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
@@ -195,6 +196,7 @@ class AppaStrategy(_WithoutWeights):
             fairness_index=result.fairness_index,
             fell_back=result.fell_back,
             agreement=result.agreement,
+            agreements=rollout_agreement(self._config.appa, scored.reward_GJ) if iteration == 1 else None,
             weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
             history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
             rewards=means,

@@ -70,3 +70,14 @@ def test_rules_are_tried_with_the_config_s_parameters():
     assert made["appa"].temperature == made["appa-open"].temperature == 0.5
     assert (made["appa"].fairness_threshold, made["appa-open"].fairness_threshold) == (0.99, 1.1)
     assert made["mix"].worst_share == 1.0
+
+
+def test_one_batch_of_rollouts_tells_which_rules_would_make_a_difference():
+    # Three groups of one mind, one that wants the opposite, one that is missing.
+    like_J = np.linspace(0.2, 0.9, 8)
+    reward_GJ = np.stack([like_J, like_J, like_J, 1.0 - like_J, np.full(8, np.nan)])
+    found = diagnosis.rollout_agreement(Config.load({}).appa, reward_GJ)
+    assert set(found) == set(RULES)
+    assert found["average"] == pytest.approx(1.0)
+    assert found["worst"] == pytest.approx(-1.0)  # the worst-served group alone
+    assert diagnosis.plain_means({"average": 1.0, "appa": 0.995, "min": 0.9, "nash": float("nan")}) == ["appa"]

@@ -30,8 +30,10 @@ def test_full_prompts_of_a_task_share_their_instructions(task):
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     shared = "".join(left for left, _ in alike)
     assert len(shared) > 600
-    assert first[len(shared) :].startswith("Is it good?\nAnswers:\nA: Yes\nB: No\n\nReply")
-    assert second[len(shared) :].startswith("Who should decide?\nAnswers:\nA: Nobody\nB: All\nC: Some\n\nReply")
+    assert first[len(shared) :].startswith("Is it good?\nAnswers:\nA: Yes\nB: No\n\nHere K is 2: reply with 2 ")
+    assert second[len(shared) :].startswith(
+        "Who should decide?\nAnswers:\nA: Nobody\nB: All\nC: Some\n\nHere K is 3: reply with 3 "
+    )
 
 
 @pytest.mark.parametrize("task", ["dpa", "opa"])
@@ -42,7 +44,7 @@ def test_the_example_in_the_instructions_is_an_answer_of_full_marks(task):
     assert parsed.prediction is not None
 
 
-@pytest.mark.parametrize(("task", "cue"), [("dpa", "scores:"), ("opa", "ranking:")])
+@pytest.mark.parametrize(("task", "cue"), [("dpa", "2 scores:"), ("opa", "ranking of 2:")])
 def test_compact_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, cue):
     assert prompt(task, "Good?", ["Yes", "No"], style="compact") == f"{task}\nQ: Good?\nA: Yes\nB: No\n{cue}"
     text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style="compact")
@@ -61,8 +63,8 @@ def test_answered_questions_stand_between_the_instructions_and_the_question():
     )
     # compact: as each would be asked and answered alone
     assert prompt("dpa", "Good?", ["x", "y"], style="compact", examples=EXAMPLES) == (
-        "dpa\nQ: Tea?\nA: Yes\nB: No\nscores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
-        "scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\nscores:"
+        "dpa\nQ: Tea?\nA: Yes\nB: No\n2 scores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
+        "2 scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\n2 scores:"
     )
 
 

@@ -43,6 +43,8 @@ from appa_flwr.errors import UserError
         ({"pluralllm.heads": 5}, ["pluralllm.heads", "64"]),
         ({"pluralllm.unseen-groups": "A;B;A"}, ["pluralllm.unseen-groups", "A", "twice"]),
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "groups"]),
+        ({"groups": "A;B;C", "eval.report-groups": "C;D"}, ["eval.report-groups", "D", "A, B, C"]),
+        ({"eval.report-groups": "A;A"}, ["eval.report-groups", "A", "twice"]),
         ({"groups": "A;B", "pluralllm.unseen-groups": "A;B"}, ["pluralllm.unseen-groups", "all groups"]),
         ({"sums.population-prior": True}, ['"sums.population-prior" is gone', "no sums of training answers"]),
         ({"pluralllm.architecture": "mean"}, ["pluralllm.architecture", "residual, attention"]),

@@ -78,7 +78,8 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% set differences = findings.differences(run) %}
 {% if differences %}
 <div class="missing"><b>Can this run tell rules apart?</b>
-<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
+<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}
+{% set others = findings.other_rules(run.iterations) %}{% if others %}<li>{{ others }}</li>{% endif %}</ul></div>
 {% endif %}
 {% if run.row("ppo", run.training_metric) %}
 <p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
@@ -121,7 +122,6 @@ is always taken.</div>
 <p>The rule ({{ rule }}) has no threshold: it never switches to the plain mean.</p>
 {% endif %}
 {% set agreement = findings.agreement(run.iterations) %}{% if agreement %}<p>{{ agreement }}</p>{% endif %}
-{% set others = findings.other_rules(run.iterations) %}{% if others %}<p>{{ others }}</p>{% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
 {% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}

@@ -5,8 +5,10 @@ Axis letters: G groups, Q held-out questions, K options.
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from appa_flwr.survey.types import Question, Survey
 
 pytestmark = pytest.mark.slow
 
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "first_run.ipynb"
 COUNTRIES = split_names(str(preset("paper")["groups"]))
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
 WITH_CEILINGS = ("js", "wasserstein", "cosine")
@@ -266,6 +269,20 @@ def test_the_run_folder_tells_its_config(finished):
     config = read_config(finished.folder)
     assert config.appa.fairness_threshold == THRESHOLD
     assert config.run_folder == finished.folder
+
+
+def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, monkeypatch, capsys):
+    monkeypatch.setenv("APPA_RUN", str(finished.folder))
+    names: dict[str, Any] = {}
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
+    said = capsys.readouterr().out
+    assert str(finished.folder / "report.html") in said
+    for other, measure in product(("sft", "uniform"), ("Avg AS", "Min AS", "FI")):
+        assert f"ppo - {other}, {measure}: " in said
+    assert "group-dro" in said
+    assert names["text"]  # the policy's answer
 
 
 def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finished, appa_run):

@@ -94,6 +94,8 @@ def test_the_rules_that_would_have_made_no_difference_are_named(tmp_path: Path) 
     said = findings.other_rules(read_run(folder).iterations)
     assert said is not None
     assert "in effect the same for appa; correlated with it for min (0.83)." in said
+    made.write_run(folder, config=made.CONFIG, metrics=lines, differences={"predicted": STAKES})
+    assert "in effect the same for appa" in made.page_of(folder)
 
 
 def test_a_run_until_sft_lacks_nothing(tmp_path: Path) -> None:

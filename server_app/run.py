@@ -327,6 +327,7 @@ def _shown(line: Iteration) -> str:
     return (
         f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
         f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
+        + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
     )
 
 

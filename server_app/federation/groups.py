@@ -19,6 +19,7 @@ from appa_flwr.errors import UserError
 from server_app.federation.grid import OverlapGrid
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 JOIN_PAUSE = 0.5  # seconds between two roll calls while groups are still joining
 
@@ -167,21 +168,21 @@ class Federation:
     ) -> dict[tuple[str, str], FloatArray]:
         """Let the groups score answers; see `server_app.federation.rewards.Groups`.
 
-        A group whose reply is an error, or holds rewards of wrong number, outside [0, 1] or NaN (against targets),
-        counts as missing, with a warning that names it.
+        A group whose reply is an error, or holds rewards of wrong number, outside [0, 1], NaN (against targets) or
+        above 0 for an answer nobody could read, counts as missing, with a warning that names it.
 
         Raises:
             UserError: fewer groups answered than `federation.min-groups`.
         """
-        size = len(request.question_J)
+        unreadable_J: BoolArray = np.logical_and.reduce(np.isnan(request.prediction_JK), axis=1)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
         content = wire.pack_score_request(request)
         by_group = self._without(
             self._replies(self._ask(wire.SCORE, content, iteration=iteration, meanwhile=meanwhile)),
-            lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), size, key))), None),
+            lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), unreadable_J, key))), None),
         )
         self._require(by_group, "score the answers")
-        missing = np.full(size, np.nan)
+        missing = np.full(unreadable_J.size, np.nan)
         return {
             key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])
             for key in keys
@@ -243,15 +244,17 @@ class Federation:
             )
 
 
-def _fault(reward_J: FloatArray | None, size: int, key: tuple[str, str]) -> str | None:
+def _fault(reward_J: FloatArray | None, unreadable_J: BoolArray, key: tuple[str, str]) -> str | None:
     metric, side = key
     if reward_J is None:
         return f"no {metric} rewards"
-    if reward_J.shape != (size,):
-        return f"{metric} rewards of shape {reward_J.shape} for {size} answers"
+    if reward_J.shape != unreadable_J.shape:
+        return f"{metric} rewards of shape {reward_J.shape} for {unreadable_J.size} answers"
     known_J = ~np.isnan(reward_J)
     if side == wire.TARGET_SIDE and not known_J.all():
         return f"{metric} rewards hold NaN"
     if ((reward_J[known_J] < 0) | (reward_J[known_J] > 1)).any():
         return f"{metric} rewards outside [0, 1]"
+    if (reward_J[unreadable_J & known_J] > 0).any():
+        return f"{metric} rewards above 0 for answers that nobody can read"
     return None

@@ -204,6 +204,8 @@ def test_three_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends
     assert iterations[0]["missing_groups"] == []
     # The second one's rewards may or may not have been on their way when the group ended.
     assert iterations[2]["missing_groups"] == [gone]
+    last = [line["message"] for line in deployment.lines("progress.jsonl") if line["phase"] == "ppo"][-1]
+    assert last.endswith(f"; MISSING: {gone}")
     assert iterations[2]["rewards"][gone] is None
     assert all(0 <= iterations[2]["rewards"][name] <= 1 for name in names[:-1])
     rows = json.loads((deployment.run / "summary.json").read_text())

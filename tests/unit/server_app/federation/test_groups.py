@@ -155,6 +155,21 @@ def test_on_the_truth_side_an_unknown_answer_is_no_fault():
         federation.score(request)  # A and C sent no truth side either
 
 
+def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing(warnings):
+    prediction_JK = np.array([[0.5, 0.5, np.nan], [np.nan] * 3, [0.2, 0.3, 0.5]])
+    request = wire.ScoreRequest(REQUEST.question_J, prediction_JK, ("js",))
+    honest = [0.5, 0.0, 1.0]
+    for lie in (0.0, 0.1):
+        nodes = {
+            11: host({wire.ROLL_CALL: named("A"), wire.SCORE: scorer("A", honest)}),
+            12: host({wire.ROLL_CALL: named("B"), wire.SCORE: scorer("B", [1.0, lie, 1.0])}),
+        }
+        reward_GJ = gathered(nodes, ("A", "B")).score(request)[KEY]
+        np.testing.assert_array_equal(reward_GJ[0], honest)
+        assert np.isnan(reward_GJ[1]).all() == (lie > 0)
+    assert warnings() == ["group B counts as missing: js rewards above 0 for answers that nobody can read"]
+
+
 def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
     federation = three(BAD_NODES["no reply"], min_groups=3)
     with pytest.raises(

@@ -19,8 +19,9 @@ from appa_flwr.errors import unknown_name
 
 FloatArray = npt.NDArray[np.float64]
 
-STYLES = ("full", "compact")
-"""`full`: instructions for a model that follows them; `compact`: cues for a tiny model trained on the format."""
+STYLES = ("full", "counted", "compact")
+"""`full`: instructions for a model that follows them; `compact`: cues for a model trained on the format; `counted`: the
+same with the number of options, which small pretrained models miscount."""
 
 SUM_TOLERANCE = 0.01
 """How far a written distribution may be from a sum of one: one unit of the two decimals asked for."""
@@ -67,7 +68,12 @@ _FULL_REMINDERS = {
     "dpa": "Here K is {K}: reply with {K} scores and nothing else, in the order in which the answers are listed.",
     "opa": "Here K is {K}: reply with {K} letters and nothing else, the most preferred answer first.",
 }
-_COMPACT_CUES = {"dpa": "{K} scores:", "opa": "ranking of {K}:"}
+_CUES = {
+    ("dpa", "compact"): "scores:",
+    ("opa", "compact"): "ranking:",
+    ("dpa", "counted"): "{K} scores:",
+    ("opa", "counted"): "ranking of {K}:",
+}
 _CHOICE = """\
 Answer as one person who was picked at random would: reply with the letter of that answer and nothing else.
 Letter:"""
@@ -120,8 +126,7 @@ def prompt(
     """The text that asks a model for an answer.
 
     Source: Figures prob-prompt and rank-prompt, in other words. Everything that does not depend on the
-    question comes first, so that all prompts of a task and style share one long prefix. K is stated last: models of
-    few parameters miscount it from the list.
+    question comes first, so that all prompts of a task and style share one long prefix.
 
     Args:
         task: "dpa" or "opa".
@@ -136,9 +141,10 @@ def prompt(
     _check_task(task)
     if style not in STYLES:
         raise unknown_name("prompt style", style, valid=STYLES)
-    if style == "compact":
-        shown = [f"{_compact(task, example.question, example.options)}{example.answer}" for example in examples]
-        return "\n\n".join([*shown, _compact(task, question, options)])
+    if style != "full":
+        cue = _CUES[task, style]
+        shown = [f"{_cued(task, example.question, example.options, cue)}{example.answer}" for example in examples]
+        return "\n\n".join([*shown, _cued(task, question, options, cue)])
     shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
     reminder = _FULL_REMINDERS[task].format(K=len(options))
     return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), reminder])
@@ -266,8 +272,8 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     return distribution_K
 
 
-def _compact(task: str, question: str, options: Sequence[str]) -> str:
-    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), _COMPACT_CUES[task].format(K=len(options))])
+def _cued(task: str, question: str, options: Sequence[str], cue: str) -> str:
+    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), cue.format(K=len(options))])
 
 
 def _asked(question: str, options: Sequence[str]) -> str:
@@ -283,5 +289,5 @@ def _one_line(text: str) -> str:
 
 
 def _check_task(task: str) -> None:
-    if task not in _COMPACT_CUES:
-        raise unknown_name("task", task, valid=_COMPACT_CUES)
+    if task not in _FULL_INSTRUCTIONS:
+        raise unknown_name("task", task, valid=_FULL_INSTRUCTIONS)

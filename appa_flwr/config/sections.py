@@ -168,7 +168,9 @@ class SumsSection(Section):
 class PolicySection(Section):
     """[policy]: the language model, its prompts and number format."""
 
-    prompt_style: Literal["compact", "full"] = Field("compact", description="full = all instructions of the paper")
+    prompt_style: Literal["compact", "counted", "full"] = Field(
+        "compact", description="full = all instructions of the paper; counted = compact, with the number of options"
+    )
     base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
     attention: Literal["auto", "eager", "sdpa"] = Field(

@@ -243,7 +243,7 @@ def needed(rows: Rows, number: int) -> Rows:
 
 def main(
     model: Annotated[str, typer.Option(help="As the key `model`.")] = SMOLLM2_MODEL,
-    prompt_style: Annotated[Literal["full", "compact"], typer.Option(help="As its key.")] = "full",
+    prompt_style: Annotated[Literal["full", "counted", "compact"], typer.Option(help="As its key.")] = "full",
     measured: Annotated[int, typer.Option(min=0, help=f"Counted steps a side after {WARM_UP}; 0 = none.")] = 2,
     steps: Annotated[int, typer.Option(min=0, help="Of SFT before the hand-over; 0 = without it.")] = 49,
     questions: Annotated[int, typer.Option(min=1, help="Held-out ones, for the hand-over's loss.")] = 32,

@@ -59,7 +59,7 @@ class TinyRecipe:
     def key(self, questions: Sequence[Question]) -> str:
         """Cache key: changes with any field and with any question's text or options."""
         public = [[q.text, list(q.options)] for q in questions]
-        text = json.dumps([asdict(self), public, "3"], sort_keys=True)
+        text = json.dumps([asdict(self), public, "2"], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -44,10 +44,18 @@ def test_the_example_in_the_instructions_is_an_answer_of_full_marks(task):
     assert parsed.prediction is not None
 
 
-@pytest.mark.parametrize(("task", "cue"), [("dpa", "2 scores:"), ("opa", "ranking of 2:")])
-def test_compact_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, cue):
-    assert prompt(task, "Good?", ["Yes", "No"], style="compact") == f"{task}\nQ: Good?\nA: Yes\nB: No\n{cue}"
-    text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style="compact")
+CUES = [
+    ("dpa", "compact", "scores:"),
+    ("opa", "compact", "ranking:"),
+    ("dpa", "counted", "2 scores:"),
+    ("opa", "counted", "ranking of 2:"),
+]
+
+
+@pytest.mark.parametrize(("task", "style", "cue"), CUES)
+def test_short_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, style, cue):
+    assert prompt(task, "Good?", ["Yes", "No"], style=style) == f"{task}\nQ: Good?\nA: Yes\nB: No\n{cue}"
+    text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style=style)
     assert text == f"{task}\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\n{cue}"
 
 
@@ -63,8 +71,8 @@ def test_answered_questions_stand_between_the_instructions_and_the_question():
     )
     # compact: as each would be asked and answered alone
     assert prompt("dpa", "Good?", ["x", "y"], style="compact", examples=EXAMPLES) == (
-        "dpa\nQ: Tea?\nA: Yes\nB: No\n2 scores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
-        "2 scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\n2 scores:"
+        "dpa\nQ: Tea?\nA: Yes\nB: No\nscores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
+        "scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\nscores:"
     )
 
 

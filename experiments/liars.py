@@ -17,6 +17,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from rich.console import Console
+from rich.progress import track
 
 from appa_flwr import markdown
 from appa_flwr.aggregation import Rule, make
@@ -59,7 +61,7 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 def audit(seeds: Sequence[int], *, iterations: int, num_questions: int, num_groups: int) -> list[dict[str, object]]:
     """A record for each rule, lie and seed: what the liar and the others, on average, won by it, in score."""
     found: list[dict[str, object]] = []
-    for seed in seeds:
+    for seed in track(seeds, "populations", console=Console(stderr=True)):
         people = population(seed, num_questions=num_questions, num_groups=num_groups)
         others_G = np.arange(num_groups) != people.liar
         for name, rule in RULES.items():

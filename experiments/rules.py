@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 import typer
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
 from scipy import stats
 
 from appa_flwr import markdown
@@ -58,7 +60,8 @@ def study(seeds: Sequence[int], *, iterations: int, num_questions: int, num_grou
     Of `BEST`, `avg_as` is that of the best answers for the average, `min_as` that of the best for the worst group.
     """
     rows: list[dict[str, object]] = []
-    for scale, seed in itertools.product(DISAGREEMENT, seeds):
+    places = list(itertools.product(DISAGREEMENT, seeds))
+    for scale, seed in track(places, "populations", console=Console(stderr=True)):
         people = population(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
         place = {"disagreement": scale, "seed": seed}
         stakes = disagreement(people.target_GQK, people.option_QK, metric="js")

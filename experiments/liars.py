@@ -21,29 +21,19 @@ from rich.console import Console
 from rich.progress import track
 
 from appa_flwr import markdown
-from appa_flwr.aggregation import Rule, make
+from appa_flwr.aggregation import Rule
 from appa_flwr.files import replace_file
-from experiments import entry
-from experiments.stand_in import FloatArray, population, trained
+from experiments import entry, stand_in
+from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, population, trained
 
 STRETCH = 3.0
-NEVER = 1.1
 CAP = 2.0
 
-RULES: Mapping[str, Rule] = {
-    "average": make("average"),
-    "min": make("min"),
-    "nash": make("nash"),
-    "worst": make("worst"),
-    "appa": make("appa"),
-    "appa-open": make("appa", fairness_threshold=NEVER),
-    "appa-open, T = .02": make("appa", fairness_threshold=NEVER, temperature=0.02),
-    "appa-open, T = .02, cap 2": make("appa", fairness_threshold=NEVER, temperature=0.02, weight_cap=CAP),
-    "mix": make("mix"),
-    "mix, cap 2": make("mix", weight_cap=CAP),
-    "group-dro": make("group-dro"),
-    "group-dro, cap 2": make("group-dro", weight_cap=CAP),
+CAPPED: Mapping[str, Rule] = {
+    f"{name}, cap {CAP:g}": stand_in.RULES[name].model_copy(update={"weight_cap": CAP})
+    for name in ("appa-open, T = .02", "mix", "group-dro")
 }
+RULES = {**stand_in.RULES, **CAPPED}
 
 
 def _stretched(reward_J: FloatArray) -> FloatArray:
@@ -96,10 +86,10 @@ def _mean(values: Sequence[object], *, sign: bool) -> str:
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="Populations.")] = 5,
-    iterations: Annotated[int, typer.Option(help="Updates of the answers.")] = 1500,
-    questions: Annotated[int, typer.Option(help="Questions of a population.")] = 60,
-    groups: Annotated[int, typer.Option(help="Groups of a population.")] = 8,
+    seeds: Seeds = 5,
+    iterations: Iterations = 1500,
+    questions: Questions = 60,
+    groups: Groups = 8,
     output: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("runs/liars"),
 ) -> None:
     """Measure what lies win under every rule."""

@@ -11,7 +11,7 @@ Legend: G groups.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,33 +25,19 @@ from rich.progress import track
 from scipy import stats
 
 from appa_flwr import markdown
-from appa_flwr.aggregation import Rule, make
 from appa_flwr.disagreement import disagreement
 from appa_flwr.fairness import fairness_index
 from appa_flwr.files import replace_file
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import RULE_STYLE
 from experiments import entry
-from experiments.stand_in import population, trained
+from experiments.stand_in import RULES, Groups, Iterations, Questions, Seeds, population, trained
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 """How far groups lie from their mean, as a multiple of the default population's distance."""
-NEVER = 1.1
-"""A fairness threshold that no index reaches."""
 LEVEL = 0.95
 FEW_TICKS = 3
 
-RULES: Mapping[str, Rule] = {
-    "average": make("average"),
-    "min": make("min"),
-    "appa": make("appa"),
-    "appa-open": make("appa", fairness_threshold=NEVER),
-    "appa-open, T = .02": make("appa", fairness_threshold=NEVER, temperature=0.02),
-    "mix": make("mix"),
-    "group-dro": make("group-dro"),
-    "nash": make("nash"),
-    "worst": make("worst"),
-}
 AGAINST = ("average", "appa")
 BEST = "best possible"
 
@@ -130,10 +116,10 @@ def picture(found: pd.DataFrame) -> Figure:
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="Populations.")] = 10,
-    iterations: Annotated[int, typer.Option(help="Updates of the answers.")] = 1500,
-    questions: Annotated[int, typer.Option(help="Questions of a population.")] = 60,
-    groups: Annotated[int, typer.Option(help="Groups of a population.")] = 8,
+    seeds: Seeds = 10,
+    iterations: Iterations = 1500,
+    questions: Questions = 60,
+    groups: Groups = 8,
     output: Annotated[Path, typer.Option(help="Folder of table, picture and single scores.")] = Path("runs/rules"),
 ) -> None:
     """Measure what every rule ends with, against how far groups differ."""

@@ -9,14 +9,17 @@ Legend: G groups, Q questions, K options, J answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+import typer
 from scipy.special import softmax
 
-from appa_flwr.aggregation import Rule
+from appa_flwr.aggregation import Rule, make
+from appa_flwr.diagnosis import NEVER
 from appa_flwr.rewards import js
 from appa_flwr.survey import generate
 from appa_flwr.survey.arrays import as_arrays
@@ -24,7 +27,24 @@ from appa_flwr.survey.arrays import as_arrays
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+Seeds = Annotated[int, typer.Option(help="Populations.")]
+Iterations = Annotated[int, typer.Option(help="Updates of the answers.")]
+Questions = Annotated[int, typer.Option(help="Questions of a population.")]
+Groups = Annotated[int, typer.Option(help="Groups of a population.")]
+
 ANSWERS, NOISE, CLAMP = 96, 0.3, 5.0
+
+RULES: Mapping[str, Rule] = {
+    "average": make("average"),
+    "min": make("min"),
+    "nash": make("nash"),
+    "worst": make("worst"),
+    "appa": make("appa"),
+    "appa-open": make("appa", fairness_threshold=NEVER),
+    "appa-open, T = .02": make("appa", fairness_threshold=NEVER, temperature=0.02),
+    "mix": make("mix"),
+    "group-dro": make("group-dro"),
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ SFT too, each with its whole interval.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -208,13 +208,16 @@ def worst_group(run: Run, *, survey: bool) -> str | None:
 
 def differences(run: Run) -> list[str]:
     """How far this run could tell rules apart, in plain words; empty where nothing was compared."""
+    return [*_at_stake(run), *_other_rules(run.iterations)]
+
+
+def _at_stake(run: Run) -> Iterator[str]:
     found, threshold = run.differences, run.settings.appa.fairness_threshold
     if found is None:
-        return []
-    sentences = []
+        return
     heard = found.heard
     if heard is not None and is_known(heard.r) and is_known(heard.pair):
-        sentences.append(
+        yield (
             f"What PluralLLM hears of each group: its differences from the groups' mean correlate {heard.r:.2f} with "
             f"the survey's (R2 {heard.r2:.2f}; 0 for a predictor that says the same for all), it tells of two groups "
             f"which gives an option more in {heard.pair:.0%} of the clear cases (a coin: 50 %), and its differences "
@@ -224,8 +227,19 @@ def differences(run: Run) -> list[str]:
     for name, stakes in both.items():
         if stakes is not None:
             words = Disagreement(**stakes.model_dump()).sentence(threshold=threshold)
-            sentences.append(f"By the {name}: {words}.")
-    return sentences
+            yield f"By the {name}: {words}."
+
+
+def _other_rules(iterations: tuple[Iteration, ...]) -> Iterator[str]:
+    known = next((line.agreements for line in iterations if line.agreements), None)
+    if known is None:
+        return
+    same = plain_means(known)
+    others = [f"{rule} ({value:.2f})" for rule, value in known.items() if value <= SAME_REWARD]
+    yield (
+        "On the rollouts of the model that PPO began with, each rule's reward against the plain mean of the groups': "
+        f"in effect the same for {', '.join(same) or 'none'}; correlated with it for {', '.join(others) or 'none'}."
+    )
 
 
 def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:
@@ -242,19 +256,6 @@ def agreement(iterations: tuple[Iteration, ...]) -> str | None:
     mean = float(np.mean(known))
     words = ": in effect PPO saw the average" if mean > SAME_REWARD else ""
     return f"The reward that PPO saw correlates {mean:.3f} with the plain mean of the groups' rewards{words}."
-
-
-def other_rules(iterations: tuple[Iteration, ...]) -> str | None:
-    """Which rules would have given PPO another reward than the plain mean, in words; None where it was not measured."""
-    known = next((line.agreements for line in iterations if line.agreements), None)
-    if known is None:
-        return None
-    same = plain_means(known)
-    others = [f"{rule} ({value:.2f})" for rule, value in known.items() if value <= SAME_REWARD]
-    return (
-        "On the rollouts of the model that PPO began with, each rule's reward against the plain mean of the groups': "
-        f"in effect the same for {', '.join(same) or 'none'}; correlated with it for {', '.join(others) or 'none'}."
-    )
 
 
 def federation_share(iterations: tuple[Iteration, ...]) -> float | None:

@@ -78,8 +78,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% set differences = findings.differences(run) %}
 {% if differences %}
 <div class="missing"><b>Can this run tell rules apart?</b>
-<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}
-{% set others = findings.other_rules(run.iterations) %}{% if others %}<li>{{ others }}</li>{% endif %}</ul></div>
+<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
 {% endif %}
 {% if run.row("ppo", run.training_metric) %}
 <p>One run with one seed: how far these differences vary between seeds is not known from it.</p>

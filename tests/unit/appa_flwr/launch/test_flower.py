@@ -87,6 +87,16 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     assert flower_environment(tmp_path, 1)["OMP_NUM_THREADS"] == "1"
 
 
+def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
+    (app / ".venv" / "standin").mkdir(parents=True)
+    (app / ".venv" / "standin" / "other.py").touch()
+    (app / "standin" / "answers.jsonl").touch()
+    copy = flower._sent_files(app, tmp_path / "copy")
+    sent = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert sent == {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
+    assert (copy / "standin" / "server.py").read_text() == SERVER
+
+
 def test_ray_gets_a_private_folder_only_where_its_socket_paths_fit():
     assert flower_environment(Path("/tmp/appa-12345678"), 1)["RAY_TMPDIR"] == "/tmp/appa-12345678"
     assert "RAY_TMPDIR" not in flower_environment(Path("/x" * 40), 1)

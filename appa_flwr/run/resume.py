@@ -82,16 +82,12 @@ def check_new(config: Config) -> None:
         UserError: it holds a run.
     """
     folder = config.run_folder
-    if begun(folder) or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
+    begun = any((folder / name).exists() for name in _BEGUN)
+    if begun or ((folder / CONFIG_FILE).exists() and any(_changed(config, read_config(folder)))):
         raise UserError(
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
             "run.resume=true"
         )
-
-
-def begun(folder: Path) -> bool:
-    """Whether the server has begun a run in this folder."""
-    return any((folder / name).exists() for name in _BEGUN)
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

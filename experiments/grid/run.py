@@ -14,8 +14,8 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.files import lock, replace_file
 from appa_flwr.launch.flower import RunFailed
-from appa_flwr.run.files import dumps, read
-from appa_flwr.run.resume import begun, finished
+from appa_flwr.run.files import CONFIG_FILE, dumps, read
+from appa_flwr.run.resume import finished
 from experiments.grid.plan import STAGES, Cell, Grid, Stage
 
 DONE, LOCKS = "done", "locks"
@@ -108,7 +108,8 @@ def _settled(
 
 
 def _resumed(cell: Cell) -> Config:
-    return Config.load({**cell.config.flat(), "run.resume": begun(cell.folder)})
+    # The launcher's first file: it starts nothing new where there is one, were the server never begun.
+    return Config.load({**cell.config.flat(), "run.resume": (cell.folder / CONFIG_FILE).exists()})
 
 
 def hours(grid: Grid, cells: Sequence[Cell], seconds: Mapping[str, float]) -> dict[str, float]:

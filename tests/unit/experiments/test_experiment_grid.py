@@ -12,6 +12,7 @@ import report_runs
 
 from appa_flwr.errors import UserError
 from appa_flwr.files import lock
+from appa_flwr.launch.checks import claim_run_folder
 from appa_flwr.launch.flower import RunFailed
 from appa_flwr.run import cells as single
 from appa_flwr.run.files import write_config
@@ -183,9 +184,8 @@ class Launcher:
 
     def __call__(self, config) -> None:
         self.started.append((config.run_name, config.run.resume))
-        if len(self.started) == self.killed_at:
-            config.run_folder.mkdir(parents=True, exist_ok=True)
-            (config.run_folder / "metrics.jsonl").touch()
+        claim_run_folder(config)
+        if len(self.started) == self.killed_at:  # before its server has begun
             raise KeyboardInterrupt
         if any(part in config.run_name for part in self.fails):
             raise RunFailed("the disk is full\nand more")

@@ -50,7 +50,10 @@ SHARED, PLAIN = "shared prefix", "plain"
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: what is varied, and to what; a model of random weights, and its work, answers of one length."""
+    """One measurement: what is varied, and to what; a model of random weights, and its work, answers of one length.
+
+    `rollouts` counts answers, of which a question has `answers`.
+    """
 
     axis: str
     value: str
@@ -58,6 +61,7 @@ class Cell:
     prompts: Prompts = DPA_PROMPTS
     rollouts: int = 24
     response_length: int = 60
+    answers: int = 1
     config: dict[str, Scalar] = field(default_factory=dict)
 
     @property
@@ -104,15 +108,28 @@ def paper_cells(*, small: bool) -> list[Cell]:
 
 
 def smollm2_cells(*, small: bool) -> list[Cell]:
-    """An iteration of preset `smollm2`, 48 compact prompts and answers of 30 tokens, by number format and pass size."""
+    """An iteration of 48 answers, 30 tokens each, to compact prompts: by a value model, and as preset `smollm2` does.
+
+    The preset asks 6 questions 8 times and needs no value model.
+    """
     size: dict[str, Any] = {"rollouts": 4, "response_length": 6} if small else {"rollouts": 48, "response_length": 30}
-    prompts = Prompts(prefix=20, shortest=3, longest=8) if small else Prompts(prefix=30, shortest=40, longest=110)
+    prompts = Prompts(prefix=20, shortest=10, longest=15) if small else Prompts(prefix=30, shortest=40, longest=110)
+    answers = 2 if small else 8
+    preset = {
+        "ppo.baseline": "question",
+        "rollout.batch-size": size["rollouts"],
+        "rollout.answers-per-question": answers,
+    }
     cells = []
-    for dtype, tokens in (("bfloat16", 600), ("bfloat16", 2048), ("float32", 600)):
-        keys: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.num-mini-batches": 2}
-        keys |= {"policy.compute-dtype": dtype, "ppo.micro-batch-tokens": tokens}
-        name = f"{dtype}, {tokens} tokens a pass"
-        cells.append(Cell("SmolLM2-135M", name, smollm2(small=small), prompts, config=keys, **size))
+    for name, of, dtype, own in (
+        ("value model", 1, "bfloat16", {}),
+        (f"{answers} answers a question", answers, "bfloat16", preset),
+        (f"{answers} answers a question", answers, "float32", preset),
+    ):
+        keys: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.num-mini-batches": 2, "ppo.micro-batch-tokens": 600}
+        keys |= {"policy.compute-dtype": dtype, **own}
+        model = smollm2(small=small)
+        cells.append(Cell("SmolLM2-135M", f"{name}, {dtype}", model, prompts, answers=of, config=keys, **size))
     return cells
 
 
@@ -121,14 +138,15 @@ def matmul_flops(cell: Cell, batch: Sequence[Sequence[int]]) -> float:
 
     Every distinct token passes the layers once for each of rollout, reference and value, and forward and backward for
     policy and value in each epoch; a backward pass through frozen weights costs as much as a forward one. The head sees
-    the answers only, in rollout, reference and the policy's epochs.
+    the answers only, in rollout, reference and the policy's epochs. With the baseline `question` there is no value.
     """
     layers, head = matmul_parameters(cell.model)
     prefix = cell.prompts.prefix
     answers = cell.response_length * len(batch)
-    tokens = prefix + sum(len(prompt) - prefix for prompt in batch) + answers
+    tokens = prefix + sum(len(prompt) - prefix for prompt in set(map(tuple, batch))) + answers
     epochs = int(cell.config.get("ppo.epochs", PPO_EPOCHS))
-    return 2.0 * (layers * tokens * (3 + 4 * epochs) + head * answers * (2 + 2 * epochs))
+    passes = 2 + 2 * epochs if cell.config.get("ppo.baseline") == "question" else 3 + 4 * epochs
+    return 2.0 * (layers * tokens * passes + head * answers * (2 + 2 * epochs))
 
 
 def matmul_rate(dtype: torch.dtype) -> float:
@@ -174,7 +192,12 @@ def measure(cells: Iterable[Cell], *, updates: int, seed: int, threads: int = 1)
         for cell in cells:
             save_random(cell.model, model, seed=seed, dtype=cell.dtype)
             batches = draw_batches(
-                cell.prompts, vocabulary=cell.model.vocab_size, rollouts=cell.rollouts, updates=updates, seed=seed
+                cell.prompts,
+                vocabulary=cell.model.vocab_size,
+                rollouts=cell.rollouts,
+                updates=updates,
+                seed=seed,
+                answers=cell.answers,
             )
             workload = Workload(str(model), batches, cell.response_length, ends=False, config=cell.config, seed=seed)
             if torch.cuda.is_available():

@@ -80,18 +80,21 @@ class Workload:
         ]
 
 
-def draw_batches(prompts: Prompts, *, vocabulary: int, rollouts: int, updates: int, seed: int) -> list[list[list[int]]]:
-    """Random prompts for the warm-up and `updates` further updates; token ids lie below `vocabulary`."""
+def draw_batches(
+    prompts: Prompts, *, vocabulary: int, rollouts: int, updates: int, seed: int, answers: int = 1
+) -> list[list[list[int]]]:
+    """Random prompts, each `answers` times, for the warm-up and `updates` more; token ids lie below `vocabulary`."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(NUM_SPECIAL, vocabulary) for _ in range(count)]
 
     prefix = tokens(prompts.prefix)
-    return [
-        [prefix + tokens(rng.randint(prompts.shortest, prompts.longest)) for _ in range(rollouts)]
-        for _ in range(1 + updates)
-    ]
+    batches = []
+    for _ in range(1 + updates):
+        asked = [prefix + tokens(rng.randint(prompts.shortest, prompts.longest)) for _ in range(rollouts // answers)]
+        batches.append([prompt for prompt in asked for _ in range(answers)])
+    return batches
 
 
 def planned_length(prompt_length: int) -> int:

@@ -50,15 +50,16 @@ class Prefix:
         trunk: the model without its head.
         ids_C: token ids; empty = there is nothing to share, and every pass is a plain one.
         train: whether `backward` will be called, and gradients of the shared keys and values are collected for it.
+        after: another prefix that these tokens follow; its `backward` comes after this one's.
 
     Attributes:
-        length: C.
+        length: C, with what it follows.
         layers: keys and values of each layer, (1, N, C, D); empty without a prefix.
         apart: whether attention meets the prefix apart from the rows (`prefix_attention`), or as a copy in each row.
     """
 
-    def __init__(self, trunk: nn.Module, ids_C: Tensor, *, train: bool = False) -> None:
-        self.length = len(ids_C)
+    def __init__(self, trunk: nn.Module, ids_C: Tensor, *, train: bool = False, after: Prefix | None = None) -> None:
+        self.length: int = len(ids_C) + (after.length if after else 0)
         config: Any = trunk.config
         self.apart = bool(self.length) and config._attn_implementation == ATTENTION
         self.layers: list[tuple[Tensor, Tensor]] = []
@@ -66,6 +67,8 @@ class Prefix:
         if not self.length:
             return
         own = DynamicCache(config=config)
+        for i, before in enumerate(after.layers if after else []):
+            own.update(*before, i)
         with computing_only(trunk, torch.zeros_like(ids_C[None], dtype=torch.bool)):
             trunk(input_ids=ids_C[None], past_key_values=own, use_cache=True)
         self._computed = [state for layer in own.layers for state in (layer.keys, layer.values)]
@@ -166,7 +169,8 @@ def _differs(model: PreTrainedModel) -> str | None:
     trunk, name = model.base_model, type(model).__name__
     try:
         plain_JLH = trunk(input_ids=ids_L[None].expand(2, -1), use_cache=False).last_hidden_state
-        prefix = Prefix(trunk, ids_L[:PROBE_TOKENS])
+        half = PROBE_TOKENS // 2
+        prefix = Prefix(trunk, ids_L[half:PROBE_TOKENS], after=Prefix(trunk, ids_L[:half]))
         rest_JL = ids_L[None, PROBE_TOKENS:].expand(2, -1)
         read_JL = torch.arange(2 * PROBE_TOKENS, device=model.device).view(2, -1) % 2 == 0
         shared_JLH = prefix.hidden_states(trunk, rest_JL, read_JL=read_JL)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from server_app.engine.prefix import MIN_TOKENS
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -48,17 +50,40 @@ class Sequences:
             mask[:, :response],
         )
 
-    def micro_batches(self, rows: Tensor, *, tokens: int) -> list[Tensor]:
-        """The given rows by length, in chunks of at most `tokens` tokens, padding counted; a long row stands alone."""
-        length = self.length_J[rows]
-        order = length.argsort(stable=True, descending=True)
-        chunks, widest = [0], 0
-        for place, own in enumerate(length[order].tolist()):
-            widest = widest or own
-            if place > chunks[-1] and (place + 1 - chunks[-1]) * widest > tokens:
-                chunks.append(place)
-                widest = own
-        return list(rows[order].tensor_split(chunks[1:]))
+    @property
+    def common_prompt(self) -> int:
+        """How many tokens a prefix of this one prompt has: 0 where rows differ in it, or it does not pay."""
+        own = int(self.prompt_mask_JP.sum(1).max())
+        same = len(self.prompt_JP) > 1 and bool((self.prompt_JP == self.prompt_JP[0]).all())
+        # the last token has to be run to be followed; without a prefix the model, or its user, shares nothing
+        return own - 1 if same and self.prompt_mask_JP.all() and own > MIN_TOKENS and len(self.prefix_C) else 0
+
+    def following(self, tokens: int) -> Sequences:
+        """The same rows, for a prefix that has the first `tokens` tokens of their one prompt too."""
+        prefix_C = torch.cat([self.prefix_C, self.prompt_JP[0, :tokens]])
+        rest = self.prompt_JP[:, tokens:], self.prompt_mask_JP[:, tokens:]
+        return Sequences(prefix_C, *rest, self.response_JT, self.mask_JT)
+
+    def micro_batches(self, rows: Tensor, *, tokens: int, by_prompt: bool = False) -> list[Tensor]:
+        """The given rows by length, in chunks of at most `tokens` tokens, padding counted; a long row stands alone.
+
+        With `by_prompt`, rows of one prompt stand in chunks of their own, which need its tokens once.
+        """
+        if not by_prompt:
+            return _chunks(rows, self.length_J[rows], tokens=tokens)
+        told_apart_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
+        _, prompt_J = told_apart_JP.unique(dim=0, return_inverse=True)
+        alone, chunks = [], []
+        for prompt in range(int(prompt_J.max()) + 1):
+            members = rows[prompt_J == prompt]
+            if common := self.rows(members).common_prompt:
+                chunks += _chunks(members, self.length_J[members] - common, tokens=tokens)
+            else:
+                alone.append(members)
+        if alone:
+            others = torch.cat(alone)
+            chunks += _chunks(others, self.length_J[others], tokens=tokens)
+        return chunks
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """Prompt and response of each row in one piece, with all padding right of them, for one pass.
@@ -75,6 +100,17 @@ class Sequences:
         column_L = torch.arange(width, device=first_J1.device)
         read_JL = (column_L >= first_J1) & (column_L < first_J1 + self.mask_JT.sum(1, keepdim=True))
         return ids_JL.gather(1, order_JL)[:, :width], read_JL
+
+
+def _chunks(rows: Tensor, length: Tensor, *, tokens: int) -> list[Tensor]:
+    order = length.argsort(stable=True, descending=True)
+    chunks, widest = [0], 0
+    for place, own in enumerate(length[order].tolist()):
+        widest = widest or own
+        if place > chunks[-1] and (place + 1 - chunks[-1]) * widest > tokens:
+            chunks.append(place)
+            widest = own
+    return list(rows[order].tensor_split(chunks[1:]))
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], *, pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

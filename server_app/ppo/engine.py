@@ -102,7 +102,7 @@ class PPOEngine:
         reference_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
         value_JT, policy_JT = torch.zeros_like(reference_JT), torch.zeros_like(reference_JT)
         every = torch.arange(len(reference_JT), device=reference_JT.device)
-        chunks = sequences.micro_batches(every, tokens=self.settings.micro_batch_tokens)
+        chunks = self._micro_batches(sequences, every)
         passes = [(reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature))]
         if not self._by_question:
             passes.append((value_JT, self.models.value_pass(sequences.prefix_C)))
@@ -152,12 +152,13 @@ class PPOEngine:
         sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
         tokens = 0
         for _ in range(s.epochs):
-            order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
+            # Whole questions, in any order: their answers share a prompt, and with the baseline `question` a mean.
+            questions = self._shuffle.permutation(len(mask_JT) // self._per_question)[:, None]
+            rows_J = (questions * self._per_question + np.arange(self._per_question)).ravel()
+            order = torch.from_numpy(rows_J).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(s.num_mini_batches, len(order))):
                 count = int(mask_JT[mini_batch].sum())
-                chunks = [
-                    (rows, batch.rows(rows)) for rows in batch.micro_batches(mini_batch, tokens=s.micro_batch_tokens)
-                ]
+                chunks = [(rows, batch.rows(rows)) for rows in self._micro_batches(batch, mini_batch)]
                 # Each loss goes backward inside its own pass: gradient checkpointing would recompute it with whatever
                 # adapter is in force by then, and only one graph has to be held at a time.
                 with self.models.policy_pass(batch.prefix_C, temperature=self._temperature, train=True) as logprobs:
@@ -194,6 +195,11 @@ class PPOEngine:
             stats["sampler_spread"] = float(gap.std(correction=0))
             stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > s.clip_range).float().mean())
         return stats
+
+    def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:
+        # On a CPU a pass costs what its tokens cost; a GPU gains more by more rows at once.
+        by_prompt = self._per_question > 1 and rows.device.type == "cpu"
+        return sequences.micro_batches(rows, tokens=self.settings.micro_batch_tokens, by_prompt=by_prompt)
 
     def _value_step(
         self,

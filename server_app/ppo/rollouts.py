@@ -187,7 +187,14 @@ def _by_own_loop(
     live_A = torch.ones(len(prompts), dtype=torch.bool, device=device)
     length_A = prompt_mask_JP.sum(1)
     last_JP = torch.arange(prompt_JP.shape[1], device=device) == length_A[:, None] - 1
-    hidden_AH = prefix.hidden_states(trunk, prompt_JP, read_JL=last_JP, cache=cache)[last_JP]
+    first: dict[tuple[int, ...], int] = {}  # each prompt is run once, however many answers it gets
+    same_J = [first.setdefault(tuple(prompt), j) for j, prompt in enumerate(prompts)]
+    run = sorted(first.values())
+    hidden_AH = prefix.hidden_states(trunk, prompt_JP[run], read_JL=last_JP[run], cache=cache)[last_JP[run]]
+    if len(run) < len(prompts):
+        place_J = torch.tensor([run.index(j) for j in same_J], device=device)
+        cache.batch_select_indices(place_J)
+        hidden_AH = hidden_AH[place_J]
     mask_AL = torch.nn.functional.pad(prompt_mask_JP, (shared if own_prefix else 0, 0), value=True)
     position_A = shared + length_A
     for t in range(max_new_tokens):

@@ -58,6 +58,8 @@ def test_prompts_share_their_prefix_and_nothing_else():
     assert {len(row) for row in rows} == {7, 8, 9}
     assert len({tuple(row) for row in rows}) == len(rows)
     assert min(map(min, rows)) > max(PAD_ID, EOS_ID)
+    (asked,) = draw_batches(Prompts(5, 2, 4), vocabulary=50, rollouts=6, updates=0, seed=1, answers=3)
+    assert asked[0] == asked[1] == asked[2] != asked[3] == asked[4] == asked[5]
 
 
 @pytest.mark.parametrize("prefix", [0, 20])
@@ -184,10 +186,17 @@ def test_one_epoch_has_half_the_updates_products():
     assert engine.matmul_flops(cell, [[7] * 25]) == 2 * (layers * 31 * 7 + head * 6 * 4)
 
 
+def test_two_answers_need_their_prompt_once_and_their_mean_no_value_model():
+    cell = engine.smollm2_cells(small=True)[1]
+    layers, head = matmul_parameters(cell.model)
+    # 25 tokens asked, 2 times 6 answered; sampled, referred to, and there and back in 1 epoch
+    assert engine.matmul_flops(cell, [[7] * 25] * 2) == 2 * (layers * 37 * 4 + head * 12 * 4)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")
 def test_a_small_smollm2_goes_the_whole_way_on_two_threads():
-    (result,) = engine.measure(engine.smollm2_cells(small=True)[:1], updates=1, seed=0, threads=2)
-    assert engine.table([result]).splitlines()[2].startswith("| SmolLM2-135M | bfloat16, 600 tokens a pass |")
+    (result,) = engine.measure(engine.smollm2_cells(small=True)[1:2], updates=1, seed=0, threads=2)
+    assert engine.table([result]).splitlines()[2].startswith("| SmolLM2-135M | 2 answers a question, bfloat16 |")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")

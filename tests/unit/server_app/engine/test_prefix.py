@@ -34,6 +34,8 @@ from server_app.ppo.rollouts import Decoding, sample
 TEMPERATURE = 0.7
 PATHS = [("qwen3", "apart"), ("qwen3", "copied"), ("llama", "apart"), ("llama", "copied"), ("gemma2", "copied")]
 SPLITS = [[[0, 1, 2, 3, 4]], [[4], [2, 0], [1, 3]]]
+ONE, OTHER = [*range(20, 20 + MIN_TOKENS + 3)], [*range(30, 30 + MIN_TOKENS + 1)]
+REPEATED = [ONE, OTHER, ONE, ONE, OTHER]
 
 
 def build(tuning, architecture, path="apart"):
@@ -90,6 +92,19 @@ def test_scores_and_gradients_are_those_of_the_plain_path(tuning, architecture, 
             assert_same(score(models, sequences, which, split=split), expected, atol=atol)
 
 
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize(("architecture", "path"), PATHS)
+def test_rows_of_one_prompt_share_all_of_it_and_nothing_changes(tuning, architecture, path):
+    models = build(tuning, architecture, path)
+    sequences = answer_rows(REPEATED, shared=len(PREFIX))
+    atol = 1e-6 if architecture == "gemma2" else 1e-9
+    for which in ("policy", "value"):
+        expected = score(models, joined(sequences), which, split=SPLITS[0])
+        # two prompts in turn, one of them twice, and beside rows that differ
+        for split in ([[0, 2, 3], [1, 4]], [[1, 4], [3, 0], [2]], [[0, 2], [1, 3], [4]]):
+            assert_same(score(models, sequences, which, split=split), expected, atol=atol)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_plain_path_is_the_models_own_forward_row_by_row(architecture):
     models = build("full", architecture, "copied")
@@ -115,6 +130,15 @@ def test_the_prefix_is_run_once_and_alone():
     hook.remove()
     # no last response token: 7 + 6 - 1, 4 + 4 - 1 and 5 + 1 - 1 columns
     assert widths == [(1, len(PREFIX)), (1, 12), (2, 7), (1, 5)]
+
+
+def test_a_prompt_of_many_rows_is_run_once_but_for_its_last_token():
+    models, widths = build("full", "qwen3"), []
+    hook = models.policy().get_input_embeddings().register_forward_hook(lambda _, __, out: widths.append(out.shape[:2]))
+    score(models, answer_rows(REPEATED, shared=len(PREFIX)), "policy", split=[[0, 2, 3], [1, 4]])
+    hook.remove()
+    # answers of 6 and of 2 tokens; the last token of each is not run
+    assert widths == [(1, len(PREFIX)), (1, len(ONE) - 1), (3, 6), (1, len(OTHER) - 1), (2, 2)]
 
 
 @pytest.mark.parametrize(

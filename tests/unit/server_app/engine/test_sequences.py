@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from server_app.engine.prefix import MIN_TOKENS
 from server_app.engine.sequences import Sequences, pad_prompts
 
 SEQUENCES = Sequences(
@@ -44,3 +45,40 @@ def test_rows_are_cut_to_the_columns_they_need(index, prompt_JP, response_JT):
     assert part.response_JT.tolist() == response_JT
     assert part.prompt_mask_JP.tolist() == SEQUENCES.prompt_mask_JP[index, : len(prompt_JP[0])].tolist()
     assert part.mask_JT.tolist() == SEQUENCES.mask_JT[index, : len(response_JT[0])].tolist()
+
+
+LONG, LONGER, SHORT = [7] * (MIN_TOKENS + 1), [7] * (MIN_TOKENS + 2), [5] * MIN_TOKENS
+ASKED = [LONG, LONGER, SHORT, LONG, LONGER, SHORT, LONG, [6] * 20]
+
+
+def asked(prefix=(90, 91)):
+    ids = pad_prompts(ASKED, pad_id=7, device=torch.device("cpu"))  # LONG differs from LONGER by its mask alone
+    mask_JT = torch.arange(5)[None] < torch.tensor([2, 5, 4, 3, 1, 1, 5, 2])[:, None]
+    return Sequences(torch.tensor(prefix), *ids, torch.ones(mask_JT.shape, dtype=torch.long), mask_JT)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (10**6, [[6, 3, 0], [1, 4], [7, 2, 5]]),
+        # rows of 6, 4, 3 and of 6, 2 tokens after their prompts; of 22, 12, 9 with them
+        (12, [[6, 3], [0], [1, 4], [7], [2], [5]]),
+    ],
+)
+def test_rows_of_one_prompt_stand_together(tokens, expected):
+    chunks = asked().micro_batches(torch.arange(len(ASKED)), tokens=tokens, by_prompt=True)
+    assert [chunk.tolist() for chunk in chunks] == expected
+
+
+def test_rows_follow_their_one_prompt_and_no_other():
+    sequences = asked()
+    same = sequences.rows(torch.tensor([0, 3]))
+    assert same.common_prompt == MIN_TOKENS
+    after = same.following(same.common_prompt)
+    assert after.prefix_C.tolist() == [90, 91] + [7] * MIN_TOKENS
+    assert after.prompt_JP.tolist() == [[7], [7]]
+    assert after.prompt_mask_JP.tolist() == [[True], [True]]
+    assert after.length_J.tolist() == [3, 4]
+    for others in ([0], [0, 1], [2, 5]):  # alone, of another length, too short to pay
+        assert sequences.rows(torch.tensor(others)).common_prompt == 0
+    assert asked(prefix=()).rows(torch.tensor([0, 3])).common_prompt == 0  # the model cannot share

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from appa_flwr.errors import UserError
 
@@ -115,31 +115,22 @@ def keep_lines(path: Path, count: int | None = None) -> int:
     return len(kept)
 
 
-def lock(path: Path, *, patience: float = 0.0) -> IO[bytes]:
-    """Hold a file for this process alone, until the returned file is closed or the process ends, however it ends.
+def lock(path: Path, *, patience: float = 0.0) -> FileLock:
+    """Hold a file for this process alone, until the lock's `release` or the process's end, however it ends.
 
     `patience` is how many seconds to wait for another process that ends.
 
     Raises:
         UserError: another process holds it.
     """
-    deadline = time.monotonic() + patience
+    # A file of its own: Windows keeps everybody from writing to one that is held.
+    held = FileLock(path.with_name(f".{path.name}.lock"), thread_local=False)
     with writing(path):
-        file = path.open("ab")
-        while not _taken(file):
-            if time.monotonic() >= deadline:
-                file.close()
-                raise UserError(f"{path.parent}: another run is writing here; wait for its end, or stop it")
-            time.sleep(LOCK_PAUSE)
-    return file
-
-
-def _taken(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        try:
+            held.acquire(timeout=patience, poll_interval=LOCK_PAUSE)
+        except Timeout:
+            raise UserError(f"{path.parent}: another run is writing here; wait for its end, or stop it") from None
+    return held
 
 
 def _hidden(path: Path, ending: str) -> Path:
@@ -154,7 +145,9 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names of the files in a folder."""
+    """The same for the names of the files in a folder; Windows, which opens no folder, does so by itself."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

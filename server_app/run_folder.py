@@ -57,7 +57,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._lock.close()
+        self._lock.release()
 
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""

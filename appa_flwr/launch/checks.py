@@ -105,7 +105,7 @@ def claim_run_folder(config: Config) -> Path:
     """
     folder = config.run_folder
     if config.run.resume:
-        lock(folder / LOG_FILE, patience=LOCK_SECONDS).close()
+        lock(folder / LOG_FILE, patience=LOCK_SECONDS).release()
         with writing(folder):
             (folder / ERROR_FILE).unlink(missing_ok=True)
         return folder

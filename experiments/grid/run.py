@@ -88,19 +88,20 @@ def _settled(
         held = lock(path)
     except UserError:
         return False
-    with held:
+    try:
         seconds = read(mark(output, cell), dict[str, float])
         if seconds is None:
             started = time.monotonic()
-            try:
-                if not finished(cell.folder):  # killed between its end and its mark
-                    launch(_resumed(cell))
-            except (RunFailed, UserError) as error:
-                outcome.failed[cell.name] = str(error).splitlines()[0]
-                say(f"{cell.name}: FAILED: {outcome.failed[cell.name]}")
-                return True
+            if not finished(cell.folder):  # killed between its end and its mark
+                launch(_resumed(cell))
             seconds = {"seconds": round(time.monotonic() - started, 1)}
             replace_file(mark(output, cell), dumps(seconds).encode(), parents=True)
+    except (RunFailed, UserError) as error:
+        outcome.failed[cell.name] = str(error).splitlines()[0]
+        say(f"{cell.name}: FAILED: {outcome.failed[cell.name]}")
+        return True
+    finally:
+        held.release()
     outcome.done[cell.name] = seconds["seconds"]
     left = sum(hours(grid, cells, outcome.done).values())
     say(f"{cell.name}: done; {len(outcome.done)} of {len(cells)} cells, about {_duration(left)} left")

@@ -250,7 +250,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(grid_file, tmp_path, mon
     def pause(seconds):  # the other one ends while this one waits
         write_run(cells[1].config)
         run.mark(output, cells[1]).write_text('{"seconds": 60}')
-        held.close()
+        held.release()
 
     monkeypatch.setattr(run.time, "sleep", pause)
     outcome = go(grid, cells, tmp_path, launcher)

@@ -88,8 +88,11 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_p
 def test_a_run_that_is_still_written_is_not_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "LOCK_SECONDS", 0.0)
     folder = checks.claim_run_folder(Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"}))
-    with lock(folder / "run.log"), pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
+    held = lock(folder / "run.log")
+    with pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
         checks.claim_run_folder(resumable(folder))
+    held.release()
+    assert checks.claim_run_folder(resumable(folder)) == folder
 
 
 def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):

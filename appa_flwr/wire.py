@@ -38,14 +38,26 @@ TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 """Which of a group's own answers PluralLLM is measured on."""
 
-FAILED, MEAN_REFUSED, OWN_ANSWERS_REFUSED = 100, 101, 102
-"""Flower error codes of a group's reply: an action failed; the node's own config forbids what was asked for."""
+ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
+"""What scores are asked for: what a policy or a trivial baseline answered, or answers made to find the ceilings."""
+
+FAILED = 100
+MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, SUMS_REFUSED, PROBES_REFUSED, SPENT = range(
+    101, 108
+)
+"""Flower error codes of a group's reply: an action failed; or its owner's policy forbids what was asked for."""
 
 REFUSALS = {
     MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
-    " allow-mean=true in its own --node-config",
+    " mean = true in its owner's policy",
     OWN_ANSWERS_REFUSED: "pluralllm.reward-target = own-answer or posterior would score against training answers"
-    " themselves; a deployed node allows that only by allow-own-answers=true in its own --node-config",
+    " themselves; a deployed node allows that only by own-answers = true in its owner's policy",
+    TRAINING_REFUSED: "its owner's policy has training = false: it trains no PluralLLM; pluralllm.checkpoint does"
+    " without",
+    VOTES_REFUSED: "its owner's policy has votes = false: it does not vote for SFT",
+    SUMS_REFUSED: "its owner's policy has sums = false: it takes part in no sums over groups",
+    PROBES_REFUSED: "its owner's policy has probes = false: it scores no answers made to find ceilings",
+    SPENT: "it has given as many scores of a question as its owner's policy allows (scores-per-question)",
 }
 """What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
 
@@ -81,6 +93,7 @@ class ScoreRequest:
         metrics: names of reward metrics.
         sides: `TARGET_SIDE` and/or `TRUTH_SIDE`.
         draw: 0 scores against the table computed once; another number draws a fresh context with it.
+        asked: `ANSWERS_ASKED` or `PROBES_ASKED`.
     """
 
     question_J: npt.NDArray[np.int64]
@@ -88,6 +101,7 @@ class ScoreRequest:
     metrics: tuple[str, ...]
     sides: tuple[str, ...] = (TARGET_SIDE,)
     draw: int = 0
+    asked: str = ANSWERS_ASKED
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +113,7 @@ class GroupReply:
         rewards: (metric, side) -> rewards (J,) in [0, 1]; NaN only on `TRUTH_SIDE`, where the group has no answer.
         votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft.target`
             is "mean" only, the distribution.
-        counts: whole numbers, such as how many questions the group answered.
+        counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its policy allows.
         sums: (part, predictor) -> measure -> its sum over the group's answers of that part, with their number "cells":
             how good PluralLLM is, and what costs nothing next to it.
     """
@@ -161,7 +175,14 @@ def pack_score_request(request: ScoreRequest) -> RecordDict:
         "question": np.asarray(request.question_J, dtype=np.int64),
         "prediction": np.asarray(request.prediction_JK, dtype=np.float64),
     }
-    settings = ConfigRecord({"metrics": list(request.metrics), "sides": list(request.sides), "draw": request.draw})
+    settings = ConfigRecord(
+        {
+            "metrics": list(request.metrics),
+            "sides": list(request.sides),
+            "draw": request.draw,
+            "asked": request.asked,
+        }
+    )
     return RecordDict({"answers": arrays_record(arrays), "settings": settings})
 
 
@@ -177,8 +198,10 @@ def unpack_score_request(content: RecordDict) -> ScoreRequest:
         sides = tuple(_strings(settings["sides"]))
         if not set(sides) <= {TARGET_SIDE, TRUTH_SIDE}:
             raise ValueError("an unknown side")
-        metrics = tuple(_strings(settings["metrics"]))
-        return ScoreRequest(question_J, prediction_JK, metrics, sides, int(str(settings["draw"])))
+        metrics, asked = tuple(_strings(settings["metrics"])), str(settings["asked"])
+        if asked not in (ANSWERS_ASKED, PROBES_ASKED):
+            raise ValueError("neither answers nor probes")
+        return ScoreRequest(question_J, prediction_JK, metrics, sides, int(str(settings["draw"])), asked)
 
 
 def pack_weights(weights: ArrayRecord) -> RecordDict:

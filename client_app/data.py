@@ -14,6 +14,7 @@ from flwr.app import Context
 from appa_flwr import wire
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.errors import UserError
+from appa_flwr.owner.policy import Policy
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
 from client_app.outgoing import Refused
@@ -28,18 +29,15 @@ def deployed(node_config: Mapping[str, object]) -> bool:
     return bool(node_config.get("group"))
 
 
-def check_allowed(config: Config, node_config: Mapping[str, object]) -> None:
-    """Refuse a run that asks for more than this node gives away, whoever submitted it.
+def check_allowed(config: Config, policy: Policy) -> None:
+    """Refuse a run that asks for training answers themselves where the owner has not allowed it.
 
     Raises:
-        Refused: the node is deployed, and `sft.target` is "mean" without `allow-mean=true` in its own config, or
-            `pluralllm.reward-target` is another than "predicted" without `allow-own-answers=true` there.
+        Refused: `sft.target` is "mean", or `pluralllm.reward-target` is another than "predicted".
     """
-    if not deployed(node_config):
-        return
-    if config.sft.target == "mean" and node_config.get("allow-mean") is not True:
+    if config.sft.target == "mean" and not policy.mean:
         raise Refused(wire.MEAN_REFUSED)
-    if config.pluralllm.reward_target != "predicted" and node_config.get("allow-own-answers") is not True:
+    if config.pluralllm.reward_target != "predicted" and not policy.own_answers:
         raise Refused(wire.OWN_ANSWERS_REFUSED)
 
 

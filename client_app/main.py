@@ -18,7 +18,9 @@ from flwr.clientapp import ClientApp
 
 from appa_flwr import votes, wire
 from appa_flwr.errors import UserError
+from appa_flwr.owner.policy import policy_of
 from client_app import data, outgoing, scoring, state
+from client_app.protection import Protection
 
 if TYPE_CHECKING:
     from pluralllm.data import GroupData
@@ -42,8 +44,8 @@ def catalogue(message: Message, context: Context) -> Message:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
     from pluralllm.data import group_data
 
-    config = data.context_config(context)
-    data.check_allowed(config, context.node_config)
+    config, policy = data.context_config(context), policy_of(context.node_config)
+    data.check_allowed(config, policy)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
@@ -62,8 +64,9 @@ def catalogue(message: Message, context: Context) -> Message:
                 truth_QK[row] = 0.0
                 truth_QK[row, : len(own)] = own
         state.remember_data(context.state, d_g, truth_QK)
-        simulated = int(not data.deployed(context.node_config))
-        counts = {"answered": len(d_g), "known": len(answers), "simulated": simulated}
+        counts = {"answered": len(d_g), "known": len(answers)}
+        counts["simulated"] = int(not data.deployed(context.node_config))
+        counts |= {"truth": int(policy.truth), "probes": int(policy.probes)}
         replies.append(wire.GroupReply(name, counts=counts))
     if not replies:
         raise UserError("no group of this node has answers that can be used")
@@ -77,13 +80,16 @@ def population(message: Message, context: Context) -> Message:
     """Take part in the sums over groups: masked parts leave, totals come, each group keeps what it makes of them."""
     from client_app import population as sums
 
+    policy = policy_of(context.node_config)
+    if not policy.sums:
+        raise outgoing.Refused(wire.SUMS_REFUSED)
     public = state.catalogue(context.state)
     node = sums.Node(
         context.state,
         data.context_config(context),
         public.train_Q,
         public.option_QK,
-        deployed=data.deployed(context.node_config),
+        min_nodes=policy.min_nodes if data.deployed(context.node_config) else 0,
     )
     return outgoing.send_sums(message, sums.respond(wire.unpack_sums_request(message.content), node))
 
@@ -94,6 +100,8 @@ def train(message: Message, context: Context) -> Message:
     """One round of PluralLLM's federated pretraining; the groups of a node are averaged by their number of answers."""
     from client_app import predictor
 
+    if not policy_of(context.node_config).training:
+        raise outgoing.Refused(wire.TRAINING_REFUSED)
     config = data.context_config(context)
     settings = message.content.config_records["config"]
     trained = predictor.train_round(
@@ -113,6 +121,8 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score a round's weights on the training groups' held-out questions: the server keeps the best round's."""
     from client_app import predictor
 
+    if not policy_of(context.node_config).training:
+        raise outgoing.Refused(wire.TRAINING_REFUSED)
     public = state.catalogue(context.state)
     weights = message.content.array_records["arrays"]
     ours = predictor.load(data.context_config(context), weights, state.embedding(public), public.train_Q)
@@ -135,7 +145,7 @@ def targets(message: Message, context: Context) -> Message:
     from client_app import predictor
 
     config = data.context_config(context)
-    data.check_allowed(config, context.node_config)
+    data.check_allowed(config, policy_of(context.node_config))
     public = state.catalogue(context.state)
     weights = wire.unpack_weights(message.content)
     if config.pluralllm.context_resampling == "every-iteration":
@@ -164,8 +174,10 @@ def targets(message: Message, context: Context) -> Message:
 @outgoing.guarded
 def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
-    config = data.context_config(context)
-    data.check_allowed(config, context.node_config)
+    config, policy = data.context_config(context), policy_of(context.node_config)
+    data.check_allowed(config, policy)
+    if not policy.votes:
+        raise outgoing.Refused(wire.VOTES_REFUSED)
     kind = votes.DISTRIBUTION if config.sft.target == "mean" else votes.BALLOTS[config.task]
     public = state.catalogue(context.state)
     replies = []
@@ -182,6 +194,9 @@ def vote(message: Message, context: Context) -> Message:
 def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
+    protection = Protection.of(context.node_config)
+    if request.asked == wire.PROBES_ASKED and not protection.policy.probes:
+        raise outgoing.Refused(wire.PROBES_REFUSED)
     public = state.catalogue(context.state)
     replies = []
     for name in state.groups(context.state):
@@ -194,7 +209,8 @@ def score(message: Message, context: Context) -> Message:
                 side_QK = _fresh_targets(context, name, draw=request.draw)
             else:
                 side_QK = state.targets(context.state, name)
-            for metric, reward_J in scoring.score(request, side_QK, public.option_QK).items():
+            scored = scoring.score(request, side_QK, public.option_QK)
+            for metric, reward_J in protection.released(request, scored, public, group=name, side=side).items():
                 rewards[metric, side] = reward_J
         replies.append(wire.GroupReply(name, rewards))
     return outgoing.send(message, replies)

@@ -5,14 +5,18 @@ Axis letters: J scored answers.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 
 from appa_flwr import wire
 from appa_flwr.errors import UserError
+from appa_flwr.owner.ledger import Release, ledger_of, now
 
 Action = Callable[[Message, Context], Message]
 
@@ -59,22 +63,50 @@ def send_sums(message: Message, reply: wire.SumsReply) -> Message:
 
 
 def guarded(action: Action) -> Action:
-    """Turn any exception of an action into an error reply without private text.
+    """Turn any exception of an action into an error reply without private text, and write down what leaves.
 
     Flower would send the exception's whole message to the server, and that may quote a survey row. The server is told
     which action failed and the kind of exception, or a refusal's fixed words; the full traceback stays in this group's
-    own log.
+    own log. A deployed node's reply is in its ledger before it leaves; without a ledger none does.
     """
 
     def safely(message: Message, context: Context) -> Message:
         try:
-            return action(message, context)
+            reply = action(message, context)
+            _write_down(message, context, reply=reply)
+            return reply
         except Refused as refused:
             log.error("action %s refused: %s", action.__name__, refused)
-            return Message(Error(code=refused.code, reason=wire.REFUSALS[refused.code]), reply_to=message)
+            code, reason = refused.code, wire.REFUSALS[refused.code]
         except Exception as error:
             log.exception("action %s failed", action.__name__)
             reason = f"{action.__name__} failed: {type(error).__name__} (details are in the group's own log)"
-            return Message(Error(code=wire.FAILED, reason=reason), reply_to=message)
+            code = wire.FAILED
+        with contextlib.suppress(UserError):  # no number leaves
+            _write_down(message, context, refused=reason)
+        return Message(Error(code=code, reason=reason), reply_to=message)
 
     return safely
+
+
+def _write_down(message: Message, context: Context, *, reply: Message | None = None, refused: str = "") -> None:
+    ledger = ledger_of(context.node_config)
+    if ledger is None:
+        return
+    numbers, content = 0, b""
+    if reply is not None:
+        content = recorddict_to_proto(reply.content).SerializeToString(deterministic=True)
+        arrays = sum(int(np.prod(array.shape)) for of in reply.content.array_records.values() for array in of.values())
+        numbers = arrays + sum(np.size(value) for of in reply.content.metric_records.values() for value in of.values())
+    ledger.write(
+        Release(
+            time=now(),
+            run=str(message.metadata.run_id),
+            message=message.metadata.message_id,
+            kind=message.metadata.message_type,
+            groups=str(context.node_config["group"]),
+            numbers=numbers,
+            sha256=hashlib.sha256(content).hexdigest() if reply is not None else "",
+            refused=refused,
+        )
+    )

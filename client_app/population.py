@@ -21,8 +21,6 @@ from client_app import state
 from pluralllm import population
 from pluralllm.data import BoolArray, FloatArray, GroupData
 
-# deployed: whoever takes one part out of the sum of three still sees that of two
-MIN_NODES = 3
 _TOTALS = (wire.KEYS, wire.COUNTS, wire.ANSWERS)
 
 
@@ -34,14 +32,14 @@ class Node:
         memory: the node's state.
         train_Q: which questions are for training.
         option_QK: True where a question has that option.
-        deployed: whether it is a party of its own; in a simulation every group counts as one, whatever node it is on.
+        min_nodes: fewest nodes in a sum, by the owner's policy; 0 in a simulation, where groups share nodes by chance.
     """
 
     memory: RecordDict
     config: Config
     train_Q: BoolArray
     option_QK: BoolArray
-    deployed: bool
+    min_nodes: int
 
     @property
     def seen(self) -> list[str]:
@@ -79,8 +77,8 @@ def respond(request: wire.SumsRequest, node: Node) -> wire.SumsReply:
         return wire.SumsReply(public_key=secure_sum.public_key(private))
     if memory.public_keys not in ((), request.public_keys):
         raise UserError("sums: the nodes that take part have changed since the first step")
-    least = max(MIN_NODES, node.config.sums.min_groups)
-    if node.deployed and len(request.public_keys) < least:
+    least = max(node.min_nodes, node.config.sums.min_groups)
+    if node.min_nodes and len(request.public_keys) < least:
         raise UserError(f"sums: {len(request.public_keys)} nodes take part, and deployed they must be {least}")
     part = _counts(node) if request.step == wire.COUNTS else _answers(node, request.tables["allowed"].astype(bool))
     state.remember_exchange(node.memory, state.Exchange(memory.private, request.public_keys, done))
@@ -97,7 +95,7 @@ def _counts(node: Node) -> dict[str, FloatArray]:
     count_Q = np.zeros(len(node.train_Q))
     for name in node.seen:
         count_Q[node.shared(name, np.ones_like(node.train_Q)).question_N] += 1
-    return {"count": count_Q, "parties": np.minimum(count_Q, 1.0) if node.deployed else count_Q}
+    return {"count": count_Q, "parties": np.minimum(count_Q, 1.0) if node.min_nodes else count_Q}
 
 
 def _answers(node: Node, allowed_Q: BoolArray) -> dict[str, FloatArray]:

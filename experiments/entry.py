@@ -8,7 +8,7 @@ from collections.abc import Callable
 import typer
 
 from appa_flwr.errors import UserError
-from appa_flwr.launch.flower import RunFailed
+from appa_flwr.launch.endings import RunFailed
 
 RUN_FAILED, USER_ERROR = 1, 2
 

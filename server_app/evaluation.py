@@ -6,7 +6,7 @@ Axis letters: G groups, Q questions, J answers, K options.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +159,7 @@ def frame(
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
     them away (docs/decisions/ceilings.md), so this asks for those, in a simulation against the survey answers too;
-    `eval.ceilings = false` leaves it out. `js-distance` has no ceilings.
+    `eval.ceilings = false` leaves it out, and so does a group's owner who lets nobody probe. `js-distance` has none.
 
     Args:
         federation: the groups that score.
@@ -181,7 +181,7 @@ def frame(
         rows = [row for one in scored for row in one.rows]
         return Frame(rows, pd.concat([one.cells for one in scored]), differences)
 
-    if not config.eval.ceilings:
+    if not config.eval.ceilings or federation.without_probes:
         return framed(None)
     sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
     probed = probe_targets(federation, question_J, option_JK, sides=sides)
@@ -231,7 +231,7 @@ def probe_targets(
     one_hot = np.zeros((len(row), option_JK.shape[1]))
     one_hot[np.arange(len(row)), option] = 1.0
     request = given_answers(question_J[row], one_hot).request(["cosine"], sides=sides)
-    scored = federation.score(request)
+    scored = federation.score(replace(request, asked=wire.PROBES_ASKED))
     found = {}
     for side in sides:
         cosine_GP = 2.0 * scored["cosine", side] - 1.0

@@ -102,5 +102,9 @@ def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[Summary
         run.folder.write(SUMMARY, tuple(rows))
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)
-        phase.step(1, 1, "uniform, majority" + (", ceilings" if run.config.eval.ceilings else ""))
+        said = "uniform, majority"
+        if run.config.eval.ceilings:
+            against = ", ".join(run.federation.without_probes)
+            said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"
+        phase.step(1, 1, said)
     return rows

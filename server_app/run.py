@@ -169,7 +169,8 @@ def join(run: Run) -> dict[str, int]:
             )
         questions = f"{catalogue.train_Q.sum()} training and {(~catalogue.train_Q).sum()} held-out questions"
         answers = ", ".join(f"{name} {count}" for name, count in answered.items())
-        phase.step(1, 1, f"{questions}; answers by group: {answers}")
+        withheld = f"; NO SURVEY SCORES FROM {names}" if (names := ", ".join(federation.without_truth)) else ""
+        phase.step(1, 1, f"{questions}; answers by group: {answers}{withheld}")
     return answered
 
 

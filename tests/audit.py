@@ -89,6 +89,7 @@ def make_world(folder: Path, **changes: object) -> World:
     return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
 
 
+COUNTS = [f"0|{name}" for name in ("answered", "known", "simulated", "truth", "probes")]
 _NAMES = {"groups": ConfigRecord}
 RECORDS: dict[str, dict[str, type]] = {
     "train": {"arrays": ArrayRecord, "metrics": MetricRecord},
@@ -148,7 +149,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
     elif reply.kind == wire.POPULATION:
         yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public)
     elif reply.kind == wire.CATALOGUE:
-        yield from typed(numbers, "counts", {"0|answered": int, "0|known": int, "0|simulated": int})
+        yield from typed(numbers, "counts", dict.fromkeys(COUNTS, int))
     elif reply.kind == wire.TARGETS:
         yield from sums(dict(numbers.get("sums", {})), public)
     elif reply.kind == wire.SCORE:

@@ -78,9 +78,14 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     return _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
 
 
-def deployed(config: Config, files: Mapping[str, Path]) -> dict[int, Context]:
-    """Contexts of deployed nodes, one a group, each with the group's own data file."""
-    return _contexts(config, 2000, [{"group": group, "data": str(path)} for group, path in files.items()])
+def deployed(config: Config, files: Mapping[str, Path], *, policy: str = "") -> dict[int, Context]:
+    """Contexts of deployed nodes, one a group, each with the group's own data file and its owner's policy beside it."""
+    nodes: list[dict[str, int | str]] = []
+    for group, path in files.items():
+        written = path.with_suffix(".policy.toml")
+        written.write_text(policy)
+        nodes.append({"group": group, "data": str(path), "policy": str(written)})
+    return _contexts(config, 2000, nodes)
 
 
 def _contexts(config: Config, first: int, node_configs: Sequence[dict[str, int | str]]) -> dict[int, Context]:

@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from appa_flwr import config as settings
 from appa_flwr.errors import UserError
 from appa_flwr.launch.checks import find_app_folder, read_survey
-from appa_flwr.launch.flower import RunFailed, launch
-from appa_flwr.launch.processes import Stopped
+from appa_flwr.launch.endings import RunFailed, Stopped
+from appa_flwr.launch.group import app as group
+from appa_flwr.launch.shown import show
 from appa_flwr.run.files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.run.resume import resumable
 
 RUN_FAILED = 1
 USER_ERROR = 2
 SIGNAL_BASE = 128
-_PIPE_WIDTH = 160  # a table in a pipe has no terminal to take its width from
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
@@ -36,6 +35,7 @@ app = typer.Typer(
 
 export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 app.add_typer(export, name="export")
+app.add_typer(group, name="group")
 
 _File = Annotated[Path | None, typer.Argument(help="TOML file of config keys.", show_default=False)]
 _Overrides = Annotated[
@@ -67,6 +67,8 @@ def run(
         raise UserError(f"--resume {resume} goes on with the keys the run began with; it takes no FILE and no -c")
     else:
         config = resumable(resume)
+    from appa_flwr.launch.flower import launch
+
     folder = launch(config, app_folder=find_app_folder(here), verbose=verbose)
     written = folder / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
@@ -76,14 +78,16 @@ def run(
 def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbose = False) -> None:
     """Pretrain the preference predictor alone, and show how far it can be trusted."""
     config = settings.assemble(file, [*(overrides or []), "run.phases=pluralllm"], folder=Path.cwd())
+    from appa_flwr.launch.flower import launch
+
     folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
     from appa_flwr.report import predictor
     from appa_flwr.report.artifacts import read_run
 
     found = read_run(folder).pluralllm
     if found is not None:
-        _show(predictor.table(found), predictor.by_context(found), predictor.kept(found), predictor.note(found))
-        _show(*predictor.uncertainty(found))
+        show(predictor.table(found), predictor.by_context(found), predictor.kept(found), predictor.note(found))
+        show(*predictor.uncertainty(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 
@@ -115,17 +119,17 @@ def config(
         table = Table("key", "value", "valid", "what it does", title=title, title_justify="left")
         for key in settings.keys_in(section):
             table.add_row(key.name, settings.to_toml(values[key.name]), key.valid, key.doc)
-        _show(table)
+        show(table)
     if not every:
         table = Table("section", "what it is about", "its keys")
         for section, purpose in settings.SECTIONS.items():
             names = (key.name.removeprefix(f"{section}.") for key in settings.keys_in(section))
             table.add_row(section, purpose, ", ".join(names))
-        _show(table, "appa config --all shows these in full; -c SECTION.KEY=VALUE sets one")
+        show(table, "appa config --all shows these in full; -c SECTION.KEY=VALUE sets one")
         table = Table("preset", "what it is for")
         for name, purpose in settings.preset_purposes().items():
             table.add_row(name, purpose)
-        _show(table, "-c preset=NAME starts from one")
+        show(table, "-c preset=NAME starts from one")
 
 
 @app.command()
@@ -145,7 +149,7 @@ def survey(
     folder = Path(f"{Path(chosen.survey).stem}-split") if out is None else out
     written = export.export_split(found, folder)
     drawn = picture.draw(found, folder / picture.FILE)
-    _show(
+    show(
         *report.tables(found),
         f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out",
         *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
@@ -169,7 +173,7 @@ def diagnose(
     table = Table("rule", "correlation of its reward with the plain mean's")
     for name, value in found.agreement.items():
         table.add_row(name, f"{value:.3f}")
-    _show(table, *found.sentences(threshold=chosen.appa.fairness_threshold))
+    show(table, *found.sentences(threshold=chosen.appa.fairness_threshold))
 
 
 @export.command("lm-eval")
@@ -197,15 +201,6 @@ def push(
     from appa_flwr.launch.hub import upload
 
     typer.echo(f"pushed: {upload(run_folder, repository, public=public, predictor=predictor)}")
-
-
-def _show(*parts: Table | str | None) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
-    for part in parts:
-        if isinstance(part, str):
-            typer.echo(part)
-        elif part is not None:
-            console.print(part, markup=False)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch.checks import APP_NAME, claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Show, Tail, read_progress, shown
 from appa_flwr.run.files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
@@ -39,10 +40,6 @@ MAX_RAY_FOLDER = 30
 _LOOPBACK = "127.0.0.1"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
-
-
-class RunFailed(Exception):
-    """The run started and did not complete; the message says why and where the log lies."""
 
 
 def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:

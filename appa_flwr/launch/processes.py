@@ -20,18 +20,12 @@ from typing import Any
 
 import psutil
 
+from appa_flwr.launch.endings import Stopped
+
 END_SECONDS = 5.0  # between asking a process to end and killing it
 END_ROUNDS = 5  # a process can start another one while it is being ended
 LOOK_SECONDS = 0.1  # between the two looks that must find nothing
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Stopped(BaseException):
-    """A signal asked the launcher to stop; raised in its place so that everything started is ended first."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.files import lock, replace_file
-from appa_flwr.launch.flower import RunFailed
+from appa_flwr.launch.endings import RunFailed
 from appa_flwr.run.files import CONFIG_FILE, dumps, read
 from appa_flwr.run.resume import finished
 from experiments.grid.plan import STAGES, Cell, Grid, Stage

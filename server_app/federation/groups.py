@@ -33,6 +33,9 @@ class Federation:
         self.grid = grid
         self.groups: tuple[str, ...] = ()
         self.simulated = False  # until every group has said so
+        # whose owners keep answers to themselves, and let nobody probe for ceilings
+        self.without_truth: tuple[str, ...] = ()
+        self.without_probes: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
         self._homes: dict[str, int] = {}
         self._min_groups, self._timeout = min_groups, timeout
@@ -129,6 +132,9 @@ class Federation:
         replies = self._replies(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
         self._require(replies, "take the catalogue of questions")
         self.simulated = all(reply.counts.get("simulated") for reply in replies.values())
+        self.without_truth, self.without_probes = (
+            tuple(name for name, reply in replies.items() if not reply.counts.get(what)) for what in ("truth", "probes")
+        )
         return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
 
     def send_targets(

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -65,6 +66,36 @@ def test_a_group_takes_part_with_no_more_than_its_list(record):
     assert HEAVY.isdisjoint(found["imported"])
     # and the list holds nothing that is not imported
     assert {Requirement(line).name for line in requirements()} <= set(found["imported"])
+
+
+def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record):
+    listed = record.with_name("requirements.txt")
+    listed.write_text("\n".join(requirements()))
+    data = next(iter(pickle.loads(record.read_bytes())["files"].values()))
+    code = f"""
+        import sys
+        from pathlib import Path
+        from group_life import forget_all_but
+        forget_all_but(Path({str(listed)!r}).read_text().splitlines())
+        from appa_flwr.launch.cli import main
+        sys.argv = ["appa", "group", *sys.argv[1:]]
+        main()
+    """
+    ledger = data.with_suffix(".ledger.sqlite")
+    for arguments, part in (
+        (["check", str(data), "--questions", str(record.with_name("questions.jsonl"))], "of 32 public questions"),
+        (["policy"], "truth = false"),
+        (["audit", str(ledger)], "query.score"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), *arguments],
+            env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert part in done.stdout
 
 
 def test_without_one_of_them_it_could_not(record):

@@ -8,18 +8,22 @@ Axis letters: Q public questions, K options.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from audit import DIARY, HIDDEN_QUESTION, World, audit, holds, make_world, talked, texts_in
-from flwr.app import Context, RecordDict
-from in_process import InProcessGrid, deployed, flower_task, request
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from in_process import Crossed, InProcessGrid, deployed, flower_task, request
 from talk import KINDS, talk
 
 from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.owner.ledger import Ledger
 from client_app import predictor, state
 from server_app import main as server
 from server_app.federation.catalogue import build_catalogue
@@ -29,10 +33,53 @@ from server_app.federation.catalogue import build_catalogue
 def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
     """The embedded run, all phases, by the real server."""
     world = make_world(tmp_path_factory.mktemp("whole"))
-    grid = InProcessGrid(deployed(world.config, world.files))
+    grid = InProcessGrid(deployed(world.config, world.files, policy="truth = true\nprobes = true"))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     return world, grid
+
+
+def in_whole(reply: Crossed) -> int:
+    """Numbers in a reply, however they are packed."""
+    records = reply.message.content.values()
+    return sum(
+        sum(array.numpy().size for array in record.values())
+        if isinstance(record, ArrayRecord)
+        else sum(np.size(value) for value in record.values())
+        for record in records
+        if not isinstance(record, ConfigRecord)
+    )
+
+
+def test_every_ledger_accounts_for_every_number_that_left(whole_run):
+    world, grid = whole_run
+    for node, path in zip(grid.contexts, world.files.values(), strict=True):
+        left = [reply for reply in grid.replies if reply.message.metadata.src_node_id == node]
+        written = Ledger(path.with_suffix(".ledger.sqlite")).releases()
+        assert [(line.kind, line.numbers) for line in written] == [(reply.kind, in_whole(reply)) for reply in left]
+        assert not any(line.refused for line in written)
+        for line, reply in zip(written, left, strict=True):
+            content = recorddict_to_proto(reply.message.content).SerializeToString(deterministic=True)
+            assert line.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_probes(tmp_path):
+    world = make_world(tmp_path)
+    grid = InProcessGrid(deployed(world.config, world.files))
+    with flower_task():
+        server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
+    assert audit(grid, world) == []
+    assert not any(reply.message.has_error() for reply in grid.replies)  # the server asks for no probes in vain
+    rewards = [reply.message.content.array_records for reply in grid.replies if reply.kind == wire.SCORE]
+    truth = [array.numpy() for record in rewards for key, array in record["rewards"].items() if "|truth" in key]
+    assert truth
+    assert all(np.isnan(reward_J).all() for reward_J in truth)
+    rows = json.loads((world.config.run_folder / "summary.json").read_text())
+    assert {row["policy"] for row in rows} >= {"base", "sft", "ppo", "uniform", "majority"}
+    assert not any(row["policy"].startswith("ceiling") or row["survey"] for row in rows)
+    said = (world.config.run_folder / "run.log").read_text()
+    assert "NO SURVEY SCORES FROM Avaria, Belmora, Castria" in said
+    assert "NO CEILINGS: Avaria, Belmora, Castria let nobody probe for them" in said
 
 
 def test_a_whole_run_lets_only_the_protocol_out(whole_run):
@@ -94,7 +141,9 @@ def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
     """`sft.target` is a key of whoever submits; a deployed node's answers do not leave by it."""
     world = make_world(tmp_path, sft__target="mean")
     grid = InProcessGrid(deployed(world.config, world.files))
-    with pytest.raises(UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* allow-mean=true"):
+    with pytest.raises(
+        UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* mean = true in its owner"
+    ):
         talk(grid, world.config)
     # Nor where the run began with another target: the vote is refused for itself.
     grid.contexts = talked(replace(world, config=Config.load({**world.config.flat(), "sft.target": "votes"}))).contexts
@@ -111,7 +160,7 @@ def test_a_submission_that_would_score_against_training_answers_is_refused(targe
     """Rewards of well-chosen answers tell what they are scored against."""
     world = make_world(tmp_path, pluralllm__reward_target=target)
     grid = InProcessGrid(deployed(world.config, world.files))
-    says = r"only 0 of 3 groups .* 3 nodes refused: pluralllm.reward-target = own-answer .* allow-own-answers=true"
+    says = r"only 0 of 3 groups .* 3 nodes refused: pluralllm.reward-target = own-answer .* own-answers = true in its"
     with pytest.raises(UserError, match=says):
         talk(grid, world.config)
     assert audit(grid, world) == []
@@ -119,9 +168,7 @@ def test_a_submission_that_would_score_against_training_answers_is_refused(targe
 
 def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_others(tmp_path):
     world = make_world(tmp_path, sft__target="mean", pluralllm__rounds=1)
-    grid = InProcessGrid(deployed(world.config, world.files))
-    for context in grid.contexts.values():
-        context.node_config["allow-mean"] = True
+    grid = InProcessGrid(deployed(world.config, world.files, policy="mean = true"))
     talk(grid, world.config)
     findings = audit(grid, world)
     assert findings

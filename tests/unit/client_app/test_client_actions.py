@@ -15,6 +15,7 @@ from in_process import deployed, simulated
 from surveys import row, write
 
 from appa_flwr import wire
+from appa_flwr.owner.ledger import Ledger
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import state
@@ -68,7 +69,8 @@ def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
     config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
-    nodes = dict(zip(files, map(Node, deployed(config, files).values()), strict=True))
+    contexts = deployed(config, files, policy="truth = true")
+    nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
     return survey, nodes, build_catalogue(config)
 
 
@@ -80,7 +82,7 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert reply.counts == {"answered": len(training), "known": len(own), "simulated": 0}
+        assert reply.counts == {"answered": len(training), "known": len(own), "simulated": 0, "truth": 1, "probes": 0}
         kept = state.data(node.context.state, group)
         assert kept.question_N.tolist() == sorted(training)
         for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
@@ -203,21 +205,29 @@ def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one()
         assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
 
 
+def owned(folder, policy):
+    """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
+    node_config = {"group": "Avaria", "ledger": str(folder / "ledger.sqlite")}
+    if policy is not None:
+        (folder / "policy.toml").write_text(policy)
+        node_config["policy"] = str(folder / "policy.toml")
+    return node_config
+
+
 @pytest.mark.parametrize(
-    ("node_config", "code"),
+    ("policy", "code"),
     [
-        ({}, wire.MEAN_REFUSED),
-        ({"allow-mean": False}, wire.MEAN_REFUSED),
-        ({"allow-mean": "true"}, wire.MEAN_REFUSED),
-        ({"allow-mean": 1}, wire.MEAN_REFUSED),
-        ({"allow-mean": True}, None),
+        (None, wire.MEAN_REFUSED),
+        ("", wire.MEAN_REFUSED),
+        ("mean = false", wire.MEAN_REFUSED),
+        ("own-answers = true", wire.MEAN_REFUSED),
+        ("mean = true", None),
     ],
-    ids=repr,
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
-def test_deployed_the_mean_is_refused_unless_the_nodes_own_config_allows_it(kind, node_config, code):
+def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, code, tmp_path):
     node, catalogue = prepared_node()
-    node.context.node_config = {"group": "Avaria", **node_config}
+    node.context.node_config = owned(tmp_path, policy)
     node.context.run_config = dict(config_of(sft__target="mean").flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -227,28 +237,62 @@ def test_deployed_the_mean_is_refused_unless_the_nodes_own_config_allows_it(kind
 
 @pytest.mark.parametrize("target", ["own-answer", "posterior"])
 @pytest.mark.parametrize(
-    ("node_config", "code"),
+    ("policy", "code"),
     [
-        ({}, wire.OWN_ANSWERS_REFUSED),
-        ({"allow-own-answers": False}, wire.OWN_ANSWERS_REFUSED),
-        ({"allow-own-answers": "true"}, wire.OWN_ANSWERS_REFUSED),
-        ({"allow-own-answers": 1}, wire.OWN_ANSWERS_REFUSED),
-        ({"allow-mean": True}, wire.OWN_ANSWERS_REFUSED),
-        ({"allow-own-answers": True}, None),
+        (None, wire.OWN_ANSWERS_REFUSED),
+        ("own-answers = false", wire.OWN_ANSWERS_REFUSED),
+        ("mean = true", wire.OWN_ANSWERS_REFUSED),
+        ("own-answers = true", None),
     ],
-    ids=repr,
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.TARGETS])
-def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_node_s_own_config_allows_it(
-    kind, node_config, code, target
+def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows_it(
+    kind, policy, code, target, tmp_path
 ):
     node, catalogue = prepared_node()
-    node.context.node_config = {"group": "Avaria", **node_config}
+    node.context.node_config = owned(tmp_path, policy)
     node.context.run_config = dict(config_of(pluralllm__reward_target=target).flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
     if code:
         assert reply.error.reason == wire.REFUSALS[code]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "code"),
+    [
+        ("training = false", TRAIN, wire.TRAINING_REFUSED),
+        ("training = false", "evaluate", wire.TRAINING_REFUSED),
+        ("votes = false", wire.VOTE, wire.VOTES_REFUSED),
+        ("sums = false", wire.POPULATION, wire.SUMS_REFUSED),
+    ],
+)
+def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(policy, kind, code, tmp_path):
+    node, catalogue = prepared_node()
+    node.context.node_config = owned(tmp_path, policy)
+    content = node.content(TRAIN if kind == "evaluate" else kind, catalogue)
+    if kind == wire.POPULATION:
+        content = wire.pack_sums_request(wire.SumsRequest(wire.KEYS))
+    reply = node.ask(kind, content)
+    assert (reply.error.code, reply.error.reason) == (code, wire.REFUSALS[code])
+    (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
+    assert (line.kind, line.numbers, line.sha256, line.refused) == (kind, 0, "", wire.REFUSALS[code])
+
+
+def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path):
+    node, catalogue = prepared_node()
+    node.context.node_config = owned(tmp_path, "votse = false")
+    for kind in (wire.CATALOGUE, wire.VOTE, wire.SCORE):
+        reply = node.ask(kind, node.content(kind, catalogue))
+        assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")
+
+
+@pytest.mark.parametrize("place", ["", "no/such/folder/ledger.sqlite"])
+def test_without_a_ledger_nothing_leaves(place, tmp_path):
+    node, catalogue = prepared_node()
+    node.context.node_config = {"group": "Avaria", **({"ledger": str(tmp_path / place)} if place else {})}
+    for kind in (wire.ROLL_CALL, wire.VOTE, wire.SCORE):
+        assert node.ask(kind, node.content(kind, catalogue)).has_error()
 
 
 # --- targets --------------------------------------------------------------------------------------

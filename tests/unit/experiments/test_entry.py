@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from appa_flwr.errors import UserError
-from appa_flwr.launch.flower import RunFailed
+from appa_flwr.launch.endings import RunFailed
 from experiments import entry, grpo
 
 

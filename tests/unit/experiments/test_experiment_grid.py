@@ -13,7 +13,7 @@ import report_runs
 from appa_flwr.errors import UserError
 from appa_flwr.files import lock
 from appa_flwr.launch.checks import claim_run_folder
-from appa_flwr.launch.flower import RunFailed
+from appa_flwr.launch.endings import RunFailed
 from appa_flwr.run import cells as single
 from appa_flwr.run.files import write_config
 from appa_flwr.run.records import Iteration, SummaryRow

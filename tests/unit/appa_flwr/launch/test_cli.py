@@ -12,7 +12,7 @@ from report_runs import predictor_card, write_run
 
 from appa_flwr.aggregation import RULES
 from appa_flwr.config import KEYS, Config
-from appa_flwr.launch import cli
+from appa_flwr.launch import cli, flower
 from appa_flwr.run.files import write_config
 from appa_flwr.run.resume import resumable
 
@@ -85,7 +85,7 @@ def finish(progress):
     ],
 )
 def test_what_cannot_be_resumed_is_one_line(stopped, spoil, more, says, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "launch", None)
+    monkeypatch.setattr(flower, "launch", None)
     spoil(stopped)
     assert appa(monkeypatch, "run", "--resume", str(stopped), *more) == 2
     error = capsys.readouterr().err
@@ -101,7 +101,7 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
         write_run(config.run_folder, config={}, pluralllm=predictor_card(population=None))
         return config.run_folder
 
-    monkeypatch.setattr(cli, "launch", launch)
+    monkeypatch.setattr(flower, "launch", launch)
     overrides = ["-c", f"run.output-dir={tmp_path}", "-c", "run-name=p", "-c", "run.phases=all"]
     assert appa(monkeypatch, "pluralllm", *overrides) == 0
     assert [config.run.phases for config in asked] == ["pluralllm"]

@@ -1,0 +1,118 @@
+"""`appa group`: what a group's owner does at his own machine, before a run and after it.
+
+It needs no more than a group's machine has installed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+
+from appa_flwr.errors import UserError
+from appa_flwr.launch.shown import show
+from appa_flwr.owner.ledger import Ledger, Release
+from appa_flwr.owner.policy import Policy, described, read_policy
+from appa_flwr.survey import read
+from appa_flwr.survey.types import Survey
+
+app = typer.Typer(help="For the owner of a group's data: check it, decide, see what has left.", no_args_is_help=True)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The group's private data file.")],
+    group: Annotated[str, typer.Option(help="Its name, as --node-config will say; empty = all in the file.")] = "",
+    questions: Annotated[
+        Path | None, typer.Option(help="The run's public questions, to see how many are shared.", show_default=False)
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="Your policy file, checked too.", show_default=False)] = None,
+) -> None:
+    """Say what a run could use of a data file, before anything runs."""
+    found = read.read_survey(file, groups=[group] if group else None)
+    show(_answers(found), _left_out(found), *([] if questions is None else [_shared(found, questions)]))
+    if policy is not None:
+        read_policy(policy)
+        show(f"{policy}: can be used")
+
+
+@app.command("policy")
+def print_policy() -> None:
+    """Print a policy file with every key at its default: change it, and name it in --node-config as policy="FILE"."""
+    values = Policy().model_dump(by_alias=True)
+    for key, says in described().items():
+        value = values[key]
+        show(f"# {says}\n{key} = {str(value).lower() if isinstance(value, bool) else value}")
+
+
+@app.command()
+def audit(
+    file: Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")],
+    every: Annotated[bool, typer.Option("--all", help="Show every release, not their sums by run and kind.")] = False,
+) -> None:
+    """Show what has left this node, and how many scores of a question have been given."""
+    ledger = Ledger(file)
+    releases = ledger.releases()
+    show(_each(releases) if every else _by_kind(releases), _purse(ledger))
+
+
+def _answers(found: Survey) -> Table:
+    table = Table("group", "questions answered", "left out")
+    out = Counter(cell.group for cell in found.rejections)
+    for name, answers in found.answers.items():
+        table.add_row(name, str(len(answers)), str(out[name]))
+    return table
+
+
+def _left_out(found: Survey) -> RenderableType | None:
+    if not found.rejections:
+        return None
+    table = Table("left out because", "rows", "first: row, question")
+    for reason, count in Counter(cell.reason for cell in found.rejections).most_common():
+        first = next(cell for cell in found.rejections if cell.reason == reason)
+        table.add_row(reason, str(count), f"{first.row}, {first.question_id}")
+    return table
+
+
+def _shared(found: Survey, questions: Path) -> Table:
+    public = {question.question_id: question.options for question in read.read_questions(questions)}
+    options = {question.question_id: question.options for question in found.questions}
+    table = Table("group", f"of {len(public)} public questions", "options differ", "only in the group's file")
+    for name, answers in found.answers.items():
+        known = [key for key in answers if key in public]
+        same = sum(options[key] == public[key] for key in known)
+        table.add_row(name, str(same), str(len(known) - same), str(len(answers) - len(known)))
+    if not any(key in public for answers in found.answers.values() for key in answers):
+        raise UserError(f"{questions}: has none of the questions answered here; is it the run's public file?")
+    return table
+
+
+def _each(releases: list[Release]) -> Table:
+    table = Table("when", "run", "message kind", "numbers", "sha256", "refused")
+    for line in releases:
+        when = datetime.fromtimestamp(line.time).isoformat(" ", "seconds")
+        table.add_row(when, line.run, line.kind, str(line.numbers), line.sha256[:12], line.refused)
+    return table
+
+
+def _by_kind(releases: list[Release]) -> Table:
+    table = Table("run", "message kind", "messages", "refused", "numbers", "first", "last")
+    for run, kind in dict.fromkeys((line.run, line.kind) for line in releases):
+        mine = [line for line in releases if (line.run, line.kind) == (run, kind)]
+        when = [datetime.fromtimestamp(line.time).isoformat(" ", "seconds") for line in (mine[0], mine[-1])]
+        refused = sum(bool(line.refused) for line in mine)
+        table.add_row(run, kind, str(len(mine)), str(refused), str(sum(line.numbers for line in mine)), *when)
+    return table
+
+
+def _purse(ledger: Ledger) -> Table:
+    table = Table("scores of a question, over all runs", "questions", "most", "mean")
+    for side in ledger.sides():
+        given = ledger.spent(side).values()
+        table.add_row(side, str(len(given)), str(max(given)), f"{sum(given) / len(given):.1f}")
+    return table

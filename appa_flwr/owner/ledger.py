@@ -1,0 +1,171 @@
+"""A deployed node's memory over all runs: every release, and for each question which scores have been given.
+
+One SQLite file beside the group's data. What cannot be written down does not leave.
+
+Axis letters: J scored answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from appa_flwr.errors import UserError
+
+SUFFIX = ".ledger.sqlite"
+_PATIENCE = 30.0  # seconds for another process of this node that is writing
+_SCHEMA = """
+create table if not exists secret (value blob not null);
+create table if not exists release (
+    time real not null, run text not null, message text not null, kind text not null, groups text not null,
+    numbers integer not null, sha256 text not null, refused text not null);
+create table if not exists score (question text not null, side text not null, digest blob not null,
+    primary key (question, side, digest)) without rowid;
+"""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One reply of the node.
+
+    Attributes:
+        time: seconds since 1970.
+        run: Flower's id of the run.
+        message: Flower's id of the message that was answered.
+        kind: the action asked for.
+        groups: names, comma-separated.
+        numbers: how many numbers left.
+        sha256: of the reply's content, as hexadecimal digits; empty where nothing left.
+        refused: why nothing left; empty where something did.
+    """
+
+    time: float
+    run: str
+    message: str
+    kind: str
+    groups: str
+    numbers: int
+    sha256: str
+    refused: str
+
+
+class Ledger:
+    """The file; it is made when first written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, release: Release) -> None:
+        """Append a release, before it leaves.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._open() as file:
+            file.execute("insert into release values (?, ?, ?, ?, ?, ?, ?, ?)", tuple(vars(release).values()))
+
+    def releases(self) -> list[Release]:
+        """All releases, oldest first.
+
+        Raises:
+            UserError: there is no ledger, or it cannot be read.
+        """
+        if not self.path.is_file():
+            raise UserError(f"{self.path}: there is no ledger; a deployed node writes it beside its data file")
+        with self._open() as file:
+            return [Release(*row) for row in file.execute("select * from release order by rowid")]
+
+    def secret(self) -> bytes:
+        """Random bytes of this node alone, the same over all runs."""
+        with self._open() as file:
+            found = file.execute("select value from secret").fetchone()
+            if found is None:
+                found = (secrets.token_bytes(32),)
+                file.execute("insert into secret values (?)", found)
+            return bytes(found[0])
+
+    def spend(self, questions: Sequence[str], side: str, digests: Sequence[bytes], *, limit: int) -> list[bool]:
+        """Write down that scores are about to be given; whether each may be.
+
+        Args:
+            questions: of each score, in any order.
+            side: what is compared with.
+            digests: of each score: which answer, by which metric. The same one again tells nothing new.
+            limit: most different ones of a question, over all runs; 0 = any number.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._open() as file:
+            allowed = []
+            for question, digest in zip(questions, digests, strict=True):
+                row = (question, side, digest)
+                if limit:
+                    known = file.execute(
+                        "select 1 from score where question = ? and side = ? and digest = ?", row
+                    ).fetchone()
+                    (given,) = file.execute(
+                        "select count(*) from score where question = ? and side = ?", row[:2]
+                    ).fetchone()
+                    if known is None and given >= limit:
+                        allowed.append(False)
+                        continue
+                file.execute("insert or ignore into score values (?, ?, ?)", row)
+                allowed.append(True)
+            return allowed
+
+    def sides(self) -> list[str]:
+        """What scores have been given against."""
+        with self._open() as file:
+            return [side for (side,) in file.execute("select distinct side from score order by side")]
+
+    def spent(self, side: str) -> dict[str, int]:
+        """Question -> how many different scores of it have been given, over all runs."""
+        with self._open() as file:
+            return dict(file.execute("select question, count(*) from score where side = ? group by question", (side,)))
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as file:
+                file.executescript(_SCHEMA)
+                with file:
+                    file.execute("begin immediate")
+                    yield file
+        except sqlite3.Error as error:
+            raise UserError(f"{self.path}: the ledger cannot be used ({error})") from None
+
+
+def ledger_of(node_config: Mapping[str, object]) -> Ledger | None:
+    """The ledger of a deployed node: `ledger` in its config, else beside its data file; a simulation has none.
+
+    Raises:
+        UserError: the node has neither.
+    """
+    if not node_config.get("group"):
+        return None
+    if path := str(node_config.get("ledger", "")):
+        return Ledger(Path(path))
+    if data := str(node_config.get("data", "")):
+        return Ledger(Path(data).with_suffix(SUFFIX))
+    raise UserError('node-config lacks `ledger`, the file where what leaves is written down: ledger="group.sqlite"')
+
+
+def digest(secret: bytes, *parts: bytes) -> bytes:
+    """What stands for a score in the ledger, and seeds its noise; only whoever has the ledger can make it."""
+    made = hashlib.blake2b(key=secret, digest_size=16)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little") + part)
+    return made.digest()
+
+
+def now() -> float:
+    """Seconds since 1970."""
+    return time.time()

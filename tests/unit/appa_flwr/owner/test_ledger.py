@@ -1,0 +1,81 @@
+"""What a node remembers over all runs, and that two processes of it cannot spend the same score twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.owner.ledger import Ledger, Release, digest, ledger_of
+
+
+def release(**changes):
+    given = {"time": 1.5, "run": "7", "message": "m", "kind": "query.score", "groups": "Avaria", "numbers": 24}
+    return Release(**{**given, "sha256": "ab", "refused": "", **changes})
+
+
+def test_releases_come_back_in_their_order(tmp_path):
+    ledger = Ledger(tmp_path / "a.sqlite")
+    lines = [release(), release(time=0.5, numbers=0, sha256="", refused="no"), release(run="8")]
+    for line in lines:
+        ledger.write(line)
+    assert Ledger(ledger.path).releases() == lines
+
+
+def test_a_question_has_so_many_scores_and_one_asked_again_is_free(tmp_path):
+    ledger = Ledger(tmp_path / "a.sqlite")
+    assert ledger.spend(["q", "q", "r"], "truth", [b"1", b"2", b"1"], limit=2) == [True, True, True]
+    assert Ledger(ledger.path).spend(["q", "q", "r"], "truth", [b"1", b"3", b"3"], limit=2) == [True, False, True]
+    assert ledger.spend(["q"], "targets", [b"3"], limit=2) == [True]
+    assert ledger.spent("truth") == {"q": 2, "r": 2}
+    assert ledger.spend(["q"], "truth", [b"4"], limit=0) == [True]
+    assert ledger.spent("truth") == {"q": 3, "r": 2}
+
+
+def test_one_question_many_times_in_one_message_is_counted_as_it_goes(tmp_path):
+    ledger = Ledger(tmp_path / "a.sqlite")
+    assert ledger.spend(["q"] * 4, "truth", [b"1", b"1", b"2", b"3"], limit=2) == [True, True, True, False]
+
+
+def test_two_processes_share_one_purse(tmp_path):
+    path = tmp_path / "a.sqlite"
+    code = f"""
+        import sys
+        from pathlib import Path
+        from appa_flwr.owner.ledger import Ledger
+        own = sys.argv[1].encode()
+        ledger = Ledger(Path({str(path)!r}))
+        given = sum(ledger.spend(["q"], "truth", [own + bytes([i])], limit=50)[0] for i in range(40))
+        print(given, ledger.secret().hex())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    both = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+    told = [process.communicate(timeout=60)[0].split() for process in both]
+    assert sum(int(given) for given, _ in told) == 50
+    assert len({secret for _, secret in told}) == 1
+    assert Ledger(path).spent("truth") == {"q": 50}
+
+
+def test_a_digest_needs_the_secret_and_tells_its_parts_apart():
+    assert digest(b"s", b"ab", b"c") == digest(b"s", b"ab", b"c")
+    assert len({digest(b"s", b"ab", b"c"), digest(b"s", b"a", b"bc"), digest(b"t", b"ab", b"c")}) == 3
+
+
+def test_where_a_node_s_ledger_lies(tmp_path):
+    assert ledger_of({"partition-id": 1}) is None
+    assert ledger_of({"group": "A", "data": "x/a.jsonl"}).path.as_posix() == "x/a.ledger.sqlite"
+    assert ledger_of({"group": "A", "data": "x/a.jsonl", "ledger": "b.db"}).path.as_posix() == "b.db"
+    with pytest.raises(UserError, match=r"^node-config lacks `ledger`"):
+        ledger_of({"group": "A"})
+
+
+def test_what_is_no_ledger_is_named(tmp_path):
+    path = tmp_path / "a.sqlite"
+    with pytest.raises(UserError, match=r"a\.sqlite: there is no ledger"):
+        Ledger(path).releases()
+    path.write_bytes(b"something else, and long enough to be read as a header" * 9)
+    with pytest.raises(UserError, match=r"a\.sqlite: the ledger cannot be used \(file is not a database\)$"):
+        Ledger(path).write(release())

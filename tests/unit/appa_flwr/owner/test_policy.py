@@ -1,0 +1,70 @@
+"""The owner's file: its keys, its defaults, and what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.owner.policy import SIMULATION, Policy, described, policy_of, read_policy
+
+
+def written(tmp_path, text):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_decides_what_it_names_and_no_more(tmp_path):
+    found = read_policy(written(tmp_path, "votes = false\nmin-nodes = 5\nreward-noise = 0.25\n"))
+    assert found == Policy(votes=False, min_nodes=5, reward_noise=0.25)
+    assert found.training
+    assert found.changes_rewards
+    assert not Policy().changes_rewards
+
+
+def test_nobody_s_policy_gives_no_answer_away():
+    for key in ("mean", "own_answers", "truth", "probes"):
+        assert getattr(Policy(), key) is False
+
+
+def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
+    assert policy_of({"partition-id": 0}) is SIMULATION
+    assert policy_of({"group": "Avaria"}) == Policy()
+    path = written(tmp_path, "truth = true")
+    assert policy_of({"group": "Avaria", "policy": str(path)}) == Policy(truth=True)
+    assert policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("votse = false", "unknown key votse; known are training, votes, sums, min-nodes,"),
+        ("min_nodes = 4", "unknown key min_nodes"),
+        ("votes = 0", "votes = 0: Input should be a valid boolean"),
+        ('mean = "true"', "mean = 'true': Input should be a valid boolean"),
+        ("min-nodes = 2", "min-nodes = 2: Input should be greater than or equal to 3"),
+        ("reward-noise = -0.1", "reward-noise = -0.1: "),
+        ("votes =", "is not a TOML file"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
+    path = written(tmp_path, text)
+    with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {says}')}"):
+        read_policy(path)
+
+
+def test_a_missing_file_is_no_policy(tmp_path):
+    with pytest.raises(UserError, match=r"policy\.toml: cannot be read"):
+        policy_of({"group": "Avaria", "policy": str(tmp_path / "policy.toml")})
+
+
+def test_every_key_says_what_it_decides(tmp_path):
+    assert all(described().values())
+    assert read_policy(written(tmp_path, "\n".join(f"{key} = {value}" for key, value in defaults()))) == Policy()
+
+
+def defaults():
+    for name, field in Policy.model_fields.items():
+        yield name.replace("_", "-"), str(field.default).lower()

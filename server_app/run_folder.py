@@ -5,6 +5,7 @@ A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from h
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from appa_flwr.run.files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, METRICS, 
 from appa_flwr.run.resume import check_new, check_resumable
 
 MINUTE = 60
+KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
 T = TypeVar("T")
 
@@ -51,7 +53,7 @@ class RunFolder:
             for name in (METRICS.name, PROGRESS.name, LOG_FILE):
                 keep_lines(self.path / name)
             (self.path / ERROR_FILE).unlink(missing_ok=True)
-        self._seconds = {row.phase: row.seconds for row in PHASES.read(self.path) or ()}
+        self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 
     def __enter__(self) -> Self:
         return self
@@ -106,13 +108,17 @@ class RunFolder:
 
     def save_seconds(self, phase: str, seconds: float) -> None:
         """Replace a phase's time in `phases.json`."""
-        self._seconds[phase] = round(seconds, 3)
-        rows = (records.Phase(phase=name, seconds=spent) for name, spent in self._seconds.items())
-        self.write(PHASES, tuple(rows))
+        peak = max((mib for mib in (self.peak_mib(phase), _peak_mib()) if mib is not None), default=None)
+        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak)
+        self.write(PHASES, tuple(self._phases.values()))
 
     def seconds(self, phase: str) -> float:
         """What a phase has taken in earlier sessions."""
-        return self._seconds.get(phase, 0.0)
+        return self._phases[phase].seconds if phase in self._phases else 0.0
+
+    def peak_mib(self, phase: str) -> float | None:
+        """What earlier sessions of a phase have used; see `records.Phase`."""
+        return self._phases[phase].peak_mib if phase in self._phases else None
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """One line for the launcher and one for the log."""
@@ -124,6 +130,15 @@ class RunFolder:
         line = f"[{elapsed:6.1f} s] {phase} {step}/{of}: {message}{left}"
         self._append(LOG_FILE, line)
         print(line, flush=True)
+
+
+def _peak_mib() -> float | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else KIBIBYTE
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
 
 
 class Phase:

@@ -207,10 +207,17 @@ class Differences(Record):
 
 
 class Phase(Record):
-    """A row of phases.json: seconds of a phase, added up over resumed sessions."""
+    """A row of phases.json.
+
+    Attributes:
+        seconds: added up over resumed sessions.
+        peak_mib: the most memory that the server's process had used by the phase's end, in MiB; None where the system
+            does not tell, and in older runs.
+    """
 
     phase: str
     seconds: float
+    peak_mib: float | None = None
 
 
 class Example(Record):

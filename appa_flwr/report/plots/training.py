@@ -189,11 +189,13 @@ def seconds_per_iteration(iterations: Sequence[Iteration], *, title: str) -> Fig
 
 @style.picture
 def seconds_per_phase(phases: Sequence[Phase]) -> Figure:
-    """A bar a phase, in the order in which they ran."""
+    """A bar a phase, in the order in which they ran, with the most memory used by its end."""
     figure = style.figure(1.0 + 0.36 * len(phases))
-    axes = figure.add_subplot(xlabel="seconds", title="Time per phase")
+    axes = figure.add_subplot(xlabel="seconds", title="Time per phase, and the server's memory until then")
     bars = axes.barh(range(len(phases)), [phase.seconds for phase in phases], color=style.BLUE, height=0.65)
-    axes.bar_label(bars, [f"{phase.seconds:.1f} s" for phase in phases], padding=4, fontsize=9)
-    axes.margins(x=0.1)
+    memory = ["" if phase.peak_mib is None else f", {phase.peak_mib / 1024:.1f} GiB" for phase in phases]
+    labels = [f"{phase.seconds:.1f} s{used}" for phase, used in zip(phases, memory, strict=True)]
+    axes.bar_label(bars, labels, padding=4, fontsize=9)
+    axes.margins(x=0.2)
     style.rows(axes, [style.label(phase.phase) for phase in phases])
     return figure

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 
+import numpy as np
 import pytest
 from report_runs import line
 
@@ -51,10 +52,7 @@ def test_phases_are_timed_and_their_steps_reach_the_launcher(tmp_path, clock, ca
     # no step done: unknown; then 30 s a step and 3 to come; then 42.5 / 2 s a step and 2 to come
     assert [r.seconds_left for r in records] == [None, 90.0, 42.5, None]
     assert records[2].message == "loss 1.0 für „Österreich“"
-    assert json.loads((folder.path / "phases.json").read_text()) == [
-        {"phase": "sft", "seconds": 42.5},
-        {"phase": "ppo", "seconds": 1.0},
-    ]
+    assert [(row.phase, row.seconds) for row in files_of_run.PHASES.read(folder.path)] == [("sft", 42.5), ("ppo", 1.0)]
     log = (folder.path / "run.log").read_text()
     assert "[  30.0 s] sft 1/4: loss 2.0, 1.5 min left\n" in log
     assert capsys.readouterr().out == log
@@ -156,6 +154,18 @@ class Killed(BaseException):
     """Ends the process as far as the run can tell."""
 
 
+def test_a_phase_keeps_the_most_memory_until_its_end(tmp_path):
+    with RunFolder(config_in(tmp_path)) as folder:
+        for name in ("small", "large", "after"):
+            with folder.phase(name):
+                block = np.ones(2**26 if name == "large" else 1)  # 512 MiB
+                del block
+        small, large, after = (row.peak_mib for row in files_of_run.PHASES.read(folder.path))
+    assert 0 < small <= large <= after
+    assert large > 512
+    assert after < 10 * large
+
+
 def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
     config = config_in(tmp_path)
     with RunFolder(config) as folder:
@@ -189,10 +199,7 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
         ("ppo", 3, 8),
     ]
     assert [entry.iteration for entry in METRICS.read(folder.path)] == [1, 2]
-    assert json.loads((folder.path / "phases.json").read_text()) == [
-        {"phase": "sft", "seconds": 11.0},
-        {"phase": "ppo", "seconds": 19.0},
-    ]
+    assert [(row.phase, row.seconds) for row in files_of_run.PHASES.read(folder.path)] == [("sft", 11.0), ("ppo", 19.0)]
 
 
 def test_fewer_iterations_than_the_checkpoint_counts_are_an_error(tmp_path):

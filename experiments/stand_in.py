@@ -76,6 +76,7 @@ def trained(
     iterations: int,
     seed: int,
     lie: Callable[[FloatArray], FloatArray] | None = None,
+    blur: Callable[[FloatArray], FloatArray] | None = None,
     step: float = 0.02,
 ) -> FloatArray:
     """Each group's true scores (G, Q) of the answers that a policy ends with.
@@ -86,6 +87,7 @@ def trained(
         iterations: updates of the policy.
         seed: of questions and noise; two runs with the same one differ by rule and lie alone.
         lie: what the liar sends in place of its rewards (J,), None where it is honest.
+        blur: what all groups' owners make of their rewards (G, J); None leaves them as they are.
         step: how far an answer's logits move for a whitened reward of 1.
     """
     rng = np.random.default_rng(seed)
@@ -100,6 +102,8 @@ def trained(
         if lie is not None:
             reward_GJ = np.array(reward_GJ)
             reward_GJ[people.liar] = lie(reward_GJ[people.liar])
+        if blur is not None:
+            reward_GJ = blur(reward_GJ)
         result = rule.apply(state, reward_GJ, reward_GJ)
         state = result.state
         spread = result.aggregate_J.std()

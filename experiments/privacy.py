@@ -1,0 +1,171 @@
+"""What can a server learn that asks for rewards of answers of its own choice, and what do protections cost?
+
+    python -m experiments.privacy
+
+The attack goes through the node's own code, with a policy and a ledger. By cosine, the rewards of answers are linear in
+the direction of the target, so a least-squares fit finds it, beginning with what the server knows of the other groups.
+Answers near each corner are asked in turn, each one a little different: the same one would get the same noise again.
+The price is what the policy of `experiments.stand_in` ends with from such rewards, against rewards as they are, over
+the same populations.
+
+Legend: Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import typer
+
+from appa_flwr import markdown, wire
+from appa_flwr.aggregation import make
+from appa_flwr.files import replace_file
+from appa_flwr.owner.ledger import Ledger
+from appa_flwr.owner.policy import Policy
+from appa_flwr.rewards import METRICS
+from appa_flwr.survey.types import Question
+from client_app.outgoing import Refused
+from client_app.protection import Protection
+from experiments import entry
+from experiments.rules import difference
+from experiments.stand_in import Groups, Iterations, Population, Questions, Seeds, population, trained
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+POLICIES: Mapping[str, Policy] = {
+    "none": Policy(),
+    "reward-decimals = 2": Policy(reward_decimals=2),
+    "reward-decimals = 1": Policy(reward_decimals=1),
+    "reward-noise = 0.05": Policy(reward_noise=0.05),
+    "reward-noise = 0.2": Policy(reward_noise=0.2),
+    "scores-per-question = 2": Policy(scores_per_question=2),
+    "scores-per-question = 2, reward-noise = 0.05": Policy(scores_per_question=2, reward_noise=0.05),
+}
+SCORES = (1, 2, 4, 16, 64, 256)
+"""Scores asked for each question."""
+NEAR = 0.05  # how far an asked answer lies from its corner
+SPREAD, EXACT = 0.15, 1e-4  # how far a group lies from the others' mean, and what stands for no noise
+RULE = "appa"
+
+
+def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> FloatArray:
+    """What a server makes of the first group's targets (Q, K) from so many scores of each question, or all it gets."""
+    target_QK, option_QK = people.target_GQK[0], people.option_QK
+    rng = np.random.default_rng(seed)
+    questions = tuple(Question(f"q{q}", "", ("",) * int(real.sum())) for q, real in enumerate(option_QK))
+    public = wire.Catalogue(
+        questions, np.ones(len(questions), bool), np.zeros((*option_QK.shape, 0), np.float32), option_QK
+    )
+    asked: list[list[FloatArray]] = [[] for _ in questions]
+    heard: list[list[float]] = [[] for _ in questions]
+    with tempfile.TemporaryDirectory() as folder:
+        node = Protection(policy, Ledger(Path(folder) / "ledger.sqlite"))
+        for turn in range(scores):
+            answer_QK = _near_corners(turn, option_QK, rng)
+            request = wire.ScoreRequest(np.arange(len(questions)), answer_QK, ("cosine",))
+            scored = {"cosine": np.asarray(METRICS["cosine"](answer_QK, target_QK, option_QK))}
+            try:
+                given_Q = node.released(request, scored, public, group="g", side=wire.TARGET_SIDE)["cosine"]
+            except Refused:
+                break
+            for q, score in enumerate(given_Q):
+                asked[q].append(answer_QK[q])
+                heard[q].append(2.0 * score - 1.0)
+    trust = max(EXACT, (2.0 * policy.reward_noise / SPREAD) ** 2)
+    found_QK = people.target_GQK[1:].mean(0)
+    for q, option_K in enumerate(option_QK):
+        found_QK[q, option_K] = _solved(
+            np.array(asked[q])[:, option_K], np.array(heard[q]), found_QK[q, option_K], trust=trust
+        )
+    return np.asarray(found_QK)
+
+
+def _near_corners(turn: int, option_QK: BoolArray, rng: np.random.Generator) -> FloatArray:
+    """An answer to each question near the corner of one option, the next one in each turn."""
+    corner_Q = turn % option_QK.sum(1)
+    answer_QK = np.where(option_QK, NEAR * rng.random(option_QK.shape), 0.0)
+    answer_QK[np.arange(len(corner_Q)), corner_Q] = 1.0
+    return np.asarray(answer_QK / answer_QK.sum(1, keepdims=True))
+
+
+def _solved(answer_JK: FloatArray, cosine_J: FloatArray, prior_K: FloatArray, *, trust: float) -> FloatArray:
+    """The target (K,) whose cosines with the answers fit best, drawn to the prior as far as `trust` says."""
+    unit_JK = answer_JK / np.linalg.norm(answer_JK, axis=1, keepdims=True)
+    start_K = prior_K / np.linalg.norm(prior_K)
+    step_K = np.linalg.solve(
+        unit_JK.T @ unit_JK + trust * np.eye(len(start_K)), unit_JK.T @ (cosine_J - unit_JK @ start_K)
+    )
+    found_K = np.maximum(start_K + step_K, 0.0)
+    return np.asarray(found_K / found_K.sum())
+
+
+def error(found_QK: FloatArray, target_QK: FloatArray) -> float:
+    """Mean total variation distance: the share of people that a found answer puts elsewhere."""
+    return float(np.abs(found_QK - target_QK).sum(1).mean() / 2)
+
+
+def learned(people: Population, *, seed: int, scores: Sequence[int] = SCORES) -> list[list[str]]:
+    """A row for each policy: the error after so many scores of each question, and of guesses without any."""
+    target_QK = people.target_GQK[0]
+    guesses = {
+        "no score: the mean of the others": people.target_GQK[1:].mean(0),
+        "no score: the uniform answer": people.option_QK / people.option_QK.sum(1, keepdims=True),
+    }
+    rows = [
+        [name, *[f"{error(attack(policy, people, scores=n, seed=seed), target_QK):.3f}" for n in scores]]
+        for name, policy in POLICIES.items()
+    ]
+    return [*rows, *([name, *[f"{error(guess, target_QK):.3f}"] * len(scores)] for name, guess in guesses.items())]
+
+
+def price(seeds: Sequence[int], *, iterations: int, num_questions: int, num_groups: int) -> list[list[str]]:
+    """A row for each policy that changes rewards: what Avg AS and Min AS lose by it, paired over populations."""
+    ends: dict[str, list[tuple[float, float]]] = {}
+    blurring = {
+        name: policy for name, policy in POLICIES.items() if policy.changes_rewards and not policy.scores_per_question
+    }
+    for seed in seeds:
+        people = population(seed, num_questions=num_questions, num_groups=num_groups)
+        for name, policy in {"none": Policy(), **blurring}.items():
+            noise = np.random.default_rng([seed, 1])
+
+            def blur(reward_GJ: FloatArray, policy: Policy = policy, noise: np.random.Generator = noise) -> FloatArray:
+                blurred_GJ = reward_GJ + noise.normal(0.0, policy.reward_noise, reward_GJ.shape)
+                return np.asarray(np.clip(blurred_GJ.round(policy.reward_decimals), 0.0, 1.0))
+
+            score_G = trained(make(RULE), people, iterations=iterations, seed=seed, blur=blur).mean(axis=1)
+            ends.setdefault(name, []).append((float(score_G.mean()), float(score_G.min())))
+    plain = np.array(ends["none"])
+    return [
+        [name, *[difference(pd.Series(np.array(ends[name])[:, m] - plain[:, m])) for m in range(2)]]
+        for name in blurring
+    ]
+
+
+def main(
+    seeds: Seeds = 5,
+    iterations: Iterations = 1500,
+    questions: Questions = 60,
+    groups: Groups = 8,
+    output: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("runs/privacy"),
+) -> None:
+    """Measure what chosen answers tell of a group's targets, and what each protection costs."""
+    people = population(0, num_questions=questions, num_groups=groups)
+    text = markdown.table(["policy", *[f"{n} scores" for n in SCORES]], learned(people, seed=0)) + "\n\n"
+    text += markdown.table(
+        ["policy", "Avg AS", "Min AS"],
+        price(range(seeds), iterations=iterations, num_questions=questions, num_groups=groups),
+    )
+    replace_file(output / "privacy.md", (text + "\n").encode(), parents=True)
+    print(text)
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -41,11 +41,10 @@ TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
 """What scores are asked for: what a policy or a trivial baseline answered, or answers made to find the ceilings."""
 
-FAILED = 100
-MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, SUMS_REFUSED, PROBES_REFUSED, SPENT = range(
-    101, 108
-)
-"""Flower error codes of a group's reply: an action failed; or its owner's policy forbids what was asked for."""
+FAILED, FORGOTTEN = 100, 101
+MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, SUMS_REFUSED, PROBES_REFUSED = range(110, 116)
+SPENT = 116
+"""Flower error codes of a group's reply: an action failed, the node has restarted, or its owner's policy refuses."""
 
 REFUSALS = {
     MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
@@ -57,6 +56,7 @@ REFUSALS = {
     VOTES_REFUSED: "its owner's policy has votes = false: it does not vote for SFT",
     SUMS_REFUSED: "its owner's policy has sums = false: it takes part in no sums over groups",
     PROBES_REFUSED: "its owner's policy has probes = false: it scores no answers made to find ceilings",
+    FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
     SPENT: "it has given as many scores of a question as its owner's policy allows (scores-per-question)",
 }
 """What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""

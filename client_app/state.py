@@ -14,12 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from appa_flwr import wire
 from appa_flwr.errors import UserError
+from client_app.outgoing import Refused
 from pluralllm.data import GroupData, OptionEmbedding
 
 FloatArray = npt.NDArray[np.float64]
 
 _CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS, _EXCHANGE = "catalogue", "questions", "groups", "weights", "exchange"
-_NO_CATALOGUE = "this node has no catalogue of questions: it joined or restarted after the run began"
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def catalogue(state: RecordDict) -> wire.Catalogue:
     """The remembered catalogue.
 
     Raises:
-        UserError: the server has sent none, as after a restart of this node.
+        Refused: the server has sent none, as after a restart of this node.
     """
     if _CATALOGUE not in state:
-        raise UserError(_NO_CATALOGUE)
+        raise Refused(wire.FORGOTTEN)
     return wire.unpack_catalogue(state)
 
 
@@ -56,9 +56,9 @@ def embedding(public: wire.Catalogue) -> OptionEmbedding:
 
 
 def groups(state: RecordDict) -> tuple[str, ...]:
-    """The groups hosted here, in the order of all replies; a UserError before the catalogue has come."""
+    """The groups hosted here, in the order of all replies; see `catalogue` for what it raises."""
     if _GROUPS not in state:
-        raise UserError(_NO_CATALOGUE)
+        raise Refused(wire.FORGOTTEN)
     names = state.config_records[_GROUPS]["names"]
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 

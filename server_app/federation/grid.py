@@ -51,6 +51,10 @@ class OverlapGrid(Grid):
         """The members, or all nodes while they are unknown."""
         return self._grid.get_node_ids() if self.members is None else self.members
 
+    def online(self) -> frozenset[int]:
+        """All nodes that Flower knows to be there, members or not."""
+        return frozenset(self._grid.get_node_ids())
+
     def get_nodes(self) -> Iterable[NodeInfo]:
         """See Grid."""
         return self._grid.get_nodes()

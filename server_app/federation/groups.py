@@ -38,6 +38,9 @@ class Federation:
         self.without_probes: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
         self._homes: dict[str, int] = {}
+        self._met: set[int] = set()  # nodes that were asked who lives there
+        self._forgetful: set[int] = set()  # nodes that have restarted
+        self._briefing: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._errors: Counter[int] = Counter()  # of the last question, by code
@@ -62,7 +65,7 @@ class Federation:
             online = set(self.grid.get_node_ids())
             homes = {name: node for name, node in homes.items() if node in online}
             # Whoever has answered is not asked again: deployed, each question starts a process at the group's.
-            self._roll_call(online - set(homes.values()), homes)
+            homes |= self._roll_call(online - set(homes.values()), known=homes)
             complete = set(expected) <= set(homes) if expected else len(homes) >= self._min_groups
             if complete or time.monotonic() > deadline:
                 break
@@ -85,13 +88,50 @@ class Federation:
         self._nodes = tuple(sorted(set(kept.values())))
         self.grid.members = self._nodes
 
-    def _roll_call(self, nodes: Iterable[int], homes: dict[str, int]) -> None:
-        """Ask these nodes who lives there and write it down in `homes`: group -> node."""
-        self._nodes = tuple(nodes)
-        for reply in self._ask(wire.ROLL_CALL, RecordDict()):
+    def _roll_call(self, nodes: Collection[int], *, known: Mapping[str, int]) -> dict[str, int]:
+        """Ask these nodes who lives there: group -> node.
+
+        Raises:
+            UserError: two nodes, of these or of those that are known, speak for one group.
+        """
+        self._met.update(nodes)
+        homes: dict[str, int] = {}
+        for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes)):
+            node = reply.metadata.src_node_id
             for group in self._read(reply):
-                if homes.setdefault(group.group, reply.metadata.src_node_id) != reply.metadata.src_node_id:
+                if homes.setdefault(group.group, node) != node or known.get(group.group, node) != node:
                     raise UserError(f"two nodes speak for group '{group.group}'; each group needs exactly one")
+        return homes
+
+    def _welcome_back(self) -> None:
+        """Let groups score again whose node has restarted: it gets what all were sent, and its table is as it was.
+
+        A node that Flower knows by its key keeps its id; another one gets a new id, which may speak for a group only
+        while the group's own node is not there.
+        """
+        online = self.grid.online()
+        gone = {name: node for name, node in self._homes.items() if node not in online}
+        back = {name: node for name, node in self._homes.items() if node in self._forgetful & online}
+        if gone and (fresh := online - self._met):
+            there = {name: node for name, node in self._homes.items() if name not in gone}
+            try:
+                found = self._roll_call(fresh, known=there)
+            except UserError as error:
+                log.warning("%s; the new one is left out", error)
+                found = {}
+            back |= {name: node for name, node in found.items() if name in gone}
+        for node in sorted(set(back.values())):
+            names = [name for name, home in back.items() if home == node]
+            if all(self._briefed(node, kind) for kind in self._briefing):
+                log.warning("back: %s", ", ".join(names))
+                self._homes |= dict.fromkeys(names, node)
+                self._forgetful.discard(node)
+        self._nodes = tuple(sorted(set(self._homes.values())))
+        self.grid.members = self._nodes
+
+    def _briefed(self, node: int, kind: str) -> bool:
+        replies = self._ask(kind, self._briefing[kind], nodes=(node,))
+        return any([self._read(reply) for reply in replies])
 
     def hosted(self, nodes: Collection[int]) -> str:
         """The groups at these nodes, for messages."""
@@ -129,7 +169,8 @@ class Federation:
     def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
         """Hand out the public questions; how many training questions each group has answered."""
         self._vote_shape = catalogue.option_QK.shape
-        replies = self._replies(self._ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)))
+        self._briefing[wire.CATALOGUE] = wire.pack_catalogue(catalogue)
+        replies = self._replies(self._ask(wire.CATALOGUE, self._briefing[wire.CATALOGUE]))
         self._require(replies, "take the catalogue of questions")
         self.simulated = all(reply.counts.get("simulated") for reply in replies.values())
         self.without_truth, self.without_probes = (
@@ -146,7 +187,8 @@ class Federation:
             weights: of the frozen PluralLLM.
             fault: what is wrong with a reply, None where it can be used.
         """
-        replies = self._without(self._replies(self._ask(wire.TARGETS, wire.pack_weights(weights))), fault)
+        self._briefing[wire.TARGETS] = wire.pack_weights(weights)
+        replies = self._without(self._replies(self._ask(wire.TARGETS, self._briefing[wire.TARGETS])), fault)
         self._require(replies, "write a target table")
         return replies
 
@@ -174,12 +216,15 @@ class Federation:
     ) -> dict[tuple[str, str], FloatArray]:
         """Let the groups score answers; see `server_app.federation.rewards.Groups`.
 
-        A group whose reply is an error, or holds rewards of wrong number, outside [0, 1], NaN (against targets) or
-        above 0 for an answer nobody could read, counts as missing, with a warning that names it.
+        Groups that have restarted since are back first. A group whose reply is an error, or holds rewards of wrong
+        number, outside [0, 1], NaN (against targets) or above 0 for an answer nobody could read, counts as missing,
+        with a warning that names it.
 
         Raises:
             UserError: fewer groups answered than `federation.min-groups`.
         """
+        if not self.simulated:
+            self._welcome_back()
         unreadable_J: BoolArray = np.logical_and.reduce(np.isnan(request.prediction_JK), axis=1)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
         content = wire.pack_score_request(request)
@@ -229,6 +274,8 @@ class Federation:
     def _read(self, reply: Message) -> tuple[wire.GroupReply, ...]:
         if reply.has_error():
             self._errors[reply.error.code] += 1
+            if reply.error.code == wire.FORGOTTEN:
+                self._forgetful.add(reply.metadata.src_node_id)
             log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
             return ()
         try:

@@ -52,8 +52,8 @@ def test_in_simulation_a_survey_file_names_the_groups(tmp_path):
     ("named", "expected"),
     [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"]), ("A, B", ["A, B"])],
 )
-def test_deployed_the_node_config_names_the_groups(named, expected):
-    assert list(deployed_node(group=named, data="x.jsonl").groups(wire.ROLL_CALL)) == expected
+def test_deployed_the_node_config_names_the_groups(named, expected, tmp_path):
+    assert list(deployed_node(group=named, data=str(tmp_path / "x.jsonl")).groups(wire.ROLL_CALL)) == expected
 
 
 def test_a_node_that_nobody_configured_says_so_in_an_error():
@@ -158,14 +158,13 @@ def test_a_node_that_lacks_what_an_action_needs_answers_with_an_error():
     forgetful.context.state = RecordDict()
     untargeted = one_node(config_of())
     assert untargeted.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
-    for node, kinds in (
-        (forgetful, (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)),
-        (untargeted, (wire.VOTE, wire.SCORE)),
-    ):
-        for kind in kinds:
-            reply = node.ask(kind, node.content(kind, catalogue))
-            assert reply.error.code == wire.FAILED, kind
-            assert reply.error.reason.startswith(f"{kind.split('.')[-1]} failed: UserError")
+    for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
+        reply = forgetful.ask(kind, forgetful.content(kind, catalogue))
+        assert reply.error.code == wire.FORGOTTEN, kind
+    for kind in (wire.VOTE, wire.SCORE):
+        reply = untargeted.ask(kind, untargeted.content(kind, catalogue))
+        assert reply.error.code == wire.FAILED, kind
+        assert reply.error.reason.startswith(f"{kind.split('.')[-1]} failed: UserError")
 
 
 # --- votes ----------------------------------------------------------------------------------------

@@ -53,9 +53,11 @@ def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, mo
     assert SECRET in caplog.text  # the group itself can find out
 
 
-def test_a_file_that_needs_more_than_a_group_has_installed_is_named_in_the_groups_own_log(monkeypatch, caplog):
+def test_a_file_that_needs_more_than_a_group_has_installed_is_named_in_the_groups_own_log(
+    monkeypatch, caplog, tmp_path
+):
     node, catalogue = prepared_node()
-    node.context.node_config = {"group": "Avaria", "data": __file__.replace(".py", ".parquet")}
+    node.context.node_config = {"group": "Avaria", "data": str(tmp_path / "avaria.parquet")}
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     assert node.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).error.code == wire.FAILED

@@ -6,6 +6,7 @@ Axis letters: G groups, Q questions, K options, J answers.
 from __future__ import annotations
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -253,6 +254,94 @@ def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=100.0)
     federation.gather(("A", "B", "C"), patience=40.0)
     assert federation.groups == ("A",)
+
+
+def living(name, reward_J=GOOD):
+    """A node that has to be told the catalogue before it can score; what it was asked, too."""
+    asked = []
+
+    def answer(message):
+        kind = message.metadata.message_type
+        asked.append(kind)
+        if kind == wire.SCORE and wire.CATALOGUE not in asked:
+            return Message(Error(wire.FORGOTTEN, wire.REFUSALS[wire.FORGOTTEN]), reply_to=message)
+        reply = wire.GroupReply(name, {KEY: reward_J} if kind == wire.SCORE else {})
+        return Message(wire.pack_replies([reply]), reply_to=message)
+
+    return answer, asked
+
+
+@pytest.fixture
+def at_work():
+    """Groups A and B on nodes 1 and 2, ready to score, and the grid."""
+    grid = FakeGrid({1: living("A")[0], 2: living("B", GOOD / 2)[0]})
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=0.02)
+    federation.gather(("A", "B"), patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    federation.send_targets(ArrayRecord({"w": Array(np.ones(1))}), fault=lambda reply: None)
+    return federation, grid
+
+
+def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(at_work, warnings):
+    federation, grid = at_work
+    gone = grid.nodes[2]
+    grid.nodes[2] = lambda message: Message(Error(5, "node is gone"), reply_to=message)
+    grid.nodes[7], asked = living("B", GOOD / 2)
+    # Flower still lists the old node: nobody else may speak for its group
+    assert np.isnan(federation.score(REQUEST)[KEY][1]).all()
+    assert asked == []
+    online = {1, 7}
+    federation.grid.online = lambda: frozenset(online)
+    np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD, GOOD / 2])
+    assert asked == [wire.ROLL_CALL, wire.CATALOGUE, wire.TARGETS, wire.SCORE]
+    assert "back: B" in warnings()
+    assert list(grid.get_node_ids()) == [1, 2, 7]
+    assert list(federation.grid.get_node_ids()) == [1, 7]  # Flower's strategies ask the new one too
+    grid.nodes[2] = gone  # and the old one may come again, but speaks for nobody
+    online.add(2)
+    np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD, GOOD / 2])
+
+
+def test_a_node_that_has_restarted_under_its_own_id_is_briefed_again(at_work, warnings):
+    federation, grid = at_work
+    grid.nodes[2], asked = living("B", GOOD / 2)
+    assert np.isnan(federation.score(REQUEST)[KEY][1]).all()
+    np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD, GOOD / 2])
+    assert asked == [wire.SCORE, wire.CATALOGUE, wire.TARGETS, wire.SCORE]
+    assert warnings()[-1] == "back: B"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("A", "two nodes speak for group 'A'; .* the new one is left out"), ("Z", "")]
+)
+def test_a_new_node_takes_no_group_that_is_there_and_brings_none(at_work, warnings, name, says):
+    federation, grid = at_work
+    del grid.nodes[2]
+    grid.nodes[2] = lambda message: None
+    grid.nodes[7], asked = living(name)
+    federation.grid.online = lambda: frozenset({1, 7})
+    assert np.isnan(federation.score(REQUEST)[KEY][1]).all()
+    assert federation.groups == ("A", "B")
+    assert asked == [wire.ROLL_CALL]
+    assert [line for line in warnings() if re.match(says, line)] or not says
+    federation.score(REQUEST)
+    assert asked == [wire.ROLL_CALL]  # it is not asked again
+
+
+def test_who_cannot_be_briefed_stays_missing_and_is_tried_again(at_work, warnings):
+    federation, grid = at_work
+    ready, _ = living("B", GOOD / 2)
+    broken = [True]
+    grid.nodes[2] = lambda message: (
+        Message(Error(wire.FORGOTTEN if message.metadata.message_type == wire.SCORE else 5, "no"), reply_to=message)
+        if broken[0]
+        else ready(message)
+    )
+    for _ in range(2):
+        assert np.isnan(federation.score(REQUEST)[KEY][1]).all()
+    broken[0] = False
+    np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD, GOOD / 2])
+    assert warnings()[-1] == "back: B"
 
 
 def voting(by_name):

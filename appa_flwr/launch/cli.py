@@ -93,6 +93,35 @@ def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbos
 
 
 @app.command()
+def deploy(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parties' folders go.")],
+    file: _File = None,
+    overrides: _Overrides = None,
+    local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
+    host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The server's.")] = 9100,
+    groups: Annotated[int, typer.Option(help="Groups of the generated survey; 0 = as -c says.")] = 0,
+    verbose: _Verbose = False,
+) -> None:
+    """Make a folder for each party of a deployment, with certificate, key, policy, data and start script."""
+    more = [f"data.num-groups={groups}"] if groups else []
+    config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd())
+    from appa_flwr.launch import deploy as deployment
+
+    if local:
+        ended = deployment.deploy_local(config, folder, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
+        typer.echo(f"report: {ended / REPORT_FILE}")
+        return
+    sites = deployment.make_sites(config, folder, host=host, port=port)
+    table = Table("carry", "to", "and start")
+    table.add_row(str(sites.server), f"the server, {host}", "start.sh")
+    for name in sites.groups:
+        table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
+    table.add_row(str(sites.submitter), "whoever submits the run", "register.sh once; submit.sh CHECKOUT")
+    show(table, f"{folder / 'authority'} signs certificates: keep ca.key to yourself")
+
+
+@app.command()
 def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]) -> None:
     """Rebuild the report of a run from what it wrote."""
     if not run_folder.is_dir():

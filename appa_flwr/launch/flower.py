@@ -12,13 +12,16 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sysconfig
 import time
 import tomllib
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -37,7 +40,7 @@ STATUS_SECONDS = 2.0
 TAIL_LINES = 25
 # Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
 MAX_RAY_FOLDER = 30
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
@@ -61,84 +64,152 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
     folder = claim_run_folder(config)
     show_left_out(left_out)
     with flower_home() as home:
-        flower = LocalFlower(home)
+        flower = Flower(home, port := free_port(), folder=home)
+        command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+        command += ["--host", LOOPBACK, "--port", str(port)]
+        superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
-        with shown(Console(force_terminal=False if verbose else None)) as show:
-            status = _run(config, flower, app_folder=app_folder, num_groups=len(groups), show=show, verbose=verbose)
-        if status != COMPLETED or (folder / ERROR_FILE).exists():
-            shutil.copy(home / SUPERLINK_LOG, folder / SUPERLINK_LOG)
-            raise RunFailed(_why(folder, status))
+        command = ["flwr", "run", str(sent_files(app_folder, home))]
+        nodes = min(len(groups), os.cpu_count() or 1)
+        # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
+        simulation = f"num-supernodes={nodes} init-args-num-cpus={nodes} client-resources-num-cpus=1"
+        followed(config, flower, [*command, "--federation-config", simulation], superlink=superlink, verbose=verbose)
     return folder
 
 
-class LocalFlower:
-    """A SuperLink of this launch alone, and what talks to it; all with `home` as FLWR_HOME."""
+class Flower:
+    """One party's Flower: its home, its folder, and the processes that were started in them."""
 
-    def __init__(self, home: Path) -> None:
-        """Start it and wait until it answers; `RunFailed` if it does not."""
-        self.home = home
-        port = free_port()
-        self._environment = flower_environment(home, port)
-        command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
-        command += ["--host", _LOOPBACK, "--port", str(port)]
-        log = home / SUPERLINK_LOG
-        self.superlink = self.start(command, log=log)
-        deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _healthy(port):  # `flwr run` then starts none of its own
-            if time.monotonic() >= deadline or self.superlink.poll() is not None:
-                raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
-            time.sleep(POLL_SECONDS)
+    def __init__(
+        self,
+        home: Path,
+        port: int,
+        *,
+        folder: Path,
+        connection: str = "",
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            home: its FLWR_HOME.
+            port: of the SuperLink.
+            folder: where its processes work.
+            connection: what its Flower config calls the SuperLink; empty = the local one.
+            more: of its processes' environment.
+        """
+        self.home, self._port, self._folder = home, port, folder
+        self._connection = [connection] if connection else []
+        self._environment = {**flower_environment(home, port), **more}
 
     def start(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
         """Start a command of Flower's whose output is appended to a file."""
         # A session of its own keeps the terminal's Ctrl-C from the children: the launcher ends them in order.
-        # The home as working folder keeps Flower's workers from importing what lies in the user's folder.
+        # A folder other than the user's keeps Flower's workers from importing what lies there.
         with log.open("ab") as file:
             return subprocess.Popen(
                 command,
                 env=self._environment,
-                cwd=self.home,
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
+    def start_superlink(
+        self, command: list[str], *, log: Path, authority: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
+        superlink = self.start(command, log=log)
+        deadline = time.monotonic() + SUPERLINK_START_SECONDS
+        while not _healthy(self._port, authority):  # `flwr run` then starts none of its own
+            if time.monotonic() >= deadline or superlink.poll() is not None:
+                raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
+            time.sleep(POLL_SECONDS)
+        return superlink
+
+    def call(self, command: list[str]) -> str:
+        """Run a command of Flower's to its end; what it printed. `RunFailed` if it fails."""
+        done = self._run(command)
+        if done.returncode:
+            raise RunFailed(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
     def status(self) -> str:
         """Flower's status of the only run, such as "finished:completed"; empty if there is none."""
-        command = ["flwr", "list", "--format", "json"]
-        answer = subprocess.run(
-            command, env=self._environment, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
         try:
-            runs = json.loads(answer.stdout).get("runs", [])
+            runs = json.loads(self._run(["flwr", "list", *self._connection, "--format", "json"]).stdout).get("runs", [])
         except ValueError:
             return ""
         return str(runs[0]["status"]) if runs else ""
 
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self._environment,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
-def _healthy(port: int) -> bool:
+
+def _healthy(port: int, authority: Path | None) -> bool:
+    secured = None if authority is None else ssl.create_default_context(cafile=str(authority))
     try:
-        with closing(http.client.HTTPConnection(_LOOPBACK, port, timeout=1.0)) as connection:
+        connection = (
+            http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)
+            if secured is None
+            else http.client.HTTPSConnection(LOOPBACK, port, timeout=1.0, context=secured)
+        )
+        with closing(connection):
             connection.request("GET", "/health")
             return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
 
 
-def _run(config: Config, flower: LocalFlower, *, app_folder: Path, num_groups: int, show: Show, verbose: bool) -> str:
-    """Submit the run, follow it to its end and return Flower's status of it."""
+def followed(
+    config: Config, flower: Flower, command: list[str], *, superlink: subprocess.Popen[bytes], verbose: bool
+) -> None:
+    """Submit the run by `flwr run`, follow it to its end, and see that Flower reports it as completed.
+
+    Args:
+        config: of the run, with a name and a folder.
+        flower: whoever submits.
+        command: of `flwr run`, to which streaming and the run's keys are added.
+        superlink: the process without which nothing goes on.
+        verbose: copy Flower's log to standard output too.
+
+    Raises:
+        RunFailed: the run ended otherwise.
+    """
+    folder = config.run_folder
+    with shown(Console(force_terminal=False if verbose else None)) as show:
+        status = _followed(config, flower, command, superlink=superlink, show=show, verbose=verbose)
+    if status != COMPLETED or (folder / ERROR_FILE).exists():
+        for log in flower.home.glob(SUPERLINK_LOG):
+            shutil.copy(log, folder / SUPERLINK_LOG)
+        raise RunFailed(_why(folder, status))
+
+
+def _followed(
+    config: Config,
+    flower: Flower,
+    command: list[str],
+    *,
+    superlink: subprocess.Popen[bytes],
+    show: Show,
+    verbose: bool,
+) -> str:
     settings = flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    nodes = min(num_groups, os.cpu_count() or 1)
-    # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
-    simulation = f"num-supernodes={nodes} init-args-num-cpus={nodes} client-resources-num-cpus=1"
-    command = ["flwr", "run", str(_sent_files(app_folder, flower.home / APP_NAME)), "--stream"]
-    command += ["--run-config", str(settings), "--federation-config", simulation]
     log = config.run_folder / FLOWER_LOG
     # What a resumed run wrote before was shown before.
     progress, log_tail = Tail(config.run_folder / PROGRESS.name, skip=True), Tail(log, skip=True)
-    client = flower.start(command, log=log)
+    client = flower.start([*command, "--stream", "--run-config", str(settings)], log=log)
 
     def follow() -> None:
         if verbose:
@@ -150,15 +221,16 @@ def _run(config: Config, flower: LocalFlower, *, app_folder: Path, num_groups: i
         follow()
         time.sleep(POLL_SECONDS)
     # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
-    while (status := flower.status()).split(":")[0] in UNFINISHED and flower.superlink.poll() is None:
+    while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
         follow()
         time.sleep(STATUS_SECONDS)
     follow()
     return status
 
 
-def _sent_files(app_folder: Path, copy: Path) -> Path:
+def sent_files(app_folder: Path, home: Path) -> Path:
     """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too."""
+    copy = home / APP_NAME
     project = app_folder / "pyproject.toml"
     sent = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
     for path in (project, *(path for pattern in sent for path in app_folder.glob(pattern))):
@@ -175,7 +247,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     """
     own = os.environ
     here = sysconfig.get_path("scripts")  # Flower starts its parts by name, also when no environment is activated
-    bypass = ",".join(filter(None, (own.get("NO_PROXY") or own.get("no_proxy"), _LOOPBACK, "localhost")))
+    bypass = ",".join(filter(None, (own.get("NO_PROXY") or own.get("no_proxy"), LOOPBACK, "localhost")))
     changed = {
         **own,
         "FLWR_HOME": str(home),
@@ -199,7 +271,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
 def free_port() -> int:
     """A loopback port nobody listens on right now."""
     with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from appa_flwr.errors import UserError
 from appa_flwr.launch.shown import show
 from appa_flwr.owner.ledger import Ledger, Release
-from appa_flwr.owner.policy import Policy, described, read_policy
+from appa_flwr.owner.policy import policy_file, read_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.types import Survey
 
@@ -44,10 +44,7 @@ def check(
 @app.command("policy")
 def print_policy() -> None:
     """Print a policy file with every key at its default: change it, and name it in --node-config as policy="FILE"."""
-    values = Policy().model_dump(by_alias=True)
-    for key, says in described().items():
-        value = values[key]
-        show(f"# {says}\n{key} = {str(value).lower() if isinstance(value, bool) else value}")
+    print(policy_file(), end="")
 
 
 @app.command()

@@ -77,7 +77,7 @@ def _ignore_signals() -> None:
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
-    """Every living process that was started, directly or not, with `home` as its FLWR_HOME.
+    """Every living process that was started, directly or not, with `home`, or a folder in it, as its FLWR_HOME.
 
     Ray's workers overwrite the memory in which a process shows its environment, so who works in `home` is counted
     in, and so are the sessions and the children of all these.
@@ -94,7 +94,8 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 def _marked(shown: dict[str, Any], home: str) -> bool:
     # Both are None for a zombie and for somebody else's process.
-    return (shown["environ"] or {}).get("FLWR_HOME") == home or shown["cwd"] == home
+    own = str((shown["environ"] or {}).get("FLWR_HOME", ""))
+    return bool(own == home or own.startswith(home + os.sep) or shown["cwd"] == home)
 
 
 def _session(pid: int) -> int | None:

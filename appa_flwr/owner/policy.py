@@ -82,6 +82,13 @@ def described() -> dict[str, str]:
     return {field.alias or name: field.description or "" for name, field in Policy.model_fields.items()}
 
 
+def policy_file() -> str:
+    """A policy file with every key at its default, and what it decides."""
+    values = Policy().model_dump(by_alias=True)
+    written = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
+    return "".join(f"# {says}\n{key} = {written[key]}\n" for key, says in described().items())
+
+
 def policy_of(node_config: Mapping[str, object]) -> Policy:
     """The policy of a node: its file (`policy`), the defaults without one, and everything in a simulation.
 

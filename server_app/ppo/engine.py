@@ -152,10 +152,7 @@ class PPOEngine:
         sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
         tokens = 0
         for _ in range(s.epochs):
-            # Whole questions, in any order: their answers share a prompt, and with the baseline `question` a mean.
-            questions = self._shuffle.permutation(len(mask_JT) // self._per_question)[:, None]
-            rows_J = (questions * self._per_question + np.arange(self._per_question)).ravel()
-            order = torch.from_numpy(rows_J).to(mask_JT.device)
+            order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(s.num_mini_batches, len(order))):
                 count = int(mask_JT[mini_batch].sum())
                 chunks = [(rows, batch.rows(rows)) for rows in self._micro_batches(batch, mini_batch)]

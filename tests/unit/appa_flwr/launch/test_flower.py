@@ -91,7 +91,7 @@ def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
     (app / ".venv" / "standin").mkdir(parents=True)
     (app / ".venv" / "standin" / "other.py").touch()
     (app / "standin" / "answers.jsonl").touch()
-    copy = flower._sent_files(app, tmp_path / "copy")
+    copy = flower.sent_files(app, tmp_path / "copy")
     sent = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert sent == {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
     assert (copy / "standin" / "server.py").read_text() == SERVER

@@ -58,9 +58,11 @@ print(child.pid, flush=True)
     run_child = f"subprocess.run([sys.executable, '-c', {child_code!r}])"
     leader = f"import subprocess, sys, time; {run_child}; time.sleep(60)"
     ours = {**os.environ, "FLWR_HOME": str(tmp_path)}
-    other = {**os.environ, "FLWR_HOME": str(tmp_path / "other")}
+    party = {**os.environ, "FLWR_HOME": str(tmp_path / "party")}
+    other = {**os.environ, "FLWR_HOME": f"{tmp_path}-other"}
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=other) as bystander,
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=party) as below,
         subprocess.Popen(
             [sys.executable, "-c", leader], env=ours, start_new_session=True, stdout=subprocess.PIPE, text=True
         ) as started,
@@ -70,7 +72,7 @@ print(child.pid, flush=True)
         while psutil.Process(grandchild).ppid() in {p.pid for p in psutil.Process(started.pid).children()}:
             time.sleep(0.05)
         found = {process.pid for process in processes.processes_of(tmp_path)}
-        assert found == {started.pid, grandchild}
+        assert found == {started.pid, grandchild, below.pid}
         processes.end_processes(tmp_path)
         assert processes.processes_of(tmp_path) == []
         assert not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE

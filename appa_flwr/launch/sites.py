@@ -1,0 +1,131 @@
+"""The folders of a deployment: one a party, to be carried to its machine, with all it needs to start."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from appa_flwr.config import to_toml_table
+from appa_flwr.config.keys import Scalar, to_toml
+from appa_flwr.errors import UserError
+from appa_flwr.files import replace_file
+from appa_flwr.launch.credentials import make_certificates, make_node_key
+from appa_flwr.owner.policy import policy_file
+from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
+from appa_flwr.survey.types import Survey
+
+CONNECTION = "deployed"
+KEYS_FILE, STATE_FILE = "keys.toml", "state.db"
+_AUTHORITY = "authority"
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Where each party's folder lies.
+
+    Attributes:
+        root: the folder of folders.
+        host: by which groups and submitter reach the server.
+        port: the server's.
+        groups: names, with the names of their folders.
+    """
+
+    root: Path
+    host: str
+    port: int
+    groups: Mapping[str, str]
+
+    @property
+    def server(self) -> Path:
+        """The server's folder."""
+        return self.root / "server"
+
+    @property
+    def submitter(self) -> Path:
+        """The folder of whoever submits the run."""
+        return self.root / "submitter"
+
+    def group(self, name: str) -> Path:
+        """A group's folder."""
+        return self.root / "groups" / self.groups[name]
+
+    def server_command(self, *, listen: str) -> list[str]:
+        """Starts the server in its folder."""
+        command = ["flower-superlink", "--host", listen, "--port", str(self.port), "--database", STATE_FILE]
+        command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+        return [*command, "--enable-supernode-auth"]
+
+    def group_command(self, name: str, *, port: int) -> list[str]:
+        """Starts a group's node in its folder; `port` is its own, for its own processes."""
+        node_config = f'group={to_toml(name)} data={to_toml(self.groups[name] + ".jsonl")} policy="policy.toml"'
+        command = ["flower-supernode", "--superlink", f"{self.host}:{self.port}", "--port", str(port)]
+        command += ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
+        return [*command, "--node-config", node_config]
+
+
+def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[str, Scalar]) -> Sites:
+    """Write the folders; certificates, keys, policies and data that are there already stay.
+
+    Args:
+        survey: split into the public questions and each group's answers.
+        root: made if it is not there.
+        host: name or IP address of the server.
+        port: the server's.
+        keys: of the run, as it will be submitted; the survey's and the groups' are added.
+
+    Raises:
+        UserError: a folder cannot be written, or holds something else than a deployment of these groups.
+    """
+    sites = Sites(root, host, port, slugs(survey.groups))
+    there = {path.name for path in (root / "groups").glob("*")} if root.exists() else set()
+    if root.exists() and any(root.iterdir()) and there != set(sites.groups.values()):
+        raise UserError(
+            f"{root}: holds something else than a deployment of {', '.join(sites.groups)}; name another folder"
+        )
+    authority = root / _AUTHORITY
+    if not (authority / "ca.crt").exists():
+        make_certificates(authority, [host] if host == "127.0.0.1" else [host, "127.0.0.1"])
+    split = export_split(survey, root / ".split")
+    for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(authority / "ca.crt", folder / "ca.crt")
+    for name in ("server.crt", "server.key"):
+        shutil.copy(authority / name, sites.server / name)
+    split.questions.replace(sites.server / QUESTIONS_FILE)
+    _script(sites.server, sites.server_command(listen="0.0.0.0"))
+    (sites.submitter / "nodes").mkdir(exist_ok=True)
+    for number, (name, private) in enumerate(split.groups.items()):
+        folder = sites.group(name)
+        private.replace(folder / private.name)
+        if not (folder / "policy.toml").exists():
+            replace_file(folder / "policy.toml", policy_file().encode())
+        if not (folder / "node.key").exists():
+            make_node_key(folder / "node.key")
+        shutil.copyfile(folder / "node.key.pub", sites.submitter / "nodes" / f"{sites.groups[name]}.pub")
+        _script(folder, sites.group_command(name, port=port + 1 + number))
+    shutil.rmtree(root / ".split")
+    _submitter(sites, keys)
+    return sites
+
+
+def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
+    folder = sites.submitter
+    connection = {"address": f"{sites.host}:{sites.port}", "root-certificates": str((folder / "ca.crt").resolve())}
+    home = folder / ".flwr"
+    home.mkdir(exist_ok=True)
+    replace_file(home / "config.toml", f"[superlink.{CONNECTION}]\n{to_toml_table(connection)}".encode())
+    run = {**keys, "survey": QUESTIONS_FILE, "groups": "; ".join(sites.groups)}
+    replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
+    register = [f"flwr supernode register nodes/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
+    _script(folder, *map(shlex.split, register), name="register.sh")
+    _script(folder, ["flwr", "run", '"$1"', CONNECTION, "--stream", "--run-config", KEYS_FILE], name="submit.sh")
+
+
+def _script(folder: Path, *commands: list[str], name: str = "start.sh") -> None:
+    lines = ["#!/bin/sh", 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
+    lines += [" ".join(word if word == '"$1"' else shlex.quote(word) for word in command) for command in commands]
+    replace_file(folder / name, ("\n".join(lines) + "\n").encode())
+    (folder / name).chmod(0o755)

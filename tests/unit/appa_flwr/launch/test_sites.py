@@ -1,0 +1,122 @@
+"""The parties' folders: certificates that TLS takes, keys that Flower takes, and nobody's data at anybody else's."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import tomllib
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from appa_flwr.launch import deploy
+from appa_flwr.launch.credentials import make_certificates
+from appa_flwr.launch.sites import prepare
+from appa_flwr.owner.policy import Policy, read_policy
+from appa_flwr.survey.generate import generate
+
+SURVEY = generate(num_questions=20, num_groups=2, seed=4)
+
+
+def greeted(folder: Path, *, name: str, trusts: Path) -> bytes:
+    """What a client hears that calls a server of this folder by this name."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            calling, _ = listening.accept()
+            try:
+                with server.wrap_socket(calling, server_side=True) as secured:
+                    secured.sendall(b"hello")
+            except OSError:
+                calling.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            client = ssl.create_default_context(cafile=str(trusts))
+            with (
+                socket.create_connection(listening.getsockname()) as plain,
+                client.wrap_socket(plain, server_hostname=name) as secured,
+            ):
+                return secured.recv(5)
+        finally:
+            thread.join()
+
+
+def test_a_server_is_known_by_its_names_and_by_its_own_authority_alone(tmp_path):
+    for folder in ("a", "b"):
+        make_certificates(tmp_path / folder, ["appa.example.org", "127.0.0.1"])
+    mine, other = tmp_path / "a", tmp_path / "b"
+    for name in ("appa.example.org", "127.0.0.1"):
+        assert greeted(mine, name=name, trusts=mine / "ca.crt") == b"hello"
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        greeted(mine, name="example.org", trusts=mine / "ca.crt")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        greeted(mine, name="127.0.0.1", trusts=other / "ca.crt")
+    assert (mine / "ca.key").stat().st_mode & 0o077 == 0
+
+
+def made(root: Path, **given):
+    return prepare(
+        SURVEY, root, **{"host": "appa.example.org", "port": 9100, "keys": {"rule": "min", "seed": 3}, **given}
+    )
+
+
+def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
+    sites = made(tmp_path / "parties")
+    assert sorted(path.name for path in sites.server.iterdir()) == [
+        *("ca.crt", "questions.jsonl", "server.crt", "server.key", "start.sh")
+    ]
+    assert "distribution" not in (sites.server / "questions.jsonl").read_text()
+    for name, slug in sites.groups.items():
+        folder = sites.group(name)
+        assert {path.name for path in folder.iterdir()} == {
+            *("ca.crt", f"{slug}.jsonl", "node.key", "node.key.pub", "policy.toml", "start.sh")
+        }
+        rows = [json.loads(line) for line in (folder / f"{slug}.jsonl").read_text().splitlines()]
+        assert {row["group"] for row in rows} == {name}
+        assert len(rows) == len(SURVEY.answers[name])
+        assert read_policy(folder / "policy.toml") == Policy()
+        public = load_ssh_public_key((sites.submitter / "nodes" / f"{slug}.pub").read_bytes())
+        private = load_ssh_private_key((folder / "node.key").read_bytes(), None)
+        assert private.public_key().public_numbers() == public.public_numbers()
+        assert (folder / "node.key").stat().st_mode & 0o077 == 0
+    submitted = tomllib.loads((sites.submitter / "keys.toml").read_text())
+    assert submitted == {"rule": "min", "seed": 3, "survey": "questions.jsonl", "groups": "; ".join(SURVEY.groups)}
+    flower = tomllib.loads((sites.submitter / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
+    assert flower["address"] == "appa.example.org:9100"
+    assert Path(flower["root-certificates"]).read_bytes() == (sites.server / "ca.crt").read_bytes()
+    assert not list(sites.submitter.rglob("*.jsonl"))
+    for script in (tmp_path / "parties").rglob("*.sh"):
+        subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_made_again_keys_certificates_and_policies_stay(tmp_path):
+    sites = made(tmp_path)
+    own = sites.group(SURVEY.groups[0])
+    (own / "policy.toml").write_text("votes = false\n")
+    kept = {path: path.read_bytes() for path in (own / "policy.toml", own / "node.key", sites.server / "server.key")}
+    made(tmp_path, port=9200)
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert "9200" in (sites.server / "start.sh").read_text()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=f"^{tmp_path}: holds something else than a deployment of Avaria, Belmora;"):
+        made(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_where_things_lie_is_not_submitted():
+    keys = deploy.submitted(Config.load({"survey": "generated", "rule": "min", "run.output-dir": "/somewhere"}))
+    assert keys["rule"] == "min"
+    assert {"survey", "groups", "run.output-dir", "run.cache-dir"}.isdisjoint(keys)

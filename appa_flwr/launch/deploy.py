@@ -90,7 +90,7 @@ def start(sites: Sites, home: Path) -> Started:
     }
     for party in parties.values():
         party.home.mkdir(parents=True)
-    (parties[SUBMITTER].home / "config.toml").write_bytes((sites.submitter / ".flwr" / "config.toml").read_bytes())
+    (parties[SUBMITTER].home / "config.toml").write_text(sites.connection(str(sites.submitter / "ca.crt")))
     command = sites.server_command(listen=LOOPBACK)
     command[command.index(STATE_FILE)] = str(home / STATE_FILE)  # of this start alone
     log, authority = sites.server / SUPERLINK_LOG, sites.server / "ca.crt"

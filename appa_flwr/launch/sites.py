@@ -52,6 +52,11 @@ class Sites:
         """A group's folder."""
         return self.root / "groups" / self.groups[name]
 
+    def connection(self, certificate: str) -> str:
+        """The submitter's Flower config; `certificate` is the path of the authority's."""
+        values: dict[str, Scalar] = {"address": f"{self.host}:{self.port}", "root-certificates": certificate}
+        return f"[superlink.{CONNECTION}]\n{to_toml_table(values)}"
+
     def server_command(self, *, listen: str) -> list[str]:
         """Starts the server in its folder."""
         command = ["flower-superlink", "--host", listen, "--port", str(self.port), "--database", STATE_FILE]
@@ -95,7 +100,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     for name in ("server.crt", "server.key"):
         shutil.copy(authority / name, sites.server / name)
     split.questions.replace(sites.server / QUESTIONS_FILE)
-    _script(sites.server, sites.server_command(listen="0.0.0.0"))
+    _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
     (sites.submitter / "nodes").mkdir(exist_ok=True)
     for number, (name, private) in enumerate(split.groups.items()):
         folder = sites.group(name)
@@ -105,7 +110,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         if not (folder / "node.key").exists():
             make_node_key(folder / "node.key")
         shutil.copyfile(folder / "node.key.pub", sites.submitter / "nodes" / f"{sites.groups[name]}.pub")
-        _script(folder, sites.group_command(name, port=port + 1 + number))
+        _script(folder, shlex.join(sites.group_command(name, port=port + 1 + number)))
     shutil.rmtree(root / ".split")
     _submitter(sites, keys)
     return sites
@@ -113,19 +118,17 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
 
 def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     folder = sites.submitter
-    connection = {"address": f"{sites.host}:{sites.port}", "root-certificates": str((folder / "ca.crt").resolve())}
-    home = folder / ".flwr"
-    home.mkdir(exist_ok=True)
-    replace_file(home / "config.toml", f"[superlink.{CONNECTION}]\n{to_toml_table(connection)}".encode())
     run = {**keys, "survey": QUESTIONS_FILE, "groups": "; ".join(sites.groups)}
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
+    # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
+    pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))
+    first = ["mkdir -p .flwr", f'printf {pattern} "$PWD" > .flwr/config.toml']
     register = [f"flwr supernode register nodes/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
-    _script(folder, *map(shlex.split, register), name="register.sh")
-    _script(folder, ["flwr", "run", '"$1"', CONNECTION, "--stream", "--run-config", KEYS_FILE], name="submit.sh")
+    _script(folder, *first, *register, name="register.sh")
+    _script(folder, *first, f'flwr run "$1" {CONNECTION} --stream --run-config {KEYS_FILE}', name="submit.sh")
 
 
-def _script(folder: Path, *commands: list[str], name: str = "start.sh") -> None:
-    lines = ["#!/bin/sh", 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
-    lines += [" ".join(word if word == '"$1"' else shlex.quote(word) for word in command) for command in commands]
-    replace_file(folder / name, ("\n".join(lines) + "\n").encode())
+def _script(folder: Path, *lines: str, name: str = "start.sh") -> None:
+    head = ["#!/bin/sh", 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
+    replace_file(folder / name, ("\n".join([*head, *lines]) + "\n").encode())
     (folder / name).chmod(0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import ssl
 import subprocess
@@ -91,12 +92,42 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         assert (folder / "node.key").stat().st_mode & 0o077 == 0
     submitted = tomllib.loads((sites.submitter / "keys.toml").read_text())
     assert submitted == {"rule": "min", "seed": 3, "survey": "questions.jsonl", "groups": "; ".join(SURVEY.groups)}
-    flower = tomllib.loads((sites.submitter / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
-    assert flower["address"] == "appa.example.org:9100"
-    assert Path(flower["root-certificates"]).read_bytes() == (sites.server / "ca.crt").read_bytes()
     assert not list(sites.submitter.rglob("*.jsonl"))
     for script in (tmp_path / "parties").rglob("*.sh"):
         subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
+    """Flower's commands are stood in for by one that says how it was called."""
+    sites = made(tmp_path / "parties")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("flwr", "flower-supernode", "flower-superlink"):
+        (tools / name).write_text(f'#!/bin/sh\necho {name} "$@" at "$FLWR_HOME"\n')
+        (tools / name).chmod(0o755)
+
+    def said(script: Path, *arguments: str) -> list[str]:
+        environment = {"PATH": f"{tools}:/usr/bin:/bin"}
+        done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    there = (tmp_path / "elsewhere with a space") / "mine"
+    shutil.copytree(sites.submitter, there)
+    home = f"at {there}/.flwr"
+    assert said(there / "register.sh") == [
+        f"flwr supernode register nodes/{slug}.pub deployed {home}" for slug in sites.groups.values()
+    ]
+    assert said(there / "submit.sh", "a clone") == [f"flwr run a clone deployed --stream --run-config keys.toml {home}"]
+    flower = tomllib.loads((there / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
+    assert flower == {"address": "appa.example.org:9100", "root-certificates": str(there / "ca.crt")}
+    name, slug = next(iter(sites.groups.items()))
+    (started,) = said(sites.group(name) / "start.sh")
+    assert started.startswith(
+        "flower-supernode --superlink appa.example.org:9100 --port 9101 --root-certificates ca.crt"
+    )
+    assert f'--node-config group="{name}" data="{slug}.jsonl" policy="policy.toml" at' in started
+    (server,) = said(sites.server / "start.sh")
+    assert "--host 0.0.0.0 --port 9100 --database state.db" in server
 
 
 def test_made_again_keys_certificates_and_policies_stay(tmp_path):

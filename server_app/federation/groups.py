@@ -21,6 +21,10 @@ from server_app.federation.grid import OverlapGrid
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+# A node whose app hangs is waited for so many times as long as such a message took when all answered, and this long at
+# least; deployed only, since in a simulation nobody hangs and a busy machine may take its time.
+PATIENCE, LEAST_SECONDS = 10.0, 60.0
+SAME_REWARD = 8  # different answers that can hardly all earn the same
 JOIN_PAUSE = 0.5  # seconds between two roll calls while groups are still joining
 
 log = logging.getLogger("appa.server")
@@ -38,12 +42,13 @@ class Federation:
         self.without_probes: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
         self._homes: dict[str, int] = {}
-        self._met: set[int] = set()  # nodes that were asked who lives there
+        self._strangers: set[int] = set()  # nodes on which no group of the run lives
         self._forgetful: set[int] = set()  # nodes that have restarted
         self._briefing: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._errors: Counter[int] = Counter()  # of the last question, by code
+        self._took: dict[str, float] = {}  # most seconds until all had answered, by kind of message
 
     def homes(self, groups: Collection[str]) -> tuple[int, ...]:
         """Nodes that host one of these groups, in the order of the groups of the run."""
@@ -94,14 +99,20 @@ class Federation:
         Raises:
             UserError: two nodes, of these or of those that are known, speak for one group.
         """
-        self._met.update(nodes)
         homes: dict[str, int] = {}
-        for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes)):
-            node = reply.metadata.src_node_id
-            for group in self._read(reply):
-                if homes.setdefault(group.group, node) != node or known.get(group.group, node) != node:
-                    raise UserError(f"two nodes speak for group '{group.group}'; each group needs exactly one")
+        for node, names in self._residents(nodes).items():
+            for name in names:
+                if homes.setdefault(name, node) != node or known.get(name, node) != node:
+                    raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
         return homes
+
+    def _residents(self, nodes: Collection[int]) -> dict[int, list[str]]:
+        """The groups that these nodes speak for; without nodes that did not answer."""
+        found: dict[int, list[str]] = {}
+        for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes)):
+            if groups := self._read(reply):
+                found[reply.metadata.src_node_id] = [group.group for group in groups]
+        return found
 
     def _welcome_back(self) -> None:
         """Let groups score again whose node has restarted: it gets what all were sent, and its table is as it was.
@@ -112,14 +123,15 @@ class Federation:
         online = self.grid.online()
         gone = {name: node for name, node in self._homes.items() if node not in online}
         back = {name: node for name, node in self._homes.items() if node in self._forgetful & online}
-        if gone and (fresh := online - self._met):
-            there = {name: node for name, node in self._homes.items() if name not in gone}
-            try:
-                found = self._roll_call(fresh, known=there)
-            except UserError as error:
-                log.warning("%s; the new one is left out", error)
-                found = {}
-            back |= {name: node for name, node in found.items() if name in gone}
+        if gone and (fresh := online - set(self._homes.values()) - self._strangers):
+            for node, names in self._residents(fresh).items():
+                if not set(names) & set(self.groups):
+                    self._strangers.add(node)  # whoever else cannot be used yet is asked again
+                for name in set(names) & set(self._homes):
+                    if name not in gone or name in back:
+                        log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
+                    else:
+                        back[name] = node
         for node in sorted(set(back.values())):
             names = [name for name, home in back.items() if home == node]
             if all(self._briefed(node, kind) for kind in self._briefing):
@@ -150,7 +162,14 @@ class Federation:
         self._errors.clear()
         asked = self._nodes if nodes is None else nodes
         messages = [self.grid.create_message(content, kind, node, str(iteration)) for node in asked]
-        return self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
+        patience = self._timeout
+        if not self.simulated and kind in self._took:
+            patience = min(patience, max(LEAST_SECONDS, PATIENCE * self._took[kind]))
+        started = time.monotonic()
+        replies = self.grid.send_and_receive(messages, timeout=patience, meanwhile=meanwhile)
+        if messages and len(replies) == len(messages):
+            self._took[kind] = max(self._took.get(kind, 0.0), time.monotonic() - started)
+        return replies
 
     def sums(self, request: wire.SumsRequest, *, nodes: Sequence[int]) -> dict[int, wire.SumsReply]:
         """Ask nodes for a step of the sums over groups; node -> its reply, without those that did not give one."""
@@ -233,6 +252,11 @@ class Federation:
             lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), unreadable_J, key))), None),
         )
         self._require(by_group, "score the answers")
+        answers = request.prediction_JK[~unreadable_J]
+        if len(np.unique(answers, axis=0)) >= SAME_REWARD:
+            for name, reply in by_group.items():
+                if any(np.ptp(reply.rewards[key][~unreadable_J]) == 0.0 for key in keys if key[1] == wire.TARGET_SIDE):
+                    log.warning("group %s gives all answers the same reward", name)
         missing = np.full(unreadable_J.size, np.nan)
         return {
             key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])

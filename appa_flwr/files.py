@@ -34,8 +34,10 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({reason})") from error
 
 
-def replace_file(path: Path, data: bytes, *, parents: bool = False) -> None:
+def replace_file(path: Path, data: bytes, *, parents: bool = False, mode: int = 0o666) -> None:
     """Write next to the file and rename over it, so that a reader never sees half of it; `parents` makes folders.
+
+    `mode` is that of the new file, less what the process's umask takes away.
 
     Raises:
         UserError: it cannot be written; what was there before is intact.
@@ -45,7 +47,7 @@ def replace_file(path: Path, data: bytes, *, parents: bool = False) -> None:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with beside.open("wb") as file:
+            with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(data)
                 sync(file)
             os.replace(beside, path)

@@ -34,6 +34,7 @@ log = logging.getLogger("appa.client")
 def roll_call(message: Message, context: Context) -> Message:
     """Say which groups live here."""
     config = data.context_config(context)
+    policy_of(context.node_config)  # one that cannot be read lets nothing out, no name either
     names = data.my_groups(config, context.node_config)
     return outgoing.send(message, [wire.GroupReply(name) for name in names])
 
@@ -195,6 +196,7 @@ def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
     protection = Protection.of(context.node_config)
+    data.check_allowed(data.context_config(context), protection.policy)
     if request.asked == wire.PROBES_ASKED and not protection.policy.probes:
         raise outgoing.Refused(wire.PROBES_REFUSED)
     public = state.catalogue(context.state)
@@ -210,7 +212,9 @@ def score(message: Message, context: Context) -> Message:
             else:
                 side_QK = state.targets(context.state, name)
             scored = scoring.score(request, side_QK, public.option_QK)
-            for metric, reward_J in protection.released(request, scored, public, group=name, side=side).items():
+            for metric, reward_J in protection.released(
+                request, scored, side_QK, public, group=name, side=side
+            ).items():
                 rewards[metric, side] = reward_J
         replies.append(wire.GroupReply(name, rewards))
     return outgoing.send(message, replies)

@@ -1,6 +1,6 @@
 """What the owner's policy does to rewards before they leave: how many there are, how exact they are.
 
-Axis letters: J scored answers, Q public questions.
+Axis letters: J scored answers, Q public questions, K options.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Protection:
         self,
         request: wire.ScoreRequest,
         scored: Mapping[str, FloatArray],
+        side_QK: FloatArray,
         public: wire.Catalogue,
         *,
         group: str,
         side: str,
     ) -> Mapping[str, FloatArray]:
-        """The rewards (J,) by metric that may leave, written down in the ledger.
+        """The rewards (J,) by metric that may leave, written down in the ledger; `side_QK` is what they compare with.
 
         Against the group's own answers NaN stands for what may not; against predictions there is all or nothing.
 
@@ -54,18 +55,22 @@ class Protection:
         if self.ledger is None:
             return scored
         # An answer that nobody can read, or to a question the group has no answer to, tells nothing.
-        telling_J = ~np.isnan(np.where(public.option_QK[request.question_J], request.prediction_JK, 0.0)).any(1)
+        answer_JK = np.where(public.option_QK[request.question_J], request.prediction_JK, 0.0)
+        telling_J = ~np.isnan(answer_JK).any(1)
         telling_J &= ~np.isnan(next(iter(scored.values()))) if scored else telling_J
         asked = [(metric, int(j)) for metric in scored for j in np.flatnonzero(telling_J)]
         secret, target = self.ledger.secret(), f"{group}: {side}"
         questions = [public.questions[request.question_J[j]].question_id for _, j in asked]
         digests = [
-            digest(secret, target.encode(), question.encode(), metric.encode(), request.prediction_JK[j].tobytes())
+            # What is compared with belongs to it: the same answer against another table is another score.
+            digest(secret, target.encode(), question.encode(), metric.encode(), answer_JK[j].tobytes(), row.tobytes())
             for question, (metric, j) in zip(questions, asked, strict=True)
+            for row in (side_QK[request.question_J[j]],)
         ]
         limit = self.policy.truth_scores_per_question if side == wire.TRUTH_SIDE else self.policy.scores_per_question
-        allowed = self.ledger.spend(questions, target, digests, limit=limit)
-        if side == wire.TARGET_SIDE and not all(allowed):
+        whole = side == wire.TARGET_SIDE
+        allowed = self.ledger.spend(questions, target, digests, limit=limit, whole=whole)
+        if whole and not all(allowed):
             raise Refused(wire.SPENT)
         released = {metric: reward_J.copy() for metric, reward_J in scored.items()}
         for (metric, j), mark, may in zip(asked, digests, allowed, strict=True):

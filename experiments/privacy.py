@@ -72,7 +72,7 @@ def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> Flo
             request = wire.ScoreRequest(np.arange(len(questions)), answer_QK, ("cosine",))
             scored = {"cosine": np.asarray(METRICS["cosine"](answer_QK, target_QK, option_QK))}
             try:
-                given_Q = node.released(request, scored, public, group="g", side=wire.TARGET_SIDE)["cosine"]
+                given_Q = node.released(request, scored, target_QK, public, group="g", side=wire.TARGET_SIDE)["cosine"]
             except Refused:
                 break
             for q, score in enumerate(given_Q):

@@ -78,7 +78,7 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     return _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
 
 
-def deployed(config: Config, files: Mapping[str, Path], *, policy: str = "") -> dict[int, Context]:
+def deployed(config: Config, files: Mapping[str, Path], *, policy: str = "sums = true") -> dict[int, Context]:
     """Contexts of deployed nodes, one a group, each with the group's own data file and its owner's policy beside it."""
     nodes: list[dict[str, int | str]] = []
     for group, path in files.items():

@@ -17,49 +17,71 @@ from appa_flwr.files import replace_file
 YEARS_VALID = 2
 _PEM = serialization.Encoding.PEM
 _OPEN = serialization.NoEncryption()
+_HASH = hashes.SHA384()
+_AUTHORITY = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "appa-flwr authority")])
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write `ca.crt` and `ca.key`, an authority of its own, and `server.crt` and `server.key`, signed by it.
 
+    An authority that is there stays, and so does a certificate that is good for these hosts for another month.
+
     Args:
         folder: where they go.
         hosts: names and IP addresses by which the server will be reached; clients refuse it under another one.
     """
-    authority, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer = _name("appa-flwr authority")
-    common = x509.BasicConstraints(ca=True, path_length=0), x509.BasicConstraints(ca=False, path_length=None)
-    by_itself = _certificate(issuer, authority, issuer, authority).add_extension(common[0], critical=True)
-    server = _certificate(_name(hosts[0]), key, issuer, authority).add_extension(common[1], critical=True)
-    server = server.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    for name, certificate, private in (("ca", by_itself, authority), ("server", server, key)):
-        signed = certificate.sign(authority, hashes.SHA384())
-        replace_file(folder / f"{name}.crt", signed.public_bytes(_PEM), parents=True)
-        _write_private(folder / f"{name}.key", private.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _OPEN))
+    if not (folder / "ca.crt").exists():
+        authority = ec.generate_private_key(ec.SECP384R1())
+        _write_private(folder / "ca.key", _pem(authority))
+        made = _certificate(_AUTHORITY, authority, authority, x509.BasicConstraints(ca=True, path_length=0))
+        replace_file(folder / "ca.crt", made.sign(authority, _HASH).public_bytes(_PEM))
+    if _good(folder / "server.crt", hosts):
+        return
+    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_private(folder / "server.key", _pem(key))
+    made = _certificate(_name(hosts[0]), key, signer, x509.BasicConstraints(ca=False, path_length=None))
+    made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    replace_file(folder / "server.crt", made.sign(signer, _HASH).public_bytes(_PEM))
+
+
+def _good(path: Path, hosts: Sequence[str]) -> bool:
+    if not path.exists():
+        return False
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    named = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    in_time = found.not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
+    return in_time and all(_host(host) in named for host in hosts)
 
 
 def make_node_key(path: Path) -> None:
-    """Write a SuperNode's private key, and beside it (`.pub`) the public one to be registered."""
+    """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _OPEN))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     replace_file(path.with_name(f"{path.name}.pub"), public + b"\n")
 
 
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _OPEN)
+
+
 def _certificate(
     subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    authority: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    rights: x509.BasicConstraints,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
-        x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
+        x509.CertificateBuilder(subject_name=subject, issuer_name=_AUTHORITY, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + timedelta(days=365 * YEARS_VALID))
+        .add_extension(rights, critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(by, critical=False)
     )
@@ -77,5 +99,4 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    replace_file(path, data, parents=True)
-    path.chmod(0o600)
+    replace_file(path, data, parents=True, mode=0o600)

@@ -85,8 +85,8 @@ def start(sites: Sites, home: Path) -> Started:
     """
     folders = {SERVER: sites.server, SUBMITTER: sites.submitter, **{name: sites.group(name) for name in sites.groups}}
     parties = {
-        name: Flower(home / folder.name, sites.port, folder=folder, connection=CONNECTION, more=_ENVIRONMENT)
-        for name, folder in folders.items()
+        name: Flower(home / str(number), sites.port, folder=folder, connection=CONNECTION, more=_ENVIRONMENT)
+        for number, (name, folder) in enumerate(folders.items())
     }
     for party in parties.values():
         party.home.mkdir(parents=True)

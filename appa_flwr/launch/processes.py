@@ -20,8 +20,6 @@ from typing import Any
 
 import psutil
 
-from appa_flwr.launch.endings import Stopped
-
 END_SECONDS = 5.0  # between asking a process to end and killing it
 END_ROUNDS = 5  # a process can start another one while it is being ended
 LOOK_SECONDS = 0.1  # between the two looks that must find nothing
@@ -35,6 +33,7 @@ def flower_home() -> Iterator[Path]:
     A watchdog sees to that where this process is killed. SIGINT, SIGTERM and SIGHUP raise `Stopped` inside, and are
     ignored while things are being ended.
     """
+    from appa_flwr.launch.endings import Stopped  # not for the watchdog
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise Stopped(signum)

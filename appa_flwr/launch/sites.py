@@ -72,7 +72,7 @@ class Sites:
 
 
 def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[str, Scalar]) -> Sites:
-    """Write the folders; certificates, keys, policies and data that are there already stay.
+    """Write the folders; keys and policies that are there stay, and other data than the survey's is left alone.
 
     Args:
         survey: split into the public questions and each group's answers.
@@ -91,23 +91,27 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
             f"{root}: holds something else than a deployment of {', '.join(sites.groups)}; name another folder"
         )
     authority = root / _AUTHORITY
-    if not (authority / "ca.crt").exists():
-        make_certificates(authority, [host] if host == "127.0.0.1" else [host, "127.0.0.1"])
+    make_certificates(authority, list(dict.fromkeys((host, "127.0.0.1"))))
     split = export_split(survey, root / ".split")
     for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(authority / "ca.crt", folder / "ca.crt")
-    for name in ("server.crt", "server.key"):
-        shutil.copy(authority / name, sites.server / name)
+    replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
+    shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     split.questions.replace(sites.server / QUESTIONS_FILE)
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
     (sites.submitter / "nodes").mkdir(exist_ok=True)
     for number, (name, private) in enumerate(split.groups.items()):
         folder = sites.group(name)
-        private.replace(folder / private.name)
+        there_already = folder / private.name
+        if there_already.exists() and there_already.read_bytes() != private.read_bytes():
+            raise UserError(
+                f"{there_already}: holds other answers than the survey; move it away, or name another folder"
+            )
+        private.replace(there_already)
         if not (folder / "policy.toml").exists():
             replace_file(folder / "policy.toml", policy_file().encode())
-        if not (folder / "node.key").exists():
+        if not (folder / "node.key.pub").exists():
             make_node_key(folder / "node.key")
         shutil.copyfile(folder / "node.key.pub", sites.submitter / "nodes" / f"{sites.groups[name]}.pub")
         _script(folder, shlex.join(sites.group_command(name, port=port + 1 + number)))
@@ -122,13 +126,13 @@ def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
     pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))
-    first = ["mkdir -p .flwr", f'printf {pattern} "$PWD" > .flwr/config.toml']
+    first = ["mkdir -p .flwr || exit 1", f'printf {pattern} "$PWD" > .flwr/config.toml']
     register = [f"flwr supernode register nodes/{slug}.pub {CONNECTION}" for slug in sites.groups.values()]
     _script(folder, *first, *register, name="register.sh")
-    _script(folder, *first, f'flwr run "$1" {CONNECTION} --stream --run-config {KEYS_FILE}', name="submit.sh")
+    submit = f'flwr run "$app" {CONNECTION} --stream --run-config {KEYS_FILE}'
+    _script(folder, *first, submit, name="submit.sh", before='app=$(cd "$1" && pwd) || exit 1')
 
 
-def _script(folder: Path, *lines: str, name: str = "start.sh") -> None:
-    head = ["#!/bin/sh", 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
-    replace_file(folder / name, ("\n".join([*head, *lines]) + "\n").encode())
-    (folder / name).chmod(0o755)
+def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "") -> None:
+    head = ["#!/bin/sh", *filter(None, [before]), 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
+    replace_file(folder / name, ("\n".join([*head, *lines]) + "\n").encode(), mode=0o755)

@@ -8,6 +8,7 @@ Axis letters: J scored answers.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import sqlite3
 import time
@@ -39,7 +40,7 @@ class Release:
         run: Flower's id of the run.
         message: Flower's id of the message that was answered.
         kind: the action asked for.
-        groups: names, comma-separated.
+        groups: as the node's config names them.
         numbers: how many numbers left.
         sha256: of the reply's content, as hexadecimal digits; empty where nothing left.
         refused: why nothing left; empty where something did.
@@ -90,35 +91,40 @@ class Ledger:
                 file.execute("insert into secret values (?)", found)
             return bytes(found[0])
 
-    def spend(self, questions: Sequence[str], side: str, digests: Sequence[bytes], *, limit: int) -> list[bool]:
+    def spend(
+        self, questions: Sequence[str], side: str, digests: Sequence[bytes], *, limit: int, whole: bool = False
+    ) -> list[bool]:
         """Write down that scores are about to be given; whether each may be.
 
         Args:
             questions: of each score, in any order.
             side: what is compared with.
-            digests: of each score: which answer, by which metric. The same one again tells nothing new.
+            digests: of each score: which answer, by which metric, against what. The same one again tells nothing new.
             limit: most different ones of a question, over all runs; 0 = any number.
+            whole: all or none: where one may not be given, nothing is written down.
 
         Raises:
             UserError: the file cannot be written.
         """
         with self._open() as file:
-            allowed = []
-            for question, digest in zip(questions, digests, strict=True):
-                row = (question, side, digest)
-                if limit:
-                    known = file.execute(
-                        "select 1 from score where question = ? and side = ? and digest = ?", row
-                    ).fetchone()
-                    (given,) = file.execute(
-                        "select count(*) from score where question = ? and side = ?", row[:2]
-                    ).fetchone()
-                    if known is None and given >= limit:
-                        allowed.append(False)
-                        continue
-                file.execute("insert or ignore into score values (?, ?, ?)", row)
-                allowed.append(True)
+            allowed = [
+                self._spend_one(file, (question, side, mark), limit)
+                for question, mark in zip(questions, digests, strict=True)
+            ]
+            if whole and not all(allowed):
+                file.rollback()
             return allowed
+
+    @staticmethod
+    def _spend_one(file: sqlite3.Connection, row: tuple[str, str, bytes], limit: int) -> bool:
+        if limit:
+            known = file.execute("select 1 from score where question = ? and side = ? and digest = ?", row).fetchone()
+            counted = "select count(*) from score where question = ? and side = ?"
+            (given,) = file.execute(counted, row[:2]).fetchone()
+            if known is None and given >= limit:
+                return False
+        file.execute("insert or ignore into score values (?, ?, ?)", row)
+        return True
 
     def sides(self) -> list[str]:
         """What scores have been given against."""
@@ -134,12 +140,14 @@ class Ledger:
     def _open(self) -> Iterator[sqlite3.Connection]:
         """One transaction."""
         try:
+            if not self.path.exists():  # it holds a secret: nobody else may read it
+                os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
             with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as file:
                 file.executescript(_SCHEMA)
                 with file:
                     file.execute("begin immediate")
                     yield file
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise UserError(f"{self.path}: the ledger cannot be used ({error})") from None
 
 

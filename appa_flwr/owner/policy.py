@@ -29,10 +29,12 @@ class Policy(BaseModel):
 
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
-    sums: bool = Field(True, description="masked sums of held-out answers over groups")
+    sums: bool = Field(
+        False, description="masked sums of held-out answers over groups: a server that lies reads answers"
+    )
     min_nodes: int = Field(LEAST_NODES, ge=LEAST_NODES, description="fewest nodes in such a sum")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
-    probes: bool = Field(False, description="score one-hot answers, by which ceilings are found: they tell predictions")
+    probes: bool = Field(False, description="score what the server calls probes for ceilings: they tell predictions")
     mean: bool = Field(False, description="take part in runs with sft.target=mean: training answers themselves leave")
     own_answers: bool = Field(False, description="take part in runs that score against training answers themselves")
     scores_per_question: int = Field(

@@ -33,7 +33,7 @@ from server_app.federation.catalogue import build_catalogue
 def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
     """The embedded run, all phases, by the real server."""
     world = make_world(tmp_path_factory.mktemp("whole"))
-    grid = InProcessGrid(deployed(world.config, world.files, policy="truth = true\nprobes = true"))
+    grid = InProcessGrid(deployed(world.config, world.files, policy="truth = true\nprobes = true\nsums = true"))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     return world, grid
@@ -65,11 +65,12 @@ def test_every_ledger_accounts_for_every_number_that_left(whole_run):
 
 def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_probes(tmp_path):
     world = make_world(tmp_path)
-    grid = InProcessGrid(deployed(world.config, world.files))
+    grid = InProcessGrid(deployed(world.config, world.files, policy=""))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     assert audit(grid, world) == []
-    assert not any(reply.message.has_error() for reply in grid.replies)  # the server asks for no probes in vain
+    # the server asks for no probes in vain
+    assert [reply.message.error.code for reply in grid.replies if reply.message.has_error()] == [wire.SUMS_REFUSED] * 3
     rewards = [reply.message.content.array_records for reply in grid.replies if reply.kind == wire.SCORE]
     truth = [array.numpy() for record in rewards for key, array in record["rewards"].items() if "|truth" in key]
     assert truth
@@ -168,7 +169,7 @@ def test_a_submission_that_would_score_against_training_answers_is_refused(targe
 
 def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_others(tmp_path):
     world = make_world(tmp_path, sft__target="mean", pluralllm__rounds=1)
-    grid = InProcessGrid(deployed(world.config, world.files, policy="mean = true"))
+    grid = InProcessGrid(deployed(world.config, world.files, policy="mean = true\nsums = true"))
     talk(grid, world.config)
     findings = audit(grid, world)
     assert findings

@@ -69,7 +69,7 @@ def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
     config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
-    contexts = deployed(config, files, policy="truth = true")
+    contexts = deployed(config, files, policy="truth = true\nsums = true")
     nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
     return survey, nodes, build_catalogue(config)
 

@@ -30,7 +30,7 @@ ASKED = wire.ScoreRequest(np.array([0, 0, 0, 1, 0]), ANSWERS, ("js", "cosine"))
 
 def released(protection, request=ASKED, *, side=wire.TARGET_SIDE, side_QK=SIDE_QK, group="Avaria"):
     scored = scoring.score(request, side_QK, PUBLIC.option_QK)
-    return scored, protection.released(request, scored, PUBLIC, group=group, side=side)
+    return scored, protection.released(request, scored, side_QK, PUBLIC, group=group, side=side)
 
 
 def protection(tmp_path, **policy):
@@ -62,6 +62,23 @@ def test_what_tells_something_is_counted_once(tmp_path):
     assert mine.ledger.spent("Avaria: targets") == {"q0": 4, "q1": 2}
 
 
+def test_the_same_answer_against_another_table_is_another_score_with_noise_of_its_own(tmp_path):
+    mine = protection(tmp_path, reward_noise=0.01)
+    (scored, left), (others, there) = (released(mine, side_QK=table_QK) for table_QK in (SIDE_QK, SIDE_QK[:, ::-1]))
+    assert mine.ledger.spent("Avaria: targets") == {"q0": 8, "q1": 4}
+    noise_J, other_J = left["cosine"] - scored["cosine"], there["cosine"] - others["cosine"]
+    assert abs(noise_J[0] - other_J[0]) > 1e-4
+
+
+def test_what_stands_in_padding_makes_no_other_answer(tmp_path):
+    mine = protection(tmp_path)
+    padded = wire.Catalogue(PUBLIC.questions, PUBLIC.train_Q, PUBLIC.embedding_QKE, np.array([[True, True, False]] * 2))
+    for junk in (0.0, 0.3, np.nan):
+        asked = wire.ScoreRequest(np.array([0]), np.array([[0.4, 0.6, junk]]), ("js",))
+        mine.released(asked, {"js": np.array([0.5])}, SIDE_QK, padded, group="Avaria", side=wire.TARGET_SIDE)
+    assert mine.ledger.spent("Avaria: targets") == {"q0": 1}
+
+
 def test_scores_against_predictions_end_with_the_purse(tmp_path):
     mine = protection(tmp_path, scores_per_question=4)
     released(mine)
@@ -70,6 +87,10 @@ def test_scores_against_predictions_end_with_the_purse(tmp_path):
     with pytest.raises(Refused) as refused:
         released(mine, more)
     assert refused.value.code == wire.SPENT
+    both = wire.ScoreRequest(np.array([0, 1]), np.array([[0.3, 0.3, 0.4], [0.2, 0.2, 0.6]]), ("js",))
+    with pytest.raises(Refused):
+        released(mine, both)
+    assert mine.ledger.spent("Avaria: targets") == {"q0": 4, "q1": 2}  # what did not leave was not spent
     released(mine, wire.ScoreRequest(np.array([1]), more.prediction_JK, ("js",)))  # the other question has some left
 
 

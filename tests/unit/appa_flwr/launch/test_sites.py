@@ -108,7 +108,9 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
 
     def said(script: Path, *arguments: str) -> list[str]:
         environment = {"PATH": f"{tools}:/usr/bin:/bin"}
-        done = subprocess.run([script, *arguments], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [script, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
         return done.stdout.splitlines()
 
     there = (tmp_path / "elsewhere with a space") / "mine"
@@ -117,7 +119,10 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     assert said(there / "register.sh") == [
         f"flwr supernode register nodes/{slug}.pub deployed {home}" for slug in sites.groups.values()
     ]
-    assert said(there / "submit.sh", "a clone") == [f"flwr run a clone deployed --stream --run-config keys.toml {home}"]
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    (run,) = said(there / "submit.sh", str(clone.relative_to(tmp_path)))
+    assert run == f"flwr run {clone} deployed --stream --run-config keys.toml {home}"
     flower = tomllib.loads((there / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
     assert flower == {"address": "appa.example.org:9100", "root-certificates": str(there / "ca.crt")}
     name, slug = next(iter(sites.groups.items()))
@@ -136,8 +141,22 @@ def test_made_again_keys_certificates_and_policies_stay(tmp_path):
     (own / "policy.toml").write_text("votes = false\n")
     kept = {path: path.read_bytes() for path in (own / "policy.toml", own / "node.key", sites.server / "server.key")}
     made(tmp_path, port=9200)
+    assert greeted(sites.server, name="appa.example.org", trusts=own / "ca.crt") == b"hello"
+    authority = (own / "ca.crt").read_bytes()
     assert {path: path.read_bytes() for path in kept} == kept
     assert "9200" in (sites.server / "start.sh").read_text()
+    made(tmp_path, host="new.example.org")
+    assert (own / "ca.crt").read_bytes() == authority
+    assert greeted(sites.server, name="new.example.org", trusts=own / "ca.crt") == b"hello"
+
+
+def test_data_of_the_group_s_own_is_left_alone(tmp_path):
+    sites = made(tmp_path)
+    mine = sites.group(SURVEY.groups[0]) / f"{sites.groups[SURVEY.groups[0]]}.jsonl"
+    mine.write_text("what this group has asked itself\n")
+    with pytest.raises(UserError, match=f"^{mine}: holds other answers than the survey"):
+        made(tmp_path)
+    assert mine.read_text() == "what this group has asked itself\n"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

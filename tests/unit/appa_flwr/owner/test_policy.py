@@ -25,7 +25,7 @@ def test_a_file_decides_what_it_names_and_no_more(tmp_path):
 
 
 def test_nobody_s_policy_gives_no_answer_away():
-    for key in ("mean", "own_answers", "truth", "probes"):
+    for key in ("mean", "own_answers", "truth", "probes", "sums"):
         assert getattr(Policy(), key) is False
 
 

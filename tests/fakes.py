@@ -124,7 +124,7 @@ def scoring_node(
 
     def answer(message: Message) -> Message:
         kind = message.metadata.message_type
-        replies = [wire.GroupReply(name) for name in table_by_group]
+        replies = [wire.GroupReply(name, counts={"truth": 1, "probes": 1}) for name in table_by_group]
         if kind == wire.CATALOGUE:
             catalogue.append(wire.unpack_catalogue(message.content))
         if kind == wire.SCORE:

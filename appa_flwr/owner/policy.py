@@ -54,7 +54,7 @@ class Policy(BaseModel):
         return self.reward_noise > 0 or self.reward_decimals < 15
 
 
-SIMULATION = Policy(truth=True, probes=True, mean=True, own_answers=True)
+SIMULATION = Policy(sums=True, truth=True, probes=True, mean=True, own_answers=True)
 
 
 def read_policy(path: Path) -> Policy:

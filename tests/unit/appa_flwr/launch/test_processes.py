@@ -10,11 +10,12 @@ import psutil
 import pytest
 
 from appa_flwr.launch import processes
+from appa_flwr.launch.endings import Stopped
 
 
 @pytest.mark.parametrize("signum", processes.STOP_SIGNALS)
 def test_a_signal_ends_a_home_before_its_process(signum):
-    with pytest.raises(processes.Stopped) as stopped, processes.flower_home() as home:  # noqa: PT012
+    with pytest.raises(Stopped) as stopped, processes.flower_home() as home:  # noqa: PT012
         begun = subprocess.Popen(["sleep", "60"], env={**os.environ, "FLWR_HOME": str(home)}, start_new_session=True)
         signal.raise_signal(signum)
     assert stopped.value.signum == signum

@@ -5,6 +5,8 @@ Axis letters: G groups, Q questions, K options.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flwr.app import Context
@@ -101,7 +103,7 @@ def test_no_training_answer_enters_a_sum():
     with flower_task():
         grid, _, catalogue = joined(config(), num_nodes=1)
     (own,) = grid.contexts.values()
-    node = population.Node(own.state, config(), catalogue.train_Q, catalogue.option_QK, deployed=False)
+    node = population.Node(own.state, config(), catalogue.train_Q, catalogue.option_QK, min_nodes=0)
     known_Q = np.any([~np.isnan(state.truth(own.state, name)).any(1) for name in node.seen], axis=0)
     assert known_Q[catalogue.train_Q].all()
     for sums_QX in (population._counts(node)["count"], population._answers(node, np.ones_like(known_Q))["answers"]):
@@ -219,7 +221,7 @@ def ask(context: Context, step: str, *, keys: tuple[bytes, ...] = (), **tables: 
 
 
 @pytest.fixture
-def node() -> tuple[Context, tuple[bytes, ...], np.ndarray]:
+def node(tmp_path: Path) -> tuple[Context, tuple[bytes, ...], np.ndarray]:
     """A deployed node with one of three groups that has told its key, all keys, and which questions all may answer.
 
     The server's config asks for no third group.
@@ -228,6 +230,9 @@ def node() -> tuple[Context, tuple[bytes, ...], np.ndarray]:
     with flower_task():
         grid, _, catalogue = joined(chosen, num_nodes=3)
     own, *others = grid.contexts.values()
+    (tmp_path / "policy.toml").write_text("sums = true")
+    own.node_config["policy"] = str(tmp_path / "policy.toml")
+    own.node_config["ledger"] = str(tmp_path / "ledger.sqlite")
     own.node_config["group"] = state.groups(own.state)[0]  # as deployed
     keys = (ask(own, wire.KEYS).public_key, *(secure_sum.public_key(secure_sum.private_key()) for _ in others))
     return own, keys, np.ones(len(catalogue.train_Q), dtype=bool)
@@ -268,7 +273,7 @@ def test_the_groups_of_one_place_are_one_party(deployed, parties):
         grid, _, catalogue = joined(config(data__num_groups=2), num_nodes=1)
     (own,) = grid.contexts.values()
     node = population.Node(
-        own.state, config(data__num_groups=2), catalogue.train_Q, catalogue.option_QK, deployed=deployed
+        own.state, config(data__num_groups=2), catalogue.train_Q, catalogue.option_QK, min_nodes=3 * deployed
     )
     counts = population._counts(node)
     assert counts["count"].max() == 2.0

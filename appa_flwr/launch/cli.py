@@ -25,6 +25,7 @@ from appa_flwr.run.resume import resumable
 RUN_FAILED = 1
 USER_ERROR = 2
 SIGNAL_BASE = 128
+_OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
@@ -239,6 +240,11 @@ def main() -> None:
     except (UserError, RunFailed) as error:
         print(f"appa: {error}", file=sys.stderr)
         sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] in _OWN_PACKAGES:
+            raise
+        print(f"appa: {missing.name} is not installed; `make group` brings what `appa group` needs", file=sys.stderr)
+        sys.exit(USER_ERROR)
     except Stopped as stopped:
         print(f"appa: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
         sys.exit(SIGNAL_BASE + stopped.signum)

@@ -96,6 +96,16 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
         )
         assert done.returncode == 0, done.stderr
         assert part in done.stdout
+    code = code.replace('"group", ', "")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), "run"],
+        env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "appa: psutil is not installed; `make group` brings what `appa group` needs\n"
 
 
 def test_without_one_of_them_it_could_not(record):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from flwr.common.serde import recorddict_to_proto
 
 from appa_flwr import wire
 from appa_flwr.errors import UserError
-from appa_flwr.owner.ledger import Release, ledger_of, now
+from appa_flwr.owner.ledger import Release, ledger_of
 
 Action = Callable[[Message, Context], Message]
 
@@ -100,7 +101,7 @@ def _write_down(message: Message, context: Context, *, reply: Message | None = N
         numbers = arrays + sum(np.size(value) for of in reply.content.metric_records.values() for value in of.values())
     ledger.write(
         Release(
-            time=now(),
+            time=time.time(),
             run=str(message.metadata.run_id),
             message=message.metadata.message_id,
             kind=message.metadata.message_type,

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 
 YEARS_VALID = 2
@@ -29,6 +30,9 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     Args:
         folder: where they go.
         hosts: names and IP addresses by which the server will be reached; clients refuse it under another one.
+
+    Raises:
+        UserError: something cannot be written, or the authority's key is somebody else's.
     """
     if not (folder / "ca.crt").exists():
         authority = ec.generate_private_key(ec.SECP384R1())
@@ -38,7 +42,8 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     if _good(folder / "server.crt", hosts):
         return
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{folder / 'ca.key'}: is not the key that was made here; name another folder")
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(folder / "server.key", _pem(key))
     made = _certificate(_name(hosts[0]), key, signer, x509.BasicConstraints(ca=False, path_length=None))

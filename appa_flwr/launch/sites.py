@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
 KEYS_FILE, STATE_FILE = "keys.toml", "state.db"
-_AUTHORITY = "authority"
+_AUTHORITY, _GROUPS = "authority", "groups"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,16 @@ class Sites:
 
     def group(self, name: str) -> Path:
         """A group's folder."""
-        return self.root / "groups" / self.groups[name]
+        return self.root / _GROUPS / self.groups[name]
+
+    def data(self, name: str) -> Path:
+        """A group's private answers."""
+        return self.group(name) / f"{self.groups[name]}.jsonl"
+
+    @property
+    def keys(self) -> Path:
+        """The nodes' public keys, as the submitter registers them."""
+        return self.submitter / "nodes"
 
     def connection(self, certificate: str) -> str:
         """The submitter's Flower config; `certificate` is the path of the authority's."""
@@ -85,39 +95,46 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         UserError: a folder cannot be written, or holds something else than a deployment of these groups.
     """
     sites = Sites(root, host, port, slugs(survey.groups))
-    there = {path.name for path in (root / "groups").glob("*")} if root.exists() else set()
-    if root.exists() and any(root.iterdir()) and there != set(sites.groups.values()):
-        raise UserError(
-            f"{root}: holds something else than a deployment of {', '.join(sites.groups)}; name another folder"
-        )
+    with tempfile.TemporaryDirectory() as scratch:
+        split = export_split(survey, Path(scratch))
+        questions = split.questions.read_bytes()
+        answers = {name: path.read_bytes() for name, path in split.groups.items()}
+    _check_free(sites, answers)
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, "127.0.0.1"))))
-    split = export_split(survey, root / ".split")
-    for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
+    for folder in (sites.server, sites.submitter, sites.keys, *map(sites.group, sites.groups)):
         folder.mkdir(parents=True, exist_ok=True)
+    for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
         shutil.copyfile(authority / "ca.crt", folder / "ca.crt")
     replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
-    split.questions.replace(sites.server / QUESTIONS_FILE)
+    replace_file(sites.server / QUESTIONS_FILE, questions)
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
-    (sites.submitter / "nodes").mkdir(exist_ok=True)
-    for number, (name, private) in enumerate(split.groups.items()):
+    for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
-        there_already = folder / private.name
-        if there_already.exists() and there_already.read_bytes() != private.read_bytes():
-            raise UserError(
-                f"{there_already}: holds other answers than the survey; move it away, or name another folder"
-            )
-        private.replace(there_already)
+        replace_file(sites.data(name), answers[name])
         if not (folder / "policy.toml").exists():
             replace_file(folder / "policy.toml", policy_file().encode())
         if not (folder / "node.key.pub").exists():
             make_node_key(folder / "node.key")
-        shutil.copyfile(folder / "node.key.pub", sites.submitter / "nodes" / f"{sites.groups[name]}.pub")
+        shutil.copyfile(folder / "node.key.pub", sites.keys / f"{slug}.pub")
         _script(folder, shlex.join(sites.group_command(name, port=port + 1 + number)))
-    shutil.rmtree(root / ".split")
     _submitter(sites, keys)
     return sites
+
+
+def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
+    """Refuse, before anything is written, what is no deployment of these groups, or holds data of a group's own."""
+    ours = {_AUTHORITY, _GROUPS, sites.server.name, sites.submitter.name}
+    others = {path.name for path in sites.root.glob("*")} - ours
+    others |= {path.name for path in (sites.root / _GROUPS).glob("*")} - set(sites.groups.values())
+    if others:
+        names = ", ".join(sites.groups)
+        raise UserError(f"{sites.root}: holds {min(others)}, which is of no deployment of {names}; name another folder")
+    for name, mine in answers.items():
+        path = sites.data(name)
+        if path.exists() and path.read_bytes() != mine:
+            raise UserError(f"{path}: holds other answers than the survey; move it away, or name another folder")
 
 
 def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:

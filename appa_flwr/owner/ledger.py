@@ -1,8 +1,6 @@
 """A deployed node's memory over all runs: every release, and for each question which scores have been given.
 
 One SQLite file beside the group's data. What cannot be written down does not leave.
-
-Axis letters: J scored answers.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import hashlib
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -172,8 +169,3 @@ def digest(secret: bytes, *parts: bytes) -> bytes:
     for part in parts:
         made.update(len(part).to_bytes(8, "little") + part)
     return made.digest()
-
-
-def now() -> float:
-    """Seconds since 1970."""
-    return time.time()

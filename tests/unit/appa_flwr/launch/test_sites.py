@@ -154,16 +154,28 @@ def test_data_of_the_group_s_own_is_left_alone(tmp_path):
     sites = made(tmp_path)
     mine = sites.group(SURVEY.groups[0]) / f"{sites.groups[SURVEY.groups[0]]}.jsonl"
     mine.write_text("what this group has asked itself\n")
+    before = (sites.server / "start.sh").read_text()
     with pytest.raises(UserError, match=f"^{mine}: holds other answers than the survey"):
-        made(tmp_path)
+        made(tmp_path, port=9200)
+    assert (sites.server / "start.sh").read_text() == before  # nothing else was written either
     assert mine.read_text() == "what this group has asked itself\n"
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=f"^{tmp_path}: holds something else than a deployment of Avaria, Belmora;"):
+    with pytest.raises(UserError, match=f"^{tmp_path}: holds notes.txt, which is of no deployment of Avaria, Belmora;"):
         made(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_what_a_kill_left_unfinished_is_finished(tmp_path):
+    sites = made(tmp_path)
+    shutil.rmtree(sites.group(SURVEY.groups[1]))
+    (sites.group(SURVEY.groups[0]) / "node.key.pub").unlink()
+    made(tmp_path)
+    for name, slug in sites.groups.items():
+        assert sites.data(name).exists()
+        assert (sites.keys / f"{slug}.pub").read_bytes() == (sites.group(name) / "node.key.pub").read_bytes()
 
 
 def test_where_things_lie_is_not_submitted():

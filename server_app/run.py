@@ -50,6 +50,7 @@ from server_app.checkpoint import Checkpoint
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
+from server_app.federation.keys import read_group_keys
 from server_app.inputs import PolicyInputs, Run, policy_inputs, taught_texts
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
@@ -73,7 +74,12 @@ log = logging.getLogger("appa.server")
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """All phases of the config, from the roll call to the report."""
-    federation = Federation(grid, min_groups=config.federation.min_groups, timeout=config.federation.reply_timeout)
+    federation = Federation(
+        grid,
+        min_groups=config.federation.min_groups,
+        timeout=config.federation.reply_timeout,
+        keys=read_group_keys(config.federation.group_keys, expected=config.group_names),
+    )
 
     def embedded(done: int, of: int) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)

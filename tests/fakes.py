@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import Message, Metadata, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
@@ -38,12 +39,14 @@ class FakeGrid(Grid):
         nodes: node id -> its answer to a message; None is no answer at all.
         polls_to_wait: node id -> how many polls its answer lies back; 0 where absent.
         events: what was called, in order.
+        keys: node id -> its public key, as Flower keeps it; none where absent.
     """
 
     def __init__(self, nodes: Mapping[int, Node], polls_to_wait: Mapping[int, int] | None = None) -> None:
         self.nodes = dict(nodes)
         self.polls_to_wait = dict(polls_to_wait or {})
         self.events: list[str] = []
+        self.keys: dict[int, bytes] = {}
         self.pushed: list[Message] = []
         self._waiting: dict[str, tuple[int, Message | None]] = {}
         self._count = 0
@@ -75,8 +78,8 @@ class FakeGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
-    def get_nodes(self) -> Iterable[object]:
-        return [f"node {node}" for node in self.nodes]
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         self.events.append("push")

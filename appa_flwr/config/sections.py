@@ -65,6 +65,10 @@ class FederationSection(Section):
     min_groups: int = Field(2, ge=1, description="groups that must answer, else the iteration fails")
     reply_timeout: float = Field(600.0, gt=0, description="seconds the server waits for the groups' replies")
     join_timeout: float = Field(120.0, ge=0, description="seconds the server waits for the groups to join")
+    group_keys: str = Field(
+        "",
+        description="TOML file at the server, group = its node's public key; empty = a node may speak for any name",
+    )
 
 
 class DataSection(Section):

@@ -13,7 +13,10 @@ from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS
 from appa_flwr.errors import UserError
 
 PRESET_KEY = "preset"
-PATH_KEYS = ("survey", "run.output-dir", "run.cache-dir", "pluralllm.checkpoint", "sft.checkpoint")
+PATH_KEYS = (
+    *("survey", "run.output-dir", "run.cache-dir", "federation.group-keys"),
+    *("pluralllm.checkpoint", "sft.checkpoint"),
+)
 
 _PRESETS = resources.files("appa_flwr.config.presets")
 

@@ -15,13 +15,13 @@ from appa_flwr.config import Config
 from appa_flwr.launch.checks import claim_run_folder, participants, read_survey
 from appa_flwr.launch.flower import LOOPBACK, Flower, followed, free_port, sent_files
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.sites import CONNECTION, STATE_FILE, Sites, prepare
+from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.run.files import SUPERLINK_LOG
 from appa_flwr.survey.export import QUESTIONS_FILE
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
 SERVER, SUBMITTER = "(server)", "(submitter)"
-_OWN_KEYS = ("survey", "groups", "run.output-dir", "run.cache-dir")
+_OWN_KEYS = ("survey", "groups", "run.output-dir", "run.cache-dir", "federation.group-keys")
 
 
 def submitted(config: Config) -> dict[str, bool | int | float | str]:
@@ -52,6 +52,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
     config = config.named(datetime.now())
     sites = make_sites(config, root, host=LOOPBACK, port=free_port())
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
+    own["federation.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
     config = Config.load(placed)
     folder = claim_run_folder(config)

@@ -19,7 +19,7 @@ from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
 from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
-KEYS_FILE, STATE_FILE = "keys.toml", "state.db"
+KEYS_FILE, GROUP_KEYS_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "state.db"
 _AUTHORITY, _GROUPS = "authority", "groups"
 
 
@@ -119,6 +119,8 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
             make_node_key(folder / "node.key")
         shutil.copyfile(folder / "node.key.pub", sites.keys / f"{slug}.pub")
         _script(folder, shlex.join(sites.group_command(name, port=port + 1 + number)))
+    public = {to_toml(name): (sites.group(name) / "node.key.pub").read_text().strip() for name in sites.groups}
+    replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)
     return sites
 
@@ -140,6 +142,7 @@ def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
 def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     folder = sites.submitter
     run = {**keys, "survey": QUESTIONS_FILE, "groups": "; ".join(sites.groups)}
+    run["federation.group-keys"] = GROUP_KEYS_FILE
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
     pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))

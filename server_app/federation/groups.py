@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from appa_flwr import wire
 from appa_flwr.errors import UserError
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.keys import GroupKeys
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -33,8 +34,9 @@ log = logging.getLogger("appa.server")
 class Federation:
     """All groups behind a Grid; replies are matched to groups by the name they carry, from the group's own node."""
 
-    def __init__(self, grid: OverlapGrid, *, min_groups: int, timeout: float) -> None:
+    def __init__(self, grid: OverlapGrid, *, min_groups: int, timeout: float, keys: GroupKeys | None = None) -> None:
         self.grid = grid
+        self._keys = keys
         self.groups: tuple[str, ...] = ()
         self.simulated = False  # until every group has said so
         # whose owners keep answers to themselves, and let nobody probe for ceilings
@@ -107,12 +109,19 @@ class Federation:
         return homes
 
     def _residents(self, nodes: Collection[int]) -> dict[int, list[str]]:
-        """The groups that these nodes speak for; without nodes that did not answer."""
+        """The groups that these nodes speak for, with their keys; without nodes that did not answer."""
         found: dict[int, list[str]] = {}
         for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes)):
             if groups := self._read(reply):
                 found[reply.metadata.src_node_id] = [group.group for group in groups]
-        return found
+        if self._keys is None:
+            return found
+        told = {info.node_id: info for info in self.grid.get_nodes() if info.node_id in found}
+        with_key = {node: self._keys.admitted(found[node], info) for node, info in told.items()}
+        for node, names in found.items():
+            if others := [name for name in names if name not in with_key.get(node, ())]:
+                log.warning("node %s speaks for %s without their key; it is left out", node, ", ".join(others))
+        return {node: names for node, names in with_key.items() if names}
 
     def _welcome_back(self) -> None:
         """Let groups score again whose node has restarted: it gets what all were sent, and its table is as it was.

@@ -98,6 +98,7 @@ def _run_config(**changed: object) -> list[str]:
         "run-name": "r",
         "run.output-dir": "runs",
         "run.cache-dir": "cache",
+        "federation.group-keys": "group-keys.toml",
     }
     values |= {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
     return ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())]

@@ -118,7 +118,7 @@ def test_config_shows_the_core_keys_and_what_each_section_holds(monkeypatch, cap
     assert '"google/gemma-2-2b-it"' in shown
     assert "0.125" not in shown
     (line,) = (line for line in shown.splitlines() if line.startswith("│ federation "))
-    cells = ["federation", "how the server waits for the groups", "min-groups, reply-timeout, join-timeout"]
+    cells = ["federation", "how the server waits for the groups", "min-groups, reply-timeout, join-timeout, group-keys"]
     assert [cell.strip() for cell in line.split("│")[1:-1]] == cells
     (line,) = (line for line in shown.splitlines() if line.startswith("│ paper-oqa "))
     assert "four epochs of SFT" in line

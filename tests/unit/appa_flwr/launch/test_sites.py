@@ -74,7 +74,7 @@ def made(root: Path, **given):
 def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
     sites = made(tmp_path / "parties")
     assert sorted(path.name for path in sites.server.iterdir()) == [
-        *("ca.crt", "questions.jsonl", "server.crt", "server.key", "start.sh")
+        *("ca.crt", "group-keys.toml", "questions.jsonl", "server.crt", "server.key", "start.sh")
     ]
     assert "distribution" not in (sites.server / "questions.jsonl").read_text()
     for name, slug in sites.groups.items():
@@ -91,7 +91,11 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         assert private.public_key().public_numbers() == public.public_numbers()
         assert (folder / "node.key").stat().st_mode & 0o077 == 0
     submitted = tomllib.loads((sites.submitter / "keys.toml").read_text())
-    assert submitted == {"rule": "min", "seed": 3, "survey": "questions.jsonl", "groups": "; ".join(SURVEY.groups)}
+    assert submitted == {"rule": "min", "seed": 3, "survey": "questions.jsonl", "groups": "; ".join(SURVEY.groups)} | {
+        "federation": {"group-keys": "group-keys.toml"}
+    }
+    bound = tomllib.loads((sites.server / "group-keys.toml").read_text())
+    assert bound == {name: (sites.group(name) / "node.key.pub").read_text().strip() for name in SURVEY.groups}
     assert not list(sites.submitter.rglob("*.jsonl"))
     for script in (tmp_path / "parties").rglob("*.sh"):
         subprocess.run(["sh", "-n", str(script)], check=True)
@@ -181,4 +185,4 @@ def test_what_a_kill_left_unfinished_is_finished(tmp_path):
 def test_where_things_lie_is_not_submitted():
     keys = deploy.submitted(Config.load({"survey": "generated", "rule": "min", "run.output-dir": "/somewhere"}))
     assert keys["rule"] == "min"
-    assert {"survey", "groups", "run.output-dir", "run.cache-dir"}.isdisjoint(keys)
+    assert {"survey", "groups", "run.output-dir", "run.cache-dir", "federation.group-keys"}.isdisjoint(keys)

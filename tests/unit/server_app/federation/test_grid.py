@@ -119,7 +119,7 @@ def test_all_but_waiting_and_membership_is_delegated():
     assert list(grid.get_node_ids()) == [1, 2]
     grid.members = (2,)
     assert list(grid.get_node_ids()) == [2]  # the one answer of its own: once known, the run's nodes
-    assert list(grid.get_nodes()) == ["node 1", "node 2"]
+    assert [node.node_id for node in grid.get_nodes()] == [1, 2]
     assert grid.run == "the run"
     grid.set_run(None)
     message = grid.create_message(RecordDict(), wire.VOTE, 2, "9", ttl=33.0)

@@ -1,0 +1,60 @@
+"""Which node may speak for which group: the one that Flower knows by the group's own key."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from flwr.proto.node_pb2 import NodeInfo
+
+from appa_flwr.errors import UserError
+
+KEY = "federation.group-keys"
+
+
+@dataclass(frozen=True)
+class GroupKeys:
+    """Each group's public key, as DER bytes."""
+
+    key_of: Mapping[str, bytes]
+
+    def admitted(self, names: Sequence[str], node: NodeInfo) -> list[str]:
+        """Those of these groups for which the node may speak."""
+        key = _der(node.public_key)
+        return [name for name in names if key is not None and self.key_of.get(name) == key]
+
+
+def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
+    """The keys in a TOML file, group = "public key in OpenSSH's format"; None where `federation.group-keys` is empty.
+
+    Raises:
+        UserError: it cannot be read, holds something else, or lacks one of the expected groups.
+    """
+    if not path:
+        return None
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{KEY} = {path}: cannot be read as TOML: {error}") from None
+    key_of = {}
+    for name, text in table.items():
+        found = _der(text.encode()) if isinstance(text, str) else None
+        if found is None:
+            raise UserError(f'{path}: {name}: must be a public key in OpenSSH\'s format, "ecdsa-sha2-nistp384 AAAA..."')
+        key_of[name] = found
+    if lacking := [name for name in expected if name not in key_of]:
+        raise UserError(f"{path}: has no key of {', '.join(lacking)}; every group of the run needs one")
+    return GroupKeys(key_of)
+
+
+def _der(written: bytes) -> bytes | None:
+    """A public key as it is in OpenSSH's format (files) or PEM (Flower), told apart by nothing else than the key."""
+    read = serialization.load_pem_public_key if written.startswith(b"-----") else serialization.load_ssh_public_key
+    try:
+        key = read(written)
+    except Exception:  # a dozen kinds, and another party's bytes
+        return None
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,0 +1,113 @@
+"""A group's name belongs to its key: whoever else says it is left out, at the roll call and later.
+
+Keys are made as `appa deploy` makes them, and told to the server as Flower tells them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from fakes import FakeGrid, catalogue_of, scoring_node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from appa_flwr import wire
+from appa_flwr.errors import UserError
+from appa_flwr.launch.credentials import make_node_key
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Federation
+from server_app.federation.keys import read_group_keys
+
+NAMES = ("A", "B of the north")
+CATALOGUE = catalogue_of([2, 2], train=[True, False])
+REQUEST = wire.ScoreRequest(np.array([0, 1]), np.full((2, 2), 0.5), ("js",))
+
+
+def node(name: str):
+    return scoring_node({name: np.full((2, 2), 0.5)})
+
+
+@pytest.fixture
+def registered(tmp_path: Path) -> dict[str, bytes]:
+    """Everybody's public key as Flower keeps it, a thief's too; the groups' are in group-keys.toml."""
+    lines, found = [], {}
+    for number, name in enumerate([*NAMES, "thief"]):
+        make_node_key(tmp_path / str(number))
+        written = (tmp_path / f"{number}.pub").read_text().strip()
+        found[name] = public_key_to_bytes(load_ssh_public_key(written.encode()))
+        if name in NAMES:
+            lines.append(f"{json.dumps(name)} = {json.dumps(written + ' a comment')}")
+    (tmp_path / "group-keys.toml").write_text("\n".join(lines))
+    return found
+
+
+@pytest.fixture
+def at_work(tmp_path, registered, caplog):
+    """Both groups on nodes of their own, and a thief on node 3 that says to be the first."""
+    caplog.set_level(logging.WARNING, "appa.server")
+    grid = FakeGrid({1: node(NAMES[0]), 2: node(NAMES[1]), 3: node(NAMES[0])})
+    grid.keys = dict(zip((1, 2, 3), registered.values(), strict=True))
+    keys = read_group_keys(str(tmp_path / "group-keys.toml"), expected=NAMES)
+    return Federation(OverlapGrid(grid), min_groups=1, timeout=0.02, keys=keys), grid
+
+
+def test_a_node_without_the_group_s_key_does_not_speak_for_it(at_work, caplog):
+    federation, _ = at_work
+    federation.gather(NAMES, patience=0.0)
+    assert federation.groups == NAMES
+    assert federation.homes(NAMES) == (1, 2)
+    assert caplog.messages == ["node 3 speaks for A without their key; it is left out"]
+
+
+def test_nor_does_it_when_the_group_s_own_node_is_not_there(at_work):
+    federation, grid = at_work
+    del grid.nodes[1], grid.nodes[2]
+    with pytest.raises(UserError, match=r"^0 groups joined \(none\); .*missing: A, B of the north"):
+        federation.gather(NAMES, patience=0.0)
+
+
+def test_nor_does_it_when_the_group_s_own_node_goes_on_the_way(at_work):
+    federation, grid = at_work
+    federation.gather(NAMES, patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    grid.nodes[1] = lambda message: None
+    federation.grid.online = lambda: frozenset({2, 3})
+    scores = federation.score(REQUEST)["js", wire.TARGET_SIDE]
+    assert np.isnan(scores[0]).all()
+    grid.nodes[4], grid.keys[4] = node(NAMES[0]), grid.keys[1]
+    federation.grid.online = lambda: frozenset({2, 3, 4})
+    assert not np.isnan(federation.score(REQUEST)["js", wire.TARGET_SIDE]).any()
+
+
+def test_nodes_without_keys_speak_for_nobody_then(at_work):
+    federation, grid = at_work
+    grid.keys.clear()
+    with pytest.raises(UserError, match=r"^0 groups joined"):
+        federation.gather((), patience=0.0)
+
+
+def test_no_file_binds_nobody():
+    assert read_group_keys("", expected=NAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "^federation.group-keys = .*keys.toml: cannot be read as TOML: .*No such file"),
+        ("A = ", "^federation.group-keys = .*keys.toml: cannot be read as TOML: Invalid value"),
+        ('A = "ssh-dss no"', '^{path}: A: must be a public key in OpenSSH\'s format, "ecdsa-sha2-nistp384 AAAA..."$'),
+        ("A = 3", "^{path}: A: must be a public key"),
+        ("", "^{path}: has no key of A, B of the north; every group of the run needs one$"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_what_would_be_right(tmp_path, text, message):
+    path = tmp_path / "keys.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=message.replace("{path}", re.escape(str(path)))):
+        read_group_keys(str(path), expected=NAMES)

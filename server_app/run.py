@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -223,12 +224,20 @@ def train_predictor(
                 config,
                 start,
                 nodes=federation.homes(seen),
+                most=_most_answers(run, seen),
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
             checkpoints.save_weights(path, kept)
             if kept.chosen != config.pluralllm.rounds:
                 log.info("PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen)
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]
+
+
+def _most_answers(run: Run, groups: Collection[str]) -> dict[int, tuple[int, int]]:
+    """Node -> most training and held-out answers that its groups among these can have."""
+    train_Q = run.catalogue.train_Q
+    at_node = Counter(run.federation.homes([name])[0] for name in groups)
+    return {node: (count * int(train_Q.sum()), count * int((~train_Q).sum())) for node, count in at_node.items()}
 
 
 def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:

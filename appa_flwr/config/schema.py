@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, sections_of, to_toml, unknown_key
 from appa_flwr.config.sections import (
+    AVERAGING,
     APPASection,
     DataSection,
     EmbeddingSection,
@@ -223,6 +224,8 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     training = count - len(config.unseen_group_names)
     if training < 1:
         yield "pluralllm.unseen-groups names all groups; at least one must train the predictor"
+    if training < config.pluralllm.least_nodes:
+        yield config.pluralllm.too_few(training)
 
 
 def _in_sizes(config: Config) -> Iterator[str]:
@@ -236,6 +239,10 @@ def _in_sizes(config: Config) -> Iterator[str]:
         )
     if ppo.baseline == "question" and rollout.answers_per_question == 1:
         yield 'ppo.baseline = "question" needs rollout.answers-per-question of 2 or more'
+    if pluralllm.dp_noise and pluralllm.strategy not in AVERAGING:
+        yield f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.strategy = {' or '.join(AVERAGING)}"
+    if pluralllm.dp_noise and pluralllm.fraction < 1:
+        yield f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.fraction = 1: all nodes in every round"
     if pluralllm.hidden_dim % pluralllm.heads:
         yield f"pluralllm.heads = {pluralllm.heads} must divide pluralllm.hidden-dim = {pluralllm.hidden_dim}"
 

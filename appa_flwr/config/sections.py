@@ -17,6 +17,7 @@ Architecture = Literal["residual", "attention"]
 LocalOptimizer = Literal["sgd", "adam"]
 # whose server only averages: a group's own optimizer must do what the server's step does in the others
 AVERAGING = ("fedavg", "fedprox")
+ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
@@ -119,8 +120,17 @@ class PluralLLMSection(Section):
     draws: int = Field(1, ge=1, description="contexts a prediction is averaged over; their spread is kept")
     checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
-    strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad"] = Field(
-        "fedadam", description="server update in pretraining"
+    strategy: Literal[
+        "fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "krum", "multikrum"
+    ] = Field("fedadam", description="server update in pretraining; the last four stand a few bad nodes")
+    bad_nodes: int = Field(1, ge=0, description="how many bad nodes krum and multikrum, or fedtrimmedavg, must stand")
+    dp_noise: float = Field(
+        0.0,
+        ge=0,
+        description="of fedavg and fedprox: noise on a round's mean, in shares of one node's most influence; 0 = none",
+    )
+    dp_clip: float = Field(
+        1.0, gt=0, description="with dp-noise: a node's step in a round is cut to this length, and nodes weigh the same"
     )
     proximal_mu: float = Field(0.01, ge=0, description="pull of fedprox towards the server's weights")
     rounds: int = Field(100, ge=0, description="federated pretraining rounds")
@@ -148,12 +158,32 @@ class PluralLLMSection(Section):
         """A group's optimizer, `auto` resolved."""
         if self.optimizer != "auto":
             return self.optimizer
-        return "adam" if self.strategy in AVERAGING else "sgd"
+        return "adam" if self.strategy in AVERAGING + ROBUST else "sgd"
 
     @property
     def local_learning_rate(self) -> float:
         """A group's step size, 0 resolved."""
         return self.learning_rate or {"sgd": 0.1, "adam": 3e-3}[self.local_optimizer]
+
+    @property
+    def by_node(self) -> bool:
+        """Whether the result depends on which groups share a node, so that each needs one of its own."""
+        return self.strategy in ROBUST or self.dp_noise > 0
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes that the strategy needs: n >= 2f + 3 for Krum (Blanchard et al. 2017), n > 2f for a trimmed mean."""
+        return {"krum": 2 * self.bad_nodes + 3, "fedtrimmedavg": 2 * self.bad_nodes + 1, "fedmedian": 3}.get(
+            self.strategy.removeprefix("multi"), 1
+        )
+
+    def too_few(self, num_nodes: int) -> str:
+        """What is wrong with fewer than `least_nodes`."""
+        bad = "" if self.strategy == "fedmedian" else f" with pluralllm.bad-nodes = {self.bad_nodes}"
+        return (
+            f'pluralllm.strategy = "{self.strategy}"{bad} needs {self.least_nodes} nodes that train, a group each; '
+            f"there are {num_nodes}"
+        )
 
 
 class SumsSection(Section):

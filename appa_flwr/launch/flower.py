@@ -70,9 +70,10 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(app_folder, home))]
-        nodes = min(len(groups), os.cpu_count() or 1)
+        processes = min(len(groups), os.cpu_count() or 1)
+        nodes = len(groups) if config.pluralllm.by_node else processes
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
-        simulation = f"num-supernodes={nodes} init-args-num-cpus={nodes} client-resources-num-cpus=1"
+        simulation = f"num-supernodes={nodes} init-args-num-cpus={processes} client-resources-num-cpus=1"
         followed(config, flower, [*command, "--federation-config", simulation], superlink=superlink, verbose=verbose)
     return folder
 

@@ -7,13 +7,14 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi
+from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
@@ -22,71 +23,86 @@ from appa_flwr.seeds import child_seed
 from pluralllm.architectures import build, choices
 from pluralllm.model import ModelConfig
 from pluralllm.residual import SHARE_KEY
-from pluralllm.training import BETAS, step_size_factor
+from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
+from server_app.predictor.replies import Most, bound, fault, validation_errors
+from server_app.predictor.strategies import DELTA, epsilon, fit, flower_strategy
 
 Progress = Callable[[int, int, float], None]
 
-# Adaptivity floor of FedAdam and its kin. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
-# ends up predicting the same answers for every group.
-TAU = 1e-6
-# natural Jensen-Shannon distance of answers that share no option, and rounding
-LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
+_UNBOUNDED = (math.inf, math.inf)
 
 log = logging.getLogger("appa.server")
 
 
-class _Watched:
-    """Reports every round and refuses one without a single result, which Flower itself would pass over.
+class _Watched(Strategy):
+    """One of Flower's strategies, which reports every round and keeps the best one's weights.
 
-    A node whose reply does not follow the protocol is left out of that round: Flower would end the run over it, or
-    average it in.
+    A round without a single result is refused, which Flower itself would pass over. A node whose reply does not follow
+    the protocol is left out of that round: Flower would end the run over it, or average it in.
     """
 
-    def watch(self, config: Config, progress: Progress) -> None:
-        self._num_rounds, self._seed, self._progress = config.pluralllm.rounds, config.seed, progress
+    def __init__(self, inner: Strategy, config: Config, most: Most, progress: Progress) -> None:
+        self._inner, self._config, self._most, self._progress = inner, config, most, progress
+        self._num_rounds, self._private = config.pluralllm.rounds, config.pluralllm.dp_noise > 0
         self._validate_every = config.pluralllm.validate_every
-        self.rounds: list[Round] = []
-        self.chosen: ArrayRecord | None = None
-        self.chosen_round = 0
+        self._largest_eta = inner.eta if isinstance(inner, FedOpt) else 0.0
         self._choices = choices(ModelConfig.of(config.embedding, config.pluralllm))
         self._lowest_error = math.inf
         self._most_answers = 0
+        self.rounds: list[Round] = []
+        self.chosen: ArrayRecord | None = None
+        self.chosen_round = 0
+
+    def summary(self) -> None:
+        self._inner.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         # Who takes part in a round is drawn by Flower from Python's one generator.
-        random.seed(child_seed(self._seed, "participants", server_round))
+        random.seed(child_seed(self._config.seed, "participants", server_round))
         self._sent = arrays
-        configured: Any = super()
-        messages: Iterable[Message] = configured.configure_train(server_round, arrays, config, grid)
-        return messages
+        if isinstance(self._inner, FedOpt):  # the server's step size rises and falls over the rounds
+            self._inner.eta = self._largest_eta * step_size_factor(server_round - 1, self._num_rounds)
+        return self._inner.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        aggregated: Any = super()
-        usable = []
-        # Sums of floats depend on their order, and who answers first, and under which id, is chance.
-        for reply in sorted(replies, key=_content):
-            fault = None if reply.has_error() else _fault(reply, self._sent)
-            if fault is None:
-                usable.append(reply)
-            else:
-                log.warning("node %s: its training reply cannot be used: %s", reply.metadata.src_node_id, fault)
-        arrays, metrics = aggregated.aggregate_train(server_round, usable)
+        usable = self._usable(replies)
+        bound(usable, self._sent, weigh_alike=self._private)
+        if usable:
+            fit(self._inner, self._config, len(usable))
+        if self._private:
+            np.random.seed()  # noise that the run's seed tells hides nothing  # noqa: NPY002
+        arrays, metrics = self._inner.aggregate_train(server_round, usable)
         if arrays is None or metrics is None:
             raise UserError(
                 f"PluralLLM round {server_round}: no node sent weights that could be used; the groups' own logs say why"
             )
-        self.rounds.append(Round(round=server_round, loss=float(metrics["loss"])))
+        self.rounds.append(Round(round=server_round, loss=float(str(metrics["loss"]))))
         self._progress(server_round, self._num_rounds, self.rounds[-1].loss)
         # Adaptive strategies' arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
         if self._lowest_error == math.inf:  # without validation the last round's weights are kept
             self.chosen, self.chosen_round = narrow, server_round
         return narrow, metrics
+
+    def _usable(self, replies: Iterable[Message]) -> list[Message]:
+        found = []
+        # Sums of floats depend on their order, and who answers first, and under which id, is chance.
+        for reply in sorted(replies, key=_content):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log.warning("node %s: %s", node, reply.error.reason)
+                continue
+            most, _ = self._most.get(node, _UNBOUNDED)
+            if why := fault(reply, self._sent, most, must_move=self._private):
+                log.warning("node %s: its training reply cannot be used: %s", node, why)
+            else:
+                found.append(reply)
+        return found
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -95,9 +111,7 @@ class _Watched:
         if not every or (server_round % every and server_round != self._num_rounds):
             return []
         self._validated = arrays
-        configured: Any = super()
-        messages: Iterable[Message] = configured.configure_evaluate(server_round, arrays, config, grid)
-        return messages
+        return self._inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
@@ -109,7 +123,12 @@ class _Watched:
         any before starts the comparison anew. Nodes without such answers say 0 of them, by which Flower would divide.
         """
         count = len(self._choices)
-        reported = [found for reply in sorted(replies, key=_content) if (found := _errors_of(reply, count)) is not None]
+        reported = [
+            found
+            for reply in sorted(replies, key=_content)
+            if (found := validation_errors(reply, count, self._most.get(reply.metadata.src_node_id, _UNBOUNDED)[1]))
+            is not None
+        ]
         num_answers = sum(cells for cells, _ in reported)
         if not num_answers:
             return None
@@ -125,119 +144,14 @@ class _Watched:
         return MetricRecord({"error": error})
 
 
-def _fault(reply: Message, expected: ArrayRecord) -> str | None:
-    """What is wrong with a node's trained weights, which must have the names, shapes and dtypes of those it was sent.
-
-    It quotes nothing from the reply: the text goes into a log line.
-    """
-    arrays, metrics = reply.content.get("arrays"), reply.content.get("metrics")
-    if len(reply.content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
-        return "it must hold the records `arrays` and `metrics` alone"
-    if set(metrics) != {"num-examples", "loss"}:
-        return "its metrics must be `num-examples` and `loss` alone"
-    num_examples, loss = metrics["num-examples"], metrics["loss"]
-    if type(num_examples) is not int or num_examples <= 0:  # a bool is an int too
-        return "`num-examples` must be a positive integer"
-    if not isinstance(loss, float) or not math.isfinite(loss):
-        return "`loss` must be a finite number"
-    if set(arrays) != set(expected):
-        return "its arrays have other names than those it was sent"
-    for name, sent in expected.items():
-        try:  # What the record says of an array's shape and dtype need not be true of its bytes.
-            array = np.asarray(arrays[name].numpy())
-        except Exception:  # NumPy's reader has half a dozen ways to fail on another party's bytes
-            return f"array {name} cannot be read"
-        if (array.shape, str(array.dtype)) != (sent.shape, sent.dtype):
-            return f"array {name} must be {sent.dtype} of shape {sent.shape}"
-        if not np.isfinite(array).all():
-            return f"array {name} holds NaN or infinity"
-    return None
-
-
 def _with_share(weights: ArrayRecord, share: float) -> ArrayRecord:
     """The same weights, with learned features counting for `share` where there are any."""
     chosen = {SHARE_KEY: Array(np.array([share], dtype=np.float32))} if SHARE_KEY in weights else {}
     return ArrayRecord({**weights, **chosen})
 
 
-def _errors_of(reply: Message, count: int) -> tuple[int, list[float]] | None:
-    """Number of validation answers and `count` mean errors of a node; None, with a warning, where it is unusable."""
-    if reply.has_error():
-        log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
-        return None
-    try:
-        metrics = reply.content.metric_records["metrics"]
-        cells, errors = int(str(metrics["num-examples"])), metrics["errors"]
-    except (KeyError, ValueError):
-        cells, errors = -1, None
-    numbers = [float(error) for error in errors] if isinstance(errors, list) else []
-    if cells < 0 or len(numbers) != count or not all(0.0 <= error <= LARGEST_DISTANCE for error in numbers):
-        log.warning("node %s: its validation errors cannot be used", reply.metadata.src_node_id)
-        return None
-    return cells, numbers
-
-
 def _content(reply: Message) -> str:
     return "" if reply.has_error() else str(dict(reply.content.metric_records))
-
-
-class _Scheduled(_Watched):
-    """The server's step size rises and falls over the rounds."""
-
-    eta: float
-
-    def watch(self, config: Config, progress: Progress) -> None:
-        super().watch(config, progress)
-        self._largest_eta = self.eta
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        self.eta = self._largest_eta * step_size_factor(server_round - 1, self._num_rounds)
-        return super().aggregate_train(server_round, replies)
-
-
-class _FedAvg(_Watched, FedAvg):
-    pass
-
-
-class _FedProx(_Watched, FedProx):
-    pass
-
-
-class _FedAdam(_Scheduled, FedAdam):
-    pass
-
-
-class _FedYogi(_Scheduled, FedYogi):
-    pass
-
-
-class _FedAdagrad(_Scheduled, FedAdagrad):
-    pass
-
-
-def _strategy(config: Config, num_nodes: int) -> _FedAvg | _FedProx | _FedAdam | _FedYogi | _FedAdagrad:
-    common: dict[str, Any] = {
-        "fraction_train": config.pluralllm.fraction,
-        "fraction_evaluate": 1.0,
-        "min_train_nodes": 1,
-        "min_evaluate_nodes": 1,
-        "min_available_nodes": num_nodes,
-    }
-    adaptive: dict[str, Any] = {"eta": config.pluralllm.server_learning_rate, "tau": TAU, **common}
-    moments: dict[str, Any] = {"beta_1": BETAS[0], "beta_2": BETAS[1]}
-    match config.pluralllm.strategy:
-        case "fedavg":
-            return _FedAvg(**common)
-        case "fedprox":
-            return _FedProx(proximal_mu=config.pluralllm.proximal_mu, **common)
-        case "fedadam":
-            return _FedAdam(**moments, **adaptive)
-        case "fedyogi":
-            return _FedYogi(**moments, **adaptive)
-        case "fedadagrad":
-            return _FedAdagrad(**adaptive)
 
 
 def initial_weights(config: Config) -> ArrayRecord:
@@ -262,24 +176,33 @@ class Pretraining:
 
 
 def pretrain(
-    grid: OverlapGrid, config: Config, start: ArrayRecord, *, nodes: Sequence[int], progress: Progress
+    grid: OverlapGrid,
+    config: Config,
+    start: ArrayRecord,
+    *,
+    nodes: Sequence[int],
+    most: Most = MappingProxyType({}),
+    progress: Progress,
 ) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
     Which round's weights are kept is decided on the training groups' held-out questions. The nodes hold the catalogue
-    already; their order decides who takes part in a round. `progress` is called with (round, rounds, mean loss).
+    already; their order decides who takes part in a round, and `most` bounds how much each counts. `progress` is called
+    with (round, rounds, mean loss).
 
     Raises:
-        UserError: a round in which no node trained.
+        UserError: too few nodes for a robust strategy, or a round in which no node trained.
     """
     if not config.pluralllm.rounds:
         return Pretraining(start)
-    strategy = _strategy(config, len(nodes))
-    strategy.watch(config, progress)
+    strategy = _Watched(flower_strategy(config, len(nodes)), config, most, progress)
     members, grid.members = grid.members, tuple(nodes)
     try:
         strategy.start(grid, start, num_rounds=config.pluralllm.rounds, timeout=config.federation.reply_timeout)
     finally:
         grid.members = members
     assert strategy.chosen is not None  # a round without weights has raised
+    if noise := config.pluralllm.dp_noise:
+        spent = epsilon(noise, config.pluralllm.rounds)
+        log.info("PluralLLM's weights tell whether a node took part with epsilon = %.3g at delta = %g", spent, DELTA)
     return Pretraining(strategy.chosen, tuple(strategy.rounds), strategy.chosen_round)

@@ -69,11 +69,11 @@ def moving(n):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
     rng = np.random.default_rng(0)
-    nodes = {n: trainer(rng.normal(size=1000), num_examples=10 + n, loss=0.5 + 0.1 * n) for n in range(3)}
+    nodes = {n: trainer(rng.normal(size=1000), num_examples=10 + n, loss=0.5 + 0.1 * n) for n in range(5)}
     found = set()
-    for places in itertools.permutations(range(3)):
+    for places in itertools.islice(itertools.permutations(range(5)), 0, None, 17):
         late = {node: 2 * place for node, place in enumerate(places)}
-        done = pretrained(FakeGrid(nodes, polls_to_wait=late), range(3), size=1000, strategy=strategy, rounds=1)
+        done = pretrained(FakeGrid(nodes, polls_to_wait=late), range(5), size=1000, strategy=strategy, rounds=1)
         found.add((done.weights["w"].numpy().tobytes(), done.rounds))
     assert len(found) == 1
 
@@ -224,9 +224,10 @@ def test_a_malformed_training_reply_leaves_what_the_sound_nodes_make_of_it(what,
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_strategy_lets_nan_weights_through(strategy):
-    alone = trained_with({0: None, 1: None}, strategy)
+    sound = dict.fromkeys(range(5))
+    alone = trained_with(sound, strategy)
     assert np.isfinite(np.frombuffer(alone[0], dtype=np.float32)).all()
-    assert trained_with({0: None, BAD_NODE: MALFORMED["NaN weight"], 1: None}, strategy) == alone
+    assert trained_with({BAD_NODE: MALFORMED["NaN weight"], **sound}, strategy) == alone
 
 
 def test_who_takes_part_depends_on_the_seed_and_the_round_alone():

@@ -1,0 +1,120 @@
+"""What nodes send in PluralLLM's pretraining, checked and bounded: it is another party's.
+
+Texts quote nothing from a reply, since they go into a log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+
+# natural Jensen-Shannon distance of answers that share no option, and rounding
+LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
+LARGEST_STEP = 10.0  # of a node, in units of the round's median; honest ones stay within two or three
+
+log = logging.getLogger("appa.server")
+
+
+def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_move: bool = False) -> str | None:
+    """What is wrong with a node's trained weights, which must have the names, shapes and dtypes of those it was sent.
+
+    Args:
+        reply: to a training round.
+        expected: the weights it was sent.
+        most_examples: how many answers the node can have trained on.
+        must_move: Flower's clipping divides by the length of a node's step.
+    """
+    arrays, metrics = reply.content.get("arrays"), reply.content.get("metrics")
+    if len(reply.content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
+        return "it must hold the records `arrays` and `metrics` alone"
+    if set(metrics) != {"num-examples", "loss"}:
+        return "its metrics must be `num-examples` and `loss` alone"
+    num_examples, loss = metrics["num-examples"], metrics["loss"]
+    if type(num_examples) is not int or num_examples <= 0:  # a bool is an int too
+        return "`num-examples` must be a positive integer"
+    if num_examples > most_examples:
+        return "`num-examples` is more than its groups have answered"
+    if not isinstance(loss, float) or not math.isfinite(loss):
+        return "`loss` must be a finite number"
+    if set(arrays) != set(expected):
+        return "its arrays have other names than those it was sent"
+    for name, sent in expected.items():
+        try:  # What the record says of an array's shape and dtype need not be true of its bytes.
+            array = np.asarray(arrays[name].numpy())
+        except Exception:  # NumPy's reader has half a dozen ways to fail on another party's bytes
+            return f"array {name} cannot be read"
+        if (array.shape, str(array.dtype)) != (sent.shape, sent.dtype):
+            return f"array {name} must be {sent.dtype} of shape {sent.shape}"
+        if not np.isfinite(array).all():
+            return f"array {name} holds NaN or infinity"
+    if must_move and all(np.array_equal(arrays[name].numpy(), sent.numpy()) for name, sent in expected.items()):
+        return "it has not moved"
+    return None
+
+
+def bound(replies: Sequence[Message], sent: ArrayRecord, *, weigh_alike: bool) -> None:
+    """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
+
+    So one node's huge weights do not decide the round.
+
+    Args:
+        replies: to a training round, without faults; changed in place.
+        sent: the weights they start from.
+        weigh_alike: every node counts the same, however many answers it trained on.
+    """
+    names = list(sent)
+    start = [sent[name].numpy().astype(np.float64) for name in names]
+    steps = [
+        [reply.content.array_records["arrays"][name].numpy() - of for name, of in zip(names, start, strict=True)]
+        for reply in replies
+    ]
+    lengths = [_length(step) for step in steps]
+    longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
+    for reply, step, length in zip(replies, steps, lengths, strict=True):
+        arrays = reply.content.array_records["arrays"]
+        metrics = dict(reply.content.metric_records["metrics"])
+        if length > longest > 0:
+            log.warning(
+                "node %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
+                *(reply.metadata.src_node_id, length / longest * LARGEST_STEP, LARGEST_STEP),
+            )
+            cut = {n: of + s * (longest / length) for n, of, s in zip(names, start, step, strict=True)}
+            arrays = ArrayRecord({n: Array(value.astype(sent[n].numpy().dtype)) for n, value in cut.items()})
+        if weigh_alike:
+            metrics["num-examples"] = 1
+        # in the order of the names that were sent: Flower pairs arrays by place
+        reply.content["arrays"] = ArrayRecord({n: arrays[n] for n in names})
+        reply.content["metrics"] = MetricRecord(metrics)
+
+
+def _length(step: Sequence[npt.NDArray[np.float64]]) -> float:
+    # float64: the square of a float32 may be infinite
+    return math.sqrt(sum(float(np.square(part).sum()) for part in step))
+
+
+def validation_errors(reply: Message, count: int, most_answers: float) -> tuple[int, list[float]] | None:
+    """Number of validation answers and `count` mean errors of a node; None, with a warning, where it is unusable."""
+    if reply.has_error():
+        log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
+        return None
+    try:
+        metrics = reply.content.metric_records["metrics"]
+        cells, errors = int(str(metrics["num-examples"])), metrics["errors"]
+    except (KeyError, ValueError):
+        cells, errors = -1, None
+    numbers = [float(error) for error in errors] if isinstance(errors, list) else []
+    usable = 0 <= cells <= most_answers and len(numbers) == count
+    if not usable or not all(0.0 <= error <= LARGEST_DISTANCE for error in numbers):
+        log.warning("node %s: its validation errors cannot be used", reply.metadata.src_node_id)
+        return None
+    return cells, numbers
+
+
+Most = Mapping[int, tuple[int, int]]
+"""Node -> how many training and how many held-out answers it can have; without bounds for a node that is not in it."""

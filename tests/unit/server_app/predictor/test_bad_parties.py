@@ -1,0 +1,164 @@
+"""Pretraining with nodes that send what they like, and with noise: numbers worked out by hand.
+
+Every node moves the weights by the same step in each round; steps are the numbers below.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import FakeGrid
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from in_process import flower_task
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from appa_flwr.config import Config
+from appa_flwr.errors import UserError
+from server_app.federation.grid import OverlapGrid
+from server_app.predictor.pretraining import pretrain
+from server_app.predictor.strategies import epsilon
+
+ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
+
+
+def node(step, *, num_examples=10):
+    def answer(message: Message) -> Message:
+        sent = message.content["arrays"]
+        # another order of the same names is the protocol's, too
+        arrays = ArrayRecord(
+            {name: Array(sent[name].numpy() + np.float32(step[name])) for name in reversed(list(sent))}
+        )
+        metrics = MetricRecord({"num-examples": num_examples, "loss": 0.5})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    return answer
+
+
+def trained(nodes, *, most=None, size=1, **keys):
+    """The weights `w` and `b`, both 0 before, after one round with these nodes."""
+    given = {f"pluralllm.{name.replace('_', '-')}": value for name, value in {"rounds": 1, **keys}.items()}
+    config = Config.load({"pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg", **given})
+    start = ArrayRecord({name: Array(np.zeros(size, np.float32)) for name in ("w", "b")})
+    grid = OverlapGrid(FakeGrid(nodes))
+    with flower_task():
+        done = pretrain(grid, config, start, nodes=tuple(nodes), most=most or {}, progress=lambda *_: None)
+    return np.concatenate([done.weights["w"].numpy(), done.weights["b"].numpy()])
+
+
+def steps(*pairs, **kwargs):
+    return {n: node({"w": w, "b": b}, **kwargs) for n, (w, b) in enumerate(pairs)}
+
+
+HONEST = ((3, 4), (3, 4), (3, 4), (3, 4))
+
+
+def test_one_node_s_huge_weights_count_for_ten_steps_and_are_named(caplog):
+    # 5 is the median's length, so 50 is the longest: (30, -40); the mean of four (3, 4) and this
+    found = trained(steps(*HONEST, (3e7, -4e7)))
+    np.testing.assert_allclose(found, [42 / 5, -24 / 5], rtol=1e-5)
+    assert caplog.messages == [
+        "node 4: its step is 10000000 times as long as the round's median, and counts for 10 times"
+    ]
+
+
+def test_a_step_whose_square_is_no_float32_is_cut_too():
+    assert np.isfinite(trained(steps(*HONEST, (3e30, 3e30)))).all()
+
+
+def test_of_two_the_shorter_step_is_the_measure():
+    np.testing.assert_allclose(trained(steps((0.3, 0.4), (3000.0, 4000.0))), [3.3 / 2, 4.4 / 2], rtol=1e-5)
+
+
+def test_ten_times_is_let_through(caplog):
+    np.testing.assert_allclose(trained(steps(*HONEST, (30, 40))), [42 / 5, 56 / 5], rtol=1e-6)
+    assert caplog.messages == []
+
+
+def test_where_nobody_moves_a_node_that_does_is_no_mistake():
+    np.testing.assert_allclose(trained(steps((0, 0), (0, 0), (3, 4))), [1, 4 / 3], rtol=1e-6)
+
+
+def test_a_count_beyond_the_questions_there_are_is_refused(caplog):
+    nodes = steps((1, 1), num_examples=30) | {1: node({"w": 9, "b": 9}, num_examples=10**12)}
+    np.testing.assert_allclose(trained(nodes, most={0: (30, 5), 1: (30, 5)}), [1, 1])
+    assert caplog.messages == [
+        "node 1: its training reply cannot be used: `num-examples` is more than its groups have answered"
+    ]
+
+
+@pytest.mark.parametrize("strategy", ROBUST)
+def test_a_robust_strategy_does_without_the_node_that_pulls_the_other_way(strategy):
+    nodes = steps(*HONEST, (-9, -9))
+    np.testing.assert_allclose(trained(nodes), [3 / 5, 7 / 5], rtol=1e-5)
+    np.testing.assert_allclose(trained(nodes, strategy=strategy), [3, 4], rtol=1e-6)
+
+
+def test_robust_strategies_take_as_many_bad_nodes_as_they_are_told_of():
+    nodes = steps((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (90, 90), (-90, -90))
+    np.testing.assert_allclose(trained(nodes, strategy="fedtrimmedavg", bad_nodes=2), [3, 3], rtol=1e-6)
+    np.testing.assert_allclose(trained(nodes, strategy="multikrum", bad_nodes=2), [3, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bad", "count", "needed"),
+    [("krum", 1, 4, 5), ("multikrum", 2, 6, 7), ("fedtrimmedavg", 1, 2, 3), ("fedmedian", 1, 2, 3)],
+)
+def test_too_few_nodes_are_refused(strategy, bad, count, needed):
+    with pytest.raises(UserError, match=rf'strategy = "{strategy}".* needs {needed} nodes .*; there are {count}$'):
+        trained(steps(*[(1, 1)] * count), strategy=strategy, bad_nodes=bad)
+    trained(steps(*[(1, 1)] * needed), strategy=strategy, bad_nodes=bad)
+    keys = {"pluralllm.strategy": strategy, "pluralllm.bad-nodes": bad, "data.num-groups": count}
+    with pytest.raises(UserError, match=f"there are {count}$"):
+        Config.load(keys)  # a simulation is refused before it starts
+
+
+def test_private_steps_are_cut_to_the_length_given_and_weigh_the_same():
+    nodes = {0: node({"w": 3, "b": 4}, num_examples=30), 1: node({"w": 0, "b": 0.5})}
+    found = trained(nodes, dp_noise=1e-9, dp_clip=1.0)
+    np.testing.assert_allclose(found, [0.6 / 2, 1.3 / 2], rtol=1e-5)
+
+
+def test_noise_is_of_the_size_asked_for_and_nobody_can_know_it():
+    def noise() -> np.ndarray:
+        return trained(steps(*[(0, 1e-9)] * 4), size=20_000, dp_noise=2.0, dp_clip=0.5)
+
+    one, other = noise(), noise()
+    assert one.std() == pytest.approx(2.0 * 0.5 / 4, rel=0.02)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.03  # the run's seed is the same
+
+
+def test_fewer_nodes_hide_one_another_less_and_get_more_noise():
+    nodes = steps(*[(0, 1e-9)] * 4, (0, 0)) | {5: lambda message: None}  # Flower cannot clip a step of length 0
+    keys = {"pluralllm.rounds": 1, "pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg"}
+    config = Config.load({**keys, "pluralllm.dp-noise": 2.0, "federation.reply-timeout": 0.01})
+    start = ArrayRecord({"w": Array(np.zeros(40_000, np.float32)), "b": Array(np.zeros(1, np.float32))})
+    with flower_task():
+        done = pretrain(OverlapGrid(FakeGrid(nodes)), config, start, nodes=tuple(nodes), progress=lambda *_: None)
+    assert done.weights["w"].numpy().std() == pytest.approx(2.0 / 4, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"strategy": "fedadam"}, r"pluralllm.dp-noise = 1.0 needs pluralllm.strategy = fedavg or fedprox$"),
+        ({"strategy": "fedavg", "fraction": 0.5}, r"dp-noise = 1.0 needs pluralllm.fraction = 1: all nodes"),
+    ],
+)
+def test_noise_that_would_promise_too_much_is_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        Config.load({"pluralllm.dp-noise": 1.0, **{f"pluralllm.{key}": value for key, value in keys.items()}})
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (4.0, 100), (20.0, 100), (0.5, 3)])
+def test_epsilon_is_where_two_gaussians_differ_by_delta(noise, rounds):
+    """By the definition: the part of N(mu, 1) that exceeds e^epsilon times N(0, 1)."""
+    mu = rounds**0.5 / noise
+    found = epsilon(noise, rounds, delta=1e-5)
+    begin = found / mu + mu / 2  # from here on the likelihood ratio is above e^epsilon
+    delta, _ = quad(lambda x: norm.pdf(x, mu) - np.exp(found + norm.logpdf(x)), begin, begin + 30, epsabs=1e-12)
+    assert delta == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_much_noise_tells_nothing():
+    assert epsilon(1e9, 1) == 0.0

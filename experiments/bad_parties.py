@@ -8,6 +8,7 @@ of the five others, on questions held out from all training. With noise nobody l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("runs/bad_parties"),
 ) -> None:
     """Measure what a lying group costs the others under every strategy, and what noise costs all."""
+    logging.getLogger("appa.server").setLevel(logging.ERROR)  # a line for each long step
     configs = recipes()
     text = table(measure(range(seeds), configs), configs) + "\n"
     replace_file(output / "bad_parties.md", text.encode(), parents=True)

@@ -123,6 +123,26 @@ def deploy(
 
 
 @app.command()
+def doctor(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="A party's, as appa deploy made it.", show_default=False)
+    ] = None,
+) -> None:
+    """Say what keeps this machine, or a party of a deployment, from working, and what would be right."""
+    from appa_flwr.launch import doctor as looks
+
+    findings = [*looks.machine(group=folder is not None and looks.is_group(folder))]
+    findings += looks.party(folder) if folder is not None else []
+    table = Table("", "what", "found")
+    for finding in findings:
+        table.add_row("ok" if finding.good else "WRONG", finding.what, finding.text)
+    wrong = sum(not finding.good for finding in findings)
+    show(table, f"{wrong} of {len(findings)} are wrong" if wrong else "nothing is wrong")
+    if wrong:
+        raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
 def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]) -> None:
     """Rebuild the report of a run from what it wrote."""
     if not run_folder.is_dir():

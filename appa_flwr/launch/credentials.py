@@ -16,6 +16,7 @@ from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 
 YEARS_VALID = 2
+PUBLIC = ".pub"  # what a public key's file is called after its private one
 _PEM = serialization.Encoding.PEM
 _OPEN = serialization.NoEncryption()
 _HASH = hashes.SHA384()
@@ -65,7 +66,7 @@ def make_node_key(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _OPEN))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    replace_file(path.with_name(f"{path.name}.pub"), public + b"\n")
+    replace_file(path.with_name(path.name + PUBLIC), public + b"\n")
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -13,13 +13,13 @@ from appa_flwr.config import to_toml_table
 from appa_flwr.config.keys import Scalar, to_toml
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
-from appa_flwr.launch.credentials import make_certificates, make_node_key
+from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
 from appa_flwr.owner.policy import policy_file
 from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
 from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
-KEYS_FILE, GROUP_KEYS_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "state.db"
+KEYS_FILE, GROUP_KEYS_FILE, POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
 _AUTHORITY, _GROUPS = "authority", "groups"
 
 
@@ -75,7 +75,9 @@ class Sites:
 
     def group_command(self, name: str, *, port: int) -> list[str]:
         """Starts a group's node in its folder; `port` is its own, for its own processes."""
-        node_config = f'group={to_toml(name)} data={to_toml(self.groups[name] + ".jsonl")} policy="policy.toml"'
+        node_config = (
+            f"group={to_toml(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(POLICY_FILE)}"
+        )
         command = ["flower-supernode", "--superlink", f"{self.host}:{self.port}", "--port", str(port)]
         command += ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
         return [*command, "--node-config", node_config]
@@ -113,13 +115,13 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
         replace_file(sites.data(name), answers[name])
-        if not (folder / "policy.toml").exists():
-            replace_file(folder / "policy.toml", policy_file().encode())
-        if not (folder / "node.key.pub").exists():
+        if not (folder / POLICY_FILE).exists():
+            replace_file(folder / POLICY_FILE, policy_file().encode())
+        if not (folder / f"node.key{PUBLIC}").exists():
             make_node_key(folder / "node.key")
-        shutil.copyfile(folder / "node.key.pub", sites.keys / f"{slug}.pub")
+        shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{slug}.pub")
         _script(folder, shlex.join(sites.group_command(name, port=port + 1 + number)))
-    public = {to_toml(name): (sites.group(name) / "node.key.pub").read_text().strip() for name in sites.groups}
+    public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)
     return sites

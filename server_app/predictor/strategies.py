@@ -89,7 +89,7 @@ def fit(strategy: Strategy, config: Config, num_replies: int) -> None:
             trimmed = min(keys.bad_nodes, (num_replies - 1) // 2)
             # Flower rounds nodes x share down; a little more than the share keeps rounding from losing a node.
             strategy.beta = (trimmed + 0.1) / num_replies if trimmed else 0.0
-        case MultiKrum():
+        case MultiKrum() if not isinstance(strategy, Krum):
             strategy.num_nodes_to_select = max(1, num_replies - keys.bad_nodes)
 
 

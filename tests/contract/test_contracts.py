@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 from flwr.common.config import flatten_dict
 
 from appa_flwr.config import Config
@@ -148,18 +149,24 @@ def test_every_requirement_is_pinned():
     assert _requirements() <= pinned
 
 
+def test_the_bundle_says_that_it_is_for_the_flower_that_is_tested():
+    found = normalize_and_validate_fab_format(tomllib.loads((REPO / "pyproject.toml").read_text()))
+    assert found.fab_format_version == 1
+    assert f"flwr=={found.flwr_version_target}" in (REPO / "constraints.txt").read_text().splitlines()
+
+
 def test_the_bundle_holds_the_code_and_no_data(tmp_path):
     for package in SHIPPED:
         shutil.copytree(REPO / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
         (tmp_path / package / "answers.jsonl").write_text("{}\n")
-    for name in ("pyproject.toml", ".gitignore"):
+    for name in ("pyproject.toml", ".gitignore", "LICENSE", "README.md"):
         shutil.copy(REPO / name, tmp_path)
     for name in ("survey.json", "survey.yaml", "notes.md", "private.py", "runs/r/metrics.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
     shipped = {path.relative_to(REPO).as_posix() for package in SHIPPED for path in (REPO / package).rglob("*.py")}
-    assert set(bundle.namelist()) == shipped | {"pyproject.toml", ".info/CONTENT"}
+    assert set(bundle.namelist()) == shipped | {"LICENSE", "README.md", "pyproject.toml", ".info/CONTENT"}
     # The server app builds the report from the bundle, where there are no files but these.
     bundle.extractall(app := tmp_path / "app")
     code = f"""

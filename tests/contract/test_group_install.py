@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from talk import KINDS, TINY, talk
 
 from appa_flwr.config import Config
+from appa_flwr.launch.sites import prepare
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 
@@ -68,7 +69,7 @@ def test_a_group_takes_part_with_no_more_than_its_list(record):
     assert {Requirement(line).name for line in requirements()} <= set(found["imported"])
 
 
-def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record):
+def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record, tmp_path):
     listed = record.with_name("requirements.txt")
     listed.write_text("\n".join(requirements()))
     data = next(iter(pickle.loads(record.read_bytes())["files"].values()))
@@ -78,14 +79,17 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
         from group_life import forget_all_but
         forget_all_but(Path({str(listed)!r}).read_text().splitlines())
         from appa_flwr.launch.cli import main
-        sys.argv = ["appa", "group", *sys.argv[1:]]
         main()
     """
     ledger = data.with_suffix(".ledger.sqlite")
-    for arguments, part in (
-        (["check", str(data), "--questions", str(record.with_name("questions.jsonl"))], "of 32 public questions"),
-        (["policy"], "truth = false"),
-        (["audit", str(ledger)], "query.score"),
+    questions = str(record.with_name("questions.jsonl"))
+    survey = generate(num_questions=20, num_groups=2, seed=0)
+    sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={})  # where nobody listens
+    for arguments, part, status in (
+        (["group", "check", str(data), "--questions", questions], "of 32 public questions", 0),
+        (["group", "policy"], "truth = false", 0),
+        (["group", "audit", str(ledger)], "query.score", 0),
+        (["doctor", str(sites.group(survey.groups[0]))], "has start.sh been run at the server?", 1),
     ):
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code), *arguments],
@@ -94,9 +98,8 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        assert part in done.stdout
-    code = code.replace('"group", ', "")
+        assert done.returncode == status, done.stderr
+        assert part in " ".join(done.stdout.split())
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), "run"],
         env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}"},

@@ -90,14 +90,19 @@ def test_a_count_beyond_the_questions_there_are_is_refused(caplog):
 @pytest.mark.parametrize("strategy", ROBUST)
 def test_a_robust_strategy_does_without_the_node_that_pulls_the_other_way(strategy):
     nodes = steps(*HONEST, (-9, -9))
-    np.testing.assert_allclose(trained(nodes), [3 / 5, 7 / 5], rtol=1e-5)
+    np.testing.assert_allclose(trained(nodes), [3 / 5, 7 / 5], rtol=1e-5)  # the plain mean does not
     np.testing.assert_allclose(trained(nodes, strategy=strategy), [3, 4], rtol=1e-6)
 
 
 def test_robust_strategies_take_as_many_bad_nodes_as_they_are_told_of():
-    nodes = steps((1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (90, 90), (-90, -90))
-    np.testing.assert_allclose(trained(nodes, strategy="fedtrimmedavg", bad_nodes=2), [3, 3], rtol=1e-6)
-    np.testing.assert_allclose(trained(nodes, strategy="multikrum", bad_nodes=2), [3, 3], rtol=1e-6)
+    nodes = steps((1, 1), (2.5, 2.5), (3, 3), (3.6, 3.6), (5, 5), (90, 90), (-90, -90))
+    for strategy, left in {
+        "fedmedian": 3,  # of all seven
+        "fedtrimmedavg": (2.5 + 3 + 3.6) / 3,  # without two on each side
+        "krum": 3.6,  # the one whose three nearest are nearest: .36 + 1.21 + 1.96, twice
+        "multikrum": (1 + 2.5 + 3 + 3.6 + 5) / 5,  # without the two that are farthest from theirs
+    }.items():
+        np.testing.assert_allclose(trained(nodes, strategy=strategy, bad_nodes=2), [left] * 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""`appa doctor`: what would keep a run, or a party of a deployment, from working here, before it is tried.
+
+It needs no more than a group's machine has installed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import socket
+import ssl
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from packaging.requirements import Requirement
+
+from appa_flwr.config.sources import read_toml
+from appa_flwr.errors import UserError
+from appa_flwr.launch.credentials import PUBLIC
+from appa_flwr.launch.sites import GROUP_KEYS_FILE, KEYS_FILE, POLICY_FILE
+from appa_flwr.owner.policy import read_policy
+from appa_flwr.survey import read
+from appa_flwr.survey.export import QUESTIONS_FILE
+
+PACKAGE = "appa-flwr"
+OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
+COMMANDS = ("flwr", "flower-superlink", "flower-supernode")
+LEAST_DISK = 5.0  # GiB; a run with one of the paper's models keeps its SFT model and two adapters
+SECONDS_TO_CONNECT = 5.0
+_ADDRESS = re.compile(r"(?:--superlink |address = \")([^\s\"]+):(\d+)")
+_PORT = re.compile(r"--port (\d+)")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what is there, or what is wrong and what would be right."""
+
+    what: str
+    text: str
+    good: bool
+
+
+def _look(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, look(), good=True)
+    except (UserError, OSError, ValueError, UnsupportedAlgorithm) as error:
+        return Finding(what, str(error), good=False)
+
+
+def machine(*, group: bool = False) -> Iterator[Finding]:
+    """Python, the packages and Flower's commands; with `group` the packages that a group's machine needs."""
+    found = importlib.metadata.metadata(PACKAGE)
+    python = Requirement(f"python{found['Requires-Python']}")
+    yield _look("Python", lambda: _in_range(python, ".".join(map(str, sys.version_info[:3]))))
+    for line in importlib.metadata.requires(PACKAGE) or ():
+        wanted = Requirement(line)
+        if wanted.marker is None and (not group or wanted.name in OF_A_GROUP):
+            yield _look(wanted.name, lambda wanted=wanted: _installed(wanted))  # type: ignore[misc]
+    for name in COMMANDS:
+        yield _look(name, lambda name=name: _on_path(name))  # type: ignore[misc]
+
+
+def _installed(wanted: Requirement) -> str:
+    try:
+        return _in_range(wanted, importlib.metadata.version(wanted.name))
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f'is not installed; pip install "{wanted}"') from None
+
+
+def _in_range(wanted: Requirement, version: str) -> str:
+    if not wanted.specifier.contains(version, prereleases=True):
+        raise UserError(f"is {version}; {wanted} is needed")
+    return version
+
+
+def _on_path(name: str) -> str:
+    here, found = Path(sysconfig.get_path("scripts")), shutil.which(name)
+    if found is None:
+        raise UserError(f"is not on the PATH, where Flower looks for its parts; put {here} there")
+    if Path(found).parent.resolve() != here.resolve():
+        raise UserError(f"{found} is of another environment; put {here} first on the PATH")
+    return found
+
+
+def party(folder: Path) -> Iterator[Finding]:
+    """A party's folder as `appa deploy` made it, or the folder of all parties.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if (folder / "server.crt").exists():
+        yield from _server(folder)
+    elif is_group(folder):
+        yield from _group(folder)
+    elif (folder / KEYS_FILE).exists():
+        yield from _submitter(folder)
+    elif (folder / "groups").is_dir():
+        for one in (folder / "server", *sorted((folder / "groups").iterdir()), folder / "submitter"):
+            for finding in party(one):
+                yield replace(finding, what=f"{one.relative_to(folder)}: {finding.what}")
+    else:
+        raise UserError(f"{folder}: is no party's folder; `appa deploy` makes such folders")
+
+
+def is_group(folder: Path) -> bool:
+    """Whether it is a group's folder, whose machine needs less."""
+    return (folder / "node.key").exists()
+
+
+def _server(folder: Path) -> Iterator[Finding]:
+    yield _look("server.crt", lambda: _in_time(folder / "server.crt"))
+    yield _look("server.key", lambda: _matches_certificate(folder / "server.key", folder / "server.crt"))
+    questions = folder / QUESTIONS_FILE
+    yield _look(questions.name, lambda: f"{len(read.read_questions(questions))} questions")
+    yield _look(GROUP_KEYS_FILE, lambda: _names(folder / GROUP_KEYS_FILE))
+    yield _look("disk", lambda: _room(folder))
+    yield _look("port", lambda: _own_port(folder))
+
+
+def _group(folder: Path) -> Iterator[Finding]:
+    yield _look("node.key", lambda: _matches_public(folder / "node.key"))
+    files = sorted(folder.glob("*.jsonl"))
+    for path in files:
+        yield _look(path.name, lambda path=path: _answers(path))  # type: ignore[misc]
+    yield _look(POLICY_FILE, lambda: str(read_policy(folder / POLICY_FILE)))
+    yield from _way_to_server(folder, "start.sh")
+
+
+def _submitter(folder: Path) -> Iterator[Finding]:
+    yield _look(KEYS_FILE, lambda: f"{len(read_toml(folder / KEYS_FILE))} keys")
+    for path in sorted((folder / "nodes").glob("*.pub")):
+        yield _look(f"nodes/{path.name}", lambda path=path: _spki(load_ssh_public_key(path.read_bytes())).hex()[-16:])  # type: ignore[misc]
+    yield from _way_to_server(folder, "submit.sh")
+
+
+def _answers(path: Path) -> str:
+    found = read.read_survey(path)
+    counts = ", ".join(f"{name}: {len(answers)} answers" for name, answers in found.answers.items())
+    return f"{counts}; {len(found.rejections)} left out"
+
+
+def _names(path: Path) -> str:
+    return ", ".join(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def _spki(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _matches_certificate(path: Path, certificate: Path) -> str:
+    of_certificate = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    if _spki(load_pem_private_key(path.read_bytes(), None).public_key()) != _spki(of_certificate):
+        raise UserError(f"is not the key of {certificate.name}; make the folders again")
+    return _private(path)
+
+
+def _matches_public(path: Path) -> str:
+    public = path.with_name(path.name + PUBLIC)
+    if _spki(load_ssh_private_key(path.read_bytes(), None).public_key()) != _spki(
+        load_ssh_public_key(public.read_bytes())
+    ):
+        raise UserError(f"is not the private key of {public.name}; make the folders again")
+    return _private(path)
+
+
+def _private(path: Path) -> str:
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise UserError(f"others can read it (mode {mode:o}); chmod 600 {path.name}")
+    return "matches, and nobody else can read it"
+
+
+def _in_time(path: Path) -> str:
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, datetime.now(UTC)
+    if now < begin:
+        raise UserError(f"is valid from {begin:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?")
+    if now > end - timedelta(days=1):
+        raise UserError(f"is valid until {end:%Y-%m-%d %H:%M} UTC only; make the folders again")
+    return f"valid until {end:%Y-%m-%d}"
+
+
+def _room(folder: Path) -> str:
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < LEAST_DISK:
+        raise UserError(f"{free:.1f} GiB free; a run with a large model needs {LEAST_DISK:.0f}")
+    return f"{free:.1f} GiB free"
+
+
+def _own_port(folder: Path) -> str:
+    port = int(_PORT.findall((folder / "start.sh").read_text())[0])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            if (why := _unreached("127.0.0.1", port, folder / "ca.crt")) is not None:
+                raise UserError(f"another program uses {port} ({why}); end it, or make the folders again") from None
+            return f"{port}, where this server is running"
+    return f"{port}, free"
+
+
+def _way_to_server(folder: Path, script: str) -> Iterator[Finding]:
+    yield _look("ca.crt", lambda: _in_time(folder / "ca.crt"))
+    yield _look("server", lambda: _reached(folder, (folder / script).read_text()))
+
+
+def _reached(folder: Path, script: str) -> str:
+    named = _ADDRESS.search(script)
+    if named is None:
+        raise UserError("the script names none; make the folders again")
+    host, port = named.groups()
+    if why := _unreached(host, int(port), folder / "ca.crt"):
+        raise UserError(f"{host}:{port}: {why}")
+    return f"{host}:{port} answers, with a certificate that ca.crt vouches for"
+
+
+def _unreached(host: str, port: int, authority: Path) -> str | None:
+    """What keeps a TLS connection from being made; None where it was."""
+    trusting = ssl.create_default_context(cafile=str(authority))
+    try:
+        with (
+            socket.create_connection((host, port), timeout=SECONDS_TO_CONNECT) as plain,
+            trusting.wrap_socket(plain, server_hostname=host),
+        ):
+            return None
+    except ssl.SSLCertVerificationError as error:
+        return f"ca.crt does not vouch for what answers: {error.verify_message}"
+    except TimeoutError:
+        return "no answer; does a firewall close that port to this machine?"
+    except ssl.SSLError as error:
+        return f"what answers speaks no TLS ({error.reason})"
+    except OSError as error:
+        return f"cannot be reached ({error.strerror or error}); has start.sh been run at the server?"

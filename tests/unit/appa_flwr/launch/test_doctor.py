@@ -1,0 +1,210 @@
+"""The doctor finds what is wrong with a machine or a party's folder, and says what would be right."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import ssl
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from appa_flwr.errors import UserError
+from appa_flwr.launch import credentials, doctor
+from appa_flwr.launch.sites import Sites, prepare
+from appa_flwr.survey.generate import generate
+
+SURVEY = generate(num_questions=20, num_groups=2, seed=4)
+NAME = SURVEY.groups[0]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return prepare(SURVEY, tmp_path / "parties", host="127.0.0.1", port=free_port(), keys={})
+
+
+@contextmanager
+def listening(port: int, folder: Path | None) -> Iterator[None]:
+    """A server on this port, with the certificates in this folder, or one that speaks no TLS."""
+    with socket.create_server(("127.0.0.1", port)) as door:
+        secured = None
+        if folder is not None:
+            secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            secured.load_cert_chain(folder / "server.crt", folder / "server.key")
+
+        def serve() -> None:
+            while True:
+                try:
+                    calling, _ = door.accept()
+                except OSError:
+                    return
+                with calling:
+                    try:
+                        if secured is None:
+                            calling.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                        else:
+                            secured.wrap_socket(calling, server_side=True).close()
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            door.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def wrong(folder: Path) -> dict[str, str]:
+    return {finding.what: finding.text for finding in doctor.party(folder) if not finding.good}
+
+
+def test_everything_of_every_party_is_well_while_the_server_runs(sites):
+    with listening(sites.port, sites.server):
+        findings = list(doctor.party(sites.root))
+    assert {finding.what: finding.text for finding in findings if not finding.good} == {}
+    found = {finding.what: finding.text for finding in findings}
+    assert found["server: port"] == f"{sites.port}, where this server is running"
+    slug = sites.groups[NAME]
+    assert found[f"groups/{slug}: {slug}.jsonl"] == f"{NAME}: {len(SURVEY.answers[NAME])} answers; 0 left out"
+    assert found[f"groups/{slug}: server"].startswith(f"127.0.0.1:{sites.port} answers")
+
+
+def test_before_the_server_runs_that_alone_is_wrong(sites):
+    assert set(wrong(sites.root)) == {
+        "submitter: server",
+        *(f"groups/{slug}: server" for slug in sites.groups.values()),
+    }
+    assert wrong(sites.group(NAME))["server"] == (
+        f"127.0.0.1:{sites.port}: cannot be reached (Connection refused); has start.sh been run at the server?"
+    )
+    assert wrong(sites.server) == {}
+
+
+def test_another_program_on_the_server_s_port_is_told_from_the_server(sites):
+    with listening(sites.port, None):
+        assert wrong(sites.server)["port"].startswith(f"another program uses {sites.port} (what answers speaks no TLS")
+        assert "what answers speaks no TLS" in wrong(sites.submitter)["server"]
+
+
+def test_a_server_of_another_authority_is_not_taken_for_ours(sites, tmp_path):
+    credentials.make_certificates(tmp_path / "other", ["127.0.0.1"])
+    with listening(sites.port, tmp_path / "other"):
+        assert "ca.crt does not vouch for what answers" in wrong(sites.group(NAME))["server"]
+
+
+def spoil_policy(sites: Sites) -> None:
+    (sites.group(NAME) / "policy.toml").write_text("vote = false\n")
+
+
+def spoil_data(sites: Sites) -> None:
+    sites.data(NAME).write_text("not a survey\n")
+
+
+def swap_node_key(sites: Sites) -> None:
+    other = sites.group(SURVEY.groups[1])
+    shutil.copyfile(other / "node.key", sites.group(NAME) / "node.key")
+
+
+def open_key(sites: Sites) -> None:
+    (sites.group(NAME) / "node.key").chmod(0o644)
+
+
+def lose_policy(sites: Sites) -> None:
+    (sites.group(NAME) / "policy.toml").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what", "text"),
+    [
+        (spoil_policy, "policy.toml", "unknown key vote; known are"),
+        (lose_policy, "policy.toml", "cannot be read (No such file or directory)"),
+        (spoil_data, "avaria.jsonl", "avaria.jsonl"),
+        (swap_node_key, "node.key", "is not the private key of node.key.pub; make the folders again"),
+        (open_key, "node.key", "others can read it (mode 644); chmod 600 node.key"),
+    ],
+)
+def test_what_is_wrong_at_a_group(sites, spoil, what, text):
+    spoil(sites)
+    with listening(sites.port, sites.server):
+        found = wrong(sites.group(NAME))
+    assert set(found) == {what}
+    assert text in found[what]
+
+
+def test_what_is_wrong_at_the_server(sites, monkeypatch, tmp_path):
+    credentials.make_certificates(tmp_path / "other", ["127.0.0.1"])
+    shutil.copyfile(tmp_path / "other" / "server.key", sites.server / "server.key")
+    (sites.server / "group-keys.toml").write_text("Avaria = \n")
+    monkeypatch.setattr(doctor, "LEAST_DISK", 1e9)
+    found = wrong(sites.server)
+    assert found["server.key"] == "is not the key of server.crt; make the folders again"
+    assert "Invalid value" in found["group-keys.toml"]
+    assert found["disk"].endswith("GiB free; a run with a large model needs 1000000000")
+    assert set(found) == {"server.key", "group-keys.toml", "disk"}
+
+
+def test_a_certificate_that_has_run_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(credentials, "YEARS_VALID", 0)
+    sites = prepare(SURVEY, tmp_path, host="127.0.0.1", port=free_port(), keys={})
+    assert "UTC only; make the folders again" in wrong(sites.server)["server.crt"]
+    assert "UTC only; make the folders again" in wrong(sites.group(NAME))["ca.crt"]
+
+
+def test_what_the_submitter_sends_has_to_be_keys(sites):
+    (sites.submitter / "keys.toml").write_text("rull = 'appa'\n")
+    (sites.submitter / "nodes" / "avaria.pub").write_text("no key")
+    found = wrong(sites.submitter)
+    assert 'unknown key "rull"' in found["keys.toml"]
+    assert "nodes/avaria.pub" in found
+
+
+def test_a_folder_of_nobody_s_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is no party's folder; `appa deploy` makes such folders"):
+        list(doctor.party(tmp_path))
+
+
+def test_this_machine_is_well():
+    assert [finding for finding in doctor.machine() if not finding.good and finding.what not in doctor.COMMANDS] == []
+    assert len(list(doctor.machine(group=True))) == 1 + len(doctor.OF_A_GROUP) + len(doctor.COMMANDS)
+
+
+def test_a_missing_package_an_old_one_and_commands_elsewhere_are_named(monkeypatch, tmp_path):
+    versions = {"torch": "1.0", "flwr": None}
+    known = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in versions and versions[name] is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions.get(name) or known(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    command = tmp_path / "flwr"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = {finding.what: finding.text for finding in doctor.machine(group=True) if not finding.good}
+    here = sysconfig.get_path("scripts")
+    assert found == {
+        "flwr": f"{command} is of another environment; put {here} first on the PATH",
+        "torch": "is 1.0; torch>=2.6 is needed",
+        "flower-superlink": f"is not on the PATH, where Flower looks for its parts; put {here} there",
+        "flower-supernode": f"is not on the PATH, where Flower looks for its parts; put {here} there",
+    }
+    first = next(finding for finding in doctor.machine(group=True) if finding.what == "flwr")
+    assert first.text == 'is not installed; pip install "flwr[simulation]<1.42,>=1.41"'
+    monkeypatch.setenv("PATH", here + os.pathsep + str(tmp_path))
+    assert all(finding.good for finding in doctor.machine(group=True) if finding.what in doctor.COMMANDS[1:])

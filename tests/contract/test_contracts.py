@@ -13,8 +13,8 @@ import zipfile
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_disk
-from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 from flwr.common.config import flatten_dict
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 from appa_flwr.config import Config
 

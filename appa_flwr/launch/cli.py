@@ -102,9 +102,20 @@ def deploy(
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's.")] = 9100,
     groups: Annotated[int, typer.Option(help="Groups of the generated survey; 0 = as -c says.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
     verbose: _Verbose = False,
 ) -> None:
     """Make a folder for each party of a deployment, with certificate, key, policy, data and start script."""
+    if resume and (file or overrides or groups or not local):
+        raise UserError(
+            "--resume goes on with the keys the run began with: it takes --local, no FILE, no -c, no --groups"
+        )
+    if resume:
+        from appa_flwr.launch.deploy import resume_local
+
+        ended = resume_local(folder, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
+        typer.echo(f"report: {ended / REPORT_FILE}")
+        return
     more = [f"data.num-groups={groups}"] if groups else []
     config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd())
     from appa_flwr.launch import deploy as deployment

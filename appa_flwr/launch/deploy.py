@@ -6,18 +6,20 @@ TLS, node keys and the owners' policies are those of real sites (`sites`); only 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from appa_flwr.config import Config
+from appa_flwr.errors import UserError
 from appa_flwr.launch.checks import claim_run_folder, participants, read_survey
 from appa_flwr.launch.flower import LOOPBACK, Flower, followed, free_port, sent_files
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, STATE_FILE, Sites, prepare
-from appa_flwr.run.files import SUPERLINK_LOG
-from appa_flwr.survey.export import QUESTIONS_FILE
+from appa_flwr.run.files import CONFIG_FILE, SUPERLINK_LOG
+from appa_flwr.run.resume import resumable
+from appa_flwr.survey.export import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
 SERVER, SUBMITTER = "(server)", "(submitter)"
@@ -54,23 +56,41 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["federation.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
-    config = Config.load(placed)
+    return _deployed(Config.load(placed), sites, app_folder=app_folder, verbose=verbose)
+
+
+def resume_local(root: Path, *, app_folder: Path, verbose: bool = False) -> Path:
+    """Go on with the newest run of the parties' folders at `root`, which `deploy_local` began; else as that.
+
+    Raises:
+        UserError: there is none, or it is finished.
+        RunFailed, Stopped: see `deploy_local`.
+    """
+    runs = sorted((root / "server" / "runs").glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise UserError(f"{root}: holds no run to go on with; appa deploy {root} --local begins one")
+    config = resumable(runs[-1].parent)
+    sites = Sites(root.resolve(), LOOPBACK, free_port(), slugs(config.group_names))
+    return _deployed(config, sites, app_folder=app_folder, verbose=verbose)
+
+
+def _deployed(config: Config, sites: Sites, *, app_folder: Path, verbose: bool) -> Path:
     folder = claim_run_folder(config)
     with flower_home() as home:
-        started = start(sites, home)
-        print(f"parties' folders: {root}\nrun folder: {folder}", flush=True)
+        started = start(sites, home, nodes=sites.groups)
+        print(f"parties' folders: {sites.root}\nrun folder: {folder}", flush=True)
         command = ["flwr", "run", str(sent_files(app_folder, home)), CONNECTION]
         followed(config, started.parties[SUBMITTER], command, superlink=started.superlink, verbose=verbose)
     return folder
 
 
-@dataclass(frozen=True)
+@dataclass
 class Started:
     """What runs here: each party's Flower by its name, the server's SuperLink, and each group's node."""
 
     parties: Mapping[str, Flower]
     superlink: subprocess.Popen[bytes]
-    nodes: dict[str, subprocess.Popen[bytes]]
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start_node(self, sites: Sites, name: str) -> None:
         """Start a group's node, for the first time or again."""
@@ -78,8 +98,19 @@ class Started:
         self.nodes[name] = self.parties[name].start(command, log=sites.group(name) / "supernode.log")
 
 
-def start(sites: Sites, home: Path) -> Started:
-    """Start the server, register the groups' keys, and start their nodes; their Flower homes are below `home`.
+def start_server(server: Flower, sites: Sites, home: Path) -> subprocess.Popen[bytes]:
+    """Start the SuperLink, for the first time or again; its state in `home` is of this deployment alone.
+
+    Raises:
+        RunFailed: it did not start.
+    """
+    command = sites.server_command(listen=LOOPBACK)
+    command[command.index(STATE_FILE)] = str(home / STATE_FILE)
+    return server.start_superlink(command, log=sites.server / SUPERLINK_LOG, authority=sites.server / "ca.crt")
+
+
+def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
+    """Start the server, register all groups' keys, and start these groups' nodes; Flower homes are below `home`.
 
     Raises:
         RunFailed: the server did not start, or took no key.
@@ -92,13 +123,10 @@ def start(sites: Sites, home: Path) -> Started:
     for party in parties.values():
         party.home.mkdir(parents=True)
     (parties[SUBMITTER].home / "config.toml").write_text(sites.connection(str(sites.submitter / "ca.crt")))
-    command = sites.server_command(listen=LOOPBACK)
-    command[command.index(STATE_FILE)] = str(home / STATE_FILE)  # of this start alone
-    log, authority = sites.server / SUPERLINK_LOG, sites.server / "ca.crt"
-    superlink = parties[SERVER].start_superlink(command, log=log, authority=authority)
+    superlink = start_server(parties[SERVER], sites, home)
     for slug in sites.groups.values():
         parties[SUBMITTER].call(["flwr", "supernode", "register", f"nodes/{slug}.pub", CONNECTION])
-    started = Started(parties, superlink, {})
-    for name in sites.groups:
+    started = Started(parties, superlink)
+    for name in nodes:
         started.start_node(sites, name)
     return started

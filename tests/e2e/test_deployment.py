@@ -6,74 +6,17 @@ import json
 import math
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from deployment import Deployment, deployed
 
-from appa_flwr.launch.deploy import SUBMITTER, Started, start
-from appa_flwr.launch.flower import COMPLETED, LOOPBACK, free_port
-from appa_flwr.launch.processes import end_processes, processes_of
-from appa_flwr.launch.sites import CONNECTION, Sites, prepare
+from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
 pytestmark = pytest.mark.slow
-
-REPO = Path(__file__).parents[2]
-# As small as the loop can be; every message costs a second or more here, since each starts a process.
-TINY_LOOP = {
-    "eval.ceilings": False,
-    "eval.extra-rows": False,
-    "policy.base-steps": 20,
-    "sft.steps": 2,
-    "ppo.num-iterations": 5,
-    "pluralllm.rounds": 1,
-    "pluralllm.validate-every": 0,
-    "sums.mean-of-others": False,
-    "embedding.dim": 16,
-    "rollout.batch-size": 16,
-    "ppo.num-mini-batches": 2,
-    "ppo.epochs": 1,
-}
-
-
-@dataclass
-class Deployment:
-    """What one test started, and where."""
-
-    sites: Sites
-    started: Started
-
-    def flwr(self, *arguments: str) -> str:
-        """A command of whoever submits the run."""
-        return self.started.parties[SUBMITTER].call(["flwr", *arguments])
-
-    def status(self) -> str:
-        return self.started.parties[SUBMITTER].status()
-
-    @property
-    def run(self) -> Path:
-        return self.sites.server / "runs" / "r"
-
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """What a run has written so far into one of its files with an object a line."""
-        try:
-            complete = (self.run / name).read_text().split("\n")[:-1]
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in complete]
-
-    def wait(self, happened: Callable[[], bool], *, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not happened():
-            log = (self.sites.server / "superlink.log").read_text(errors="replace")
-            assert self.started.superlink.poll() is None, log
-            assert time.monotonic() < deadline, log
-            time.sleep(0.2)
 
 
 @pytest.fixture
@@ -83,25 +26,8 @@ def survey() -> Survey:
 
 @pytest.fixture
 def deployment(tmp_path: Path, survey: Survey) -> Iterator[Deployment]:
-    sites = prepare(survey, tmp_path / "parties", host=LOOPBACK, port=free_port(), keys={})
-    home = tmp_path / "homes"
-    try:
-        yield Deployment(sites, start(sites, home))
-    finally:
-        end_processes(home)
-    assert processes_of(home) == []
-
-
-def _run_config(**changed: object) -> list[str]:
-    values = TINY_LOOP | {
-        "survey": "questions.jsonl",
-        "run-name": "r",
-        "run.output-dir": "runs",
-        "run.cache-dir": "cache",
-        "federation.group-keys": "group-keys.toml",
-    }
-    values |= {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
-    return ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())]
+    with deployed(survey, tmp_path) as found:
+        yield found
 
 
 def _answers_found(folder: Path, survey: Survey) -> set[str]:
@@ -117,17 +43,17 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
 def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until_it_is_back(deployment, survey):
     names = survey.groups
     gone = names[-1]
-    deployment.flwr("run", str(REPO), CONNECTION, *_run_config(groups=";".join(names), federation__min_groups=1))
-    deployment.wait(lambda: bool(deployment.lines("metrics.jsonl")), seconds=240)
+    deployment.submit(groups=";".join(names), federation__min_groups=1)
+    deployment.wait(lambda: bool(deployment.iterations), seconds=240)
     node = deployment.started.nodes[gone]
     os.killpg(node.pid, signal.SIGTERM)
-    deployment.wait(lambda: deployment.lines("metrics.jsonl")[-1]["missing_groups"] == [gone], seconds=120)
+    deployment.wait(lambda: deployment.iterations[-1]["missing_groups"] == [gone], seconds=120)
     node.wait(timeout=60)
     deployment.started.start_node(deployment.sites, gone)
-    deployment.wait(lambda: "report" in {line["phase"] for line in deployment.lines("progress.jsonl")}, seconds=240)
+    deployment.wait(lambda: "report" in deployment.phases(), seconds=240)
     deployment.wait(lambda: deployment.status() == COMPLETED, seconds=60)
 
-    iterations = deployment.lines("metrics.jsonl")
+    iterations = deployment.iterations
     assert [line["iteration"] for line in iterations] == list(range(1, 6))
     assert all(set(line["rewards"]) == set(names) for line in iterations)
     assert iterations[0]["missing_groups"] == []

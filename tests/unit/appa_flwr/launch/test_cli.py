@@ -159,3 +159,18 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     assert "over the threshold 0.5, so rule appa as printed" in shown
     assert appa(monkeypatch, "diagnose", "generated", "-c", "metric=borda") == 2
     assert "does not fit task" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--local", "--resume", "-c", "rule=min"], "--resume goes on with the keys the run began with"),
+        (["--local", "--resume", "--groups", "3"], "--resume goes on with the keys the run began with"),
+        (["--resume"], "it takes --local"),
+        (["--local", "--resume"], "holds no run to go on with; appa deploy"),
+    ],
+)
+def test_a_deployment_is_resumed_as_it_was_begun_or_not_at_all(monkeypatch, capsys, tmp_path, arguments, message):
+    assert appa(monkeypatch, "deploy", str(tmp_path / "trial"), *arguments) == cli.USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "trial").exists()

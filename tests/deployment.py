@@ -1,0 +1,108 @@
+"""A deployment as `appa deploy` makes it, started by a test: each party's process, folder and key, TLS between them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appa_flwr.launch.deploy import SUBMITTER, Started, start
+from appa_flwr.launch.flower import LOOPBACK, free_port
+from appa_flwr.launch.processes import end_processes, processes_of
+from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
+from appa_flwr.survey.types import Survey
+
+REPO = Path(__file__).parents[1]
+# As small as the loop can be; every message costs a second or more here, since each starts a process.
+TINY_LOOP = {
+    "eval.ceilings": False,
+    "eval.extra-rows": False,
+    "policy.base-steps": 20,
+    "sft.steps": 2,
+    "ppo.num-iterations": 5,
+    "pluralllm.rounds": 1,
+    "pluralllm.validate-every": 0,
+    "sums.mean-of-others": False,
+    "embedding.dim": 16,
+    "rollout.batch-size": 16,
+    "ppo.num-mini-batches": 2,
+    "ppo.epochs": 1,
+}
+PLACES = {
+    "survey": "questions.jsonl",
+    "run-name": "r",
+    "run.output-dir": "runs",
+    "run.cache-dir": "cache",
+    "federation.group-keys": GROUP_KEYS_FILE,
+}
+
+
+@dataclass
+class Deployment:
+    """What one test started, and where."""
+
+    sites: Sites
+    started: Started
+    home: Path
+
+    def flwr(self, *arguments: str) -> str:
+        """A command of whoever submits the run."""
+        return self.started.parties[SUBMITTER].call(["flwr", *arguments])
+
+    def submit(self, **changed: object) -> None:
+        """Submit the smallest run, with these keys changed: `ppo__epochs` for `ppo.epochs`."""
+        values = (
+            TINY_LOOP | PLACES | {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
+        )
+        keys = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        self.flwr("run", str(REPO), CONNECTION, "--run-config", keys)
+
+    def status(self) -> str:
+        return self.started.parties[SUBMITTER].status()
+
+    @property
+    def run(self) -> Path:
+        return self.sites.server / "runs" / "r"
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What a run has written so far into one of its files with an object a line."""
+        try:
+            complete = (self.run / name).read_text().split("\n")[:-1]
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in complete]
+
+    @property
+    def iterations(self) -> list[dict[str, Any]]:
+        return self.lines("metrics.jsonl")
+
+    def phases(self) -> set[str]:
+        return {line["phase"] for line in self.lines("progress.jsonl")}
+
+    def wait(self, happened: Callable[[], bool], *, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            log = (self.sites.server / "superlink.log").read_text(errors="replace")
+            assert self.started.superlink.poll() is None, log
+            assert time.monotonic() < deadline, log
+            time.sleep(0.2)
+
+    def processes(self, program: str) -> list[Any]:
+        """Processes of this deployment whose command names that program of Flower's."""
+        return [process for process in processes_of(self.home) if any(program in part for part in process.cmdline())]
+
+
+@contextmanager
+def deployed(survey: Survey, folder: Path, *, nodes: bool = True) -> Iterator[Deployment]:
+    """A started server with a node a group (without `nodes`: none yet); nothing of it is left at the end."""
+    sites = prepare(survey, folder / "parties", host=LOOPBACK, port=free_port(), keys={})
+    home = folder / "homes"
+    try:
+        yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
+    finally:
+        end_processes(home)
+    assert processes_of(home) == []

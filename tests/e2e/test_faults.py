@@ -1,0 +1,206 @@
+"""What goes wrong in a deployment, one fault after the other, in real processes.
+
+Their parts are tested in `unit/server_app/federation`, `unit/server_app/test_resume.py` and `test_deployment.py`, so
+they are not in a plain run: `make test ARGS="-m long tests/e2e/test_faults.py"`, some ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from deployment import TINY_LOOP, Deployment, deployed
+from real_run import APPA
+
+from appa_flwr.launch.credentials import make_node_key
+from appa_flwr.launch.deploy import SERVER, start_server
+from appa_flwr.launch.endings import RunFailed
+from appa_flwr.launch.flower import COMPLETED, free_port
+from appa_flwr.survey.generate import generate
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+
+SURVEY = generate(num_questions=40, num_groups=3, seed=1)
+A, B, C = SURVEY.groups
+STALL = 60.0  # seconds at least for which a hung node is waited for
+# What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
+LIAR = """
+import sys
+if any("flwr-clientapp" in part for part in sys.orig_argv):
+    import numpy as np
+    from flwr.app import Array
+    from flwr.clientapp import ClientApp
+
+    honest = ClientApp.__call__
+
+    def lying(self, *args, **kwargs):
+        reply = honest(self, *args, **kwargs)
+        if not reply.has_error() and "rewards" in reply.content:
+            rewards = reply.content["rewards"]
+            for key in list(rewards):
+                rewards[key] = Array(np.ones_like(rewards[key].numpy()))
+        return reply
+
+    ClientApp.__call__ = lying
+"""
+
+
+def missing(deployment: Deployment) -> list[str]:
+    return deployment.iterations[-1]["missing_groups"] if deployment.iterations else []
+
+
+def ended(deployment: Deployment, *, seconds: float = 400.0) -> None:
+    deployment.wait(lambda: deployment.status() == COMPLETED, seconds=seconds)
+    numbers = [line["iteration"] for line in deployment.iterations]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert (deployment.run / "report.html").exists()
+
+
+def warnings(deployment: Deployment) -> str:
+    return (deployment.run / "run.log").read_text()
+
+
+def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed(tmp_path):
+    with deployed(SURVEY, tmp_path, nodes=False) as deployment:
+        started, sites = deployment.started, deployment.sites
+        for name in (A, B):
+            started.start_node(sites, name)
+        deployment.submit(groups=";".join(SURVEY.groups), ppo__num_iterations=60, run__checkpoint_every=1)
+        deployment.wait(lambda: "join" in deployment.phases(), seconds=120)
+        started.start_node(sites, C)  # late
+        deployment.wait(lambda: bool(deployment.iterations), seconds=240)
+        assert missing(deployment) == []
+
+        os.killpg(started.nodes[A].pid, signal.SIGKILL)
+        deployment.wait(lambda: missing(deployment) == [A], seconds=120)
+        started.start_node(sites, A)
+        deployment.wait(lambda: missing(deployment) == [], seconds=120)
+
+        os.killpg(started.nodes[B].pid, signal.SIGSTOP)  # its app's processes are of its session
+        deployment.wait(lambda: missing(deployment) == [B], seconds=3 * STALL)
+        os.killpg(started.nodes[B].pid, signal.SIGCONT)
+        deployment.wait(lambda: missing(deployment) == [], seconds=3 * STALL)
+
+        done = len(deployment.iterations)
+        (server_app,) = deployment.processes("flwr-serverapp")
+        server_app.kill()
+        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
+        assert deployment.status() != COMPLETED
+        deployment.submit(
+            groups=";".join(SURVEY.groups), ppo__num_iterations=60, run__checkpoint_every=1, run__resume=True
+        )
+        ended(deployment)
+        assert len(deployment.iterations) == 60 > done
+        assert "resumed at iteration" in warnings(deployment)
+        for name in (A, B):
+            assert f"back: {name}" in warnings(deployment)
+
+
+def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
+    lies = tmp_path / "lies"
+    lies.mkdir()
+    (lies / "sitecustomize.py").write_text(LIAR)
+    with deployed(SURVEY, tmp_path, nodes=False) as deployment:
+        started, sites = deployment.started, deployment.sites
+        make_node_key(tmp_path / "impostor")
+        deployment.flwr("supernode", "register", str(tmp_path / "impostor.pub"), "deployed")
+        make_node_key(tmp_path / "stranger")  # registered nowhere
+
+        def node_of_a(party: str, key: Path):
+            command = sites.group_command(A, port=free_port())
+            command[command.index("node.key")] = str(key)
+            return started.parties[party].start(command, log=tmp_path / f"{key.name}.log")
+
+        impostor = node_of_a(A, tmp_path / "impostor")
+        stranger = node_of_a(A, tmp_path / "stranger")
+        party = started.parties[C]
+        party._environment["PYTHONPATH"] = str(lies)
+        for name in SURVEY.groups:
+            started.start_node(sites, name)
+        second = node_of_a(A, sites.group(A) / "node.key")
+        deployment.submit(groups=";".join(SURVEY.groups))
+        ended(deployment)
+        assert impostor.poll() is None
+        assert stranger.wait(timeout=60) != 0
+        assert f"speaks for {A} without their key; it is left out" in warnings(deployment)
+        assert all(line["missing_groups"] == [] for line in deployment.iterations)
+        assert all(line["rewards"][C] == 1.0 for line in deployment.iterations) or (
+            f"group {C} counts as missing: js rewards above 0 for answers that nobody can read" in warnings(deployment)
+        )
+        assert f"group {C} " in warnings(deployment)
+        print(second.poll(), (tmp_path / "node.key.log").read_text()[-2000:])
+
+
+def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
+    with deployed(SURVEY, tmp_path) as deployment:
+        keys = {"groups": ";".join(SURVEY.groups), "ppo__num_iterations": 8, "run__checkpoint_every": 1}
+        deployment.submit(**keys)
+        deployment.wait(lambda: len(deployment.iterations) > 1, seconds=240)
+        deployment.started.superlink.kill()
+        deployment.started.superlink.wait()
+        server = deployment.started.parties[SERVER]
+        deployment.started.superlink = start_server(server, deployment.sites, deployment.home)
+        deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
+        if deployment.status() != COMPLETED:
+            deployment.submit(**keys, run__resume=True)
+        ended(deployment)
+        assert len(deployment.iterations) == 8
+        assert all(node.poll() is None for node in deployment.started.nodes.values())
+
+
+SMALL = {
+    **TINY_LOOP,
+    "data.num-questions": 40,
+    "data.num-groups": 3,
+    "seed": 1,
+    "pluralllm.rounds": 3,
+    "sft.steps": 60,
+    "run.checkpoint-every": 1,
+    "policy.threads": 1,
+}
+KILLS = 3
+
+
+def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(tmp_path, appa_run):
+    """By the command, `kill -9` of its launcher each time; which moments these are is printed."""
+    keys = [part for key, value in SMALL.items() for part in ("-c", f"{key}={value}")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    rng = random.Random(time.time_ns())
+    folder = tmp_path / "trial"
+    for number in range(KILLS + 1):
+        more = ["--resume"] if any((folder / "server" / "runs").glob("*/config.json")) else keys
+        command = [*APPA, "deploy", str(folder), "--local", *more]
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as launcher:
+            if number < KILLS:
+                lines = rng.randrange(5, 30)
+                for _ in range(lines):
+                    said = launcher.stdout.readline()
+                print(f"killed after {said!r}")
+                launcher.kill()
+            else:
+                out = launcher.communicate()[0]
+                assert launcher.returncode == 0, out
+    (run,) = (folder / "server" / "runs").iterdir()
+    simulated = appa_run("simulated", **{key.replace(".", "__").replace("-", "_"): v for key, v in SMALL.items()})
+    assert simulated.code == 0, simulated.err
+    ours = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    theirs = simulated.lines("metrics.jsonl")
+    assert len(ours) == len(theirs) == SMALL["ppo.num-iterations"]
+    for one, other in zip(ours, theirs, strict=True):
+        for name, reward in other["rewards"].items():
+            assert one["rewards"][name] == pytest.approx(reward, abs=1e-4), one["iteration"]
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with deployed(SURVEY, tmp_path, nodes=False) as deployment:
+        other = tmp_path / "other"
+        shutil.copytree(deployment.sites.root, other)
+        with pytest.raises(RunFailed, match="SuperLink did not start"):
+            start_server(deployment.started.parties[SERVER], deployment.sites, tmp_path)

@@ -5,6 +5,7 @@ TLS, node keys and the owners' policies are those of real sites (`sites`); only 
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
+from appa_flwr.launch.bundle import sent_files
 from appa_flwr.launch.checks import claim_run_folder, participants, read_survey
-from appa_flwr.launch.flower import LOOPBACK, Flower, followed, free_port, sent_files
+from appa_flwr.launch.flower import LOOPBACK, Flower, flower_environment, followed, free_port
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, STATE_FILE, Sites, prepare
+from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, POLICY_FILE, STATE_FILE, Sites, prepare
+from appa_flwr.owner.policy import POLICY_VARIABLE
 from appa_flwr.run.files import CONFIG_FILE, SUPERLINK_LOG
 from appa_flwr.run.resume import resumable
 from appa_flwr.survey.export import QUESTIONS_FILE, slugs
@@ -98,6 +101,15 @@ class Started:
         self.nodes[name] = self.parties[name].start(command, log=sites.group(name) / "supernode.log")
 
 
+def _environment(sites: Sites, party: str, home: Path) -> dict[str, str]:
+    """What a party's processes have in their environment; a group's as its start script says."""
+    if party not in sites.groups:
+        return _ENVIRONMENT
+    folder, path = sites.group(party), flower_environment(home, sites.port)["PATH"]
+    guarded = {"PATH": f"{folder / GUARD}{os.pathsep}{path}", POLICY_VARIABLE: str(folder / POLICY_FILE)}
+    return {**_ENVIRONMENT, **guarded}
+
+
 def start_server(server: Flower, sites: Sites, home: Path) -> subprocess.Popen[bytes]:
     """Start the SuperLink, for the first time or again; its state in `home` is of this deployment alone.
 
@@ -117,7 +129,13 @@ def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
     """
     folders = {SERVER: sites.server, SUBMITTER: sites.submitter, **{name: sites.group(name) for name in sites.groups}}
     parties = {
-        name: Flower(home / str(number), sites.port, folder=folder, connection=CONNECTION, more=_ENVIRONMENT)
+        name: Flower(
+            own := home / str(number),
+            sites.port,
+            folder=folder,
+            connection=CONNECTION,
+            more=_environment(sites, name, own),
+        )
         for number, (name, folder) in enumerate(folders.items())
     }
     for party in parties.values():

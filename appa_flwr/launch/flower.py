@@ -16,7 +16,6 @@ import ssl
 import subprocess
 import sysconfig
 import time
-import tomllib
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
@@ -26,7 +25,8 @@ from types import MappingProxyType
 from rich.console import Console
 
 from appa_flwr.config import Config, to_toml_table
-from appa_flwr.launch.checks import APP_NAME, claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.bundle import sent_files
+from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Show, Tail, read_progress, shown
@@ -227,18 +227,6 @@ def _followed(
         time.sleep(STATUS_SECONDS)
     follow()
     return status
-
-
-def sent_files(app_folder: Path, home: Path) -> Path:
-    """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too."""
-    copy = home / APP_NAME
-    project = app_folder / "pyproject.toml"
-    sent = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
-    for path in (project, *(path for pattern in sent for path in app_folder.glob(pattern))):
-        target = copy / path.relative_to(app_folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    return copy
 
 
 def flower_environment(home: Path, port: int) -> dict[str, str]:

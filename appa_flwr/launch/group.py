@@ -15,6 +15,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from appa_flwr.errors import UserError
+from appa_flwr.launch.bundle import bundle_hash
+from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.shown import show
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.policy import policy_file, read_policy
@@ -45,6 +47,14 @@ def check(
 def print_policy() -> None:
     """Print a policy file with every key at its default: change it, and name it in --node-config as policy="FILE"."""
     print(policy_file(), end="")
+
+
+@app.command()
+def bundle(
+    checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
+) -> None:
+    """Print the hash of a checkout's app bundle, for `bundle` in your policy: no other one runs at your node then."""
+    print(bundle_hash(find_app_folder(checkout.resolve())))
 
 
 @app.command()

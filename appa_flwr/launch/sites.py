@@ -14,12 +14,15 @@ from appa_flwr.config.keys import Scalar, to_toml
 from appa_flwr.errors import UserError
 from appa_flwr.files import replace_file
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
-from appa_flwr.owner.policy import policy_file
+from appa_flwr.owner.policy import POLICY_VARIABLE, policy_file
 from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
 from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
 KEYS_FILE, GROUP_KEYS_FILE, POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
+# Flower starts this command of its own by name, so that a folder before Flower's on the PATH decides what it is.
+GUARD = "guard"
+GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
 _AUTHORITY, _GROUPS = "authority", "groups"
 
 
@@ -120,7 +123,9 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         if not (folder / f"node.key{PUBLIC}").exists():
             make_node_key(folder / "node.key")
         shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{slug}.pub")
-        _script(folder, shlex.join(sites.group_command(name, port=port + 1 + number)))
+        replace_file(folder / GUARD / "flwr-clientapp", GUARD_SCRIPT.encode(), parents=True, mode=0o755)
+        guarded = f'export PATH="$PWD/{GUARD}:$PATH" {POLICY_VARIABLE}="$PWD/{POLICY_FILE}"'
+        _script(folder, guarded, shlex.join(sites.group_command(name, port=port + 1 + number)))
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)

@@ -5,6 +5,7 @@ A deployed node reads it anew for each message; a simulation has no owners, and 
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appa_flwr.errors import UserError
+
+POLICY_VARIABLE = "APPA_POLICY"
+"""Names the policy file to the guard (`appa_flwr.owner.guard`), which starts before a message is read."""
 
 LEAST_NODES = 3
 """Of a sum: whoever takes one part out of the sum of three still sees that of two."""
@@ -27,6 +31,11 @@ class Policy(BaseModel):
         populate_by_name=True,
     )
 
+    bundle: str = Field(
+        "",
+        pattern=r"^\s*([0-9a-f]{64}\s*)*$",
+        description="SHA-256 of the app bundle that may run here (appa group bundle), or several; empty = any",
+    )
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     sums: bool = Field(
@@ -87,8 +96,7 @@ def described() -> dict[str, str]:
 def policy_file() -> str:
     """A policy file with every key at its default, and what it decides."""
     values = Policy().model_dump(by_alias=True)
-    written = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
-    return "".join(f"# {says}\n{key} = {written[key]}\n" for key, says in described().items())
+    return "".join(f"# {says}\n{key} = {json.dumps(values[key])}\n" for key, says in described().items())
 
 
 def policy_of(node_config: Mapping[str, object]) -> Policy:

@@ -16,13 +16,15 @@ import time
 from pathlib import Path
 
 import pytest
-from deployment import TINY_LOOP, Deployment, deployed
+from deployment import REPO, TINY_LOOP, Deployment, deployed
 from real_run import APPA
 
+from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.launch.deploy import SERVER, start_server
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.flower import COMPLETED, free_port
+from appa_flwr.owner.guard import NOT_PINNED
 from appa_flwr.survey.generate import generate
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
@@ -72,7 +74,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         started, sites = deployment.started, deployment.sites
         for name in (A, B):
             started.start_node(sites, name)
-        deployment.submit(groups=";".join(SURVEY.groups), ppo__num_iterations=60, run__checkpoint_every=1)
+        deployment.submit(groups=";".join(SURVEY.groups), ppo__num_iterations=24, run__checkpoint_every=1)
         deployment.wait(lambda: "join" in deployment.phases(), seconds=120)
         started.start_node(sites, C)  # late
         deployment.wait(lambda: bool(deployment.iterations), seconds=240)
@@ -94,10 +96,10 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
         assert deployment.status() != COMPLETED
         deployment.submit(
-            groups=";".join(SURVEY.groups), ppo__num_iterations=60, run__checkpoint_every=1, run__resume=True
+            groups=";".join(SURVEY.groups), ppo__num_iterations=24, run__checkpoint_every=1, run__resume=True
         )
         ended(deployment)
-        assert len(deployment.iterations) == 60 > done
+        assert len(deployment.iterations) == 24 > done
         assert "resumed at iteration" in warnings(deployment)
         for name in (A, B):
             assert f"back: {name}" in warnings(deployment)
@@ -136,6 +138,18 @@ def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
         )
         assert f"group {C} " in warnings(deployment)
         print(second.poll(), (tmp_path / "node.key.log").read_text()[-2000:])
+
+
+def test_a_group_runs_the_bundle_that_its_owner_pinned_and_no_other(tmp_path):
+    with deployed(SURVEY, tmp_path, nodes=False) as deployment:
+        for name, pinned in ((A, bundle_hash(REPO)), (B, "0" * 64)):
+            (deployment.sites.group(name) / "policy.toml").write_text(f'bundle = "{pinned}"\n')
+            deployment.started.start_node(deployment.sites, name)
+        deployment.submit(groups=f"{A};{B}", federation__min_groups=1, federation__join_timeout=30.0)
+        ended(deployment)
+        assert all(set(line["rewards"]) == {A} for line in deployment.iterations)
+        assert NOT_PINNED in warnings(deployment)
+        assert f"groups that did not join: {B}" in warnings(deployment)
 
 
 def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):

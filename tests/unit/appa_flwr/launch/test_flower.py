@@ -17,6 +17,7 @@ import pytest
 
 from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch import flower
+from appa_flwr.launch.bundle import sent_files
 from appa_flwr.launch.checks import ERROR_FILE
 from appa_flwr.launch.flower import FLOWER_LOG, SUPERLINK_LOG, flower_environment
 from appa_flwr.launch.processes import processes_of
@@ -91,7 +92,7 @@ def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
     (app / ".venv" / "standin").mkdir(parents=True)
     (app / ".venv" / "standin" / "other.py").touch()
     (app / "standin" / "answers.jsonl").touch()
-    copy = flower.sent_files(app, tmp_path / "copy")
+    copy = sent_files(app, tmp_path / "copy")
     sent = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert sent == {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
     assert (copy / "standin" / "server.py").read_text() == SERVER

@@ -40,7 +40,7 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("votse = false", "unknown key votse; known are training, votes, sums, min-nodes,"),
+        ("votse = false", "unknown key votse; known are bundle, training, votes, sums,"),
         ("min_nodes = 4", "unknown key min_nodes"),
         ("votes = 0", "votes = 0: Input should be a valid boolean"),
         ('mean = "true"', "mean = 'true': Input should be a valid boolean"),

@@ -341,7 +341,7 @@ def test_the_paper_s_figures_are_those_of_its_tables():
     assert sum(0.03 <= gap <= 0.0302 for gap in gaps) == 8
 
 
-@pytest.mark.parametrize(("name", "cells"), [("small.toml", 240), ("paper.toml", 50)])
+@pytest.mark.parametrize(("name", "cells"), [("small.toml", 180), ("real.toml", 30), ("paper.toml", 50)])
 def test_the_grids_that_come_with_it_can_be_planned(name, cells, tmp_path, monkeypatch):
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
     for scale in ("", "small") if name == "paper.toml" else ("",):

@@ -169,7 +169,7 @@ def join(run: Run) -> dict[str, int]:
                 there = ", ".join(federation.groups)
                 raise UserError(f'pluralllm.unseen-groups names "{name}", which has not joined; there are {there}')
         answered = federation.send_catalogue(catalogue)
-        lost = [name for name in federation.groups if name not in answered]
+        lost = [name for name in federation.present if name not in answered]
         if config.data.strict and lost:
             raise UserError(
                 f"data.strict = true, and the answers of {', '.join(lost)} cannot be used; their logs say why"
@@ -216,7 +216,7 @@ def train_predictor(
             checkpoints.save_weights(path, kept)
             phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
         else:
-            seen = set(federation.groups) - set(config.unseen_group_names)
+            seen = set(federation.present) - set(config.unseen_group_names)
             if not seen:
                 raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
             kept = pretrain(

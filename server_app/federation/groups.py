@@ -54,13 +54,18 @@ class Federation:
 
     def homes(self, groups: Collection[str]) -> tuple[int, ...]:
         """Nodes that host one of these groups, in the order of the groups of the run."""
-        return tuple(dict.fromkeys(self._homes[name] for name in self.groups if name in groups))
+        return tuple(dict.fromkeys(self._homes[name] for name in self.present if name in groups))
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The groups that have joined; others of the run may do so yet."""
+        return tuple(name for name in self.groups if name in self._homes)
 
     def gather(self, expected: Sequence[str], *, patience: float) -> None:
         """Call the roll until every expected group is there, or enough of them when patience ends.
 
         Args:
-            expected: group names that should join; empty: whoever is there.
+            expected: group names that should join, and may still do so later; empty: whoever is there.
             patience: seconds to wait for them.
 
         Raises:
@@ -80,18 +85,17 @@ class Federation:
         kept = {name: node for name, node in homes.items() if not expected or name in expected}
         missing = [name for name in expected if name not in kept]
         # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
-        groups = tuple(name for name in expected if name in kept) if expected else tuple(sorted(kept))
-        if len(groups) < self._min_groups:
+        self.groups, self._homes = tuple(expected) or tuple(sorted(kept)), kept
+        if len(kept) < self._min_groups:
             others = [name for name in homes if name not in kept]
             raise UserError(
-                f"{len(groups)} groups joined ({', '.join(groups) or 'none'}); "
+                f"{len(kept)} groups joined ({', '.join(self.present) or 'none'}); "
                 f"federation.min-groups = {self._min_groups}"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; there, but not in `groups`: {', '.join(others)}" if others else "")
             )
         if missing:
             log.warning("groups that did not join: %s", ", ".join(missing))
-        self.groups, self._homes = groups, kept
         self._nodes = tuple(sorted(set(kept.values())))
         self.grid.members = self._nodes
 
@@ -124,27 +128,29 @@ class Federation:
         return {node: names for node, names in with_key.items() if names}
 
     def _welcome_back(self) -> None:
-        """Let groups score again whose node has restarted: it gets what all were sent, and its table is as it was.
+        """Let groups score that are late, or whose node has restarted: it gets what all were sent.
 
-        A node that Flower knows by its key keeps its id; another one gets a new id, which may speak for a group only
-        while the group's own node is not there.
+        A restarted group's table is as it was; a late one has not trained PluralLLM. A node that Flower knows by its
+        key keeps its id; another one gets a new id, which may speak for a group only while the group's own node is not
+        there.
         """
         online = self.grid.online()
         gone = {name: node for name, node in self._homes.items() if node not in online}
         back = {name: node for name, node in self._homes.items() if node in self._forgetful & online}
-        if gone and (fresh := online - set(self._homes.values()) - self._strangers):
+        late = set(self.groups) - set(self._homes)
+        if (gone or late) and (fresh := online - set(self._homes.values()) - self._strangers):
             for node, names in self._residents(fresh).items():
                 if not set(names) & set(self.groups):
                     self._strangers.add(node)  # whoever else cannot be used yet is asked again
-                for name in set(names) & set(self._homes):
-                    if name not in gone or name in back:
+                for name in set(names) & set(self.groups):
+                    if name not in {*gone, *late} or name in back:
                         log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
                     else:
                         back[name] = node
         for node in sorted(set(back.values())):
             names = [name for name, home in back.items() if home == node]
             if all(self._briefed(node, kind) for kind in self._briefing):
-                log.warning("back: %s", ", ".join(names))
+                log.warning("%s: %s", "joined" if late & set(names) else "back", ", ".join(names))
                 self._homes |= dict.fromkeys(names, node)
                 self._forgetful.discard(node)
         self._nodes = tuple(sorted(set(self._homes.values())))
@@ -156,7 +162,7 @@ class Federation:
 
     def hosted(self, nodes: Collection[int]) -> str:
         """The groups at these nodes, for messages."""
-        return ", ".join(name for name in self.groups if self._homes[name] in nodes)
+        return ", ".join(name for name in self.present if self._homes[name] in nodes)
 
     def _ask(
         self,
@@ -292,7 +298,7 @@ class Federation:
             for group in self._read(reply):
                 if group.group not in found:
                     log.warning("a reply for group '%s', which is not in this run, is left out", group.group)
-                elif reply.metadata.src_node_id != self._homes[group.group]:
+                elif reply.metadata.src_node_id != self._homes.get(group.group):
                     # Or any node could speak for a group, or silence it by answering for it too.
                     log.warning("a reply for group '%s' from a node that is not its home is left out", group.group)
                 else:

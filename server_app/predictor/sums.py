@@ -83,7 +83,7 @@ def _exchange_sums(
     federation: Federation, config: Config, catalogue: wire.Catalogue, *, progress: Progress
 ) -> PopulationSummary:
     steps = 4
-    seen = [name for name in federation.groups if name not in config.unseen_group_names]
+    seen = [name for name in federation.present if name not in config.unseen_group_names]
     replies = federation.sums(wire.SumsRequest(wire.KEYS), nodes=federation.homes(seen))
     keys = {node: reply.public_key for node, reply in replies.items() if secure_sum.usable(reply.public_key)}
     there = [name for name in seen if set(federation.homes([name])) <= keys.keys()]

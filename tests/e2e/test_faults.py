@@ -74,11 +74,12 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         started, sites = deployment.started, deployment.sites
         for name in (A, B):
             started.start_node(sites, name)
-        deployment.submit(groups=";".join(SURVEY.groups), ppo__num_iterations=24, run__checkpoint_every=1)
-        deployment.wait(lambda: "join" in deployment.phases(), seconds=120)
-        started.start_node(sites, C)  # late
+        keys = {"groups": ";".join(SURVEY.groups), "ppo__num_iterations": 24, "run__checkpoint_every": 1}
+        deployment.submit(**keys, federation__join_timeout=10.0)
         deployment.wait(lambda: bool(deployment.iterations), seconds=240)
-        assert missing(deployment) == []
+        assert missing(deployment) == [C]
+        started.start_node(sites, C)  # late
+        deployment.wait(lambda: missing(deployment) == [], seconds=120)
 
         os.killpg(started.nodes[A].pid, signal.SIGKILL)
         deployment.wait(lambda: missing(deployment) == [A], seconds=120)
@@ -95,14 +96,12 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         server_app.kill()
         deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
         assert deployment.status() != COMPLETED
-        deployment.submit(
-            groups=";".join(SURVEY.groups), ppo__num_iterations=24, run__checkpoint_every=1, run__resume=True
-        )
+        deployment.submit(**keys, federation__join_timeout=10.0, run__resume=True)
         ended(deployment)
         assert len(deployment.iterations) == 24 > done
         assert "resumed at iteration" in warnings(deployment)
-        for name in (A, B):
-            assert f"back: {name}" in warnings(deployment)
+        assert f"joined: {C}" in warnings(deployment)
+        assert f"back: {A}" in warnings(deployment)
 
 
 def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):

@@ -215,7 +215,7 @@ def test_a_roll_call_that_no_run_can_begin_with(nodes, expected, min_groups, mes
 
 def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):
     federation = gathered({1: named("C"), 2: named("A"), 3: named("X")}, ("C", "B", "A"))
-    assert federation.groups == ("C", "A")  # in the order they were asked for
+    assert federation.present == ("C", "A")  # in the order they were asked for
     assert len(federation.homes(federation.groups)) == 2
     assert [text for text in warnings() if "did not join: B" in text]
 
@@ -253,7 +253,8 @@ def test_a_group_that_left_before_the_roll_was_complete_is_missing(monkeypatch):
     monkeypatch.setattr(federations.time, "monotonic", lambda: next(clock))
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=100.0)
     federation.gather(("A", "B", "C"), patience=40.0)
-    assert federation.groups == ("A",)
+    assert federation.present == ("A",)
+    assert federation.groups == ("A", "B", "C")  # which may come yet
 
 
 @pytest.mark.parametrize(
@@ -347,6 +348,22 @@ def test_a_group_comes_back_from_a_new_node_and_gets_what_the_others_got(at_work
     grid.nodes[2] = gone  # and the old one may come again, but speaks for nobody
     online.add(2)
     np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD, GOOD / 2])
+
+
+def test_a_group_that_is_late_joins_and_gets_what_the_others_got(warnings):
+    grid = FakeGrid({1: living("A")[0]})
+    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=0.02)
+    federation.gather(("B", "A"), patience=0.0)
+    federation.send_catalogue(CATALOGUE)
+    federation.send_targets(ArrayRecord({"w": Array(np.ones(1))}), fault=lambda reply: None)
+    scores = federation.score(REQUEST)[KEY]
+    assert np.isnan(scores[0]).all()
+    np.testing.assert_array_equal(scores[1], GOOD)
+    grid.nodes[7], asked = living("B", GOOD / 2)
+    np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD / 2, GOOD])
+    assert asked == [wire.ROLL_CALL, wire.CATALOGUE, wire.TARGETS, wire.SCORE]
+    assert "joined: B" in warnings()
+    assert list(federation.grid.get_node_ids()) == [1, 7]
 
 
 def test_a_node_that_has_restarted_under_its_own_id_is_briefed_again(at_work, warnings):

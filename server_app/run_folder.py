@@ -5,6 +5,7 @@ A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from h
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from appa_flwr.files import keep_lines, lock, recover, replace_file, sync, writi
 from appa_flwr.run import files, records
 from appa_flwr.run.files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, METRICS, PHASES, PROGRESS, JsonFile, LineFile
 from appa_flwr.run.resume import check_new, check_resumable
+
+log = logging.getLogger("appa.server")
 
 MINUTE = 60
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
@@ -56,9 +59,12 @@ class RunFolder:
         self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 
     def __enter__(self) -> Self:
+        self._warnings = _Warnings(self)
+        log.addHandler(self._warnings)
         return self
 
     def __exit__(self, *error: object) -> None:
+        log.removeHandler(self._warnings)
         self._lock.release()
 
     def write(self, file: JsonFile[T], content: T) -> None:
@@ -126,10 +132,25 @@ class RunFolder:
             PROGRESS, records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
         )
         left = "" if not seconds_left else f", {seconds_left / MINUTE:.1f} min left"
-        elapsed = time.monotonic() - self._started
-        line = f"[{elapsed:6.1f} s] {phase} {step}/{of}: {message}{left}"
+        print(self.note(f"{phase} {step}/{of}: {message}{left}"), flush=True)
+
+    def note(self, text: str) -> str:
+        """Add a line to the log, with the time; the line."""
+        line = f"[{time.monotonic() - self._started:6.1f} s] {' '.join(text.split())}"
         self._append(LOG_FILE, line)
-        print(line, flush=True)
+        return line
+
+
+class _Warnings(logging.Handler):
+    """Puts what the server warns of into the run's log too: which group is missing, and why."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(logging.WARNING)
+        self._folder = folder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(UserError):  # a full disk ends the run elsewhere
+            self._folder.note(f"warning: {record.getMessage()}")
 
 
 def _peak_mib() -> float | None:

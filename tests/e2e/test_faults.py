@@ -35,7 +35,7 @@ STALL = 60.0  # seconds at least for which a hung node is waited for
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
 LIAR = """
 import sys
-if any("flwr-clientapp" in part for part in sys.orig_argv):
+if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
     import numpy as np
     from flwr.app import Array
     from flwr.clientapp import ClientApp
@@ -125,18 +125,18 @@ def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
         party._environment["PYTHONPATH"] = str(lies)
         for name in SURVEY.groups:
             started.start_node(sites, name)
-        second = node_of_a(A, sites.group(A) / "node.key")
         deployment.submit(groups=";".join(SURVEY.groups))
+        deployment.wait(lambda: bool(deployment.iterations), seconds=240)
+        second = node_of_a(A, sites.group(A) / "node.key")
         ended(deployment)
-        assert impostor.poll() is None
-        assert stranger.wait(timeout=60) != 0
+        assert {impostor.poll(), stranger.poll(), second.poll()} == {None}  # they may try for ever
         assert f"speaks for {A} without their key; it is left out" in warnings(deployment)
-        assert all(line["missing_groups"] == [] for line in deployment.iterations)
-        assert all(line["rewards"][C] == 1.0 for line in deployment.iterations) or (
-            f"group {C} counts as missing: js rewards above 0 for answers that nobody can read" in warnings(deployment)
-        )
-        assert f"group {C} " in warnings(deployment)
-        print(second.poll(), (tmp_path / "node.key.log").read_text()[-2000:])
+        # this policy writes answers that nobody can read, and the liar rewards these too
+        assert [C] in [line["missing_groups"] for line in deployment.iterations]
+        assert all(set(line["missing_groups"]) <= {C} for line in deployment.iterations)
+        assert f"group {C} counts as missing: js rewards above 0 for answers that nobody can" in warnings(deployment)
+        for name in ("stranger", "node.key"):
+            assert "Connection attempt failed" in (tmp_path / f"{name}.log").read_text()
 
 
 def test_a_group_runs_the_bundle_that_its_owner_pinned_and_no_other(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 
 import numpy as np
@@ -76,6 +77,16 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
         assert len(lines) == number
     folder.write(EXAMPLES, ())
     assert (folder.path / "examples.json").read_text() == "[]\n"
+
+
+def test_what_the_server_warns_of_stands_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
+    log = logging.getLogger("appa.server")
+    with RunFolder(config_in(tmp_path)) as folder:
+        log.warning("group %s counts as missing:\n no votes", "Avaria")
+        log.info("nothing worth a line")
+    log.warning("of another run")
+    (line,) = (folder.path / "run.log").read_text().splitlines()
+    assert line.partition("] ")[2] == "warning: group Avaria counts as missing: no votes"
 
 
 def test_the_reason_of_a_failure_is_one_line(tmp_path):

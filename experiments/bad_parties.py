@@ -53,7 +53,8 @@ def recipes() -> dict[str, Config]:
     given = {name: [f"pluralllm.strategy={name}"] for name in STRATEGIES}
     for noise in NOISES:
         given[f"fedavg, dp-noise = {noise:g}"] = [
-            *("pluralllm.strategy=fedavg", f"pluralllm.dp-noise={noise}", f"pluralllm.dp-clip={CLIP}")
+            *("pluralllm.strategy=fedavg", "pluralllm.validate-every=0"),
+            *(f"pluralllm.dp-noise={noise}", f"pluralllm.dp-clip={CLIP}"),
         ]
     return {name: recipe(*keys) for name, keys in given.items()}
 

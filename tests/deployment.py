@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from appa_flwr.launch.deploy import SUBMITTER, Started, start
-from appa_flwr.launch.flower import LOOPBACK, free_port
+from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import end_processes, processes_of
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.survey.types import Survey

@@ -97,7 +97,7 @@ class FakeGrid(Grid):
         self.events.append("pull")
         came = []
         for key in list(message_ids):
-            polls, reply = self._waiting[key]
+            polls, reply = self._waiting.get(key, (0, None))
             if polls:
                 self._waiting[key] = (polls - 1, reply)
             elif reply is not None:

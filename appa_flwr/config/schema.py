@@ -224,7 +224,8 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     training = count - len(config.unseen_group_names)
     if training < 1:
         yield "pluralllm.unseen-groups names all groups; at least one must train the predictor"
-    if training < config.pluralllm.least_nodes:
+    trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
+    if trains and training < config.pluralllm.least_nodes:
         yield config.pluralllm.too_few(training)
 
 
@@ -243,6 +244,11 @@ def _in_sizes(config: Config) -> Iterator[str]:
         yield f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.strategy = {' or '.join(AVERAGING)}"
     if pluralllm.dp_noise and pluralllm.fraction < 1:
         yield f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.fraction = 1: all nodes in every round"
+    if pluralllm.dp_noise and pluralllm.validate_every:
+        yield (
+            f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.validate-every = 0: what is kept must not be "
+            "chosen by errors that have no noise"
+        )
     if pluralllm.hidden_dim % pluralllm.heads:
         yield f"pluralllm.heads = {pluralllm.heads} must divide pluralllm.hidden-dim = {pluralllm.hidden_dim}"
 

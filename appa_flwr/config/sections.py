@@ -127,7 +127,7 @@ class PluralLLMSection(Section):
     dp_noise: float = Field(
         0.0,
         ge=0,
-        description="of fedavg and fedprox: noise on a round's mean, in shares of one node's most influence; 0 = none",
+        description="of fedavg and fedprox: noise on a round's mean, its deviation in dp-clip / nodes; 0 = none",
     )
     dp_clip: float = Field(
         1.0, gt=0, description="with dp-noise: a node's step in a round is cut to this length, and nodes weigh the same"

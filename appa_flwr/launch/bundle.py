@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 import tomllib
 from pathlib import Path
@@ -32,7 +33,8 @@ def bundle_hash(app_folder: Path) -> str:
         UserError: Flower cannot build it.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        command = ["flwr", "build", "--app", str(sent_files(app_folder, Path(scratch)))]
+        flower = Path(sysconfig.get_path("scripts")) / "flwr"  # whether an environment is activated or not
+        command = [str(flower), "build", "--app", str(sent_files(app_folder, Path(scratch)))]
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
         built = list(Path(scratch).glob("*.fab"))
         if done.returncode or not built:

@@ -16,7 +16,8 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.launch.bundle import sent_files
 from appa_flwr.launch.checks import claim_run_folder, participants, read_survey
-from appa_flwr.launch.flower import LOOPBACK, Flower, flower_environment, followed, free_port
+from appa_flwr.launch.flower import Flower, flower_environment, followed
+from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, POLICY_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.owner.policy import POLICY_VARIABLE

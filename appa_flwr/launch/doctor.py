@@ -6,6 +6,7 @@ It needs no more than a group's machine has installed.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import socket
@@ -33,18 +34,20 @@ from packaging.requirements import Requirement
 from appa_flwr.config.sources import read_toml
 from appa_flwr.errors import UserError
 from appa_flwr.launch.credentials import PUBLIC
-from appa_flwr.launch.sites import GROUP_KEYS_FILE, KEYS_FILE, POLICY_FILE
+from appa_flwr.launch.ports import LOOPBACK, port_is_free
+from appa_flwr.launch.sites import GROUP_KEYS_FILE, GUARD, KEYS_FILE, POLICY_FILE, PROGRAMS
 from appa_flwr.owner.policy import read_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.export import QUESTIONS_FILE
 
 PACKAGE = "appa-flwr"
 OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
-COMMANDS = ("flwr", "flower-superlink", "flower-supernode")
+COMMANDS = ("python", "flwr", "flower-superlink", "flower-supernode")
 LEAST_DISK = 5.0  # GiB; a run with one of the paper's models keeps its SFT model and two adapters
 SECONDS_TO_CONNECT = 5.0
 _ADDRESS = re.compile(r"(?:--superlink |address = \")([^\s\"]+):(\d+)")
 _PORT = re.compile(r"--port (\d+)")
+_DATA = re.compile(r' data="([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Finding:
 def _look(what: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(what, look(), good=True)
-    except (UserError, OSError, ValueError, UnsupportedAlgorithm) as error:
+    except (UserError, OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         return Finding(what, str(error), good=False)
 
 
@@ -111,8 +114,9 @@ def party(folder: Path) -> Iterator[Finding]:
     elif (folder / KEYS_FILE).exists():
         yield from _submitter(folder)
     elif (folder / "groups").is_dir():
-        for one in (folder / "server", *sorted((folder / "groups").iterdir()), folder / "submitter"):
-            for finding in party(one):
+        everyone = (folder / "server", *sorted((folder / "groups").iterdir()), folder / "submitter")
+        for one in everyone:  # as many as have not been carried away
+            for finding in party(one) if one.is_dir() else ():
                 yield replace(finding, what=f"{one.relative_to(folder)}: {finding.what}")
     else:
         raise UserError(f"{folder}: is no party's folder; `appa deploy` makes such folders")
@@ -128,17 +132,16 @@ def _server(folder: Path) -> Iterator[Finding]:
     yield _look("server.key", lambda: _matches_certificate(folder / "server.key", folder / "server.crt"))
     questions = folder / QUESTIONS_FILE
     yield _look(questions.name, lambda: f"{len(read.read_questions(questions))} questions")
-    yield _look(GROUP_KEYS_FILE, lambda: _names(folder / GROUP_KEYS_FILE))
+    yield _look(GROUP_KEYS_FILE, lambda: _keys(folder / GROUP_KEYS_FILE))
     yield _look("disk", lambda: _room(folder))
     yield _look("port", lambda: _own_port(folder))
 
 
 def _group(folder: Path) -> Iterator[Finding]:
     yield _look("node.key", lambda: _matches_public(folder / "node.key"))
-    files = sorted(folder.glob("*.jsonl"))
-    for path in files:
-        yield _look(path.name, lambda path=path: _answers(path))  # type: ignore[misc]
+    yield _look("data", lambda: _answers(folder / _named(_DATA, folder / "start.sh")))
     yield _look(POLICY_FILE, lambda: str(read_policy(folder / POLICY_FILE)))
+    yield _look(GUARD, lambda: _guarded(folder))
     yield from _way_to_server(folder, "start.sh")
 
 
@@ -155,8 +158,29 @@ def _answers(path: Path) -> str:
     return f"{counts}; {len(found.rejections)} left out"
 
 
-def _names(path: Path) -> str:
-    return ", ".join(tomllib.loads(path.read_text(encoding="utf-8")))
+def _guarded(folder: Path) -> str:
+    missing = [name for name in PROGRAMS if not os.access(folder / GUARD / name, os.X_OK)]
+    if missing or f"$PWD/{GUARD}:" not in (folder / "start.sh").read_text():
+        raise UserError(
+            "does not stand before Flower's programs, and `bundle` counts for nothing; make the folder again"
+        )
+    return "stands before Flower's programs"
+
+
+def _keys(path: Path) -> str:
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    for text in table.values():
+        load_ssh_public_key(str(text).encode())
+    if not table:
+        raise UserError("names no group; make the folders again")
+    return ", ".join(table)
+
+
+def _named(pattern: re.Pattern[str], script: Path) -> str:
+    found = pattern.search(script.read_text())
+    if found is None:
+        raise UserError(f"{script.name} does not say; make the folders again")
+    return found[1]
 
 
 def _spki(key: PublicKeyTypes) -> bytes:
@@ -204,16 +228,12 @@ def _room(folder: Path) -> str:
 
 
 def _own_port(folder: Path) -> str:
-    port = int(_PORT.findall((folder / "start.sh").read_text())[0])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            if (why := _unreached("127.0.0.1", port, folder / "ca.crt")) is not None:
-                raise UserError(f"another program uses {port} ({why}); end it, or make the folders again") from None
-            return f"{port}, where this server is running"
-    return f"{port}, free"
+    port = int(_named(_PORT, folder / "start.sh"))
+    if port_is_free(port):
+        return f"{port}, free"
+    if (why := _unreached(LOOPBACK, port, folder / "ca.crt")) is not None:
+        raise UserError(f"another program uses {port} ({why}); end it, or make the folders again")
+    return f"{port}, where this server is running"
 
 
 def _way_to_server(folder: Path, script: str) -> Iterator[Finding]:

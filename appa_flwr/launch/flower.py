@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sysconfig
@@ -28,6 +27,7 @@ from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch.bundle import sent_files
 from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.endings import RunFailed
+from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Show, Tail, read_progress, shown
 from appa_flwr.run.files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
@@ -40,7 +40,6 @@ STATUS_SECONDS = 2.0
 TAIL_LINES = 25
 # Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
 MAX_RAY_FOLDER = 30
-LOOPBACK = "127.0.0.1"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
@@ -122,6 +121,8 @@ class Flower:
         self, command: list[str], *, log: Path, authority: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
+        if not port_is_free(self._port):
+            raise RunFailed(f"port {self._port} is in use; end what listens there, or choose another --port")
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
         while not _healthy(self._port, authority):  # `flwr run` then starts none of its own
@@ -255,13 +256,6 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
     if len(str(home)) <= MAX_RAY_FOLDER:
         changed["RAY_TMPDIR"] = str(home)
     return changed
-
-
-def free_port() -> int:
-    """A loopback port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _why(folder: Path, status: str) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from appa_flwr.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.policy import policy_file, read_policy
@@ -54,7 +54,10 @@ def bundle(
     checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
 ) -> None:
     """Print the hash of a checkout's app bundle, for `bundle` in your policy: no other one runs at your node then."""
-    print(bundle_hash(find_app_folder(checkout.resolve())))
+    folder = find_app_folder(checkout.resolve())
+    if folder != checkout.resolve():  # not a folder above it, and not what is installed here
+        raise UserError(f"{checkout}: is no checkout of {APP_NAME}")
+    print(bundle_hash(folder))
 
 
 @app.command()

@@ -20,8 +20,15 @@ from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
 KEYS_FILE, GROUP_KEYS_FILE, POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
-# Flower starts this command of its own by name, so that a folder before Flower's on the PATH decides what it is.
+# Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
+# node needs the first one alone, and each of the others would run a bundle too.
 GUARD = "guard"
+CLIENT_APP = "flwr-clientapp"
+PROGRAMS = (
+    *(CLIENT_APP, "flwr-serverapp", "flwr-simulation"),
+    *("flwr-agentapp", "flwr-model", "flwr-connector"),
+)
+REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
 GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
 _AUTHORITY, _GROUPS = "authority", "groups"
 
@@ -118,12 +125,15 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
         replace_file(sites.data(name), answers[name])
+        replace_file(folder / QUESTIONS_FILE, questions)
         if not (folder / POLICY_FILE).exists():
             replace_file(folder / POLICY_FILE, policy_file().encode())
         if not (folder / f"node.key{PUBLIC}").exists():
             make_node_key(folder / "node.key")
         shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{slug}.pub")
-        replace_file(folder / GUARD / "flwr-clientapp", GUARD_SCRIPT.encode(), parents=True, mode=0o755)
+        for program in PROGRAMS:
+            script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
+            replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
         guarded = f'export PATH="$PWD/{GUARD}:$PATH" {POLICY_VARIABLE}="$PWD/{POLICY_FILE}"'
         _script(folder, guarded, shlex.join(sites.group_command(name, port=port + 1 + number)))
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
@@ -162,4 +172,6 @@ def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
 
 def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "") -> None:
     head = ["#!/bin/sh", *filter(None, [before]), 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
-    replace_file(folder / name, ("\n".join([*head, *lines]) + "\n").encode(), mode=0o755)
+    # The last command takes the shell's place, so that whoever ends the script ends Flower.
+    text = "\n".join([*head, *lines[:-1], f"exec {lines[-1]}"]) + "\n"
+    replace_file(folder / name, text.encode(), mode=0o755)

@@ -6,8 +6,12 @@ his start script puts first on the PATH.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +40,22 @@ def check(content: bytes) -> None:
 
 
 def main() -> None:
-    """Run Flower's program, which unpacks a bundle after `check` alone."""
+    """Run Flower's program, which unpacks a bundle after `check` alone.
+
+    It unpacks into an empty folder, and loads what the server names from there: another bundle, of an earlier run, is
+    not to be had. What the guard has imported is forgotten, so that the bundle's own modules run.
+    """
+    base = Path(os.environ.get("FLWR_HOME") or tempfile.gettempdir())
+    base.mkdir(parents=True, exist_ok=True)
+    os.environ["FLWR_HOME"] = home = tempfile.mkdtemp(prefix="bundle-", dir=base)
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     program: Any = run_clientapp
     unpack = program.install_from_fab
 
     def guarded(content: bytes, *args: Any, **kwargs: Any) -> Any:
         check(content)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "appa_flwr"]:
+            del sys.modules[name]
         return unpack(content, *args, **kwargs)
 
     program.install_from_fab = guarded

@@ -34,7 +34,8 @@ class Policy(BaseModel):
     bundle: str = Field(
         "",
         pattern=r"^\s*([0-9a-f]{64}\s*)*$",
-        description="SHA-256 of the app bundle that may run here (appa group bundle), or several; empty = any",
+        description="SHA-256 of the app bundle that may run here (appa group bundle), or several; empty = any; it "
+        "needs the guard that the start script puts before Flower's programs (appa doctor)",
     )
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")

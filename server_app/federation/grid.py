@@ -82,23 +82,34 @@ class OverlapGrid(Grid):
             meanwhile: what the server has to compute while the nodes work.
 
         Returns:
-            The replies that came, error replies included, in the order they came.
+            The replies that came, error replies included, in the order they came; each one's `src_node_id` is the node
+            that was asked, whatever the reply says of itself.
         """
         outgoing = list(messages)
-        pending = {key for key in self.push_messages(outgoing) if key} if outgoing else set()
+        keys = self.push_messages(outgoing) if outgoing else ()
+        asked = {key: message.metadata.dst_node_id for key, message in zip(keys, outgoing, strict=True) if key}
         started = time.monotonic()
         if meanwhile is not None:
             meanwhile()
         idle_from = time.monotonic()
         replies: list[Message] = []
         pause = FIRST_PAUSE
-        while pending:
-            came = list(self.pull_messages(pending))
-            replies += came
-            pending -= {reply.metadata.reply_to_message_id for reply in came}
-            if not pending or (timeout is not None and time.monotonic() - started > timeout):
+        while asked:
+            came = [(key, reply) for key in asked for reply in self._reply_to(key)]
+            for key, reply in came:
+                reply.metadata.__dict__["_src_node_id"] = asked.pop(key, reply.metadata.src_node_id)
+                replies.append(reply)
+            if not asked or (timeout is not None and time.monotonic() - started > timeout):
                 break
             pause = FIRST_PAUSE if came else min(pause * GROWTH, LONGEST_PAUSE)
             time.sleep(pause)
         self.seconds_waited = time.monotonic() - idle_from
         return replies
+
+    def _reply_to(self, key: str) -> list[Message]:
+        """The reply to one message, if it has come.
+
+        Pulled one by one: the SuperLink knows which node a reply to a message is of, while its own record of who sent
+        it and to what it replies is the node's to write.
+        """
+        return [reply for reply in self.pull_messages([key]) if reply.metadata.reply_to_message_id == key][:1]

@@ -45,6 +45,7 @@ class Federation:
         self._nodes: tuple[int, ...] = ()
         self._homes: dict[str, int] = {}
         self._strangers: set[int] = set()  # nodes on which no group of the run lives
+        self._keyless: set[int] = set()  # nodes with the key of no group
         self._forgetful: set[int] = set()  # nodes that have restarted
         self._briefing: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
         self._min_groups, self._timeout = min_groups, timeout
@@ -113,19 +114,27 @@ class Federation:
         return homes
 
     def _residents(self, nodes: Collection[int]) -> dict[int, list[str]]:
-        """The groups that these nodes speak for, with their keys; without nodes that did not answer."""
+        """The groups that these nodes speak for, with their keys; without nodes that did not answer.
+
+        A node without any group's key is not asked: it could make the server wait.
+        """
+        keys, allowed = self._keys, {node: frozenset[str]() for node in nodes}
+        if keys is not None:
+            allowed |= {info.node_id: keys.names(info) for info in self.grid.get_nodes() if info.node_id in allowed}
+            keyless = {node for node, names in allowed.items() if not names}
+            for node in sorted(keyless - self._keyless):
+                log.warning("node %s has the key of no group; it is left out", node)
+            self._keyless |= keyless
+            nodes = [node for node in nodes if node not in keyless]
         found: dict[int, list[str]] = {}
         for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes)):
-            if groups := self._read(reply):
-                found[reply.metadata.src_node_id] = [group.group for group in groups]
-        if self._keys is None:
-            return found
-        told = {info.node_id: info for info in self.grid.get_nodes() if info.node_id in found}
-        with_key = {node: self._keys.admitted(found[node], info) for node, info in told.items()}
-        for node, names in found.items():
-            if others := [name for name in names if name not in with_key.get(node, ())]:
-                log.warning("node %s speaks for %s without their key; it is left out", node, ", ".join(others))
-        return {node: names for node, names in with_key.items() if names}
+            node = reply.metadata.src_node_id
+            for name in (group.group for group in self._read(reply)):
+                if keys is None or name in allowed[node]:
+                    found.setdefault(node, []).append(name)
+                else:
+                    log.warning("node %s speaks for %s without its key; it is left out", node, name)
+        return found
 
     def _welcome_back(self) -> None:
         """Let groups score that are late, or whose node has restarted: it gets what all were sent.

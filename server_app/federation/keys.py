@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,10 @@ class GroupKeys:
 
     key_of: Mapping[str, bytes]
 
-    def admitted(self, names: Sequence[str], node: NodeInfo) -> list[str]:
-        """Those of these groups for which the node may speak."""
+    def names(self, node: NodeInfo) -> frozenset[str]:
+        """The groups for which the node may speak."""
         key = _der(node.public_key)
-        return [name for name in names if key is not None and self.key_of.get(name) == key]
+        return frozenset(name for name, of_group in self.key_of.items() if of_group == key)
 
 
 def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:

@@ -71,7 +71,7 @@ class _Watched(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         usable = self._usable(replies)
-        bound(usable, self._sent, weigh_alike=self._private)
+        bound(usable, self._sent, private=self._private)
         if usable:
             fit(self._inner, self._config, len(usable))
         if self._private:
@@ -89,6 +89,9 @@ class _Watched(Strategy):
             self.chosen, self.chosen_round = narrow, server_round
         return narrow, metrics
 
+    def _most_of(self, node: int) -> tuple[float, float]:
+        return self._most.get(node, (0, 0)) if self._most else _UNBOUNDED
+
     def _usable(self, replies: Iterable[Message]) -> list[Message]:
         found = []
         # Sums of floats depend on their order, and who answers first, and under which id, is chance.
@@ -97,7 +100,7 @@ class _Watched(Strategy):
             if reply.has_error():
                 log.warning("node %s: %s", node, reply.error.reason)
                 continue
-            most, _ = self._most.get(node, _UNBOUNDED)
+            most, _ = self._most_of(node)
             if why := fault(reply, self._sent, most, must_move=self._private):
                 log.warning("node %s: its training reply cannot be used: %s", node, why)
             else:
@@ -126,8 +129,7 @@ class _Watched(Strategy):
         reported = [
             found
             for reply in sorted(replies, key=_content)
-            if (found := validation_errors(reply, count, self._most.get(reply.metadata.src_node_id, _UNBOUNDED)[1]))
-            is not None
+            if (found := validation_errors(reply, count, self._most_of(reply.metadata.src_node_id)[1])) is not None
         ]
         num_answers = sum(cells for cells, _ in reported)
         if not num_answers:
@@ -204,5 +206,5 @@ def pretrain(
     assert strategy.chosen is not None  # a round without weights has raised
     if noise := config.pluralllm.dp_noise:
         spent = epsilon(noise, config.pluralllm.rounds)
-        log.info("PluralLLM's weights tell whether a node took part with epsilon = %.3g at delta = %g", spent, DELTA)
+        log.info("PluralLLM's weights tell what one node sent with epsilon = %.3g at delta = %g", spent, DELTA)
     return Pretraining(strategy.chosen, tuple(strategy.rounds), strategy.chosen_round)

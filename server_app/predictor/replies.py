@@ -58,7 +58,7 @@ def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_m
     return None
 
 
-def bound(replies: Sequence[Message], sent: ArrayRecord, *, weigh_alike: bool) -> None:
+def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> None:
     """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
 
     So one node's huge weights do not decide the round.
@@ -66,7 +66,8 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, weigh_alike: bool) -
     Args:
         replies: to a training round, without faults; changed in place.
         sent: the weights they start from.
-        weigh_alike: every node counts the same, however many answers it trained on.
+        private: every node counts the same, however many answers it trained on, and no step is shortened here: noise
+            is for steps that are cut by a length that no node has a part in.
     """
     names = list(sent)
     start = [sent[name].numpy().astype(np.float64) for name in names]
@@ -79,14 +80,14 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, weigh_alike: bool) -
     for reply, step, length in zip(replies, steps, lengths, strict=True):
         arrays = reply.content.array_records["arrays"]
         metrics = dict(reply.content.metric_records["metrics"])
-        if length > longest > 0:
+        if length > longest > 0 and not private:
             log.warning(
                 "node %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
                 *(reply.metadata.src_node_id, length / longest * LARGEST_STEP, LARGEST_STEP),
             )
             cut = {n: of + s * (longest / length) for n, of, s in zip(names, start, step, strict=True)}
             arrays = ArrayRecord({n: Array(value.astype(sent[n].numpy().dtype)) for n, value in cut.items()})
-        if weigh_alike:
+        if private:
             metrics["num-examples"] = 1
         # in the order of the names that were sent: Flower pairs arrays by place
         reply.content["arrays"] = ArrayRecord({n: arrays[n] for n in names})

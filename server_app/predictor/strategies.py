@@ -94,12 +94,14 @@ def fit(strategy: Strategy, config: Config, num_replies: int) -> None:
 
 
 def epsilon(noise: float, rounds: int, *, delta: float = DELTA) -> float:
-    """What so many rounds tell of whether a node took part: the epsilon of (epsilon, delta)-differential privacy.
+    """What so many rounds' weights tell of what one node sent: the epsilon of (epsilon, delta)-differential privacy.
 
-    Each round is a Gaussian mechanism, and together they are one with a noise of `noise` / sqrt(rounds); its delta is
-    exact (Balle and Wang 2018, Theorem 8). All nodes take part in every round here: nothing is won by sampling.
+    Of two runs that differ in all that one node sent, for the same nodes. It moves a round's mean by up to twice the
+    clip / nodes, and the noise is `noise` times the clip / nodes. Each round is a Gaussian mechanism, and together they
+    are one with a noise of `noise` / sqrt(rounds); its delta is exact (Balle and Wang 2018, Theorem 8). All nodes take
+    part in every round: nothing is won by sampling.
     """
-    mu = rounds**0.5 / noise
+    mu = 2 * rounds**0.5 / noise
 
     def excess(candidate: float) -> float:
         left, right = mu / 2 - candidate / mu, -mu / 2 - candidate / mu

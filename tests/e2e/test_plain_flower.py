@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from appa_flwr.launch.flower import COMPLETED, free_port
+from appa_flwr.launch.flower import COMPLETED
+from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.processes import end_processes, processes_of
 
 pytestmark = pytest.mark.slow

@@ -14,6 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_ssh_private_key,
+)
 
 from appa_flwr.errors import UserError
 from appa_flwr.launch import credentials, doctor
@@ -79,7 +85,7 @@ def test_everything_of_every_party_is_well_while_the_server_runs(sites):
     found = {finding.what: finding.text for finding in findings}
     assert found["server: port"] == f"{sites.port}, where this server is running"
     slug = sites.groups[NAME]
-    assert found[f"groups/{slug}: {slug}.jsonl"] == f"{NAME}: {len(SURVEY.answers[NAME])} answers; 0 left out"
+    assert found[f"groups/{slug}: data"] == f"{NAME}: {len(SURVEY.answers[NAME])} answers; 0 left out"
     assert found[f"groups/{slug}: server"].startswith(f"127.0.0.1:{sites.port} answers")
 
 
@@ -123,6 +129,20 @@ def open_key(sites: Sites) -> None:
     (sites.group(NAME) / "node.key").chmod(0o644)
 
 
+def lose_data(sites: Sites) -> None:
+    sites.data(NAME).unlink()
+
+
+def lose_guard(sites: Sites) -> None:
+    shutil.rmtree(sites.group(NAME) / "guard")
+
+
+def lock_key(sites: Sites) -> None:
+    path = sites.group(NAME) / "node.key"
+    key = load_ssh_private_key(path.read_bytes(), None)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+
+
 def lose_policy(sites: Sites) -> None:
     (sites.group(NAME) / "policy.toml").unlink()
 
@@ -132,7 +152,10 @@ def lose_policy(sites: Sites) -> None:
     [
         (spoil_policy, "policy.toml", "unknown key vote; known are"),
         (lose_policy, "policy.toml", "cannot be read (No such file or directory)"),
-        (spoil_data, "avaria.jsonl", "avaria.jsonl"),
+        (spoil_data, "data", "avaria.jsonl"),
+        (lose_data, "data", "avaria.jsonl"),
+        (lose_guard, "guard", "does not stand before Flower's programs, and `bundle` counts for nothing"),
+        (lock_key, "node.key", ""),
         (swap_node_key, "node.key", "is not the private key of node.key.pub; make the folders again"),
         (open_key, "node.key", "others can read it (mode 644); chmod 600 node.key"),
     ],
@@ -172,6 +195,19 @@ def test_what_the_submitter_sends_has_to_be_keys(sites):
     assert "nodes/avaria.pub" in found
 
 
+def test_folders_that_have_been_carried_away_are_nobody_s_fault(sites):
+    shutil.rmtree(sites.server)
+    shutil.rmtree(sites.submitter)
+    (sites.root / "groups" / "notes.txt").write_text("mine")
+    assert set(wrong(sites.root)) == {f"groups/{slug}: server" for slug in sites.groups.values()}
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "names no group"), ("x = 3", "")])
+def test_a_table_of_keys_has_to_hold_keys(sites, text, message):
+    (sites.server / "group-keys.toml").write_text(text)
+    assert message in wrong(sites.server)["group-keys.toml"]
+
+
 def test_a_folder_of_nobody_s_is_refused(tmp_path):
     with pytest.raises(UserError, match="is no party's folder; `appa deploy` makes such folders"):
         list(doctor.party(tmp_path))
@@ -198,13 +234,16 @@ def test_a_missing_package_an_old_one_and_commands_elsewhere_are_named(monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     found = {finding.what: finding.text for finding in doctor.machine(group=True) if not finding.good}
     here = sysconfig.get_path("scripts")
+    away = "is not on the PATH, where Flower looks for its parts; put"
     assert found == {
+        "python": f"{away} {here} there",
         "flwr": f"{command} is of another environment; put {here} first on the PATH",
         "torch": "is 1.0; torch>=2.6 is needed",
-        "flower-superlink": f"is not on the PATH, where Flower looks for its parts; put {here} there",
-        "flower-supernode": f"is not on the PATH, where Flower looks for its parts; put {here} there",
+        "flower-superlink": f"{away} {here} there",
+        "flower-supernode": f"{away} {here} there",
     }
     first = next(finding for finding in doctor.machine(group=True) if finding.what == "flwr")
     assert first.text == 'is not installed; pip install "flwr[simulation]<1.42,>=1.41"'
     monkeypatch.setenv("PATH", here + os.pathsep + str(tmp_path))
-    assert all(finding.good for finding in doctor.machine(group=True) if finding.what in doctor.COMMANDS[1:])
+    others = set(doctor.COMMANDS) - {"flwr"}  # also the name of the package
+    assert all(finding.good for finding in doctor.machine(group=True) if finding.what in others)

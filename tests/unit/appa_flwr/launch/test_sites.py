@@ -80,8 +80,8 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
     for name, slug in sites.groups.items():
         folder = sites.group(name)
         assert {path.name for path in folder.iterdir()} == {
-            *("ca.crt", f"{slug}.jsonl", "guard", "node.key", "node.key.pub", "policy.toml", "start.sh")
-        }
+            *("ca.crt", f"{slug}.jsonl", "guard", "node.key", "node.key.pub", "policy.toml")
+        } | {"questions.jsonl", "start.sh"}
         rows = [json.loads(line) for line in (folder / f"{slug}.jsonl").read_text().splitlines()]
         assert {row["group"] for row in rows} == {name}
         assert len(rows) == len(SURVEY.answers[name])

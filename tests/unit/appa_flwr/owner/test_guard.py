@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 from flwr.supernode.runtime import run_clientapp
 
 from appa_flwr.errors import UserError
-from appa_flwr.launch.sites import prepare
+from appa_flwr.launch.bundle import sent_files
+from appa_flwr.launch.sites import CLIENT_APP, PROGRAMS, prepare
 from appa_flwr.owner import guard
 from appa_flwr.survey.generate import generate
 
+REPO = Path(__file__).parents[4]
 MINE, OTHER = b"the bundle that was read", b"another one"
 
 
@@ -25,6 +33,9 @@ def pinning(*bundles: bytes) -> str:
 def started(monkeypatch, tmp_path):
     """Start the guard as a SuperNode does, for a bundle; what was unpacked."""
     unpacked: list[bytes] = []
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))  # which the guard changes
+    kept = {"appa_flwr": guard, "appa_flwr.owner": guard, "numpy": None}
+    monkeypatch.setattr(guard, "sys", SimpleNamespace(modules=kept))
     monkeypatch.setattr(run_clientapp, "install_from_fab", lambda content, skip_prompt: unpacked.append(content))
 
     def start(policy: str | None, bundle: bytes) -> list[bytes]:
@@ -34,6 +45,7 @@ def started(monkeypatch, tmp_path):
         monkeypatch.setenv("APPA_POLICY", str(path))
         monkeypatch.setattr(guard, "flwr_clientapp", lambda: run_clientapp.install_from_fab(bundle, skip_prompt=True))
         guard.main()
+        assert list(kept) == ["numpy"]  # the bundle's own modules are imported then
         return unpacked
 
     return start
@@ -65,15 +77,58 @@ def test_without_a_policy_s_name_nothing_runs(monkeypatch):
         guard.check(MINE)
 
 
-def test_flower_still_starts_the_program_by_its_name_and_unpacks_by_that_function():
-    assert TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] == "flwr-clientapp"
+def test_flower_still_starts_programs_by_their_names_and_unpacks_by_that_function():
+    assert TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP] == CLIENT_APP
+    assert set(TASK_TYPE_TO_COMMAND.values()) == set(PROGRAMS)
     assert "install_from_fab" in run_clientapp.run_clientapp.__code__.co_names
+
+
+def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules_run(tmp_path):
+    """As a SuperNode would: Flower's program unpacks, then loads what the server names."""
+    bundle = build_fab_from_disk(sent_files(REPO, tmp_path))
+    (tmp_path / "bundle").write_bytes(bundle)
+    (tmp_path / "policy.toml").write_text(pinning(bundle))
+    earlier = tmp_path / "home" / "apps" / "appa-flwr.appa-flwr.0.1.0.11111111"
+    earlier.mkdir(parents=True)
+    code = """
+        import sys
+        from pathlib import Path
+        from flwr.common.config import get_project_dir
+        from flwr.supernode.runtime import run_clientapp
+        from appa_flwr.owner import guard
+
+        def program():
+            run_clientapp.install_from_fab(Path("bundle").read_bytes(), skip_prompt=True)
+            assert not get_project_dir("appa-flwr/appa-flwr", "0.1.0", "1" * 64).exists()
+            (app,) = (Path(guard.os.environ["FLWR_HOME"]) / "apps").iterdir()
+            sys.path.insert(0, str(app))
+            import appa_flwr
+            print(Path(appa_flwr.__file__).parent.parent == app)
+
+        guard.flwr_clientapp = program
+        guard.main()
+    """.replace("        from flwr.app.user_config import *\n", "")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        env=os.environ | {"FLWR_HOME": str(tmp_path / "home"), "APPA_POLICY": str(tmp_path / "policy.toml")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True"
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["apps"]  # the guard's folder is gone
 
 
 def test_a_group_s_start_script_puts_the_guard_first(tmp_path: Path):
     sites = prepare(generate(num_questions=20, num_groups=2, seed=0), tmp_path, host="h", port=1, keys={})
     folder = sites.group("Avaria")
-    program = folder / "guard" / TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP]
-    assert program.stat().st_mode & 0o111
-    assert program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.guard "$@"'
+    for name in PROGRAMS:
+        program = folder / "guard" / name
+        if name == CLIENT_APP:
+            assert program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.guard "$@"'
+        else:  # an AgentApp, say, would run a bundle too
+            refused = subprocess.run([program], capture_output=True, text=True, check=False)
+            assert (refused.returncode, refused.stderr) == (1, "this node runs the ClientApp alone\n")
     assert 'export PATH="$PWD/guard:$PATH" APPA_POLICY="$PWD/policy.toml"' in (folder / "start.sh").read_text()

@@ -33,19 +33,32 @@ def test_meanwhile_runs_once_between_push_and_the_first_poll():
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={2: 2})
     grid = OverlapGrid(fake)
     grid.send_and_receive(ask(grid, [1, 2]), timeout=5, meanwhile=lambda: fake.events.append("meanwhile"))
-    assert fake.events == ["push", "meanwhile", "pull", "pull", "pull"]
+    assert fake.events == ["push", "meanwhile", *["pull"] * 4]  # one for A, three for B
 
 
-def test_replies_are_matched_by_the_message_they_answer():
-    # the first node's reply carries the second's node id, as Flower's error replies for dead nodes do
-    def under_another_id(message):
-        reply = named("A")(message)
-        reply.metadata.__dict__["_src_node_id"] = 2
+def forged(name, **written):
+    """A node that writes what it likes about who sent its reply, and to what."""
+
+    def answer(message):
+        reply = named(name)(message)
+        reply.metadata.__dict__.update(written)
         return reply
 
-    fake = FakeGrid({1: under_another_id, 2: named("B")}, polls_to_wait={2: 3})
+    return answer
+
+
+def test_a_reply_is_of_the_node_that_was_asked_whatever_it_says_of_itself():
+    fake = FakeGrid({1: forged("A", _src_node_id=2), 2: named("B")}, polls_to_wait={2: 3})
     grid = OverlapGrid(fake)
-    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=5)) == ["A", "B"]
+    replies = grid.send_and_receive(ask(grid, [1, 2]), timeout=5)
+    assert names(replies) == ["A", "B"]
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
+
+
+def test_a_reply_that_says_to_be_to_another_s_message_is_none():
+    fake = FakeGrid({1: forged("A", _reply_to_message_id="message 2"), 2: named("B")}, polls_to_wait={2: 3})
+    grid = OverlapGrid(fake)
+    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=0.2)) == ["B"]
 
 
 def test_nothing_is_polled_for_twice():

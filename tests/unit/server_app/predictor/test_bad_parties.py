@@ -19,6 +19,7 @@ from server_app.federation.grid import OverlapGrid
 from server_app.predictor.pretraining import pretrain
 from server_app.predictor.strategies import epsilon
 
+PLAIN = {"pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg"}
 ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
 
 
@@ -38,7 +39,7 @@ def node(step, *, num_examples=10):
 def trained(nodes, *, most=None, size=1, **keys):
     """The weights `w` and `b`, both 0 before, after one round with these nodes."""
     given = {f"pluralllm.{name.replace('_', '-')}": value for name, value in {"rounds": 1, **keys}.items()}
-    config = Config.load({"pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg", **given})
+    config = Config.load({**PLAIN, **given})
     start = ArrayRecord({name: Array(np.zeros(size, np.float32)) for name in ("w", "b")})
     grid = OverlapGrid(FakeGrid(nodes))
     with flower_task():
@@ -116,6 +117,8 @@ def test_too_few_nodes_are_refused(strategy, bad, count, needed):
     keys = {"pluralllm.strategy": strategy, "pluralllm.bad-nodes": bad, "data.num-groups": count}
     with pytest.raises(UserError, match=f"there are {count}$"):
         Config.load(keys)  # a simulation is refused before it starts
+    Config.load({**keys, "pluralllm.rounds": 0})  # and one that trains nothing is not
+    Config.load({**keys, "pluralllm.checkpoint": "weights.safetensors"})
 
 
 def test_private_steps_are_cut_to_the_length_given_and_weigh_the_same():
@@ -146,19 +149,33 @@ def test_fewer_nodes_hide_one_another_less_and_get_more_noise():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"validate-every": 10}, r"pluralllm.dp-noise = 1.0 needs pluralllm.validate-every = 0: what is kept"),
         ({"strategy": "fedadam"}, r"pluralllm.dp-noise = 1.0 needs pluralllm.strategy = fedavg or fedprox$"),
         ({"strategy": "fedavg", "fraction": 0.5}, r"dp-noise = 1.0 needs pluralllm.fraction = 1: all nodes"),
     ],
 )
 def test_noise_that_would_promise_too_much_is_refused(keys, message):
     with pytest.raises(UserError, match=message):
-        Config.load({"pluralllm.dp-noise": 1.0, **{f"pluralllm.{key}": value for key, value in keys.items()}})
+        Config.load({**PLAIN, "pluralllm.dp-noise": 1.0, **{f"pluralllm.{key}": value for key, value in keys.items()}})
 
 
-@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (4.0, 100), (20.0, 100), (0.5, 3)])
-def test_epsilon_is_where_two_gaussians_differ_by_delta(noise, rounds):
-    """By the definition: the part of N(mu, 1) that exceeds e^epsilon times N(0, 1)."""
-    mu = rounds**0.5 / noise
+def test_steps_of_the_others_do_not_hang_on_what_one_node_sends():
+    """Else the noise would be for too little: the whole difference must be of the one node, twice the clip at most."""
+    others = ((1e-3, 0), (1e-3, 0), (1, 0), (1, 0))
+    means = [trained(steps(*others, mine), dp_noise=1e-12, dp_clip=1.0) for mine in ((9, 0), (-1e-3, 0), (-9, 0))]
+    total = 2e-3 + 2
+    np.testing.assert_allclose([5 * mean[0] for mean in means], [total + 1, total - 1e-3, total - 1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 1), (8.0, 100), (40.0, 100), (1.0, 3)])
+def test_epsilon_is_where_two_runs_differ_by_delta(noise, rounds):
+    """By the definition: the part of N(mu, 1) that exceeds e^epsilon times N(0, 1).
+
+    The two runs differ most where one node sends a step of the clip's length, and in the other the opposite.
+    """
+    mean = [trained(steps((0, 1), (0, way)), dp_noise=1e-12, dp_clip=0.5)[1] for way in (9, -9)]
+    noise_of_a_round = noise * 0.5 / 2
+    mu = rounds**0.5 * (mean[0] - mean[1]) / noise_of_a_round
     found = epsilon(noise, rounds, delta=1e-5)
     begin = found / mu + mu / 2  # from here on the likelihood ratio is above e^epsilon
     delta, _ = quad(lambda x: norm.pdf(x, mu) - np.exp(found + norm.logpdf(x)), begin, begin + 30, epsabs=1e-12)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from deployment import REPO, TINY_LOOP, Deployment, deployed
-from real_run import APPA
+from real_run import APPA, TINY_RUN
 
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
@@ -171,7 +171,9 @@ def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
 
 
 SMALL = {
+    **TINY_RUN,
     **TINY_LOOP,
+    "federation.min-groups": 2,
     "data.num-questions": 40,
     "data.num-groups": 3,
     "seed": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeGrid, replying
@@ -119,11 +120,34 @@ def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     monkeypatch.setattr(grids.time, "sleep", pauses.append)
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={1: 2, 2: 40})
     OverlapGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=None)
-    # two empty polls, then A, then empty polls until B
-    assert pauses[0] < pauses[1]
-    assert pauses[2] == grids.FIRST_PAUSE
-    assert pauses[3:] == sorted(pauses[3:])
+    # empty polls in turn, A, B, A, B, then A's reply, then empty polls until B's
+    assert pauses[:4] == sorted(set(pauses[:4]))
+    assert pauses[4] == grids.FIRST_PAUSE
+    assert pauses[4:] == sorted(pauses[4:])
     assert pauses[-1] == grids.LONGEST_PAUSE
+
+
+def test_one_request_a_turn_while_nobody_has_answered_and_all_replies_at_once_then(monkeypatch):
+    fake = FakeGrid({n: named(str(n)) for n in range(20)}, polls_to_wait={0: 1, 1: 3})
+    turns = []
+    monkeypatch.setattr(grids.time, "sleep", lambda pause: turns.append(fake.events.count("pull")))
+    OverlapGrid(fake).send_and_receive(ask(fake, range(20)), timeout=None)
+    assert turns == [1, 2, 3 + 19, 23]  # nobody, nobody, the third and with it all but the second
+
+
+def test_whoever_has_answered_is_heard_when_the_time_is_up(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(grids, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda pause: None))
+    fake = FakeGrid({1: silent, 2: silent, 3: named("C")})
+    assert names(OverlapGrid(fake).send_and_receive(ask(fake, [1, 2, 3]), timeout=1.0)) == ["C"]
+
+
+def test_messages_that_are_too_large_to_be_sent_have_no_reply():
+    class Small(FakeGrid):
+        def push_messages(self, messages):
+            return []
+
+    assert OverlapGrid(Small({1: named("A")})).send_and_receive(ask(FakeGrid({}), [1]), timeout=None) == []
 
 
 def test_all_but_waiting_and_membership_is_delegated():

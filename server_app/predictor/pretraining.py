@@ -85,6 +85,8 @@ class _Watched(Strategy):
         self._progress(server_round, self._num_rounds, self.rounds[-1].loss)
         # Adaptive strategies' arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
+        if SHARE_KEY in narrow:  # nobody trains it: no node's to change, and nothing for noise
+            narrow[SHARE_KEY] = self._sent[SHARE_KEY]
         if self._lowest_error == math.inf:  # without validation the last round's weights are kept
             self.chosen, self.chosen_round = narrow, server_round
         return narrow, metrics

@@ -143,7 +143,9 @@ def test_bad_config_file_is_named(tmp_path, text, part):
 
 
 def test_unknown_preset_lists_the_known_ones(tmp_path):
-    with pytest.raises(UserError, match=r"; presets: deployed, paper, paper-literal-batch, paper-oqa, paper-trl-0\.15, smollm2$"):
+    with pytest.raises(
+        UserError, match=r"; presets: deployed, paper, paper-literal-batch, paper-oqa, paper-trl-0\.15, smollm2$"
+    ):
         assemble(None, ["preset=papr"], folder=tmp_path)
 
 

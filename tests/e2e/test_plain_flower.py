@@ -19,7 +19,7 @@ from appa_flwr.launch.processes import end_processes, processes_of
 pytestmark = pytest.mark.slow
 
 REPO = Path(__file__).parents[2]
-PARTS = ("appa_flwr", "pluralllm", "server_app", "client_app", "pyproject.toml")
+PARTS = ("appa_flwr", "pluralllm", "server_app", "client_app", "pyproject.toml", "LICENSE", "README.md")
 TINY_LOOP = (
     "eval.ceilings=false policy.base-steps=20 sft.steps=2 ppo.num-iterations=1 pluralllm.rounds=1 "
     "data.num-questions=40 data.num-groups=3 "

@@ -5,6 +5,8 @@ Axis letters: G groups, J rollouts, Q questions.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 import torch
@@ -149,7 +151,7 @@ def test_values_are_computed_while_the_groups_score():
     engine.reference_pass = lambda sequences: events.append("reference") or reference_pass(sequences)
     events.clear()
     run(strategy, federation, 2)
-    assert events == ["push", "reference", "pull"] * 2
+    assert [event for event, _ in groupby(events)] == ["push", "reference", "pull"] * 2  # a pull a node
     assert set(lines[0].seconds) == {"rollout", "reference", "federation_wait", "update"}
     assert all(seconds >= 0 for seconds in lines[0].seconds.values())
 

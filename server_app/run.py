@@ -65,6 +65,7 @@ from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
 from server_app.predictor import sums
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
+from server_app.predictor.strategies import DELTA, epsilon
 from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
@@ -228,6 +229,9 @@ def train_predictor(
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
             checkpoints.save_weights(path, kept)
+            if noise := config.pluralllm.dp_noise:
+                spent = f"epsilon = {epsilon(noise, config.pluralllm.rounds):.3g} at delta = {DELTA:g}"
+                phase.step(1, 1, f"the weights tell what one node sent with {spent}")
             if kept.chosen != config.pluralllm.rounds:
                 log.info("PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen)
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]

@@ -26,7 +26,7 @@ from pluralllm.residual import SHARE_KEY
 from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.replies import Most, bound, fault, validation_errors
-from server_app.predictor.strategies import DELTA, epsilon, fit, flower_strategy
+from server_app.predictor.strategies import fit, flower_strategy
 
 Progress = Callable[[int, int, float], None]
 
@@ -206,7 +206,4 @@ def pretrain(
     finally:
         grid.members = members
     assert strategy.chosen is not None  # a round without weights has raised
-    if noise := config.pluralllm.dp_noise:
-        spent = epsilon(noise, config.pluralllm.rounds)
-        log.info("PluralLLM's weights tell what one node sent with epsilon = %.3g at delta = %g", spent, DELTA)
     return Pretraining(strategy.chosen, tuple(strategy.rounds), strategy.chosen_round)

@@ -16,7 +16,10 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 # natural Jensen-Shannon distance of answers that share no option, and rounding
 LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
-LARGEST_STEP = 10.0  # of a node, in units of the round's median; honest ones stay within two or three
+LARGEST_STEP = 10.0  # of a node, in units of the round's median
+
+Most = Mapping[int, tuple[int, int]]
+"""Node -> how many training and how many held-out answers it can have; no bounds where it is empty."""
 
 log = logging.getLogger("appa.server")
 
@@ -115,7 +118,3 @@ def validation_errors(reply: Message, count: int, most_answers: float) -> tuple[
         log.warning("node %s: its validation errors cannot be used", reply.metadata.src_node_id)
         return None
     return cells, numbers
-
-
-Most = Mapping[int, tuple[int, int]]
-"""Node -> how many training and how many held-out answers it can have; without bounds for a node that is not in it."""

@@ -10,6 +10,7 @@ Axis letters: Q public questions, K options, J scored answers, E features.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ REFUSALS = {
 }
 """What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
 
-_SEPARATOR = "|"
+_SEPARATOR, _WEIGHTS = "|", "weights"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _T = TypeVar("_T")
 
@@ -204,15 +205,37 @@ def unpack_score_request(content: RecordDict) -> ScoreRequest:
         return ScoreRequest(question_J, prediction_JK, metrics, sides, int(str(settings["draw"])), asked)
 
 
+def join_weights(weights: ArrayRecord) -> ArrayRecord:
+    """Named float32 arrays -> one, by the order of their names.
+
+    Flower asks for every array in requests of its own, at every party that a message passes: PluralLLM's 38 took longer
+    than its training.
+    """
+    parts = [np.ravel(weights[name].numpy()) for name in sorted(weights)]
+    return arrays_record({_WEIGHTS: np.concatenate(parts, dtype=np.float32, casting="no")})
+
+
+def split_weights(joined: ArrayRecord, shapes: Mapping[str, Sequence[int]]) -> ArrayRecord:
+    """What `join_weights` made of arrays with these shapes, in their order; a ValueError where it cannot have been."""
+    with _following_the_protocol("a message with weights"):
+        (array,) = joined.values()
+        flat = _array(array.numpy(), np.float32, axes=1)
+        sizes = {name: math.prod(shapes[name]) for name in sorted(shapes)}
+        if set(joined) != {_WEIGHTS} or len(flat) != sum(sizes.values()):
+            raise ValueError("another number of weights")
+        parts = dict(zip(sizes, np.split(flat, np.cumsum(list(sizes.values()))[:-1]), strict=True))
+        return ArrayRecord({name: Array(parts[name].reshape(shape)) for name, shape in shapes.items()})
+
+
 def pack_weights(weights: ArrayRecord) -> RecordDict:
     """PluralLLM's weights -> records."""
-    return RecordDict({"weights": weights})
+    return RecordDict({_WEIGHTS: join_weights(weights)})
 
 
 def unpack_weights(content: RecordDict) -> ArrayRecord:
-    """The weights of `pack_weights`; a ValueError where there are none."""
+    """The weights of `pack_weights`, joined; a ValueError where there are none."""
     with _following_the_protocol("a message with weights"):
-        return content.array_records["weights"]
+        return content.array_records[_WEIGHTS]
 
 
 def pack_sums_request(request: SumsRequest) -> RecordDict:

@@ -36,7 +36,7 @@ MIN_TRAINING_CELLS = 10
 
 @dataclass(frozen=True)
 class Trained:
-    """A node's result of a round: the mean of its groups' weights by number of answers, that number, the loss."""
+    """A node's result of a round: the groups' joined weights, averaged by number of answers, that number, the loss."""
 
     weights: ArrayRecord
     num_examples: int
@@ -52,7 +52,7 @@ def train_round(
     round_number: int,
     proximal: float = 0.0,
 ) -> Trained:
-    """Train a copy of the server's weights on each group's answers and average the copies.
+    """Train a copy of the server's joined weights on each group's answers and average the copies.
 
     The weighted mean over a node's groups, weighted again over nodes by the server, is FedAvg over all groups. The
     episodes' seed is of the run, the group and the round; `proximal` is mu of FedProx.
@@ -63,8 +63,9 @@ def train_round(
     torch.set_num_threads(1)
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
-    settings, sent = config.pluralllm, start.to_torch_state_dict()
+    settings = config.pluralllm
     model = build(ModelConfig.of(config.embedding, settings))
+    sent = _state(model, start)
     learning_rate = settings.local_learning_rate
     if settings.strategy in AVERAGING:  # in the others the server's own step falls
         learning_rate *= step_size_factor(round_number - 1, settings.rounds)
@@ -91,7 +92,7 @@ def train_round(
     if not examples:
         raise UserError("no group of this node has an answer to train on")
     mean = OrderedDict((key, value / examples) for key, value in total.items())
-    return Trained(ArrayRecord(mean), examples, loss / examples)
+    return Trained(wire.join_weights(ArrayRecord(mean)), examples, loss / examples)
 
 
 @dataclass(frozen=True)
@@ -247,10 +248,16 @@ class Predictor:
 
 
 def load(config: Config, weights: ArrayRecord, embedding: OptionEmbedding, train_Q: BoolArray) -> Predictor:
-    """The predictor that a run is configured to have, with these weights."""
+    """The predictor that a run is configured to have, with these joined weights."""
     model = build(ModelConfig.of(config.embedding, config.pluralllm))
-    model.load_state_dict(weights.to_torch_state_dict())
+    model.load_state_dict(_state(model, weights))
     return Predictor(model, embedding, train_Q, config.pluralllm, config.seed)
+
+
+def _state(model: PluralLLM, weights: ArrayRecord) -> OrderedDict[str, torch.Tensor]:
+    """Joined weights as the model's."""
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    return wire.split_weights(weights, shapes).to_torch_state_dict()
 
 
 def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: BoolArray) -> GroupData:

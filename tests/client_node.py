@@ -59,7 +59,7 @@ class Node:
             return wire.pack_catalogue(catalogue)
         if kind == TRAIN:
             config = ConfigRecord({"server-round": 1})
-            return RecordDict({"arrays": weights(self.config), "config": config})
+            return RecordDict({"arrays": wire.join_weights(weights(self.config)), "config": config})
         if kind == wire.TARGETS:
             return wire.pack_weights(weights(self.config))
         if kind == wire.SCORE:

@@ -29,7 +29,7 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
-from client_app.predictor import Predictor, train_round
+from client_app.predictor import Predictor, load, train_round
 from experiments.pluralllm.federation import LocalGrid, flower_task
 from experiments.pluralllm.measures import Measured, measure
 from pluralllm.architectures import build, choices
@@ -225,9 +225,7 @@ def train(
         group = message.metadata.dst_node_id
         weights = message.content.array_records["arrays"]
         if message.metadata.message_type == "evaluate":
-            local = build(ModelConfig.of(config.embedding, settings))
-            local.load_state_dict(weights.to_torch_state_dict())
-            ours = Predictor(local, problem.embedding, problem.trained_Q, settings, seed)
+            ours = load(config, weights, problem.embedding, problem.trained_Q)
             cells, errors = ours.validate([(problem.training[group], problem.validation[group])])
             return RecordDict({"metrics": MetricRecord({"num-examples": cells, "errors": errors})})
         number = int(str(message.content.config_records["config"]["server-round"]))

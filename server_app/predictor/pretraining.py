@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
+from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.run.records import Round
@@ -25,7 +26,7 @@ from pluralllm.model import ModelConfig
 from pluralllm.residual import SHARE_KEY
 from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
-from server_app.predictor.replies import Most, bound, fault, validation_errors
+from server_app.predictor.replies import Most, bound, fault, validation_errors, weights_of
 from server_app.predictor.strategies import fit, flower_strategy
 
 Progress = Callable[[int, int, float], None]
@@ -65,7 +66,7 @@ class _Watched(Strategy):
         self._sent = arrays
         if isinstance(self._inner, FedOpt):  # the server's step size rises and falls over the rounds
             self._inner.eta = self._largest_eta * step_size_factor(server_round - 1, self._num_rounds)
-        return self._inner.configure_train(server_round, arrays, config, grid)
+        return _joined(self._inner.configure_train(server_round, arrays, config, grid), arrays)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -106,6 +107,7 @@ class _Watched(Strategy):
             if why := fault(reply, self._sent, most, must_move=self._private):
                 log.warning("node %s: its training reply cannot be used: %s", node, why)
             else:
+                reply.content["arrays"] = weights_of(reply, self._sent)
                 found.append(reply)
         return found
 
@@ -116,7 +118,7 @@ class _Watched(Strategy):
         if not every or (server_round % every and server_round != self._num_rounds):
             return []
         self._validated = arrays
-        return self._inner.configure_evaluate(server_round, arrays, config, grid)
+        return _joined(self._inner.configure_evaluate(server_round, arrays, config, grid), arrays)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
@@ -146,6 +148,14 @@ class _Watched(Strategy):
             self._lowest_error, self.chosen_round = error, server_round
             self.chosen = _with_share(self._validated, self._choices[best])
         return MetricRecord({"error": error})
+
+
+def _joined(messages: Iterable[Message], arrays: ArrayRecord) -> Iterator[Message]:
+    """The same messages with their weights as they travel; Flower's strategies share one record among them."""
+    joined = wire.join_weights(arrays)
+    for message in messages:
+        message.content["arrays"] = joined
+        yield message
 
 
 def _with_share(weights: ArrayRecord, share: float) -> ArrayRecord:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
+from appa_flwr import wire
+
 # natural Jensen-Shannon distance of answers that share no option, and rounding
 LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
 LARGEST_STEP = 10.0  # of a node, in units of the round's median
@@ -25,7 +27,7 @@ log = logging.getLogger("appa.server")
 
 
 def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_move: bool = False) -> str | None:
-    """What is wrong with a node's trained weights, which must have the names, shapes and dtypes of those it was sent.
+    """What is wrong with a node's trained weights, which must be as many as it was sent.
 
     Args:
         reply: to a training round.
@@ -45,20 +47,25 @@ def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_m
         return "`num-examples` is more than its groups have answered"
     if not isinstance(loss, float) or not math.isfinite(loss):
         return "`loss` must be a finite number"
-    if set(arrays) != set(expected):
-        return "its arrays have other names than those it was sent"
-    for name, sent in expected.items():
-        try:  # What the record says of an array's shape and dtype need not be true of its bytes.
-            array = np.asarray(arrays[name].numpy())
-        except Exception:  # NumPy's reader has half a dozen ways to fail on another party's bytes
-            return f"array {name} cannot be read"
-        if (array.shape, str(array.dtype)) != (sent.shape, sent.dtype):
-            return f"array {name} must be {sent.dtype} of shape {sent.shape}"
-        if not np.isfinite(array).all():
-            return f"array {name} holds NaN or infinity"
-    if must_move and all(np.array_equal(arrays[name].numpy(), sent.numpy()) for name, sent in expected.items()):
+    try:
+        weights = weights_of(reply, expected)
+    except ValueError:
+        return "its weights are not as many float32 numbers as it was sent"
+    if not all(np.isfinite(array.numpy()).all() for array in weights.values()):
+        return "its weights hold NaN or infinity"
+    if must_move and all(np.array_equal(weights[name].numpy(), sent.numpy()) for name, sent in expected.items()):
         return "it has not moved"
     return None
+
+
+def weights_of(reply: Message, sent: ArrayRecord) -> ArrayRecord:
+    """A node's trained weights by the names, and in the order, of those it was sent; Flower pairs arrays by place.
+
+    Raises:
+        ValueError: they are not as many.
+    """
+    shapes = {name: array.shape for name, array in sent.items()}
+    return wire.split_weights(reply.content.array_records["arrays"], shapes)
 
 
 def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> None:
@@ -67,7 +74,7 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> No
     So one node's huge weights do not decide the round.
 
     Args:
-        replies: to a training round, without faults; changed in place.
+        replies: to a training round, without faults and with `weights_of` them; changed in place.
         sent: the weights they start from.
         private: every node counts the same, however many answers it trained on, and no step is shortened here: noise
             is for steps that are cut by a length that no node has a part in.
@@ -92,8 +99,7 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> No
             arrays = ArrayRecord({n: Array(value.astype(sent[n].numpy().dtype)) for n, value in cut.items()})
         if private:
             metrics["num-examples"] = 1
-        # in the order of the names that were sent: Flower pairs arrays by place
-        reply.content["arrays"] = ArrayRecord({n: arrays[n] for n in names})
+        reply.content["arrays"] = arrays
         reply.content["metrics"] = MetricRecord(metrics)
 
 

@@ -88,13 +88,40 @@ def test_replies_arrive_as_they_were_sent_whatever_the_groups_are_called(sent):
         assert s.votes_QK is None or same(g.votes_QK, s.votes_QK)
 
 
-def test_weights_arrive_as_they_were_sent():
-    weights = wire.arrays_record({"layer.weight": np.eye(2, dtype=np.float32), "bias": np.zeros((0, 3))})
-    got = cross_records(wire.pack_weights(weights))
-    arrays = wire.numpy_arrays(wire.unpack_weights(got))
-    assert list(arrays) == ["layer.weight", "bias"]
-    assert same(arrays["layer.weight"], np.eye(2, dtype=np.float32))
-    assert same(arrays["bias"], np.zeros((0, 3)))
+WEIGHTS = {
+    "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "none": np.zeros((0, 3), np.float32),
+    "bias": np.array([7, 8], np.float32),
+    "share": np.array(9, np.float32),
+}
+SHAPES = {name: value.shape for name, value in WEIGHTS.items()}
+
+
+def test_weights_arrive_as_they_were_sent_in_one_array():
+    got = wire.unpack_weights(cross_records(wire.pack_weights(wire.arrays_record(WEIGHTS))))
+    assert [array.numpy().tolist() for array in got.values()] == [[7, 8, 0, 1, 2, 3, 4, 5, 9]]
+    arrays = wire.numpy_arrays(wire.split_weights(got, SHAPES))
+    assert list(arrays) == list(WEIGHTS)
+    assert all(same(arrays[name], value) for name, value in WEIGHTS.items())
+
+
+def test_the_order_of_weights_is_that_of_their_names_at_both_ends():
+    backwards = wire.arrays_record({name: WEIGHTS[name] for name in reversed(WEIGHTS)})
+    got = wire.split_weights(wire.join_weights(backwards), SHAPES)
+    assert list(got) == list(WEIGHTS)
+    assert all(same(array.numpy(), WEIGHTS[name]) for name, array in got.items())
+
+
+def test_weights_of_another_number_or_kind_are_no_part_of_the_protocol():
+    joined = wire.join_weights(wire.arrays_record(WEIGHTS))
+    for shapes in ({**SHAPES, "bias": (3,)}, {**SHAPES, "more": (1,)}, {"bias": (2,)}):
+        with pytest.raises(ValueError, match="a message with weights does not follow the protocol"):
+            wire.split_weights(joined, shapes)
+    for other in ({"v": np.zeros(9, np.float32)}, {"weights": np.zeros(9)}, {"weights": np.zeros((3, 3), np.float32)}):
+        with pytest.raises(ValueError, match="a message with weights does not follow the protocol"):
+            wire.split_weights(wire.arrays_record(other), SHAPES)
+    with pytest.raises(TypeError):  # numbers that would be rounded
+        wire.join_weights(wire.arrays_record({"w": np.zeros(2)}))
 
 
 def test_what_does_not_belong_to_the_protocol_stays_outside():

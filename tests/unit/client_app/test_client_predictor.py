@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from client_node import config_of, weights
+from client_node import config_of
+from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
 from scipy.spatial.distance import jensenshannon
 
+from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.seeds import child_seed
@@ -40,7 +42,7 @@ SIZES = ModelConfig.of(CONFIG.embedding, CONFIG.pluralllm)
 @pytest.fixture(scope="module")
 def start() -> ArrayRecord:
     torch.manual_seed(1)
-    return ArrayRecord(build(SIZES).state_dict())
+    return wire.join_weights(ArrayRecord(build(SIZES).state_dict()))
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,10 @@ def groups(embedding) -> list[GroupData]:
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
         found.append(group_data(name, answers, embedding=embedding))
     return found
+
+
+def weights(config: Config) -> ArrayRecord:
+    return wire.join_weights(named_weights(config))
 
 
 def flat(weights: ArrayRecord) -> np.ndarray:
@@ -85,14 +91,17 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
     model, ours, settings = build(SIZES), groups[0], CONFIG.pluralllm
-    model.load_state_dict(start.to_torch_state_dict())
+    named = wire.split_weights(start, {name: value.shape for name, value in model.state_dict().items()})
+    model.load_state_dict(named.to_torch_state_dict())
     generator = torch.Generator().manual_seed(child_seed(CONFIG.seed, "pluralllm", ours.group, 3))
     given = {"steps": settings.local_steps, "learning_rate": 0.01, "optimizer": "adam", "generator": generator}
     episodes = EpisodeConfig(num_context=4, least_context=4, num_episodes=1)
     loss = local_update(model, ours, embedding, episodes=episodes, **given)
     trained = predictor.train_round(CONFIG, start, groups[:1], embedding, round_number=3)
     # multiplied by 5 answers and divided by them again: the last bit may differ
-    np.testing.assert_allclose(flat(trained.weights), flat(ArrayRecord(model.state_dict())), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        flat(trained.weights), flat(wire.join_weights(ArrayRecord(model.state_dict()))), rtol=1e-6, atol=1e-9
+    )
     assert (trained.num_examples, trained.loss) == (5, pytest.approx(loss))
 
 
@@ -122,7 +131,7 @@ def test_a_group_without_answers_weighs_nothing(start, embedding, groups):
 def test_fedprox_holds_a_groups_weights_back(embedding, groups):
     # attention: the gradients of the kernel's numbers are so large that all is clipped, and so is what mu adds
     config = Config.load({**CONFIG.flat(), **ATTENTION, "pluralllm.optimizer": "sgd", "pluralllm.local-steps": 8})
-    start = initial_weights(config)
+    start = wire.join_weights(initial_weights(config))
 
     def moved(proximal):
         found = predictor.train_round(config, start, groups[1:2], embedding, round_number=1, proximal=proximal)
@@ -303,7 +312,7 @@ def test_a_round_is_validated_by_its_distance_to_held_out_answers(changes, num_c
     uniform_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
     expected = distances(uniform_QK, truth, embedding)
     train_Q = np.zeros(len(uniform_QK), dtype=bool)
-    ours = loaded(embedding, ArrayRecord({**fresh, **nothing}), train_Q=train_Q, **changes)
+    ours = loaded(embedding, wire.join_weights(ArrayRecord({**fresh, **nothing})), train_Q=train_Q, **changes)
 
     def is_mean(error):
         return [pytest.approx(error, abs=1e-6)] * num_choices
@@ -320,15 +329,15 @@ def test_validation_tells_what_each_share_of_learned_features_would_be_worth(emb
     mine, truth = split(groups[1], 8)
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[mine.question_N] = True
-    given = weights(CONFIG)
+    given = named_weights(CONFIG)
 
     def predicted(share):
         chosen = ArrayRecord({**given, SHARE_KEY: Array(np.array([share], dtype=np.float32))})
-        return loaded(embedding, chosen, train_Q=train_Q).table(mine, draw=0).probability_QK
+        return loaded(embedding, wire.join_weights(chosen), train_Q=train_Q).table(mine, draw=0).probability_QK
 
     expected = [np.mean(distances(predicted(share), truth, embedding)) for share in (0.0, 0.5, 1.0)]
     assert np.ptp(expected) > 1e-3
-    ours = loaded(embedding, given, train_Q=train_Q)
+    ours = loaded(embedding, wire.join_weights(given), train_Q=train_Q)
     cells, errors = ours.validate([(mine, truth)])
     assert (cells, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
     assert ours.model.share == 0.5  # as it came

@@ -326,7 +326,7 @@ def at_work():
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=0.02)
     federation.gather(("A", "B"), patience=0.0)
     federation.send_catalogue(CATALOGUE)
-    federation.send_targets(ArrayRecord({"w": Array(np.ones(1))}), fault=lambda reply: None)
+    federation.send_targets(ArrayRecord({"w": Array(np.ones(1, np.float32))}), fault=lambda reply: None)
     return federation, grid
 
 
@@ -355,7 +355,7 @@ def test_a_group_that_is_late_joins_and_gets_what_the_others_got(warnings):
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=0.02)
     federation.gather(("B", "A"), patience=0.0)
     federation.send_catalogue(CATALOGUE)
-    federation.send_targets(ArrayRecord({"w": Array(np.ones(1))}), fault=lambda reply: None)
+    federation.send_targets(ArrayRecord({"w": Array(np.ones(1, np.float32))}), fault=lambda reply: None)
     scores = federation.score(REQUEST)[KEY]
     assert np.isnan(scores[0]).all()
     np.testing.assert_array_equal(scores[1], GOOD)
@@ -469,9 +469,9 @@ def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
     nodes = {1: reported("A", 1), 2: reported("B", 2), 3: reported("C", 0), 4: reported("D", 1, ("pluralllm",))}
     federation = gathered(nodes, min_groups=2)
     federation.send_catalogue(CATALOGUE)
-    weights = ArrayRecord({"w": Array(np.ones(2))})
+    weights = ArrayRecord({"w": Array(np.ones(2, np.float32))})
     sizes = {wire.TRAINING_PART: 2, wire.HELD_OUT_PART: 1}
     assert list(federation.send_targets(weights, fault=lambda reply: fault(reply.sums, sizes))) == ["A", "C"]
-    assert wire.unpack_weights(federation.grid._grid.pushed[-1].content)["w"].numpy().tolist() == [1.0, 1.0]
+    assert wire.unpack_weights(federation.grid._grid.pushed[-1].content)["weights"].numpy().tolist() == [1.0, 1.0]
     assert any("group B " in text for text in warnings())
     assert any("group D " in text for text in warnings())

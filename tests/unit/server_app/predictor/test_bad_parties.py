@@ -13,6 +13,7 @@ from in_process import flower_task
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from pluralllm.residual import SHARE_KEY
@@ -26,11 +27,10 @@ ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
 
 def node(step, *, num_examples=10):
     def answer(message: Message) -> Message:
-        sent = message.content["arrays"]
-        # another order of the same names is the protocol's, too
-        arrays = ArrayRecord(
-            {name: Array(sent[name].numpy() + np.float32(step[name])) for name in reversed(list(sent))}
-        )
+        size = len(message.content["arrays"]["weights"].numpy()) // len(step)  # all arrays are of one size here
+        sent = wire.split_weights(message.content["arrays"], dict.fromkeys(step, (size,)))
+        moved = ArrayRecord({name: Array(sent[name].numpy() + np.float32(step[name])) for name in sent})
+        arrays = wire.join_weights(moved)
         metrics = MetricRecord({"num-examples": num_examples, "loss": 0.5})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
@@ -154,7 +154,7 @@ def test_fewer_nodes_hide_one_another_less_and_get_more_noise():
     nodes = steps(*[(0, 1e-9)] * 4, (0, 0)) | {5: lambda message: None}  # Flower cannot clip a step of length 0
     keys = {"pluralllm.rounds": 1, "pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg"}
     config = Config.load({**keys, "pluralllm.dp-noise": 2.0, "federation.reply-timeout": 0.01})
-    start = ArrayRecord({"w": Array(np.zeros(40_000, np.float32)), "b": Array(np.zeros(1, np.float32))})
+    start = ArrayRecord({name: Array(np.zeros(40_000, np.float32)) for name in ("w", "b")})
     with flower_task():
         done = pretrain(OverlapGrid(FakeGrid(nodes)), config, start, nodes=tuple(nodes), progress=lambda *_: None)
     assert done.weights["w"].numpy().std() == pytest.approx(2.0 / 4, rel=0.02)

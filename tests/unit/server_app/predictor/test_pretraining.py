@@ -44,7 +44,7 @@ def rounds(**changes):
     """Weights after each of 2 rounds, and the messages sent: two nodes that always move by `STEPS`."""
     grid = FakeGrid({n: moving(n) for n in range(2)})
     done = pretrained(grid, range(2), rounds=2, **changes)
-    sent = [message.content["arrays"]["w"].numpy() for message in grid.pushed]
+    sent = [message.content["arrays"]["weights"].numpy() for message in grid.pushed]
     return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
 
 
@@ -54,7 +54,7 @@ def trainer(step, *, num_examples=5, loss=0.5):
     def answer(message: Message) -> Message:
         here = message.content["arrays"]
         content = {
-            "arrays": ArrayRecord({**here, "w": Array((here["w"].numpy() + step).astype(np.float32))}),
+            "arrays": ArrayRecord({"weights": Array((here["weights"].numpy() + step).astype(np.float32))}),
             "metrics": MetricRecord({"num-examples": num_examples, "loss": loss}),
         }
         return Message(RecordDict(content), reply_to=message)
@@ -120,7 +120,7 @@ BAD_NODE = 7
 
 
 def arrays(**named) -> Spoil:
-    """Other arrays in place of the sound one, `w` of two float32."""
+    """Other arrays in place of the sound one, of two float32."""
     made = {name: value if isinstance(value, Array) else Array(np.array(value)) for name, value in named.items()}
     return lambda content: content.update({"arrays": ArrayRecord(made)})
 
@@ -147,32 +147,34 @@ def zipped() -> bytes:
 TWO = np.ones(2, dtype=np.float32)
 SOUND = Array(TWO)
 MALFORMED: dict[str, Spoil] = {
-    "longer": arrays(w=np.ones(3, dtype=np.float32)),
-    "broadcast": arrays(w=np.ones(1, dtype=np.float32)),
-    "scalar": arrays(w=np.float32(1)),
-    "more axes": arrays(w=np.ones((1, 2), dtype=np.float32)),
+    "longer": arrays(weights=np.ones(3, dtype=np.float32)),
+    "broadcast": arrays(weights=np.ones(1, dtype=np.float32)),
+    "scalar": arrays(weights=np.float32(1)),
+    "more axes": arrays(weights=np.ones((1, 2), dtype=np.float32)),
     "another name": arrays(v=TWO),
-    "one array too many": arrays(w=TWO, v=TWO),
+    "one array too many": arrays(weights=TWO, v=TWO),
     "no array": arrays(),
-    "float64": arrays(w=TWO.astype(np.float64)),
-    "integers": arrays(w=TWO.astype(np.int32)),
-    "text": arrays(w=np.array(["a", "b"])),
-    "another byte order": arrays(w=TWO.astype(">f4")),
-    "cut off": arrays(w=Array(SOUND.dtype, SOUND.shape, SOUND.stype, SOUND.data[:-1])),
-    "no bytes": arrays(w=Array(SOUND.dtype, SOUND.shape, SOUND.stype, b"")),
-    "several files": arrays(w=Array(SOUND.dtype, SOUND.shape, SOUND.stype, zipped())),
-    "another encoding": arrays(w=Array(SOUND.dtype, SOUND.shape, "torch", SOUND.data)),
-    "another shape than it says": arrays(w=Array("float32", (2,), SOUND.stype, Array(np.ones(3, np.float32)).data)),
-    "NaN weight": arrays(w=np.array([1.0, math.nan], dtype=np.float32)),
-    "infinite weight": arrays(w=np.array([-math.inf, 1.0], dtype=np.float32)),
+    "float64": arrays(weights=TWO.astype(np.float64)),
+    "integers": arrays(weights=TWO.astype(np.int32)),
+    "text": arrays(weights=np.array(["a", "b"])),
+    "another byte order": arrays(weights=TWO.astype(">f4")),
+    "cut off": arrays(weights=Array(SOUND.dtype, SOUND.shape, SOUND.stype, SOUND.data[:-1])),
+    "no bytes": arrays(weights=Array(SOUND.dtype, SOUND.shape, SOUND.stype, b"")),
+    "several files": arrays(weights=Array(SOUND.dtype, SOUND.shape, SOUND.stype, zipped())),
+    "another encoding": arrays(weights=Array(SOUND.dtype, SOUND.shape, "torch", SOUND.data)),
+    "another shape than it says": arrays(
+        weights=Array("float32", (2,), SOUND.stype, Array(np.ones(3, np.float32)).data)
+    ),
+    "NaN weight": arrays(weights=np.array([1.0, math.nan], dtype=np.float32)),
+    "infinite weight": arrays(weights=np.array([-math.inf, 1.0], dtype=np.float32)),
     "no arrays record": lambda content: content.pop("arrays"),
     "no metrics record": lambda content: content.pop("metrics"),
     "no records": lambda content: content.clear(),
-    "two array records": lambda content: content.update({"more": ArrayRecord({"w": SOUND})}),
+    "two array records": lambda content: content.update({"more": ArrayRecord({"weights": SOUND})}),
     "two metric records": lambda content: content.update({"more": MetricRecord({"loss": 0.5})}),
     "another record": lambda content: content.update({"more": ConfigRecord({"a": 1})}),
     "settings for metrics": lambda content: content.update({"metrics": ConfigRecord({"num-examples": 5, "loss": 0.5})}),
-    "metrics for arrays": lambda content: content.update({"arrays": MetricRecord({"w": 0.5})}),
+    "metrics for arrays": lambda content: content.update({"arrays": MetricRecord({"weights": 0.5})}),
     "empty metrics": lambda content: content.update({"metrics": MetricRecord()}),
     "extra metric": metrics(accuracy=0.5),
     "no count": lambda content: content["metrics"].pop("num-examples"),
@@ -262,7 +264,7 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
         def answer(message: Message) -> Message:
             if message.metadata.message_type != "evaluate":
                 return trainer(1)(message)
-            now = round(float(message.content["arrays"]["w"].numpy()[0]))
+            now = round(float(message.content["arrays"]["weights"].numpy()[-1]))
             asked.append(now)
             error = errors_RN[now - 1][n]
             if error is None:

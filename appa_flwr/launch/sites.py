@@ -29,7 +29,7 @@ PROGRAMS = (
     *("flwr-agentapp", "flwr-model", "flwr-connector"),
 )
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
-GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
+GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.ready "${0%/*}" "$@"\n'
 _AUTHORITY, _GROUPS = "authority", "groups"
 
 

@@ -127,7 +127,7 @@ def test_a_group_s_start_script_puts_the_guard_first(tmp_path: Path):
     for name in PROGRAMS:
         program = folder / "guard" / name
         if name == CLIENT_APP:
-            assert program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.guard "$@"'
+            assert program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.ready "${0%/*}" "$@"'
         else:  # an AgentApp, say, would run a bundle too
             refused = subprocess.run([program], capture_output=True, text=True, check=False)
             assert (refused.returncode, refused.stderr) == (1, "this node runs the ClientApp alone\n")

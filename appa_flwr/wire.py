@@ -54,7 +54,7 @@ REFUSALS = {
     " themselves; a deployed node allows that only by own-answers = true in its owner's policy",
     TRAINING_REFUSED: "its owner's policy has training = false: it trains no PluralLLM; pluralllm.checkpoint does"
     " without",
-    VOTES_REFUSED: "its owner's policy has votes = false: it does not vote for SFT",
+    VOTES_REFUSED: "its owner's policy has votes = false: it does not vote for SFT; sft.checkpoint does without",
     SUMS_REFUSED: "its owner's policy has sums = false: it takes part in no sums over groups",
     PROBES_REFUSED: "its owner's policy has probes = false: it scores no answers made to find ceilings",
     FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",

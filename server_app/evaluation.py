@@ -153,7 +153,12 @@ class Frame:
 
 
 def frame(
-    federation: Federation, config: Config, catalogue: wire.Catalogue, *, question_J: IntArray, majority_QK: FloatArray
+    federation: Federation,
+    config: Config,
+    catalogue: wire.Catalogue,
+    *,
+    question_J: IntArray,
+    majority_QK: FloatArray | None,
 ) -> Frame:
     """Score the trivial baselines (uniform, majority) and the two ceilings, and compare the groups with each other.
 
@@ -166,15 +171,18 @@ def frame(
         config: the run's.
         catalogue: the public questions.
         question_J: the held-out questions.
-        majority_QK: the majority's answer to every question, as scores.
+        majority_QK: the majority's answer to every question, as scores; None where it is not known.
     """
     option_JK = catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
-    uniform = given_answers(question_J, option_JK / option_JK.sum(1, keepdims=True))
-    majority = given_answers(question_J, majority_QK[question_J])
+    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
+    if majority_QK is not None:
+        trivial["majority"] = majority_QK[question_J]
     scored = [
-        score(federation, name, answers, metrics=metrics, config=config, catalogue=catalogue)
-        for name, answers in (("uniform", uniform), ("majority", majority))
+        score(
+            federation, name, given_answers(question_J, answer_JK), metrics=metrics, config=config, catalogue=catalogue
+        )
+        for name, answer_JK in trivial.items()
     ]
 
     def framed(differences: Differences | None) -> Frame:

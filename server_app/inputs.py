@@ -43,19 +43,19 @@ class PolicyInputs:
         prompts: token ids of every question's prompt, by catalogue position.
         train_J: training questions that are used.
         test_J: held-out questions that are used.
-        majority_QK: the majority's answers, as scores.
-        sft_QK: what SFT teaches, as scores.
+        majority_QK: the majority's answers, as scores; None where too few groups voted, as a given SFT model allows.
+        sft_QK: what SFT teaches, as scores; None likewise.
     """
 
     base: Base
     prompts: list[list[int]]
     train_J: IntArray
     test_J: IntArray
-    majority_QK: FloatArray
-    sft_QK: FloatArray
+    majority_QK: FloatArray | None
+    sft_QK: FloatArray | None
 
 
-def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
+def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray | None) -> PolicyInputs:
     """Prompts, the questions that can be asked and answered, and SFT's targets."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
@@ -75,6 +75,8 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
     )
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
+    if votes_GQK is None:
+        return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, None, None)
     sft_QK = sft.sft_targets(votes_GQK, catalogue.option_QK, target=config.sft.target)
     cast_GQK = votes.cast(votes_GQK, catalogue.option_QK, kind=votes.BALLOTS[config.task])
     majority_QK = sft.sft_targets(cast_GQK, catalogue.option_QK, target="majority")
@@ -83,6 +85,7 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray) -> PolicyInputs:
 
 def taught_texts(run: Run, inputs: PolicyInputs) -> list[str]:
     """What SFT teaches for every question, in the format asked for."""
+    assert inputs.sft_QK is not None  # votes are needed where SFT is
     return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK)
 
 

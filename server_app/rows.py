@@ -102,7 +102,7 @@ def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[Summary
         run.folder.write(SUMMARY, tuple(rows))
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)
-        said = "uniform, majority"
+        said = "uniform" if inputs.majority_QK is None else "uniform, majority"
         if run.config.eval.ceilings:
             against = ", ".join(run.federation.without_probes)
             said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"

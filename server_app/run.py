@@ -111,7 +111,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run)
             make_targets()
-            votes_GQK = collect_votes(run)
+            votes_GQK = collect_votes(run, needed=given_sft is None)
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
@@ -259,10 +259,13 @@ def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:
             phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
 
 
-def collect_votes(run: Run) -> FloatArray:
-    """Every group's votes (G, Q, K)."""
+def collect_votes(run: Run, *, needed: bool) -> FloatArray | None:
+    """Every group's votes (G, Q, K); None where too few voted and they are `needed` for the majority's row alone."""
     with run.folder.phase("votes") as phase:
-        votes_GQK = run.federation.votes()
+        votes_GQK = run.federation.votes(needed=needed)
+        if votes_GQK is None:
+            phase.step(1, 1, "TOO FEW GROUPS VOTED for a majority; SFT needs none, its model is given")
+            return None
         # A predictor that ignores its context answers the same for every group, and nothing else would show it.
         differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
         phase.step(1, 1, f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same")

@@ -235,11 +235,13 @@ class Federation:
         self._require(replies, "write a target table")
         return replies
 
-    def votes(self) -> FloatArray:
+    def votes(self, *, needed: bool = True) -> FloatArray | None:
         """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
 
+        Where fewer vote than `federation.min-groups`, there are none, if they are not needed.
+
         Raises:
-            UserError: fewer votes than `federation.min-groups`.
+            UserError: they are needed.
         """
         given: dict[str, FloatArray] = {}
         for name, reply in self._replies(self._ask(wire.VOTE, RecordDict())).items():
@@ -251,6 +253,8 @@ class Federation:
                 log.warning("group %s counts as missing: votes outside [0, %s]", name, self._vote_shape[-1])
             else:
                 given[name] = votes_QK
+        if not needed and len(given) < self._min_groups:
+            return None
         self._require(given, "vote")
         return np.stack(list(given.values()))
 

@@ -35,7 +35,7 @@ STALL = 60.0  # seconds at least for which a hung node is waited for
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
 LIAR = """
 import sys
-if any("appa_flwr.owner.guard" in part for part in sys.orig_argv):
+if any("appa_flwr.owner.ready" in part for part in sys.orig_argv):
     import numpy as np
     from flwr.app import Array
     from flwr.clientapp import ClientApp

@@ -41,7 +41,7 @@ def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
 
 def in_whole(reply: Crossed) -> int:
     """Numbers in a reply, however they are packed."""
-    records = reply.message.content.values()
+    records = () if reply.message.has_error() else reply.message.content.values()
     return sum(
         sum(array.numpy().size for array in record.values())
         if isinstance(record, ArrayRecord)
@@ -81,6 +81,63 @@ def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_prob
     said = (world.config.run_folder / "run.log").read_text()
     assert "NO SURVEY SCORES FROM Avaria, Belmora, Castria" in said
     assert "NO CEILINGS: Avaria, Belmora, Castria let nobody probe for them" in said
+
+
+STRICTEST = """
+training = false
+votes = false
+sums = false
+truth = false
+probes = false
+mean = false
+own-answers = false
+reward-decimals = 2
+reward-noise = 0.05
+scores-per-question = 40
+truth-scores-per-question = 1
+"""
+
+
+def test_under_the_strictest_policy_rewards_are_all_that_leaves_and_the_ledger_has_every_number(whole_run, tmp_path):
+    world, _ = whole_run
+    made = {
+        "pluralllm.checkpoint": str(world.config.run_folder / "pluralllm.safetensors"),
+        "sft.checkpoint": str(world.config.run_folder / "sft-model"),
+        "run-name": "strictest",
+    }
+    config = Config.load({**world.config.flat(), **made})
+    strict = replace(world, files={name: tmp_path / path.name for name, path in world.files.items()}, config=config)
+    for name, path in strict.files.items():  # beside these, new ledgers
+        path.write_bytes(world.files[name].read_bytes())
+    grid = InProcessGrid(deployed(config, strict.files, policy=STRICTEST))
+    with flower_task():
+        server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+    assert audit(grid, strict) == []
+    rows = json.loads((config.run_folder / "summary.json").read_text())
+    assert list(dict.fromkeys(row["policy"] for row in rows)) == [
+        "sft",
+        "sft-do",
+        "ppo",
+        "ppo-do",
+        "uniform",
+    ]  # and no majority
+    assert {reply.kind for reply in grid.replies if not reply.message.has_error()} == {
+        *(wire.ROLL_CALL, wire.CATALOGUE, wire.TARGETS, wire.SCORE),
+    }
+    for reply in grid.replies:
+        if reply.kind == wire.SCORE:
+            for key, array in reply.message.content.array_records["rewards"].items():
+                reward_J = array.numpy()
+                if "|truth" in key:
+                    assert np.isnan(reward_J).all()
+                else:
+                    np.testing.assert_array_equal(reward_J, reward_J.round(2))
+    for node, path in zip(grid.contexts, strict.files.values(), strict=True):
+        left = [reply for reply in grid.replies if reply.message.metadata.src_node_id == node]
+        written = Ledger(path.with_suffix(".ledger.sqlite")).releases()
+        assert [(line.kind, line.numbers, bool(line.refused)) for line in written] == [
+            (reply.kind, in_whole(reply), reply.message.has_error()) for reply in left
+        ]
 
 
 def test_a_whole_run_lets_only_the_protocol_out(whole_run):

@@ -456,6 +456,8 @@ def test_votes_that_cannot_be_used_are_left_out(votes, warnings):
 def test_too_few_votes_are_an_error():
     with pytest.raises(UserError, match=r"only 1 of 2 groups \(A\) could vote"):
         voting({"A": GOOD_VOTES, "B": None}).votes()
+    assert voting({"A": GOOD_VOTES, "B": None}).votes(needed=False) is None
+    assert len(voting({"A": GOOD_VOTES, "B": GOOD_VOTES}).votes(needed=False)) == 2
 
 
 def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):

@@ -35,7 +35,15 @@ from appa_flwr.config.sources import read_toml
 from appa_flwr.errors import UserError
 from appa_flwr.launch.credentials import PUBLIC
 from appa_flwr.launch.ports import LOOPBACK, port_is_free
-from appa_flwr.launch.sites import GROUP_KEYS_FILE, GUARD, KEYS_FILE, POLICY_FILE, PROGRAMS
+from appa_flwr.launch.sites import (
+    CLIENT_APP,
+    GROUP_KEYS_FILE,
+    GUARD,
+    GUARD_SCRIPT,
+    KEYS_FILE,
+    POLICY_FILE,
+    PROGRAMS,
+)
 from appa_flwr.owner.policy import read_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.export import QUESTIONS_FILE
@@ -160,7 +168,8 @@ def _answers(path: Path) -> str:
 
 def _guarded(folder: Path) -> str:
     missing = [name for name in PROGRAMS if not os.access(folder / GUARD / name, os.X_OK)]
-    if missing or f"$PWD/{GUARD}:" not in (folder / "start.sh").read_text():
+    others = missing or (folder / GUARD / CLIENT_APP).read_text() != GUARD_SCRIPT  # another version's
+    if others or f"$PWD/{GUARD}:" not in (folder / "start.sh").read_text():
         raise UserError(
             "does not stand before Flower's programs, and `bundle` counts for nothing; make the folder again"
         )

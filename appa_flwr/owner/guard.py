@@ -1,7 +1,7 @@
-"""Stands in for Flower's `flwr-clientapp` at a group: no bundle runs that its owner has not pinned.
+"""No bundle runs at a group that its owner has not pinned.
 
 Bundles are whoever's who submits a run, so what checks them must not come in one: this is the owner's own copy, which
-his start script puts first on the PATH.
+`ready`, his program in place of Flower's, runs for each message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,3 @@ def main() -> None:
 
     program.install_from_fab = guarded
     flwr_clientapp()
-
-
-if __name__ == "__main__":
-    main()

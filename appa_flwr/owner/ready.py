@@ -1,5 +1,7 @@
 """Stands in for Flower's `flwr-clientapp` at a group, which Flower starts anew for every message.
 
+The group's start script puts it first on the PATH.
+
 Starting it takes more than a second, nearly all of it imports. So the first one stays: it forks a process for each
 message, its own the first, and a later one only hands over what it was started with. Every message still has a process
 to itself, in which the guard decides what runs; the one that stays never reads a message.

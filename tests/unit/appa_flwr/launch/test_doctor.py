@@ -133,6 +133,10 @@ def lose_data(sites: Sites) -> None:
     sites.data(NAME).unlink()
 
 
+def old_guard(sites: Sites) -> None:
+    (sites.group(NAME) / "guard" / "flwr-clientapp").write_text("#!/bin/sh\nexec flwr-clientapp\n")
+
+
 def lose_guard(sites: Sites) -> None:
     shutil.rmtree(sites.group(NAME) / "guard")
 
@@ -154,6 +158,7 @@ def lose_policy(sites: Sites) -> None:
         (lose_policy, "policy.toml", "cannot be read (No such file or directory)"),
         (spoil_data, "data", "avaria.jsonl"),
         (lose_data, "data", "avaria.jsonl"),
+        (old_guard, "guard", "does not stand before Flower's programs, and `bundle` counts for nothing"),
         (lose_guard, "guard", "does not stand before Flower's programs, and `bundle` counts for nothing"),
         (lock_key, "node.key", ""),
         (swap_node_key, "node.key", "is not the private key of node.key.pub; make the folders again"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import tempfile
@@ -29,7 +30,8 @@ PROGRAMS = (
     *("flwr-agentapp", "flwr-model", "flwr-connector"),
 )
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
-GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.ready "${0%/*}" "$@"\n'
+_NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
+GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.ready "${0%/*}/../ready" "$@"\n'
 _AUTHORITY, _GROUPS = "authority", "groups"
 
 
@@ -111,6 +113,10 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         split = export_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
+    if os.pathsep in str(root.resolve()):
+        raise UserError(
+            f"{root}: with a {os.pathsep} in it, its guards cannot stand on the PATH; choose another folder"
+        )
     _check_free(sites, answers)
     authority = root / _AUTHORITY
     make_certificates(authority, list(dict.fromkeys((host, "127.0.0.1"))))
@@ -135,7 +141,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
             script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
             replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
         guarded = f'export PATH="$PWD/{GUARD}:$PATH" {POLICY_VARIABLE}="$PWD/{POLICY_FILE}"'
-        _script(folder, guarded, shlex.join(sites.group_command(name, port=port + 1 + number)))
+        _script(folder, _NO_COLON, guarded, shlex.join(sites.group_command(name, port=port + 1 + number)))
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)

@@ -12,6 +12,7 @@ Imports nothing at the top but what a process needs that hands over.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -29,7 +30,7 @@ TORCH = "torch"
 SOCKET_FILE, LOCK_FILE = "ready.sock", "ready.lock"
 LOOK_SECONDS = 1.0  # between two looks at whether the node is still there
 IDLE_SECONDS = 600.0  # without a message; the next one's program stays then
-HAND_OVER_SECONDS = 30.0  # while the first program is still importing
+HAND_OVER_SECONDS = 10.0  # while the first program is still importing; Flower gives a message 30 to begin
 _HEADER = 8  # bytes, of the length of what follows
 
 
@@ -51,6 +52,7 @@ def _ready(folder: Path) -> None:
     import fcntl
 
     try:
+        folder.mkdir(mode=0o700, exist_ok=True)
         # Held as long as the process lives, so a socket without one is never mistaken for one that answers.
         lock = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -109,28 +111,41 @@ def _serve(listener: socket.socket, lock: int) -> None:
 
     # NumPy's threads, which Python warns of, know what a fork is.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    if os.fork() == 0:
+    _share()
+    try:
+        told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        fork = os.fork()
+    except OSError:
+        return listener.close()  # the next message tries again
+    if fork == 0:
         return _leave(listener, (lock, told), tell)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     last = time.monotonic()
     while os.getppid() == node and time.monotonic() - last < IDLE_SECONDS:
         heard, _, _ = select.select([listener.fileno(), told], [], [], LOOK_SECONDS)
         if told in heard and os.read(told, 1):
-            with suppress(ImportError):
+            with suppress(Exception):  # whatever it is, a message that needs torch meets it too
                 importlib.import_module(TORCH)
-        with suppress(ChildProcessError):
+                _share()
+        with suppress(ChildProcessError):  # there is none
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+            last = time.monotonic()
         if listener.fileno() not in heard:
             continue
         connection, _ = listener.accept()
         last = time.monotonic()
-        with connection:
+        with connection, suppress(BlockingIOError, MemoryError):  # no room for a fork: the other end runs it
             if os.fork() == 0:
                 _leave(listener, (lock, told), tell)
                 return _take_over(connection)
     os._exit(0)
+
+
+def _share() -> None:
+    """Keep what is there from being copied into every fork by its garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 def _leave(listener: socket.socket, files: tuple[int, ...], tell: int) -> None:
@@ -142,23 +157,34 @@ def _leave(listener: socket.socket, files: tuple[int, ...], tell: int) -> None:
     listener.close()
     for file in files:
         os.close(file)
-    atexit.register(lambda: os.write(tell, b"1") if TORCH in sys.modules else None)
+    if TORCH in sys.modules:  # its generator would draw the same in every fork
+        sys.modules[TORCH].seed()
+    atexit.register(_tell, tell)
+
+
+def _tell(tell: int) -> None:
+    if TORCH in sys.modules:
+        with suppress(OSError):  # it has gone
+            os.write(tell, b"1")
 
 
 def _take_over(connection: socket.socket) -> None:
-    """Become the program that is at the other end, which ends once it hears so."""
+    """Become the program that is at the other end, which ends once it hears so; end here if it no longer waits."""
     connection.settimeout(HAND_OVER_SECONDS)
-    header, outputs, _, _ = socket.recv_fds(connection, _HEADER, 2)
-    with connection.makefile("rb") as stream:
-        asked = json.loads(stream.read(int.from_bytes(header, "big")))
-    for output, number in zip(outputs, (1, 2), strict=True):
-        os.dup2(output, number)
-        os.close(output)
-    sys.argv = asked["argv"]
-    os.environ.clear()
-    os.environ.update(asked["environ"])
-    os.chdir(asked["cwd"])
-    connection.sendall(b"1")
+    try:
+        header, outputs, _, _ = socket.recv_fds(connection, _HEADER, 2)
+        with connection.makefile("rb") as stream:
+            asked = json.loads(stream.read(int.from_bytes(header, "big")))
+        for output, number in zip(outputs, (1, 2), strict=True):
+            os.dup2(output, number)
+            os.close(output)
+        sys.argv = asked["argv"]
+        os.environ.clear()
+        os.environ.update(asked["environ"])
+        os.chdir(asked["cwd"])
+        connection.sendall(b"1")
+    except (OSError, ValueError):
+        os._exit(0)
 
 
 if __name__ == "__main__":

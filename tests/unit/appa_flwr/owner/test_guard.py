@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -127,8 +128,17 @@ def test_a_group_s_start_script_puts_the_guard_first(tmp_path: Path):
     for name in PROGRAMS:
         program = folder / "guard" / name
         if name == CLIENT_APP:
-            assert program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.ready "${0%/*}" "$@"'
+            assert (
+                program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.ready "${0%/*}/../ready" "$@"'
+            )
         else:  # an AgentApp, say, would run a bundle too
             refused = subprocess.run([program], capture_output=True, text=True, check=False)
             assert (refused.returncode, refused.stderr) == (1, "this node runs the ClientApp alone\n")
+    elsewhere = tmp_path / "with:colon"
+    elsewhere.mkdir()
+    shutil.copy(folder / "start.sh", elsewhere)
+    moved = subprocess.run([elsewhere / "start.sh"], capture_output=True, text=True, check=False)
+    assert (moved.returncode, moved.stderr) == (1, f"{elsewhere}: the guard cannot stand on the PATH with a : in it\n")
+    with pytest.raises(UserError, match="with a : in it, its guards cannot stand on the PATH"):
+        prepare(generate(num_questions=20, num_groups=2, seed=0), elsewhere, host="h", port=1, keys={})
     assert 'export PATH="$PWD/guard:$PATH" APPA_POLICY="$PWD/policy.toml"' in (folder / "start.sh").read_text()

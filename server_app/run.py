@@ -15,7 +15,6 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import gc
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +69,6 @@ from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
 FloatArray = npt.NDArray[np.float64]
-
-log = logging.getLogger("appa.server")
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
@@ -233,7 +230,7 @@ def train_predictor(
                 spent = f"epsilon = {epsilon(noise, config.pluralllm.rounds):.3g} at delta = {DELTA:g}"
                 phase.step(1, 1, f"the weights tell what one node sent with {spent}")
             if kept.chosen != config.pluralllm.rounds:
-                log.info("PluralLLM: the weights are those of round %d, the best on held-out questions", kept.chosen)
+                phase.step(1, 1, f"the weights are those of round {kept.chosen}, the best on held-out questions")
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]
 
 

@@ -99,6 +99,16 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     assert card(config)["survey"]["unseen_groups"].keys() == {"Castria"}
 
 
+def test_the_progress_says_which_round_was_the_best_where_it_is_not_the_last(tmp_path):
+    worse_and_worse = {"pluralllm__validate_every": 1, "pluralllm__server_learning_rate": 1.0}
+    config, _ = run(tmp_path, "worse", **worse_and_worse)
+    best = card(config)["chosen"]
+    assert best < config.pluralllm.rounds
+    lines = [json.loads(line) for line in (config.run_folder / "progress.jsonl").read_text().splitlines()]
+    said = [line["message"] for line in lines if line["phase"] == "pluralllm"]
+    assert said[-1] == f"the weights are those of round {best}, the best on held-out questions"
+
+
 def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
     config, grid = alone
     homes = dict(zip(grid.contexts, GROUPS, strict=True))

@@ -19,7 +19,17 @@ from appa_flwr.config import Config
 from appa_flwr.errors import UserError
 from appa_flwr.ranges import TASK_METRICS
 from appa_flwr.run import cells
-from appa_flwr.run.files import CARD, DIFFERENCES, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY, read_config
+from appa_flwr.run.files import (
+    CARD,
+    DIFFERENCES,
+    EXAMPLES,
+    LOG_FILE,
+    METRICS,
+    PHASES,
+    QUESTIONS,
+    SUMMARY,
+    read_config,
+)
 from appa_flwr.run.records import (
     CEILINGS,
     TRAINED_POLICIES,
@@ -108,6 +118,13 @@ def _missing(run: Run) -> Iterator[str]:
     elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the SFT model's run
     elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS] * (not run.settings.eval.ceilings)
     present = {row.policy for row in run.summary}
+    if "uniform" in present:  # written together with these, so groups have refused what is not there
+        if run.settings.eval.ceilings and not present.intersection(CEILINGS):
+            elsewhere += CEILINGS
+            yield f"There are no ceilings: some groups let nobody probe for them ({LOG_FILE} says which)."
+        if "majority" not in present:
+            elsewhere.append("majority")
+            yield f"There is no majority's answer: too few groups voted ({LOG_FILE} says why)."
     absent = [policy for policy in expected if policy not in present and policy not in elsewhere]
     if run.summary and absent:
         yield f"{SUMMARY.name} has no row for {', '.join(absent)}."

@@ -55,12 +55,23 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
     assert [gain.verdict for gain in findings.gains(run, survey=True)] == ["gain", "gain"]
 
 
-def test_ceilings_that_were_not_asked_for_are_not_missed(tmp_path: Path) -> None:
-    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if "ceiling" not in policy]
-    for asked, missed in (("true", True), ("false", False)):
-        config = {**made.CONFIG, "eval.ceilings": asked == "true"}
-        run = read_run(made.write_run(tmp_path, config=config, summary=summary))
-        assert any("ceiling-min" in sentence for sentence in run.missing) == missed
+@pytest.mark.parametrize(
+    ("asked", "lost", "said"),
+    [
+        (False, ("ceiling-average", "ceiling-min"), []),
+        (True, ("ceiling-average", "ceiling-min"), ["There are no ceilings: some groups let nobody probe for them"]),
+        (True, ("ceiling-min",), ["summary.json has no row for ceiling-min."]),
+        (True, ("majority",), ["There is no majority's answer: too few groups voted"]),
+    ],
+)
+def test_what_groups_refused_is_not_called_lost(
+    tmp_path: Path, asked: bool, lost: tuple[str, ...], said: list[str]
+) -> None:
+    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if policy not in lost]
+    run = read_run(made.write_run(tmp_path, config={**made.CONFIG, "eval.ceilings": asked}, summary=summary))
+    found = [sentence for sentence in run.missing if "summary.json" in sentence or "There" in sentence]
+    assert len(found) == len(said)
+    assert all(sentence.startswith(start) for sentence, start in zip(found, said, strict=True))
 
 
 @pytest.mark.parametrize(

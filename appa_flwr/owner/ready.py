@@ -135,8 +135,12 @@ def _serve(listener: socket.socket, lock: int) -> None:
             continue
         connection, _ = listener.accept()
         last = time.monotonic()
-        with connection, suppress(BlockingIOError, MemoryError):  # no room for a fork: the other end runs it
-            if os.fork() == 0:
+        with connection:
+            try:
+                fork = os.fork()
+            except OSError:
+                continue  # no room for another process: the other end runs the message
+            if fork == 0:
                 _leave(listener, (lock, told), tell)
                 return _take_over(connection)
     os._exit(0)

@@ -26,7 +26,7 @@ from pluralllm.model import ModelConfig
 from pluralllm.residual import SHARE_KEY
 from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
-from server_app.predictor.replies import Most, bound, fault, validation_errors, weights_of
+from server_app.predictor.replies import Most, bound, fault, validation_errors
 from server_app.predictor.strategies import fit, flower_strategy
 
 Progress = Callable[[int, int, float], None]
@@ -107,7 +107,6 @@ class _Watched(Strategy):
             if why := fault(reply, self._sent, most, must_move=self._private):
                 log.warning("node %s: its training reply cannot be used: %s", node, why)
             else:
-                reply.content["arrays"] = weights_of(reply, self._sent)
                 found.append(reply)
         return found
 

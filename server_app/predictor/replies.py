@@ -74,21 +74,18 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> No
     So one node's huge weights do not decide the round.
 
     Args:
-        replies: to a training round, without faults and with `weights_of` them; changed in place.
+        replies: to a training round, without faults; changed in place, their weights to those of `weights_of`.
         sent: the weights they start from.
         private: every node counts the same, however many answers it trained on, and no step is shortened here: noise
             is for steps that are cut by a length that no node has a part in.
     """
     names = list(sent)
     start = [sent[name].numpy().astype(np.float64) for name in names]
-    steps = [
-        [reply.content.array_records["arrays"][name].numpy() - of for name, of in zip(names, start, strict=True)]
-        for reply in replies
-    ]
+    sent_back = [weights_of(reply, sent) for reply in replies]
+    steps = [[arrays[n].numpy() - of for n, of in zip(names, start, strict=True)] for arrays in sent_back]
     lengths = [_length(step) for step in steps]
     longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
-    for reply, step, length in zip(replies, steps, lengths, strict=True):
-        arrays = reply.content.array_records["arrays"]
+    for reply, arrays, step, length in zip(replies, sent_back, steps, lengths, strict=True):
         metrics = dict(reply.content.metric_records["metrics"])
         if length > longest > 0 and not private:
             log.warning(

@@ -1,5 +1,5 @@
-# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`. Only Python has to
-# be there before.
+# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`, `make docs`. Only
+# Python has to be there before.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ SURVEY ?= $(if $(APPA_SURVEYS),$(APPA_SURVEYS)/globalqa.jsonl,generated)
 PAPER_GROUPS = $(BIN)/python -c 'from appa_flwr.config import preset; print(preset("paper")["groups"])'
 COUNTRIES ?= $(if $(findstring globalqa,$(notdir $(SURVEY))),$(shell $(PAPER_GROUPS)))
 
-.PHONY: run real group test check format
+.PHONY: run real group test check format docs
 
 run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
@@ -41,6 +41,10 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site of docs/, in site/. A link that leads nowhere is an error; the docstrings are read, not imported.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # The stamps keep the install from being repeated until a requirement or a pin changes.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,4 +58,9 @@ $(VENV)/installed-real: $(VENV)/installed
 $(VENV)/installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[dev]"
+	touch $(VENV)/installed $@
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable ".[docs]"
 	touch $(VENV)/installed $@

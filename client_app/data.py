@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from flwr.app import Context
 
-from appa_flwr import wire
 from appa_flwr.config import GENERATED_SURVEY, Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.policy import Policy
+from appa_flwr.protocol import wire
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
 from client_app.outgoing import Refused
@@ -39,6 +39,19 @@ def check_allowed(config: Config, policy: Policy) -> None:
         raise Refused(wire.MEAN_REFUSED)
     if config.pluralllm.reward_target != "predicted" and not policy.own_answers:
         raise Refused(wire.OWN_ANSWERS_REFUSED)
+
+
+def check_training(config: Config, policy: Policy) -> None:
+    """Refuse to train PluralLLM as the owner has not allowed it.
+
+    Raises:
+        Refused: at all, by plain SGD, or by so few steps that what changes is a sum of single answers.
+    """
+    if not policy.training:
+        raise Refused(wire.TRAINING_REFUSED)
+    sgd = config.pluralllm.local_optimizer == "sgd"
+    if (sgd and not policy.sgd) or config.pluralllm.local_steps < policy.least_steps:
+        raise Refused(wire.WEAK_TRAINING)
 
 
 def my_groups(config: Config, node_config: Mapping[str, object]) -> tuple[str, ...]:

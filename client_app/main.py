@@ -3,12 +3,13 @@
 PluralLLM and torch are imported inside the actions that need them: deployed, every message starts a fresh process, and
 scoring needs neither.
 
-Axis letters: Q public questions, K options.
+Axis letters: Q public questions, H held-out ones, K options.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,17 +17,36 @@ import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from appa_flwr import votes, wire
-from appa_flwr.errors import UserError
-from appa_flwr.owner.policy import policy_of
-from client_app import data, outgoing, scoring, state
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.owner.ledger import ledger_of
+from appa_flwr.owner.policy import Policy, policy_of
+from appa_flwr.protocol import votes, wire
+from client_app import data, outgoing, protection, scoring, state
 from client_app.protection import Protection
 
 if TYPE_CHECKING:
     from pluralllm.data import GroupData
 
-app = ClientApp()
+
+class GroupApp(ClientApp):
+    """Flower's ClientApp, but a message of another kind is refused through the one exit too."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        if message.metadata.message_type not in KINDS:
+            return _unknown(message, context)
+        return super().__call__(message, context)
+
+
+KINDS = (*wire.QUERIES, "train", "evaluate")
+app = GroupApp()
 log = logging.getLogger("appa.client")
+
+
+@outgoing.guarded
+def _unknown(message: Message, context: Context) -> Message:
+    raise outgoing.Refused(wire.UNKNOWN_ACTION)
 
 
 @app.query("roll_call")
@@ -47,10 +67,14 @@ def catalogue(message: Message, context: Context) -> Message:
 
     config, policy = data.context_config(context), policy_of(context.node_config)
     data.check_allowed(config, policy)
+    memory, digest = state.memory_of(context), state.digest(message.content)
+    if state.catalogue_digest(memory) not in ("", digest):
+        raise outgoing.Refused(wire.OTHER_CATALOGUE)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
-    replies = []
+    replies, refused = [], 0
+    simulated = not data.deployed(context.node_config)
     names = data.my_groups(config, context.node_config)
     for name, mine in data.answers(config, context.node_config, names).items():
         if isinstance(mine, UserError):
@@ -58,41 +82,41 @@ def catalogue(message: Message, context: Context) -> Message:
             log.error("group %s takes no part: its answers cannot be used: %s", name, mine)
             continue
         answers = data.known_answers(config, context.node_config, mine, public.questions)
+        parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
+        if refused := _refusal(context, policy, digest, name, parts):
+            log.error("group %s takes no part: %s", name, wire.REFUSALS[refused])
+            continue
         d_g = group_data(name, answers, embedding=embedding, question_ids=training)
         truth_QK = np.full(public.option_QK.shape, np.nan)
         for row, question in enumerate(public.questions):
             if (own := answers.get(question.question_id)) is not None:
                 truth_QK[row] = 0.0
                 truth_QK[row, : len(own)] = own
-        state.remember_data(context.state, d_g, truth_QK)
+        state.remember_data(memory, d_g, truth_QK)
         counts = {"answered": len(d_g), "known": len(answers)}
-        counts["simulated"] = int(not data.deployed(context.node_config))
+        counts["simulated"] = int(simulated)
         counts |= {"truth": int(policy.truth), "probes": int(policy.probes)}
-        replies.append(wire.GroupReply(name, counts=counts))
+        # Answers themselves, which leave a simulated group only: there the server is the same program.
+        told = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
+        held_out_HK = truth_QK[~public.train_Q] if told else None
+        replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
+    if not replies and refused:
+        raise outgoing.Refused(refused)
     if not replies:
         raise UserError("no group of this node has answers that can be used")
-    state.remember_catalogue(context.state, message.content, tuple(reply.group for reply in replies))
+    state.remember_catalogue(memory, message.content, tuple(reply.group for reply in replies))
     return outgoing.send(message, replies)
 
 
-@app.query("population")
-@outgoing.guarded
-def population(message: Message, context: Context) -> Message:
-    """Take part in the sums over groups: masked parts leave, totals come, each group keeps what it makes of them."""
-    from client_app import population as sums
-
-    policy = policy_of(context.node_config)
-    if not policy.sums:
-        raise outgoing.Refused(wire.SUMS_REFUSED)
-    public = state.catalogue(context.state)
-    node = sums.Node(
-        context.state,
-        data.context_config(context),
-        public.train_Q,
-        public.option_QK,
-        min_nodes=policy.min_nodes if data.deployed(context.node_config) else 0,
-    )
-    return outgoing.send_sums(message, sums.respond(wire.unpack_sums_request(message.content), node))
+def _refusal(context: Context, policy: Policy, digest: str, group: str, parts: Mapping[str, Collection[str]]) -> int:
+    """Why a group's owner lets it take no part in a catalogue; 0 where they do."""
+    if (ledger := ledger_of(context.node_config)) is None:
+        return 0
+    if len(parts["training"]) < policy.least_answers:
+        return wire.FEW_ANSWERS
+    if not ledger.enter(digest, group, parts, least=policy.least_answers):
+        return wire.NEARLY_SAME
+    return 0 if ledger.first_of(str(context.run_id), digest) else wire.OTHER_CATALOGUE
 
 
 @app.train()
@@ -101,19 +125,23 @@ def train(message: Message, context: Context) -> Message:
     """One round of PluralLLM's federated pretraining; the groups of a node are averaged by their number of answers."""
     from client_app import predictor
 
-    if not policy_of(context.node_config).training:
-        raise outgoing.Refused(wire.TRAINING_REFUSED)
-    config = data.context_config(context)
+    policy, config = policy_of(context.node_config), data.context_config(context)
+    data.check_training(config, policy)
+    memory = state.memory_of(context)
+    public, groups = state.catalogue(memory), _training_groups(memory, config)
     settings = message.content.config_records["config"]
+    protection.count_reply(context, "train", digest=state.catalogue_digest(memory), limit=policy.training_replies)
     trained = predictor.train_round(
         config,
         message.content.array_records["arrays"],
-        _training_groups(context),
-        state.embedding(state.catalogue(context.state)),
+        groups,
+        state.embedding(public),
         round_number=int(str(settings["server-round"])),
         proximal=float(str(settings.get("proximal-mu", 0.0))),
+        secret=protection.secret(context.node_config, policy),
     )
-    return outgoing.send_weights(message, trained.weights, num_examples=trained.num_examples, loss=trained.loss)
+    loss = protection.rounded_mean(trained.loss, trained.num_examples, policy)
+    return outgoing.send_weights(message, trained.weights, num_examples=trained.num_examples, loss=loss)
 
 
 @app.evaluate()
@@ -122,18 +150,17 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score a round's weights on the training groups' held-out questions: the server keeps the best round's."""
     from client_app import predictor
 
-    if not policy_of(context.node_config).training:
+    policy, config = policy_of(context.node_config), data.context_config(context)
+    if not policy.training:
         raise outgoing.Refused(wire.TRAINING_REFUSED)
-    public = state.catalogue(context.state)
-    weights = message.content.array_records["arrays"]
-    ours = predictor.load(data.context_config(context), weights, state.embedding(public), public.train_Q)
-    cells, errors = ours.validate(
-        [
-            (mine, predictor.held_out_answers(mine.group, state.truth(context.state, mine.group), public.train_Q))
-            for mine in _training_groups(context)
-        ]
-    )
-    return outgoing.send_errors(message, num_examples=cells, errors=errors)
+    memory = state.memory_of(context)
+    public, groups = state.catalogue(memory), _training_groups(memory, config)
+    protection.count_reply(context, "evaluate", digest=state.catalogue_digest(memory), limit=policy.validation_replies)
+    ours = predictor.load(config, message.content.array_records["arrays"], state.embedding(public), public.train_Q)
+    truths = [_held_out(memory, mine.group, public, policy) for mine in groups]
+    num_answers, errors = ours.validate(list(zip(groups, truths, strict=True)))
+    errors = [protection.rounded_mean(error, num_answers, policy, most=wire.LARGEST_ERROR) for error in errors]
+    return outgoing.send_errors(message, num_examples=num_answers, errors=errors)
 
 
 @app.query("targets")
@@ -141,33 +168,41 @@ def evaluate(message: Message, context: Context) -> Message:
 def targets(message: Message, context: Context) -> Message:
     """Write every group's target table from the final PluralLLM: from now on scoring is a look-up and a metric.
 
-    Sums tell the server how good the tables are, those over training answers once in a run.
+    Sums tell the server how good the tables are, once in a run.
     """
     from client_app import predictor
+    from pluralllm.population import mean_from_sums
 
-    config = data.context_config(context)
-    data.check_allowed(config, policy_of(context.node_config))
-    public = state.catalogue(context.state)
-    weights = wire.unpack_weights(message.content)
+    config, policy = data.context_config(context), policy_of(context.node_config)
+    data.check_allowed(config, policy)
+    memory = state.memory_of(context)
+    public, weights = state.catalogue(memory), wire.unpack_weights(message.content)
+    names = state.groups(memory)
+    # Weights made for the purpose, sent again and again, would tell the answers bit by bit.
+    again = all(state.has_targets(memory, name) for name in names)
+    if not again:
+        digest = state.catalogue_digest(memory)
+        protection.count_reply(context, wire.TARGETS, digest=digest, limit=policy.target_replies)
     if config.pluralllm.context_resampling == "every-iteration":
-        state.remember_weights(context.state, weights)
+        state.remember_weights(memory, weights)
     ours = predictor.load(config, weights, state.embedding(public), public.train_Q)
+    # Totals made for the purpose would tell a deployed group's answers by the scores that they earn.
+    totals = None if data.deployed(context.node_config) else wire.unpack_totals(message.content)
     replies = []
-    for name in state.groups(context.state):
-        mine = state.data(context.state, name)
+    for name in names:
+        mine = state.data(memory, name)
         found = ours.table(mine, draw=0)
-        parts = ours.scores(
-            mine,
-            found,
-            state.truth(context.state, name),
-            mean_of_others=state.mean_of_others(context.state, name),
-        )
-        if state.has_targets(context.state, name):
-            # Weights made for the purpose, sent again and again, would tell the training answers bit by bit.
-            parts.pop(wire.TRAINING_PART, None)
-        state.remember_targets(context.state, name, ours.reward_table(mine, found, draw=0), found.interval())
-        sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
-        replies.append(wire.GroupReply(name, sums=sums))
+        sums = {}
+        if not again:
+            truth, others = _held_out(memory, name, public, policy), None
+            if totals is not None:
+                own = truth if name in totals.groups else None
+                least = config.sums.min_groups
+                others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own, min_groups=least)
+            parts = ours.scores(mine, found, truth, least_held_out=policy.least_answers, mean_of_others=others)
+            sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
+        state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0), found.interval())
+        replies.append(wire.GroupReply(name, sums=protection.rounded_sums(sums, policy)))
     return outgoing.send(message, replies)
 
 
@@ -180,12 +215,13 @@ def vote(message: Message, context: Context) -> Message:
     if not policy.votes:
         raise outgoing.Refused(wire.VOTES_REFUSED)
     kind = votes.DISTRIBUTION if config.sft.target == "mean" else votes.BALLOTS[config.task]
-    public = state.catalogue(context.state)
+    memory = state.memory_of(context)
+    public = state.catalogue(memory)
     replies = []
-    for name in state.groups(context.state):
-        truth_QK = state.truth(context.state, name)
+    for name in state.groups(memory):
+        truth_QK = state.truth(memory, name)
         own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None]
-        opinion_QK = np.where(own_Q1, truth_QK, state.targets(context.state, name))
+        opinion_QK = np.where(own_Q1, truth_QK, state.targets(memory, name))
         replies.append(wire.GroupReply(name, votes_QK=votes.cast(opinion_QK, public.option_QK, kind=kind)))
     return outgoing.send(message, replies)
 
@@ -199,18 +235,19 @@ def score(message: Message, context: Context) -> Message:
     data.check_allowed(data.context_config(context), protection.policy)
     if request.asked == wire.PROBES_ASKED and not protection.policy.probes:
         raise outgoing.Refused(wire.PROBES_REFUSED)
-    public = state.catalogue(context.state)
+    memory = state.memory_of(context)
+    public = state.catalogue(memory)
     replies = []
-    for name in state.groups(context.state):
+    for name in state.groups(memory):
         rewards = {}
         for side in request.sides:
             if side == wire.TRUTH_SIDE:
                 # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
-                side_QK = np.where(public.train_Q[:, None], np.nan, state.truth(context.state, name))
+                side_QK = np.where(public.train_Q[:, None], np.nan, state.truth(memory, name))
             elif request.draw:
                 side_QK = _fresh_targets(context, name, draw=request.draw)
             else:
-                side_QK = state.targets(context.state, name)
+                side_QK = state.targets(memory, name)
             scored = scoring.score(request, side_QK, public.option_QK)
             for metric, reward_J in protection.released(
                 request, scored, side_QK, public, group=name, side=side
@@ -220,16 +257,23 @@ def score(message: Message, context: Context) -> Message:
     return outgoing.send(message, replies)
 
 
-def _training_groups(context: Context) -> list[GroupData]:
-    unseen = data.context_config(context).unseen_group_names
-    return [state.data(context.state, name) for name in state.groups(context.state) if name not in unseen]
+def _training_groups(memory: state.Memory, config: Config) -> list[GroupData]:
+    return [state.data(memory, name) for name in state.groups(memory) if name not in config.unseen_group_names]
+
+
+def _held_out(memory: state.Memory, group: str, public: wire.Catalogue, policy: Policy) -> GroupData:
+    """A group's answers to held-out questions, none where they are fewer than its owner's policy asks for."""
+    from client_app import predictor
+
+    found = predictor.held_out_answers(group, state.truth(memory, group), public.train_Q)
+    return found if len(found) >= policy.least_answers else found.first(0)
 
 
 def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
     from client_app import predictor
 
-    public = state.catalogue(context.state)
-    config = data.context_config(context)
-    ours = predictor.load(config, state.weights(context.state), state.embedding(public), public.train_Q)
-    mine = state.data(context.state, group)
+    memory, config = state.memory_of(context), data.context_config(context)
+    public = state.catalogue(memory)
+    ours = predictor.load(config, state.weights(memory), state.embedding(public), public.train_Q)
+    mine = state.data(memory, group)
     return ours.reward_table(mine, ours.table(mine, draw=draw), draw=draw)

@@ -15,9 +15,9 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 
-from appa_flwr import wire
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Release, ledger_of
+from appa_flwr.protocol import wire
 
 Action = Callable[[Message, Context], Message]
 
@@ -56,11 +56,6 @@ def send_errors(message: Message, *, num_examples: int, errors: list[float]) -> 
     """Answer a validation message: the mean error over so many answers, of each choice."""
     metrics = MetricRecord({"num-examples": num_examples, "errors": errors})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-
-def send_sums(message: Message, reply: wire.SumsReply) -> Message:
-    """Answer a step of the sums over groups: a public key, masked numbers, or nothing."""
-    return Message(wire.pack_sums_reply(reply), reply_to=message)
 
 
 def guarded(action: Action) -> Action:

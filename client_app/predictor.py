@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord
 
-from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.config.sections import AVERAGING, PluralLLMSection
-from appa_flwr.errors import UserError
-from appa_flwr.seeds import child_seed
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import wire
 from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
@@ -51,11 +51,12 @@ def train_round(
     *,
     round_number: int,
     proximal: float = 0.0,
+    secret: str = "",
 ) -> Trained:
     """Train a copy of the server's joined weights on each group's answers and average the copies.
 
     The weighted mean over a node's groups, weighted again over nodes by the server, is FedAvg over all groups. The
-    episodes' seed is of the run, the group and the round; `proximal` is mu of FedProx.
+    episodes' seed is of the run, the group and the round, and of the node's `secret`; `proximal` is mu of FedProx.
 
     Raises:
         UserError: no group here has an answer.
@@ -73,7 +74,7 @@ def train_round(
         if not len(data):
             continue
         model.load_state_dict(sent)
-        seed = child_seed(config.seed, "pluralllm", data.group, round_number)
+        seed = child_seed(config.seed, "pluralllm", data.group, round_number, *filter(None, [secret]))
         group_loss = local_update(
             model,
             data,
@@ -103,7 +104,7 @@ class Predictor:
         model: with the weights of a round, or the final ones.
         embedding: the public table.
         train_Q: which questions are for training.
-        settings: context size and number of contexts.
+        settings: context size and kind of targets.
         seed: the run's.
     """
 
@@ -138,12 +139,11 @@ class Predictor:
             self.embedding,
             num_context=self.settings.num_context_questions if num_context is None else num_context,
             seed=child_seed(self.seed, "context", draw),
-            num_draws=self.settings.draws,
             trained=self.train_Q,
             rows=rows,
             own=own,
         )
-        if self.settings.draws == 1 and found.deviation_QK is None:  # rounding is no uncertainty
+        if found.deviation_QK is None:  # rounding is no uncertainty
             return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
         return found
 
@@ -187,8 +187,9 @@ class Predictor:
         self,
         data: GroupData,
         targets: Targets,
-        truth_QK: npt.NDArray[np.float64],
+        held_out: GroupData,
         *,
+        least_held_out: int,
         mean_of_others: FloatArray | None,
     ) -> dict[str, dict[str, dict[str, float]]]:
         """How good a group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
@@ -196,14 +197,15 @@ class Predictor:
         Args:
             data: the group's training answers.
             targets: its table; training answers are each predicted from the others.
-            truth_QK: all its answers, rows of NaN elsewhere.
+            held_out: its answers to held-out questions.
+            least_held_out: fewest of them in a sum, and between two sums.
             mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown.
 
         Returns:
             The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and
             the like are PluralLLM with so many context questions, left out for both parts where the answers are so few.
         """
-        parts = {wire.HELD_OUT_PART: held_out_answers(data.group, truth_QK, self.train_Q)}
+        parts = {wire.HELD_OUT_PART: held_out}
         if len(data) >= MIN_TRAINING_CELLS:
             parts[wire.TRAINING_PART] = data
         found = {
@@ -218,8 +220,9 @@ class Predictor:
             )
             for part, truth in parts.items()
         }
+        found[wire.HELD_OUT_PART] = _without_small_differences(found[wire.HELD_OUT_PART], least_held_out)
         if wire.TRAINING_PART in parts:
-            found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART])
+            found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART], MIN_TRAINING_CELLS)
             for size in CONTEXT_SIZES:
                 for part, sums in self._sums_by_size(data, parts, size=size).items():
                     found[part][by_size(size)] = sums
@@ -266,11 +269,11 @@ def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: Boo
     return GroupData(group, rows, truth_QK[rows].astype(np.float32))
 
 
-def _without_small_differences(sums: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def _without_small_differences(sums: dict[str, dict[str, float]], least: int) -> dict[str, dict[str, float]]:
     """Leave out sums over a part of the answers where it, or what is missing from it, are few answers."""
     every = sums[PREDICTOR]["cells"]
     return {
         name: measures
         for name, measures in sums.items()
-        if measures["cells"] == every or MIN_TRAINING_CELLS <= measures["cells"] <= every - MIN_TRAINING_CELLS
+        if measures["cells"] == every or least <= measures["cells"] <= every - least
     }

@@ -1,4 +1,4 @@
-"""What the owner's policy does to rewards before they leave: how many there are, how exact they are.
+"""What the owner's policy does to numbers before they leave: how many there are, how exact they are.
 
 Axis letters: J scored answers, Q public questions, K options.
 """
@@ -10,13 +10,53 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from flwr.app import Context
 
-from appa_flwr import wire
 from appa_flwr.owner.ledger import Ledger, digest, ledger_of
 from appa_flwr.owner.policy import Policy, policy_of
+from appa_flwr.protocol import wire
 from client_app.outgoing import Refused
 
 FloatArray = npt.NDArray[np.float64]
+Sums = Mapping[tuple[str, str], Mapping[str, float]]
+
+_NUMBER = "cells"  # of answers, among the sums over them
+
+
+def count_reply(context: Context, kind: str, *, digest: str, limit: int) -> None:
+    """Write down that a reply is about to rest on the answers to the catalogue of this digest.
+
+    Raises:
+        Refused: so many have been given about a question that the owner allows no more.
+        UserError: the ledger cannot be written.
+    """
+    ledger = ledger_of(context.node_config)
+    if ledger is not None and not ledger.count_reply(digest, kind, limit=limit):
+        raise Refused(wire.REPLIES_SPENT)
+
+
+def secret(node_config: Mapping[str, object], policy: Policy) -> str:
+    """What a deployed node's training draws by beside the run's seed; empty where the policy says so."""
+    ledger = ledger_of(node_config)
+    return "" if ledger is None or not policy.secret_draws else ledger.secret().hex()
+
+
+def rounded_sums(sums: Sums, policy: Policy) -> Sums:
+    """Sums over own answers, each rounded as the policy says; how many answers they are over stays."""
+    step = policy.sum_rounding
+    return {
+        key: {name: value if name == _NUMBER else _rounded(value, step, most=of[_NUMBER]) for name, value in of.items()}
+        for key, of in sums.items()
+    }
+
+
+def rounded_mean(mean: float, number: int, policy: Policy, *, most: float = np.inf) -> float:
+    """A mean over so many answers, whose sum is rounded as the policy says; none is above `most`."""
+    return min(_rounded(mean * number, policy.sum_rounding) / number, most) if number and policy.sum_rounding else mean
+
+
+def _rounded(value: float, step: float, *, most: float = np.inf) -> float:
+    return min(round(value / step) * step, most) if step else value
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,126 @@
-"""What a node remembers between messages, in Flower's `Context.state`: deployed, every message meets a fresh process.
+"""What a node remembers between the messages of a run, each of which meets a fresh process where it is deployed.
+
+A deployed node keeps it in files that only its own account can read. Flower's `Context.state` lies in the SuperNode,
+whose Runtime API gives it to whoever on the machine takes one of the node's tasks: no answer, and nothing made from
+one, is there. A simulation, which has no owners, does keep it there.
 
 Axis letters: Q public questions, N questions a group answered, K options.
 """
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 
-from appa_flwr import wire
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file, writing
+from appa_flwr.owner.ledger import ledger_of
+from appa_flwr.protocol import wire
 from client_app.outgoing import Refused
 from pluralllm.data import GroupData, OptionEmbedding
 
 FloatArray = npt.NDArray[np.float64]
 
-_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS, _EXCHANGE = "catalogue", "questions", "groups", "weights", "exchange"
+KEPT_SECONDS = 7 * 86400.0  # of a run that nobody asks about any more
+_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS = "catalogue", "questions", "groups", "weights"
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """How far this node is in the sums over groups: its key, the nodes' (none before the first sum), steps done."""
+class Memory:
+    """Records by name: files of `folder`, or where that is None entries of Flower's `state`."""
 
-    private: bytes = b""
-    public_keys: tuple[bytes, ...] = ()
-    steps_done: int = 0
+    state: RecordDict
+    folder: Path | None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.state if self.folder is None else self._path(self.folder, key).exists()
+
+    def keep(self, key: str, record: ArrayRecord | ConfigRecord) -> None:
+        """Write a record, in place of one of that name.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        if self.folder is None:
+            self.state[key] = record
+            return
+        with writing(self.folder):
+            for folder in (self.folder.parent, self.folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        data = recorddict_to_proto(RecordDict({key: record})).SerializeToString()
+        replace_file(self._path(self.folder, key), data, mode=0o600)
+
+    def read(self, *keys: str) -> RecordDict:
+        """The records of these names, which are there."""
+        if self.folder is None:
+            return RecordDict({key: self.state[key] for key in keys})
+        found = RecordDict()
+        for key in keys:
+            data = RecordDictBytes.FromString(self._path(self.folder, key).read_bytes())
+            found[key] = recorddict_from_proto(data)[key]
+        return found
+
+    def forget_others(self) -> None:
+        """Remove the files of runs that have long ended."""
+        for other in self.folder.parent.glob("*") if self.folder else ():
+            if other != self.folder and time.time() - other.stat().st_mtime > KEPT_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
+        # A key holds a group's name, which may hold anything.
+        return folder / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def remember_catalogue(state: RecordDict, content: RecordDict, groups: tuple[str, ...]) -> None:
+def memory_of(context: Context) -> Memory:
+    """The memory of this node and run; a deployed node's lies beside its ledger.
+
+    Raises:
+        UserError: see `ledger_of`.
+    """
+    ledger = ledger_of(context.node_config)
+    folder = None if ledger is None else ledger.path.with_suffix(".memory") / str(context.run_id)
+    return Memory(context.state, folder)
+
+
+def digest(content: RecordDict) -> str:
+    """What tells one catalogue from another."""
+    return hashlib.sha256(recorddict_to_proto(content).SerializeToString(deterministic=True)).hexdigest()
+
+
+def remember_catalogue(memory: Memory, content: RecordDict, groups: tuple[str, ...]) -> None:
     """Keep the server's catalogue as it came, and the names of the groups hosted here."""
-    state[_CATALOGUE] = content.array_records[_CATALOGUE]
-    state[_QUESTIONS] = content.config_records[_QUESTIONS]
-    state[_GROUPS] = ConfigRecord({"names": list(groups)})
+    memory.forget_others()
+    memory.keep(_CATALOGUE, content.array_records[_CATALOGUE])
+    memory.keep(_QUESTIONS, content.config_records[_QUESTIONS])
+    memory.keep(_GROUPS, ConfigRecord({"names": list(groups), "digest": digest(content)}))
 
 
-def catalogue(state: RecordDict) -> wire.Catalogue:
+def catalogue_digest(memory: Memory) -> str:
+    """Of the catalogue that this run has; empty before it has come."""
+    return str(memory.read(_GROUPS).config_records[_GROUPS]["digest"]) if _GROUPS in memory else ""
+
+
+def catalogue(memory: Memory) -> wire.Catalogue:
     """The remembered catalogue.
 
     Raises:
-        Refused: the server has sent none, as after a restart of this node.
+        Refused: the server has sent none, as after a loss of the node's files.
     """
-    if _CATALOGUE not in state:
+    if _GROUPS not in memory:
         raise Refused(wire.FORGOTTEN)
-    return wire.unpack_catalogue(state)
+    return wire.unpack_catalogue(memory.read(_CATALOGUE, _QUESTIONS))
 
 
 def embedding(public: wire.Catalogue) -> OptionEmbedding:
@@ -55,92 +129,66 @@ def embedding(public: wire.Catalogue) -> OptionEmbedding:
     return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
 
 
-def groups(state: RecordDict) -> tuple[str, ...]:
+def groups(memory: Memory) -> tuple[str, ...]:
     """The groups hosted here, in the order of all replies; see `catalogue` for what it raises."""
-    if _GROUPS not in state:
+    if _GROUPS not in memory:
         raise Refused(wire.FORGOTTEN)
-    names = state.config_records[_GROUPS]["names"]
+    names = memory.read(_GROUPS).config_records[_GROUPS]["names"]
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
-def remember_data(state: RecordDict, data: GroupData, truth_QK: FloatArray) -> None:
+def remember_data(memory: Memory, data: GroupData, truth_QK: FloatArray) -> None:
     """Keep a group's training answers D_g, the one source of context, and apart from them all its answers.
 
     `truth_QK` holds every answer the group has, held-out ones too, and rows of NaN elsewhere; it is never context.
     """
-    state[f"data {data.group}"] = wire.arrays_record(
-        {"question": data.question_N, "answer": data.answer_NK, "truth": truth_QK}
-    )
+    _keep_arrays(memory, f"data {data.group}", question=data.question_N, answer=data.answer_NK, truth=truth_QK)
 
 
-def data(state: RecordDict, group: str) -> GroupData:
+def data(memory: Memory, group: str) -> GroupData:
     """The training answers D_g of a group."""
-    arrays = _arrays(state, f"data {group}")
+    arrays = _arrays(memory, f"data {group}")
     return GroupData(group, arrays["question"], arrays["answer"])
 
 
-def truth(state: RecordDict, group: str) -> FloatArray:
+def truth(memory: Memory, group: str) -> FloatArray:
     """All of a group's own answers (Q, K), rows of NaN where it has none."""
-    return _arrays(state, f"data {group}")["truth"]
-
-
-def remember_exchange(state: RecordDict, exchange: Exchange) -> None:
-    """Keep what the next step of the sums needs."""
-    state[_EXCHANGE] = ConfigRecord(
-        {"private": exchange.private, "public": list(exchange.public_keys), "done": exchange.steps_done}
-    )
-
-
-def exchange(state: RecordDict) -> Exchange:
-    """How far the sums are; at the beginning where none has been asked for."""
-    if _EXCHANGE not in state:
-        return Exchange()
-    record: Any = state.config_records[_EXCHANGE]
-    return Exchange(record["private"], tuple(record["public"]), record["done"])
-
-
-def remember_mean_of_others(state: RecordDict, group: str, mean_QK: FloatArray) -> None:
-    """Keep the mean answer of the other groups, rows of 0 where it is unknown."""
-    state[f"others {group}"] = wire.arrays_record({"mean": mean_QK})
-
-
-def mean_of_others(state: RecordDict, group: str) -> FloatArray | None:
-    """What `remember_mean_of_others` kept; None where there is none."""
-    key = f"others {group}"
-    return _arrays(state, key)["mean"] if key in state else None
+    return _arrays(memory, f"data {group}")["truth"]
 
 
 def remember_targets(
-    state: RecordDict, group: str, target_QK: FloatArray, interval_QK: tuple[FloatArray, FloatArray] | None = None
+    memory: Memory, group: str, target_QK: FloatArray, interval_QK: tuple[FloatArray, FloatArray] | None = None
 ) -> None:
     """Keep the group's target table, and where the predictor has them, low and high ends of its intervals."""
-    arrays = {"target": target_QK}
-    if interval_QK is not None:
-        arrays |= dict(zip(("low", "high"), interval_QK, strict=True))
-    state[f"targets {group}"] = wire.arrays_record(arrays)
+    interval = {} if interval_QK is None else dict(zip(("low", "high"), interval_QK, strict=True))
+    _keep_arrays(memory, f"targets {group}", target=target_QK, **interval)
 
 
-def has_targets(state: RecordDict, group: str) -> bool:
+def has_targets(memory: Memory, group: str) -> bool:
     """Whether the group's target table has been written in this run."""
-    return f"targets {group}" in state
+    return f"targets {group}" in memory
 
 
-def targets(state: RecordDict, group: str) -> FloatArray:
+def targets(memory: Memory, group: str) -> FloatArray:
     """The group's target table (Q, K); a UserError before it has been written."""
-    if not has_targets(state, group):
+    if not has_targets(memory, group):
         raise UserError("the target table has not been written: PluralLLM's final weights have not arrived")
-    return _arrays(state, f"targets {group}")["target"]
+    return _arrays(memory, f"targets {group}")["target"]
 
 
-def remember_weights(state: RecordDict, weights: ArrayRecord) -> None:
+def remember_weights(memory: Memory, weights: ArrayRecord) -> None:
     """Keep the frozen PluralLLM, for runs that draw fresh contexts."""
-    state[_WEIGHTS] = weights
+    memory.keep(_WEIGHTS, weights)
 
 
-def weights(state: RecordDict) -> ArrayRecord:
+def weights(memory: Memory) -> ArrayRecord:
     """The frozen PluralLLM."""
-    return state.array_records[_WEIGHTS]
+    return memory.read(_WEIGHTS).array_records[_WEIGHTS]
 
 
-def _arrays(state: RecordDict, key: str) -> dict[str, npt.NDArray[Any]]:
-    return wire.numpy_arrays(state.array_records[key])
+def _keep_arrays(memory: Memory, key: str, **arrays: npt.NDArray[Any]) -> None:
+    memory.keep(key, wire.arrays_record(arrays))
+
+
+def _arrays(memory: Memory, key: str) -> Mapping[str, npt.NDArray[Any]]:
+    return wire.numpy_arrays(memory.read(key).array_records[key])

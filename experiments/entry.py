@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.endings import RunFailed
 
 RUN_FAILED, USER_ERROR = 1, 2

@@ -27,14 +27,15 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr import markdown, votes, wire
-from appa_flwr.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.scores import alignment_scores
 from appa_flwr.config import GENERATED_SURVEY, Config, assemble
-from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
+from appa_flwr.core import markdown
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
+from appa_flwr.protocol import votes, wire
 from appa_flwr.report.plots import style
 from appa_flwr.run import files
-from appa_flwr.scores import alignment_scores
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import ground_truth, population
 from client_app import scoring
@@ -132,7 +133,7 @@ def fine_tuned(setup: Setup, folder: Path, say: Say) -> PreTrainedModel:
         folder=folder,
         progress=lambda now, of, loss: say(f"SFT step {now}/{of}: loss {loss:.3f}"),
     )
-    if config.policy.tuning == "lora":
+    if config.policy.tuning != "full":
         return merged(config, setup.base, folder)
     return load_model(config, str(folder), quantized=False)
 

@@ -11,20 +11,19 @@ Legend: G groups, J answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import track
 
-from appa_flwr import markdown
-from appa_flwr.aggregation import Rule
-from appa_flwr.files import replace_file
+from appa_flwr.analysis.aggregation import Rule
 from experiments import entry, stand_in
 from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, population, trained
+from experiments.study import Column, Setting, spread, study
 
 STRETCH = 3.0
 CAP = 2.0
@@ -48,41 +47,26 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 """What the liar sends in place of its rewards (J,): half of them; nothing; three times their distance from the mean."""
 
 
-def audit(seeds: Sequence[int], *, iterations: int, num_questions: int, num_groups: int) -> list[dict[str, object]]:
-    """A record for each rule, lie and seed: what the liar and the others, on average, won by it, in score."""
-    found: list[dict[str, object]] = []
-    for seed in track(seeds, "populations", console=Console(stderr=True)):
-        people = population(seed, num_questions=num_questions, num_groups=num_groups)
-        others_G = np.arange(num_groups) != people.liar
-        for name, rule in RULES.items():
-            honest_G = trained(rule, people, iterations=iterations, seed=seed).mean(axis=1)
-            for lie, tell in LIES.items():
-                told_G = trained(rule, people, iterations=iterations, seed=seed, lie=tell).mean(axis=1)
-                gain_G = told_G - honest_G
-                record = {"rule": name, "lie": lie, "seed": seed, "min_as": float(honest_G.min())}
-                record |= {"avg_as": float(honest_G.mean())}
-                found.append(record | {"liar": float(gain_G[people.liar]), "others": float(gain_G[others_G].mean())})
-    return found
+HONEST = "nobody"
+COLUMNS = (
+    Column("Avg AS", "avg_as", spread, case=HONEST),
+    Column("Min AS", "min_as", spread, case=HONEST),
+    *(
+        Column(f"{who}, {lie}", who, partial(spread, form="+.3f"), case=lie, less=HONEST)
+        for lie in LIES
+        for who in ("liar", "others")
+    ),
+)
 
 
-def table(records: Sequence[Mapping[str, object]]) -> str:
-    """Markdown: a row a rule, its honest scores, and for each lie what the liar and the others won, over the seeds."""
-    rows = []
-    for name in RULES:
-        of_rule = [record for record in records if record["rule"] == name]
-        row = [name, *(_mean([one[key] for one in of_rule], sign=False) for key in ("avg_as", "min_as"))]
-        for lie in LIES:
-            told = [record for record in of_rule if record["lie"] == lie]
-            row += [_mean([one[who] for one in told], sign=True) for who in ("liar", "others")]
-        rows.append(row)
-    head = ["rule", "Avg AS", "Min AS", *(f"{who}, {lie}" for lie in LIES for who in ("liar", "others"))]
-    return markdown.table(head, rows)
-
-
-def _mean(values: Sequence[object], *, sign: bool) -> str:
-    numbers = np.array(values, dtype=np.float64)
-    spread = f" ± {numbers.std(ddof=1):.3f}" if len(numbers) > 1 else ""
-    return f"{numbers.mean():{'+' if sign else ''}.3f}{spread}"
+def scores(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
+    """What a rule ends with where the liar lies so: the score of the liar, and of the others on average."""
+    rule, lie = setting
+    people = population(seed, num_questions=num_questions, num_groups=num_groups)
+    score_G = trained(RULES[rule], people, iterations=iterations, seed=seed, lie=LIES.get(lie)).mean(axis=1)
+    others_G = np.delete(score_G, people.liar)
+    found = {"avg_as": score_G.mean(), "min_as": score_G.min(), "liar": score_G[people.liar], "others": others_G.mean()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def main(
@@ -90,13 +74,18 @@ def main(
     iterations: Iterations = 1500,
     questions: Questions = 60,
     groups: Groups = 8,
-    output: Annotated[Path, typer.Option(help="Folder of the table.")] = Path("runs/liars"),
+    output: Annotated[Path, typer.Option(help="Folder of table and single scores.")] = Path("runs/liars"),
 ) -> None:
     """Measure what lies win under every rule."""
-    records = audit(range(seeds), iterations=iterations, num_questions=questions, num_groups=groups)
-    text = table(records) + "\n"
-    replace_file(output / "liars.md", text.encode(), parents=True)
-    print(text)
+    study(
+        "liars",
+        ("rule", "lie"),
+        itertools.product(RULES, (HONEST, *LIES)),
+        range(seeds),
+        partial(scores, iterations=iterations, num_questions=questions, num_groups=groups),
+        COLUMNS,
+        output=output,
+    )
 
 
 if __name__ == "__main__":

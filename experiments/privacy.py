@@ -13,34 +13,36 @@ Legend: Q questions, K options, J answers.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import typer
 
-from appa_flwr import markdown, wire
-from appa_flwr.aggregation import make
-from appa_flwr.files import replace_file
+from appa_flwr.analysis.aggregation import make
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.owner.policy import Policy
-from appa_flwr.rewards import METRICS
+from appa_flwr.protocol import wire
+from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.types import Question
 from client_app.outgoing import Refused
 from client_app.protection import Protection
 from experiments import entry
-from experiments.rules import difference
+from experiments.attacks import ATTACKS, NOTHING_LIMITED, error
 from experiments.stand_in import Groups, Iterations, Population, Questions, Seeds, population, trained
+from experiments.study import Column, Setting, difference, spread, study
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+NONE = "none"
 POLICIES: Mapping[str, Policy] = {
-    "none": Policy(),
+    NONE: Policy(),
     "reward-decimals = 2": Policy(reward_decimals=2),
     "reward-decimals = 1": Policy(reward_decimals=1),
     "reward-noise = 0.05": Policy(reward_noise=0.05),
@@ -53,6 +55,13 @@ SCORES = (1, 2, 4, 16, 64, 256)
 NEAR = 0.05  # how far an asked answer lies from its corner
 SPREAD, EXACT = 0.15, 1e-4  # how far a group lies from the others' mean, and what stands for no noise
 RULE = "appa"
+BLURRING = [name for name, policy in POLICIES.items() if policy.changes_rewards and not policy.scores_per_question]
+UNIFORM = "no message: uniform answers"
+
+GUESSES: Mapping[str, Callable[[Population], FloatArray]] = {
+    "no score: the mean of the others": lambda people: people.target_GQK[1:].mean(0),
+    "no score: the uniform answer": lambda people: people.option_QK / people.option_QK.sum(1, keepdims=True),
+}
 
 
 def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> FloatArray:
@@ -106,47 +115,33 @@ def _solved(answer_JK: FloatArray, cosine_J: FloatArray, prior_K: FloatArray, *,
     return np.asarray(found_K / found_K.sum())
 
 
-def error(found_QK: FloatArray, target_QK: FloatArray) -> float:
-    """Mean total variation distance: the share of people that a found answer puts elsewhere."""
-    return float(np.abs(found_QK - target_QK).sum(1).mean() / 2)
+def learned(setting: Setting, seed: int, *, people: Population) -> dict[str, float]:
+    """The error after so many scores of each question under a policy, or of a guess without any."""
+    name, scores = setting
+    guess = GUESSES.get(name)
+    found_QK = guess(people) if guess else attack(POLICIES[name], people, scores=scores, seed=seed)
+    return {"error": error(found_QK, people.target_GQK[0])}
 
 
-def learned(people: Population, *, seed: int, scores: Sequence[int] = SCORES) -> list[list[str]]:
-    """A row for each policy: the error after so many scores of each question, and of guesses without any."""
-    target_QK = people.target_GQK[0]
-    guesses = {
-        "no score: the mean of the others": people.target_GQK[1:].mean(0),
-        "no score: the uniform answer": people.option_QK / people.option_QK.sum(1, keepdims=True),
-    }
-    rows = [
-        [name, *[f"{error(attack(policy, people, scores=n, seed=seed), target_QK):.3f}" for n in scores]]
-        for name, policy in POLICIES.items()
-    ]
-    return [*rows, *([name, *[f"{error(guess, target_QK):.3f}"] * len(scores)] for name, guess in guesses.items())]
+def price(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
+    """What rule `RULE` ends with from rewards that a policy has changed."""
+    (name,) = setting
+    policy, noise = POLICIES[name], np.random.default_rng([seed, 1])
+
+    def blur(reward_GJ: FloatArray) -> FloatArray:
+        blurred_GJ = reward_GJ + noise.normal(0.0, policy.reward_noise, reward_GJ.shape)
+        return np.asarray(np.clip(blurred_GJ.round(policy.reward_decimals), 0.0, 1.0))
+
+    people = population(seed, num_questions=num_questions, num_groups=num_groups)
+    score_G = trained(make(RULE), people, iterations=iterations, seed=seed, blur=blur).mean(axis=1)
+    return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min())}
 
 
-def price(seeds: Sequence[int], *, iterations: int, num_questions: int, num_groups: int) -> list[list[str]]:
-    """A row for each policy that changes rewards: what Avg AS and Min AS lose by it, paired over populations."""
-    ends: dict[str, list[tuple[float, float]]] = {}
-    blurring = {
-        name: policy for name, policy in POLICIES.items() if policy.changes_rewards and not policy.scores_per_question
-    }
-    for seed in seeds:
-        people = population(seed, num_questions=num_questions, num_groups=num_groups)
-        for name, policy in {"none": Policy(), **blurring}.items():
-            noise = np.random.default_rng([seed, 1])
-
-            def blur(reward_GJ: FloatArray, policy: Policy = policy, noise: np.random.Generator = noise) -> FloatArray:
-                blurred_GJ = reward_GJ + noise.normal(0.0, policy.reward_noise, reward_GJ.shape)
-                return np.asarray(np.clip(blurred_GJ.round(policy.reward_decimals), 0.0, 1.0))
-
-            score_G = trained(make(RULE), people, iterations=iterations, seed=seed, blur=blur).mean(axis=1)
-            ends.setdefault(name, []).append((float(score_G.mean()), float(score_G.min())))
-    plain = np.array(ends["none"])
-    return [
-        [name, *[difference(pd.Series(np.array(ends[name])[:, m] - plain[:, m])) for m in range(2)]]
-        for name in blurring
-    ]
+def read_through_pluralllm(setting: Setting, seed: int) -> dict[str, float]:
+    """An attack's error without an owner's limits, with the default ones, and that of uniform answers."""
+    (read,) = (one for one in ATTACKS if (one.name,) == setting)
+    limits = {"no limits": NOTHING_LIMITED, "default policy": Policy()}
+    return {name: read.error(policy, seed=seed) for name, policy in limits.items()} | {UNIFORM: read.guess(seed=seed)}
 
 
 def main(
@@ -154,17 +149,39 @@ def main(
     iterations: Iterations = 1500,
     questions: Questions = 60,
     groups: Groups = 8,
-    output: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("runs/privacy"),
+    attacks: Annotated[int, typer.Option(help="Groups that are attacked through PluralLLM; 0 = none.", min=0)] = 3,
+    output: Annotated[Path, typer.Option(help="Folder of the tables and single numbers.")] = Path("runs/privacy"),
 ) -> None:
-    """Measure what chosen answers tell of a group's targets, and what each protection costs."""
+    """Measure what chosen messages tell of a group's targets and answers, and what each protection costs."""
     people = population(0, num_questions=questions, num_groups=groups)
-    text = markdown.table(["policy", *[f"{n} scores" for n in SCORES]], learned(people, seed=0)) + "\n\n"
-    text += markdown.table(
-        ["policy", "Avg AS", "Min AS"],
-        price(range(seeds), iterations=iterations, num_questions=questions, num_groups=groups),
+    study(
+        "learned",
+        ("policy", "scores"),
+        itertools.product((*POLICIES, *GUESSES), SCORES),
+        (0,),
+        partial(learned, people=people),
+        [Column(f"{number} scores", "error", case=number) for number in SCORES],
+        output=output,
     )
-    replace_file(output / "privacy.md", (text + "\n").encode(), parents=True)
-    print(text)
+    study(
+        "price",
+        ("policy",),
+        [(name,) for name in (NONE, *BLURRING)],
+        range(seeds),
+        partial(price, iterations=iterations, num_questions=questions, num_groups=groups),
+        (Column("Avg AS", "avg_as", difference, less=NONE), Column("Min AS", "min_as", difference, less=NONE)),
+        output=output,
+    )
+    if attacks:
+        study(
+            "attacks",
+            ("attack",),
+            [(one.name,) for one in ATTACKS],
+            range(attacks),
+            read_through_pluralllm,
+            [Column(name, name, partial(spread, ddof=0)) for name in ("no limits", "default policy", UNIFORM)],
+            output=output,
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Legend: G groups.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,75 +20,43 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console
-from rich.progress import track
-from scipy import stats
 
-from appa_flwr import markdown
-from appa_flwr.disagreement import disagreement
-from appa_flwr.fairness import fairness_index
-from appa_flwr.files import replace_file
+from appa_flwr.analysis.disagreement import disagreement
+from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import RULE_STYLE
 from experiments import entry
 from experiments.stand_in import RULES, Groups, Iterations, Questions, Seeds, population, trained
+from experiments.study import Column, Setting, difference, study
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 """How far groups lie from their mean, as a multiple of the default population's distance."""
-LEVEL = 0.95
 FEW_TICKS = 3
 
 AGAINST = ("average", "appa")
 BEST = "best possible"
+COLUMNS = (
+    Column("FI", "fi"),
+    Column("Avg AS", "avg_as"),
+    Column("Min AS", "min_as"),
+    *(
+        Column(f"{title} less {other}'s", measure, difference, less=other)
+        for other in AGAINST
+        for title, measure in (("Avg AS", "avg_as"), ("Min AS", "min_as"))
+    ),
+)
 
 
-def study(seeds: Sequence[int], *, iterations: int, num_questions: int, num_groups: int) -> pd.DataFrame:
-    """A row for each disagreement, seed and rule, and for the best shared answers: `avg_as`, `min_as` and `fi`.
-
-    Of `BEST`, `avg_as` is that of the best answers for the average, `min_as` that of the best for the worst group.
-    """
-    rows: list[dict[str, object]] = []
-    places = list(itertools.product(DISAGREEMENT, seeds))
-    for scale, seed in track(places, "populations", console=Console(stderr=True)):
-        people = population(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
-        place = {"disagreement": scale, "seed": seed}
+def ends(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
+    """What a rule ends with at this disagreement, or, as `BEST`, the best shared answers for the worst group."""
+    scale, rule = setting
+    people = population(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
+    if rule == BEST:
         stakes = disagreement(people.target_GQK, people.option_QK, metric="js")
-        rows.append({**place, "rule": BEST, "avg_as": np.nan, "min_as": stakes.min_of_fairest, "fi": np.nan})
-        for name, rule in RULES.items():
-            score_GQ = trained(rule, people, iterations=iterations, seed=seed)
-            score_G = score_GQ.mean(axis=1)
-            scores = {"avg_as": score_G.mean(), "min_as": score_G.min(), "fi": fairness_index(score_GQ)}
-            rows.append({**place, "rule": name, **scores})
-    return pd.DataFrame(rows)
-
-
-def table(found: pd.DataFrame) -> str:
-    """Markdown: means over populations, and paired differences with intervals, bold where they exclude 0."""
-    head = ["disagreement", "rule", "FI", "Avg AS", "Min AS"]
-    head += [f"{measure} less {other}'s" for other in AGAINST for measure in ("Avg AS", "Min AS")]
-    rows = []
-    for scale, of_scale in found.groupby("disagreement"):
-        by_rule = {str(name): rows_of.set_index("seed") for name, rows_of in of_scale.groupby("rule")}
-        for name in (*RULES, BEST):
-            mine = by_rule[name]
-            row = [f"{scale:g}", name, *(_mean(mine[key]) for key in ("fi", "avg_as", "min_as"))]
-            for other, key in itertools.product(AGAINST, ("avg_as", "min_as")):
-                row.append("" if name == other else difference(mine[key] - by_rule[other][key]))
-            rows.append(row)
-    return markdown.table(head, rows)
-
-
-def difference(pairs: pd.Series[float]) -> str:
-    """Mean of paired differences with its interval by Student's t; empty where there are none."""
-    if pairs.isna().any() or len(pairs) < 2:
-        return ""
-    low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL)
-    text = f"{pairs.mean():+.3f} ({low:+.3f} to {high:+.3f})"
-    return f"**{text}**" if low > 0.0 or high < 0.0 else text
-
-
-def _mean(values: pd.Series[float]) -> str:
-    return "" if values.isna().any() else f"{values.mean():.3f}"
+        return {"avg_as": np.nan, "min_as": stakes.min_of_fairest, "fi": np.nan}
+    score_GQ = trained(RULES[rule], people, iterations=iterations, seed=seed)
+    score_G = score_GQ.mean(axis=1)
+    return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min()), "fi": fairness_index(score_GQ)}
 
 
 @style.picture
@@ -123,12 +91,16 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of table, picture and single scores.")] = Path("runs/rules"),
 ) -> None:
     """Measure what every rule ends with, against how far groups differ."""
-    found = study(range(seeds), iterations=iterations, num_questions=questions, num_groups=groups)
-    text = table(found) + "\n"
-    replace_file(output / "rules.csv", found.to_csv(index=False).encode(), parents=True)
-    replace_file(output / "rules.md", text.encode())
-    replace_file(output / "rules.png", picture(found))
-    print(text)
+    study(
+        "rules",
+        ("disagreement", "rule"),
+        itertools.product(DISAGREEMENT, (*RULES, BEST)),
+        range(seeds),
+        partial(ends, iterations=iterations, num_questions=questions, num_groups=groups),
+        COLUMNS,
+        output=output,
+        picture=picture,
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ Legend: G groups, Q questions, K options, J answers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,9 +19,9 @@ import numpy.typing as npt
 import typer
 from scipy.special import softmax
 
-from appa_flwr.aggregation import Rule, make
-from appa_flwr.diagnosis import NEVER
-from appa_flwr.rewards import js
+from appa_flwr.analysis.aggregation import Rule, make
+from appa_flwr.analysis.diagnosis import NEVER
+from appa_flwr.protocol.rewards import js
 from appa_flwr.survey import generate
 from appa_flwr.survey.arrays import as_arrays
 
@@ -56,6 +57,7 @@ class Population:
     liar: int
 
 
+@functools.cache
 def population(seed: int, *, num_questions: int, num_groups: int, disagreement: float = 1.0) -> Population:
     """The generated population; the liar is the group that the mean of all serves worst."""
     drawn: generate.Population = {

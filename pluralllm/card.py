@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run import files
 from appa_flwr.run.records import Card, EmbeddingSummary
 from appa_flwr.survey.types import Question
@@ -32,7 +32,6 @@ NETWORK_KEYS = {
     "embedding_dim": "embedding.dim",
     "hidden_dim": "pluralllm.hidden-dim",
     "num_blocks": "pluralllm.blocks",
-    "num_heads": "pluralllm.heads",
     "rank": "pluralllm.rank",
 }
 

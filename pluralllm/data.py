@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -78,6 +78,10 @@ class GroupData:
     def __len__(self) -> int:
         """Number of questions N the group answered."""
         return len(self.question_N)
+
+    def first(self, count: int) -> GroupData:
+        """The first so many answers."""
+        return GroupData(self.group, self.question_N[:count], self.answer_NK[:count])
 
 
 def group_data(

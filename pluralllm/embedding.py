@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfTransformer
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm.data import ORDINAL_FEATURES, OptionEmbedding, embedding_parts
 from pluralllm.encoders import Encoder, Matrix, hashed_ngrams

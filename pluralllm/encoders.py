@@ -33,8 +33,8 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoTokenizer
 
-from appa_flwr.errors import UserError
-from appa_flwr.files import lock, replace_file, writing
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock, replace_file, writing
 
 Pretrained = Literal["sentence-transformers", "causal-lm"]
 Kind = Literal["ngrams", "minilm", Pretrained]

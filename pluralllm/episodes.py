@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from appa_flwr.config.sections import PluralLLMSection
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.questions import Questions
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from appa_flwr.config.sections import Architecture, EmbeddingSection, PluralLLMSection
-from appa_flwr.errors import UserError
+from appa_flwr.config.sections import HEADS, Architecture, EmbeddingSection, PluralLLMSection
+from appa_flwr.core.errors import UserError
 from pluralllm.episodes import Episodes
 
 
@@ -29,7 +29,7 @@ class ModelConfig:
     embedding_dim: int = 128
     hidden_dim: int = 64
     num_blocks: int = 2
-    num_heads: int = 4
+    num_heads: int = HEADS
     rank: int = 0
 
     @classmethod
@@ -40,8 +40,7 @@ class ModelConfig:
             embedding.dim,
             pluralllm.hidden_dim,
             pluralllm.blocks,
-            pluralllm.heads,
-            pluralllm.rank,
+            rank=pluralllm.rank,
         )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from pluralllm.data import FloatArray, GroupData, IntArray, OptionEmbedding
 
 # with three a group that removes its own share still does not see a single other group's answer

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from appa_flwr.errors import UserError
-from appa_flwr.rewards import js_distance
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.rewards import js_distance
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.model import PluralLLM

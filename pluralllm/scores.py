@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.rewards import js, js_distance, wasserstein
+from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 
 # of fewer answers a rank correlation says nothing

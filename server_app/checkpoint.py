@@ -1,4 +1,4 @@
-"""What a run keeps to be resumed: PluralLLM's final weights, and PPO's state after an iteration.
+"""What a run keeps to be resumed in PPO: its state after an iteration.
 
 Axis letter: G groups.
 """
@@ -6,7 +6,6 @@ Axis letter: G groups.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
-from flwr.app import Array, ArrayRecord
-from safetensors import SafetensorError, safe_open
 
-from appa_flwr.aggregation import State
-from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
-from appa_flwr.run.records import Round
-from server_app.predictor.pretraining import Pretraining
-
-PRETRAINING = "pretraining"
+from appa_flwr.analysis.aggregation import State
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,42 +85,6 @@ def load(path: Path) -> Checkpoint | None:
         raise UserError(
             f"{path}: cannot be read ({_first_line(error)}); without it the run resumes before PPO"
         ) from None
-
-
-def save_weights(path: Path, pretraining: Pretraining) -> None:
-    """Write PluralLLM's weights and how its rounds went.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in pretraining.weights.items()}
-    # One entry: safetensors writes several in the order of a hash, and the same weights would be other bytes.
-    known = {"rounds": [entry.model_dump() for entry in pretraining.rounds], "chosen": pretraining.chosen}
-    replace_file(path, safetensors.numpy.save(arrays, metadata={PRETRAINING: json.dumps(known)}))
-
-
-def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
-    """What `save_weights` wrote; None where nothing is. `start` has the names and shapes that are expected.
-
-    Raises:
-        UserError: it cannot be read, or holds other names or shapes.
-    """
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, "np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            known = json.loads((file.metadata() or {})[PRETRAINING])
-            rounds = tuple(Round.model_validate(entry) for entry in known["rounds"])
-            chosen = int(known["chosen"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({_first_line(error)}); without it PluralLLM is trained anew"
-        ) from None
-    expected = {name: tuple(array.shape) for name, array in start.items()}
-    if {name: array.shape for name, array in arrays.items()} != expected:
-        raise UserError(f"{path}: holds other weights than PluralLLM's of this config; without it it is trained anew")
-    return Pretraining(ArrayRecord({name: Array(arrays[name]) for name in start}), rounds, chosen)
 
 
 def _first_line(error: Exception) -> str:

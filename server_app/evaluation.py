@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
-from appa_flwr import wire
-from appa_flwr.ceilings import SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.deviations import deviations
+from appa_flwr.analysis.disagreement import disagreement
+from appa_flwr.analysis.scores import alignment_scores, skill_score
 from appa_flwr.config import Config
-from appa_flwr.deviations import deviations
-from appa_flwr.disagreement import disagreement
-from appa_flwr.rewards import metrics_of
+from appa_flwr.protocol import wire
+from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.cells import PREDICTIONS, SURVEY, cells
 from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
-from appa_flwr.scores import alignment_scores, skill_score
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.models.base import Base
@@ -53,7 +53,6 @@ def greedy_answers(
         temperature=0.0,
         stop_ids=base.stop_ids,
         pad_id=base.pad_id,
-        shared_prefix=config.ppo.shared_prefix,
     )
     for batch in np.array_split(question_J, -(-len(question_J) // config.eval.batch_size)):
         decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
@@ -163,7 +162,7 @@ def frame(
     """Score the trivial baselines (uniform, majority) and the two ceilings, and compare the groups with each other.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
-    them away (docs/decisions/ceilings.md), so this asks for those, in a simulation against the survey answers too;
+    them away (docs/decisions.md), so this asks for those, in a simulation against the survey answers too;
     `eval.ceilings = false` leaves it out, and so does a group's owner who lets nobody probe. `js-distance` has none.
 
     Args:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr import formats, votes, wire
 from appa_flwr.config import Config
+from appa_flwr.protocol import formats, votes, wire
 from appa_flwr.run.files import QUESTIONS
 from appa_flwr.run.records import QuestionCounts
 from server_app.federation.catalogue import fitting_questions

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from types import FrameType
 
-import transformers
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from server_app.federation.grid import OverlapGrid
-from server_app.models.base import with_dtype
-from server_app.run import run_phases
+from appa_flwr.core.errors import UserError
+from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
+
+# Frozen, it loses the part of its own that starts runs.
+GO_ON = "start the SuperLink anew, then submit the run again with the same run-name and run.resume=true"
+ENDED = f"Flower ended this run: somebody stopped it, or the SuperLink was frozen or gone for too long; {GO_ON}"
 
 app = ServerApp()
 
@@ -26,11 +32,47 @@ def main(grid: Grid, context: Context) -> None:
     """
     flat = {k: v for k, v in context.run_config.items() if isinstance(v, bool | int | float | str)}
     config = Config.load(flat).named(datetime.now())
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    with RunFolder(config) as folder:
+    with RunFolder(config) as folder, _last_words(folder):
         try:
-            run_phases(OverlapGrid(grid), with_dtype(config), folder)
+            _run(grid, config, folder)
+        except SuperLinkLost as error:
+            folder.fail(f"Flower's SuperLink does not answer, or has given this run up ({error}); {GO_ON}")
+            raise
         except Exception as error:
             folder.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
             raise
+
+
+def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
+    # Half a minute of imports on a busy machine, before which a run whose folder is another's has failed.
+    import transformers
+
+    from server_app.models.base import with_dtype
+    from server_app.run import run_phases
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    run_phases(OverlapGrid(grid), with_dtype(config), folder)
+
+
+@contextmanager
+def _last_words(folder: RunFolder) -> Iterator[None]:
+    """Have the run's folder say so where Flower ends the run by SIGINT.
+
+    It does that to itself once its SuperLink has gone, or no longer knows the run's token.
+    """
+    if threading.current_thread() is not threading.main_thread():  # a simulation's, which ends with its launcher
+        yield
+        return
+    flower = signal.getsignal(signal.SIGINT)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        folder.fail(ENDED)
+        if callable(flower):
+            flower(number, frame)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, flower)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from appa_flwr import formats, wire
 from appa_flwr.config import Config
-from appa_flwr.seeds import child_seed
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import formats, wire
 from server_app.engine.head import logits
 from server_app.engine.sequences import pad_prompts
 from server_app.evaluation import given_answers

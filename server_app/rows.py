@@ -13,7 +13,7 @@ from dataclasses import replace
 import pandas as pd
 from transformers import PreTrainedModel
 
-from appa_flwr.rewards import metrics_of
+from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.cells import put
 from appa_flwr.run.files import DIFFERENCES, SUMMARY
 from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow

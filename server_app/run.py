@@ -1,9 +1,9 @@
 """A run's phases in their order: each takes what it needs, writes what it found into the run's folder, and returns it.
 
-join -> population -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo ->
+join -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo ->
 scores -> report
 
-With run.phases = "pluralllm" it is join -> population -> pluralllm -> targets -> report; with "sft" PPO, its scores and
+With run.phases = "pluralllm" it is join -> pluralllm -> targets -> report; with "sft" PPO, its scores and
 the policy's folder are left out.
 
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
@@ -25,11 +25,14 @@ import torch
 from flwr.app import ArrayRecord
 from transformers import PreTrainedModel
 
-from appa_flwr import aggregation, report, wire
+from appa_flwr import report
+from appa_flwr.analysis import aggregation
+from appa_flwr.analysis.disagreement import generated_population
 from appa_flwr.config import GENERATED_SURVEY, Config
-from appa_flwr.disagreement import generated_population
-from appa_flwr.errors import UserError
-from appa_flwr.files import replaced_folder, writing
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import wire
 from appa_flwr.run.files import (
     CHECKPOINT_FILE,
     EXAMPLES,
@@ -41,7 +44,6 @@ from appa_flwr.run.files import (
 )
 from appa_flwr.run.records import BASE_ROWS, Card, Iteration, PopulationSummary, SFTCard, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
-from appa_flwr.seeds import child_seed
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
@@ -62,9 +64,9 @@ from server_app.ppo.engine import PPOEngine
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule, questions_of
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import scores as pluralllm_scores
-from server_app.predictor import sums
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.predictor.strategies import DELTA, epsilon
+from server_app.predictor.weights import load_weights, save_weights
 from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
@@ -97,11 +99,10 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     held_out = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.train_Q)]
     given_sft = sft_checkpoint.given(config, held_out)
     answered = join(run)
-    shared = share_sums(run)
 
     def make_targets() -> None:
         kept, card = train_predictor(run, start, given, answered)
-        write_targets(run, kept.weights, card.model_copy(update={"population": shared}))
+        write_targets(run, kept.weights, card)
 
     if with_policy:
         # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
@@ -179,12 +180,6 @@ def join(run: Run) -> dict[str, int]:
     return answered
 
 
-def share_sums(run: Run) -> PopulationSummary | None:
-    """The masked sums over groups; None where none are made."""
-    with run.folder.phase("population") as phase:
-        return sums.exchange_sums(run.federation, run.config, run.catalogue, progress=phase.step)
-
-
 def prepare_base(run: Run) -> Base:
     """The base model, built here if it is the tiny one."""
     torch.set_num_threads(1)
@@ -206,12 +201,12 @@ def train_predictor(
     """Pretrain PluralLLM over the groups, unless its weights are given or kept from an earlier session."""
     path, config, federation = run.folder.path / WEIGHTS_FILE, run.config, run.federation
     with run.folder.phase("pluralllm") as phase:
-        kept = checkpoints.load_weights(path, start)
+        kept = load_weights(path, start)
         if kept is not None:
             phase.step(1, 1, f"resumed: the weights are those in {WEIGHTS_FILE}")
         elif given is not None:
             kept, _ = given
-            checkpoints.save_weights(path, kept)
+            save_weights(path, kept)
             phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
         else:
             seen = set(federation.present) - set(config.unseen_group_names)
@@ -225,7 +220,7 @@ def train_predictor(
                 most=_most_answers(run, seen),
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
-            checkpoints.save_weights(path, kept)
+            save_weights(path, kept)
             if noise := config.pluralllm.dp_noise:
                 spent = f"epsilon = {epsilon(noise, config.pluralllm.rounds):.3g} at delta = {DELTA:g}"
                 phase.step(1, 1, f"the weights tell what one node sent with {spent}")
@@ -250,10 +245,19 @@ def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:
         found = pluralllm_scores.scores(
             {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
         )
+        found["population"] = _population(run)
         cards.write(run.folder.path / WEIGHTS_FILE, card.model_copy(update=found))
         for part, predictors in found["scores"].items():
             shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
             phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
+
+
+def _population(run: Run) -> PopulationSummary | None:
+    """What the mean of the other groups rests on; None where nobody was asked for it, or too few groups train."""
+    totals, least = run.federation.totals, run.config.sums.min_groups
+    if totals is None or len(totals.groups) < least:
+        return None
+    return PopulationSummary(min_groups=least, held_out=int((totals.count_Q >= least).sum()))
 
 
 def collect_votes(run: Run, *, needed: bool) -> FloatArray | None:
@@ -338,7 +342,8 @@ def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
             done=done,
             state=None if kept is None else kept.rule_state(groups),
         )
-        strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done)
+        timeout = config.federation.reply_timeout
+        strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
 
 
 def _shown(line: Iteration) -> str:

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from appa_flwr.files import keep_lines, lock, recover, replace_file, sync, writing
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import keep_lines, lock, recover, replace_file, sync, writing
 from appa_flwr.run import files, records
 from appa_flwr.run.files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, METRICS, PHASES, PROGRESS, JsonFile, LineFile
 from appa_flwr.run.resume import check_new, check_resumable

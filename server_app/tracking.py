@@ -15,7 +15,7 @@ from typing import Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.records import Iteration
 
 NONE = "none"

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from appa_flwr import wire
-from appa_flwr.aggregation import Rule
-from appa_flwr.errors import UserError, unknown_name
-from appa_flwr.ranges import ALIGNMENT_WEIGHT
-from appa_flwr.rewards import metrics_of
+from appa_flwr.analysis.aggregation import Rule
+from appa_flwr.config.ranges import ALIGNMENT_WEIGHT
+from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.protocol import wire
+from appa_flwr.protocol.rewards import metrics_of
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.rewards import AggregatedReward, Groups, aggregated_reward, group_means
 
@@ -103,7 +103,7 @@ class GroupRewards:
 
     Args:
         groups: who scores.
-        rule: how their rewards become one; see `appa_flwr.aggregation.make`.
+        rule: how their rewards become one; see `appa_flwr.analysis.aggregation.make`.
         catalogue: the public questions.
         task: "dpa" or "opa".
         metric: the reward metric; left out, the task's first one.
@@ -183,19 +183,19 @@ class GroupRewards:
                 processes = torch.distributed.get_world_size()
                 if processes > 1:  # each would keep a history of its own part of the batch
                     raise UserError(f"the groups' rewards need one training process; there are {processes}")
+            number = self.rounds + 1
+            request = answers.request([self._metric], draw=number if self._fresh_context else 0)
             scored = aggregated_reward(
-                self._groups,
                 self._rule,
                 self.state,
                 answers,
+                self._groups.score(request, iteration=number),
                 metric=self._metric,
                 alignment_weight=self._alignment_weight,
-                iteration=self.rounds + 1,
-                fresh_context=self._fresh_context,
             )
             if self._catalogue.train_Q[answers.question_J].all():
                 self.state = scored.result.state
-            self.rounds += 1
+            self.rounds = number
             return scored
 
     def _questions(self, question_id: Sequence[str] | None) -> npt.NDArray[np.int64]:

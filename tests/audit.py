@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common.serde import message_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, deployed
 from talk import TINY, talk
 
-from appa_flwr import wire
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import wire
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
@@ -85,7 +85,6 @@ def make_world(folder: Path, **changes: object) -> World:
         rows.append({**own, "distribution": [0.1357913, 0.8642087]})
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flat = {**config.flat(), "survey": str(written.questions), "run.output-dir": str(folder / "runs"), "run-name": "r"}
-    flat["run.cache-dir"] = str(folder / "cache")
     return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
 
 
@@ -94,7 +93,6 @@ _NAMES = {"groups": ConfigRecord}
 RECORDS: dict[str, dict[str, type]] = {
     "train": {"arrays": ArrayRecord, "metrics": MetricRecord},
     "evaluate": {"metrics": MetricRecord},
-    wire.POPULATION: {"keys": ConfigRecord, "masked": ArrayRecord},
     wire.ROLL_CALL: _NAMES,
     wire.CATALOGUE: {**_NAMES, "counts": MetricRecord},
     wire.TARGETS: {**_NAMES, "sums": MetricRecord},
@@ -146,8 +144,6 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
             yield f"errors {errors}"
         if not 0 <= (cells := numbers["metrics"].get("num-examples", 0)) <= (~public.train_Q).sum():
             yield f"an error over {cells} held-out answers"
-    elif reply.kind == wire.POPULATION:
-        yield from masked_sums(wire.unpack_sums_request(asked.message.content), content, public)
     elif reply.kind == wire.CATALOGUE:
         yield from typed(numbers, "counts", dict.fromkeys(COUNTS, int))
     elif reply.kind == wire.TARGETS:
@@ -163,24 +159,6 @@ def typed(records: Mapping[str, MetricRecord], name: str, types: dict[str, type]
     found = dict(records.get(name, {}))
     if {key: type(value) for key, value in found.items()} != types:
         yield f"{name} {found}"
-
-
-def masked_sums(request: wire.SumsRequest, content: RecordDict, public: wire.Catalogue) -> Iterator[str]:
-    """A key where one was asked for, and else numbers that are as good as random."""
-    keys = content.config_records.get("keys", {})
-    if {key: len(value) for key, value in keys.items()} != {"public": int(request.step == wire.KEYS)}:
-        yield f"keys {dict(keys)}"
-    names = {wire.COUNTS: {"count", "parties"}, wire.ANSWERS: {"answers"}}
-    record = content.array_records.get("masked", {})
-    if set(record) != names.get(request.step, set()):
-        yield f"sums {set(record)} in the step {request.step}"
-    for name, array in record.items():
-        value = array.numpy()
-        if value.dtype != np.uint64 or len(value) != len(public.questions):
-            yield f"{name}: {value.dtype} {value.shape}"
-        # of random numbers one in eight is as near to 0 as this; unmasked ones all are
-        elif (np.abs(value.view(np.int64)) < 2**60).mean() > 0.4 or len(np.unique(value)) != value.size:
-            yield f"{name}: numbers without a mask"
 
 
 def rewards(asked: Crossed, record: ArrayRecord) -> Iterator[str]:

@@ -14,11 +14,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from in_process import cross, request, simulated
 from small import SMALL_PREDICTOR
 
-from appa_flwr import wire
 from appa_flwr.config import Config
+from appa_flwr.protocol import wire
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.types import Survey
-from client_app import data
+from client_app import data, state
 from client_app.main import app
 from pluralllm.residual import SHARE_KEY
 from server_app.federation.catalogue import build_catalogue
@@ -65,6 +65,16 @@ class Node:
         if kind == wire.SCORE:
             return wire.pack_score_request(uniform_request(catalogue))
         return RecordDict()
+
+    def owned(self, node_config: Mapping[str, str]) -> Node:
+        """The same node, deployed, with what it remembers."""
+        kept = dict(self.context.state)
+        self.context.node_config, self.context.state = dict(node_config), RecordDict()
+        if node_config.keys() & {"ledger", "data"}:
+            memory = state.memory_of(self.context)
+            for key, record in kept.items():
+                memory.keep(key, record)
+        return self
 
     def prepared(self, catalogue: wire.Catalogue) -> Node:
         for kind in (wire.CATALOGUE, wire.TARGETS):

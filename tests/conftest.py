@@ -1,1 +1,15 @@
-"""Puts this folder on the path, so that tests of every folder can share `fakes`."""
+"""Puts this folder on the path, so that tests of every folder can share `fakes`; one cache for a session's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that the user's own cache holds decides a test, and what one test builds is there for the next."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from small import AS_OWNERS_ASK
+
+from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.deploy import SUBMITTER, Started, start
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import end_processes, processes_of
@@ -26,9 +30,9 @@ TINY_LOOP = {
     "ppo.num-iterations": 5,
     "pluralllm.rounds": 1,
     "pluralllm.validate-every": 0,
-    "sums.mean-of-others": False,
     "embedding.dim": 16,
     "rollout.batch-size": 16,
+    **AS_OWNERS_ASK,
     "ppo.num-mini-batches": 2,
     "ppo.epochs": 1,
 }
@@ -36,7 +40,6 @@ PLACES = {
     "survey": "questions.jsonl",
     "run-name": "r",
     "run.output-dir": "runs",
-    "run.cache-dir": "cache",
     "federation.group-keys": GROUP_KEYS_FILE,
 }
 
@@ -99,10 +102,12 @@ class Deployment:
 @contextmanager
 def deployed(survey: Survey, folder: Path, *, nodes: bool = True) -> Iterator[Deployment]:
     """A started server with a node a group (without `nodes`: none yet); nothing of it is left at the end."""
-    sites = prepare(survey, folder / "parties", host=LOOPBACK, port=free_port(), keys={})
+    sites = prepare(survey, folder / "parties", host=LOOPBACK, port=free_port(), keys={}, bundle=bundle_hash(REPO))
     home = folder / "homes"
-    try:
-        yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
-    finally:
-        end_processes(home)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(sites.server / "cache"))  # where a test can see what the server keeps
+        try:
+            yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
+        finally:
+            end_processes(home)
     assert processes_of(home) == []

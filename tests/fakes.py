@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
 
-from appa_flwr import wire
+from appa_flwr.protocol import wire
 from appa_flwr.survey.types import Question
 from client_app import scoring
 from server_app.engine.sequences import Sequences, pad_prompts
@@ -182,6 +182,12 @@ def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> 
 VOCABULARY = 61
 ARCHITECTURES = ("qwen3", "llama", "gemma2")
 PAD_ID = 0
+ROUNDING = {"rtol": 0, "atol": 2e-5}
+"""How far two ways to a float32 log-probability of these models may lie apart, in whatever order a processor adds up.
+
+A logit of up to 7 comes of some twelve products of 32 to 64 terms, each wrong by up to sqrt(64) x 6e-8 of its size. If
+these errors are independent they come to sqrt(12) x 8 x 6e-8 x 7 = 1.2e-5; found were 4e-6.
+"""
 SHORT_WINDOW, WIDE_WINDOW = 6, 64
 """Shorter than prompt and answer, so that sliding layers are really cut; and long enough to share a prefix."""
 

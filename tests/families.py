@@ -16,7 +16,7 @@ from fakes import random_lm
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from appa_flwr import formats
+from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 
 TEXT_TOKENS = 900

@@ -6,6 +6,7 @@ context is stored as bytes between two messages, as where every message meets a 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 from flwr.serverapp import Grid
 
 from appa_flwr.config import Config
+from appa_flwr.owner.policy import AS_IN_SIMULATION
 from client_app.main import app
 
 RUN_ID = 1
@@ -78,7 +80,14 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     return _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
 
 
-def deployed(config: Config, files: Mapping[str, Path], *, policy: str = "sums = true") -> dict[int, Context]:
+FEW = "least-answers = 3"
+"""In an owner's policy: tests ask few questions."""
+
+AS_SIMULATED = "\n".join(f"{key.replace('_', '-')} = {json.dumps(value)}" for key, value in AS_IN_SIMULATION.items())
+"""In an owner's policy: PluralLLM's replies are those of a simulation."""
+
+
+def deployed(config: Config, files: Mapping[str, Path], *, policy: str = FEW) -> dict[int, Context]:
     """Contexts of deployed nodes, one a group, each with the group's own data file and its owner's policy beside it."""
     nodes: list[dict[str, int | str]] = []
     for group, path in files.items():

@@ -125,7 +125,7 @@ class RealRuns:
 
     def _flags(self, name: str, changes: Mapping[str, object]) -> list[str]:
         given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-        given |= {"run-name": name, "run.output-dir": self.folder / "runs", "run.cache-dir": self.folder / "cache"}
+        given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
         return [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
 
     def _here(self, name: str) -> Path:

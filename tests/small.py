@@ -4,6 +4,8 @@ SMALL_PREDICTOR = {
     "embedding.dim": 8,
     "pluralllm.hidden-dim": 8,
     "pluralllm.blocks": 1,
-    "pluralllm.heads": 2,
     "pluralllm.num-context-questions": 4,
 }
+
+AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
+"""How a deployed node trains PluralLLM where its owner has written no policy."""

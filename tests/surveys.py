@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pytest
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey import read
 
 YES_NO = ["Yes", "No", "Don't know"]

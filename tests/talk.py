@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 from in_process import InProcessGrid, flower_task
-from small import SMALL_PREDICTOR
+from small import AS_OWNERS_ASK, SMALL_PREDICTOR
 
-from appa_flwr import wire
 from appa_flwr.config import Config
+from appa_flwr.protocol import wire
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.predictor.sums import exchange_sums
 
-KINDS = (wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
+KINDS = (wire.ROLL_CALL, wire.CATALOGUE, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
 
 TINY = {
     "data.num-groups": 3,
@@ -22,6 +21,7 @@ TINY = {
     "federation.min-groups": 3,
     **SMALL_PREDICTOR,
     "pluralllm.rounds": 2,
+    **AS_OWNERS_ASK,
 }
 
 
@@ -42,7 +42,6 @@ def talk(grid: InProcessGrid, config: Config) -> None:
         federation = Federation(overlap, min_groups=config.federation.min_groups, timeout=5.0)
         federation.gather((), patience=0.0)
         federation.send_catalogue(catalogue)
-        exchange_sums(federation, config, catalogue, progress=lambda step, of, text: None)
         weights = pretrain(
             overlap,
             config,

@@ -11,8 +11,6 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import annotated_types
 from pydantic import BaseModel, ValidationError
 
-from appa_flwr.config.moved import MOVED, REMOVED
-
 Scalar = bool | int | float | str
 
 _NEAREST_CUTOFF = 0.0  # always name some key: even a far one shows how keys look
@@ -95,25 +93,17 @@ def sections_of(model: type[BaseModel]) -> dict[str, str]:
 
 
 def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
-    """What to say of a key that does not exist: its new name, its right section, or the nearest one."""
+    """What to say of a key that does not exist: its right section, or the nearest one."""
     shown = to_toml(key)  # one line, whatever it holds
-    if key in MOVED:
-        return f'key {shown} is now "{MOVED[key]}", {_describe(keys[MOVED[key]])}'
     if key and (inside := [name for name in keys if keys[name].section == key]):
         return f"{shown} is a section, not a key; its keys are {', '.join(inside)}"
     wanted = key.replace("_", "-")
     section, _, leaf = wanted.rpartition(".")
-    if leaf in REMOVED:
-        return f"key {shown} is gone: {REMOVED[leaf]}"
     namesakes = [name for name in keys if name.rpartition(".")[2] == leaf]
-    if leaf in MOVED and MOVED[leaf] not in namesakes:
-        namesakes.append(MOVED[leaf])
     if len(namesakes) > 1 and wanted not in keys:
         return f"unknown key {shown}; there are {', '.join(namesakes)}"
     in_section = [name for name in keys if section and keys[name].section == section]
-    candidates = namesakes or in_section or [*keys, *MOVED]
-    nearest = difflib.get_close_matches(wanted, candidates, n=1, cutoff=_NEAREST_CUTOFF)[0]
-    nearest = MOVED.get(nearest, nearest)
+    nearest = difflib.get_close_matches(wanted, namesakes or in_section or keys, n=1, cutoff=_NEAREST_CUTOFF)[0]
     return f'unknown key {shown}; the nearest is "{nearest}", {_describe(keys[nearest])}'
 
 

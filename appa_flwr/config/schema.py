@@ -17,8 +17,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, sections_of, to_toml, unknown_key
+from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS
 from appa_flwr.config.sections import (
     AVERAGING,
+    HEADS,
     APPASection,
     DataSection,
     EmbeddingSection,
@@ -34,8 +36,7 @@ from appa_flwr.config.sections import (
     SFTSection,
     SumsSection,
 )
-from appa_flwr.errors import UserError
-from appa_flwr.ranges import AUTO_METRICS, TASK_METRICS
+from appa_flwr.core.errors import UserError
 
 GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
@@ -136,11 +137,6 @@ class Config(Section):
         return split_names(self.pluralllm.unseen_groups)
 
     @property
-    def report_group_names(self) -> tuple[str, ...]:
-        """The groups that the spider plots show; empty = all of the run."""
-        return split_names(self.eval.report_groups)
-
-    @property
     def reward_metric(self) -> str:
         """`metric` with `auto` and `auto-ordinal` resolved for the task."""
         return AUTO_METRICS[self.metric][self.task] if self.metric in AUTO_METRICS else self.metric
@@ -195,24 +191,19 @@ def _in_names(config: Config) -> Iterator[str]:
         yield f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}'
     if config.run_name and not _RUN_NAME.fullmatch(config.run_name):
         yield f'run-name = {to_toml(config.run_name)} must be letters, digits, ".", "_" and "-", starting with one'
-    for key, names in {"groups": config.group_names, **_some_of_them(config)}.items():
+    for key, names in {"groups": config.group_names, "pluralllm.unseen-groups": config.unseen_group_names}.items():
         for name in names:
             if names.count(name) > 1:
                 yield f"{key} names {to_toml(name)} twice; each group must be named once"
 
 
-def _some_of_them(config: Config) -> dict[str, tuple[str, ...]]:
-    """Keys that name some of a run's groups, with these."""
-    return {"pluralllm.unseen-groups": config.unseen_group_names, "eval.report-groups": config.report_group_names}
-
-
 def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     """Without `groups`, what the config alone can tell."""
     groups = groups or config.group_names
-    for key, names in _some_of_them(config).items() if groups else ():
-        for name in names:
-            if name not in groups:
-                yield f"{key} names {to_toml(name)}, which is not in this run; it has: {', '.join(groups)}"
+    for name in config.unseen_group_names if groups else ():
+        if name not in groups:
+            where = f"which is not in this run; it has: {', '.join(groups)}"
+            yield f"pluralllm.unseen-groups names {to_toml(name)}, {where}"
     count = len(groups) or (config.data.num_groups if config.survey == GENERATED_SURVEY else None)
     if count is None:
         return
@@ -249,8 +240,8 @@ def _in_sizes(config: Config) -> Iterator[str]:
             f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.validate-every = 0: what is kept must not be "
             "chosen by errors that have no noise"
         )
-    if pluralllm.hidden_dim % pluralllm.heads:
-        yield f"pluralllm.heads = {pluralllm.heads} must divide pluralllm.hidden-dim = {pluralllm.hidden_dim}"
+    if pluralllm.hidden_dim % HEADS:
+        yield f"pluralllm.hidden-dim = {pluralllm.hidden_dim} must be a multiple of {HEADS}, its attention heads"
 
 
 def _in_models(config: Config) -> Iterator[str]:
@@ -262,8 +253,6 @@ def _in_models(config: Config) -> Iterator[str]:
         yield f'embedding.model = {to_toml(model)} needs embedding.encoder = "sentence-transformers" or "causal-lm"'
     if config.pluralllm.reward_target == "posterior" and config.pluralllm.architecture != "residual":
         yield 'pluralllm.reward-target = "posterior" needs pluralllm.architecture = "residual"'
-    if config.policy.quantization == "nf4" and config.policy.tuning == "full":
-        yield 'policy.quantization = "nf4" freezes the base and needs policy.tuning = "lora"'
     if config.policy.compute_dtype == "bfloat16" and config.policy.tuning == "full":
         yield 'policy.tuning = "full" needs policy.compute-dtype = "float32": weights of 16 bits lose most steps'
 

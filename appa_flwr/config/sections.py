@@ -11,13 +11,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from appa_flwr import ranges
+from appa_flwr.config import ranges
 
 Architecture = Literal["residual", "attention"]
 LocalOptimizer = Literal["sgd", "adam"]
 # whose server only averages: a group's own optimizer must do what the server's step does in the others
 AVERAGING = ("fedavg", "fedprox")
 ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
+BAD_NODES = 1  # that krum, multikrum and fedtrimmedavg do without: with more, few deployments had nodes enough
+HEADS = 4  # of the attention architecture; they divide its width
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
@@ -47,9 +49,6 @@ class RunSection(Section):
     """[run]: where a run writes, and how far it goes."""
 
     output_dir: str = Field("runs", min_length=1, description="folder that holds the runs")
-    cache_dir: str = Field(
-        "", description="where built models and embeddings are kept; empty = the user's cache folder"
-    )
     checkpoint_every: int = Field(10, ge=0, description="PPO iterations from one checkpoint to the next; 0 = none")
     phases: Literal["all", "pluralllm", "sft"] = Field(
         "all", description="where the run ends: pluralllm = after its pretraining and scores, sft = after SFT's scores"
@@ -117,13 +116,11 @@ class PluralLLMSection(Section):
         "answers, its own answer, or the prediction with that answer known",
     )
     context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
-    draws: int = Field(1, ge=1, description="contexts a prediction is averaged over; their spread is kept")
     checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
     strategy: Literal[
         "fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "krum", "multikrum"
     ] = Field("fedadam", description="server update in pretraining; the last four stand a few bad nodes")
-    bad_nodes: int = Field(1, ge=0, description="how many bad nodes krum and multikrum, or fedtrimmedavg, must stand")
     dp_noise: float = Field(
         0.0,
         ge=0,
@@ -132,19 +129,13 @@ class PluralLLMSection(Section):
     dp_clip: float = Field(
         1.0, gt=0, description="with dp-noise: a node's step in a round is cut to this length, and nodes weigh the same"
     )
-    proximal_mu: float = Field(0.01, ge=0, description="pull of fedprox towards the server's weights")
     rounds: int = Field(100, ge=0, description="federated pretraining rounds")
     local_steps: int = Field(2, ge=1, description="optimizer steps of a group in one round")
     learning_rate: float = Field(
-        0.0, ge=0, description="step size of a group's optimizer; 0 = 0.1 with sgd, 0.003 with adam"
-    )
-    server_learning_rate: float = Field(3e-3, gt=0, description="the server's step size, not of fedavg and fedprox")
-    optimizer: Literal["auto", "sgd", "adam"] = Field(
-        "auto", description="a group's optimizer; auto = adam for fedavg and fedprox, sgd for the others"
+        0.0, ge=0, description="step size of a group's optimizer; 0 = 0.003 of Adam, 0.1 of SGD, as the strategy has it"
     )
     hidden_dim: int = Field(64, ge=1, description="width of the predictor")
     blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
-    heads: int = Field(4, ge=1, description="attention heads of the predictor")
     fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
     validate_every: int = Field(
         100,
@@ -155,9 +146,7 @@ class PluralLLMSection(Section):
 
     @property
     def local_optimizer(self) -> LocalOptimizer:
-        """A group's optimizer, `auto` resolved."""
-        if self.optimizer != "auto":
-            return self.optimizer
+        """A group's optimizer: SGD where the server itself steps by Adam or its kin."""
         return "adam" if self.strategy in AVERAGING + ROBUST else "sgd"
 
     @property
@@ -173,24 +162,23 @@ class PluralLLMSection(Section):
     @property
     def least_nodes(self) -> int:
         """Nodes that the strategy needs: n >= 2f + 3 for Krum (Blanchard et al. 2017), n > 2f for a trimmed mean."""
-        return {"krum": 2 * self.bad_nodes + 3, "fedtrimmedavg": 2 * self.bad_nodes + 1, "fedmedian": 3}.get(
+        return {"krum": 2 * BAD_NODES + 3, "fedtrimmedavg": 2 * BAD_NODES + 1, "fedmedian": 3}.get(
             self.strategy.removeprefix("multi"), 1
         )
 
     def too_few(self, num_nodes: int) -> str:
         """What is wrong with fewer than `least_nodes`."""
-        bad = "" if self.strategy == "fedmedian" else f" with pluralllm.bad-nodes = {self.bad_nodes}"
         return (
-            f'pluralllm.strategy = "{self.strategy}"{bad} needs {self.least_nodes} nodes that train, a group each; '
+            f'pluralllm.strategy = "{self.strategy}" needs {self.least_nodes} nodes that train, a group each; '
             f"there are {num_nodes}"
         )
 
 
 class SumsSection(Section):
-    """[sums]: what is added up over groups, each node's part masked."""
+    """[sums]: what is added up over the groups of a simulation."""
 
     mean_of_others: bool = Field(
-        True, description="score the mean of the other groups too; nodes send sums of their held-out answers"
+        True, description="in a simulation score the mean of the other groups too; a deployment has no such row"
     )
     min_groups: int = Field(
         3,
@@ -210,15 +198,16 @@ class PolicySection(Section):
     attention: Literal["auto", "eager", "sdpa"] = Field(
         "auto", description="attention implementation (PPO table); auto = eager for Gemma-2, sdpa for others"
     )
-    quantization: Literal["none", "nf4"] = Field(
-        "none", description="of the frozen base; nf4 is double-quantised (PPO)"
-    )
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
         description="number format (SFT and PPO tables); auto = bfloat16 where GPU or processor computes in it",
     )
     threads: int = Field(0, ge=0, description="CPU threads of its passes; 0 = all cores, one for the tiny model")
-    tuning: Literal["lora", "full"] = Field("full", description="train adapters on a frozen base, or all weights")
+    tuning: Literal["full", "lora", "qlora"] = Field(
+        "full",
+        description="train all weights, or adapters on a frozen base, which PPO has in 4-bit nf4, double-quantised, "
+        "with qlora (PPO table)",
+    )
 
 
 class LoRASection(Section):
@@ -231,11 +220,10 @@ class LoRASection(Section):
         "adapter", description="what policy/ holds: one adapter on the base model, or a whole model in float32"
     )
     sft_targets: str = Field(ALL_PROJECTIONS, min_length=1, description="layers adapted in SFT (SFT table)")
-    policy_targets: str = Field(ATTENTION_PROJECTIONS, min_length=1, description="layers adapted in PPO (PPO table)")
-    value_targets: str = Field(
+    ppo_targets: str = Field(
         ATTENTION_PROJECTIONS,
         min_length=1,
-        description="as above for the value model; its head trains in full (PPO)",
+        description="layers adapted in PPO, of policy and value model, whose head trains in full (PPO table)",
     )
 
 
@@ -270,7 +258,6 @@ class RolloutSection(Section):
     answers_per_question: int = Field(1, ge=1, description="answers sampled to each question of an iteration")
     response_length: int = Field(60, ge=1, description="most tokens of an answer (PPO table)")
     temperature: float = Field(1.0, gt=0, description="of sampling in rollouts (PPO table)")
-    sampler: Literal["own", "generate"] = Field("own", description="sampling by our loop, or Transformers' generate")
 
 
 class PPOSection(Section):
@@ -287,17 +274,14 @@ class PPOSection(Section):
     micro_batch_tokens: int = Field(
         2048, ge=1, description="most tokens in one pass of PPO, padding counted, shared prompt tokens not"
     )
-    shared_prefix: bool = Field(True, description="compute the tokens that all prompts begin with once a batch")
-    gradient_checkpointing: bool = Field(
-        False, description="PPO recomputes each layer in its backward pass: less memory, slower, and no shared prefix"
-    )
     learning_rate: float = Field(2e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
     value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay (PPO table)")
     scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
     kl_coefficient: float = Field(0.05, ge=0, description="weight of the KL penalty to the SFT policy (PPO table)")
-    clip_range: float = Field(0.2, gt=0, le=1, description="of the probability ratio (PPO table)")
-    clip_range_value: float = Field(0.2, gt=0, description="of the change in value (PPO table)")
+    clip_range: float = Field(
+        0.2, gt=0, le=1, description="of the probability ratio, and of the change in value (PPO table)"
+    )
     value_coefficient: float = Field(0.2, ge=0, description="weight of the value loss (PPO table)")
     gamma: float = Field(1.0, ge=0, le=1, description="discount factor (PPO table)")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantages (PPO table)")
@@ -312,7 +296,7 @@ class PPOSection(Section):
 
 
 class APPASection(Section):
-    """[appa]: parameters of the aggregation rules and of the reward they aggregate (`appa_flwr.ranges`)."""
+    """[appa]: parameters of the aggregation rules and of the reward they aggregate (`appa_flwr.config.ranges`)."""
 
     ema_decay: ranges.EmaDecay = Field(ranges.EMA_DECAY, description="lambda of a group's reward history (APPA table)")
     temperature: ranges.Temperature = Field(ranges.TEMPERATURE, description="T of the group weights (APPA table)")
@@ -350,7 +334,6 @@ class EvaluationSection(Section):
     extra_rows: bool = Field(
         True, description="score the base model behind answered questions, and what each model would choose, too"
     )
-    report_groups: str = Field("", description="names of the groups that the spider plots show; empty = all")
     ceilings: bool = Field(
         True, description="report the best shared answers; asks the groups for scores that reveal their targets"
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from appa_flwr.config.keys import Scalar, to_toml, unknown_key
 from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, SMOLLM2_MODEL, TINY_MODEL, Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 PRESET_KEY = "preset"
 PATH_KEYS = (
-    *("survey", "run.output-dir", "run.cache-dir", "federation.group-keys"),
+    *("survey", "run.output-dir", "federation.group-keys"),
     *("pluralllm.checkpoint", "sft.checkpoint"),
 )
 
@@ -111,13 +111,14 @@ def parse_override(text: str) -> tuple[str, Scalar]:
     return key, value
 
 
-def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None) -> Config:
+def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None, beneath: str = "") -> Config:
     """The config of a run: defaults, then the preset, then the file, then the overrides.
 
     Args:
         file: a TOML file of keys, or None.
         overrides: `key=value` texts; later ones win. `preset=NAME` is allowed here and in the file.
         folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them as they are.
+        beneath: a preset that all these stand on.
 
     Raises:
         UserError: as for `read_toml`, `preset`, `parse_override` and `Config.load`.
@@ -126,7 +127,7 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
     if file is not None:
         given |= read_toml(file)
     given |= dict(parse_override(text) for text in overrides)
-    config = Config.load(on_its_preset(given))
+    config = Config.load((preset(beneath) if beneath else {}) | on_its_preset(given))
     if folder is None:
         return config
     flat = config.flat()

@@ -10,7 +10,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.checks import APP_NAME
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, check_groups
-from appa_flwr.errors import UserError
-from appa_flwr.files import lock, writing
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock, writing
 from appa_flwr.run.files import ERROR_FILE, LOG_FILE, write_config
 from appa_flwr.survey.types import Rejection, Survey
 
@@ -68,6 +68,13 @@ def participants(config: Config) -> tuple[str, ...]:
             raise UserError(f'groups names "{name}", which survey = "{config.survey}" does not have; it has: {some}')
     chosen = config.group_names or known
     check_groups(config, chosen)
+    if not config.group_names and config.data.min_questions > 1 and config.survey != GENERATED_SURVEY:
+        from appa_flwr.survey.read import group_names
+
+        few = [name for name in group_names(config.survey) if name not in chosen]
+        if few:
+            least = config.data.min_questions
+            print(f"left out: {', '.join(few)}: fewer usable questions than data.min-questions = {least}", flush=True)
     return chosen
 
 

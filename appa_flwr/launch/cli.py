@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 the run failed, 2 a user's mistake, 128 + n stopped by sig
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from appa_flwr import config as settings
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.group import app as group
@@ -25,6 +28,8 @@ from appa_flwr.run.resume import resumable
 RUN_FAILED = 1
 USER_ERROR = 2
 SIGNAL_BASE = 128
+_SCREEN = (100, 24)  # of a pipe, which has none
+_WIDEST_VALUE = 24
 _OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
@@ -117,20 +122,31 @@ def deploy(
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
     more = [f"data.num-groups={groups}"] if groups else []
-    config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd())
+    # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
+    config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd(), beneath="deployed")
     from appa_flwr.launch import deploy as deployment
 
     if local:
         ended = deployment.deploy_local(config, folder, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
-    sites = deployment.make_sites(config, folder, host=host, port=port)
+    bundle = bundle_hash(find_app_folder(Path.cwd()))
+    sites = deployment.make_sites(config, folder, host=host, port=port, bundle=bundle)
     table = Table("carry", "to", "and start")
     table.add_row(str(sites.server), f"the server, {host}", "start.sh")
     for name in sites.groups:
         table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
-    table.add_row(str(sites.submitter), "whoever submits the run", "register.sh once; submit.sh CHECKOUT")
-    show(table, f"{folder / 'authority'} signs certificates: keep ca.key to yourself")
+    table.add_row(str(sites.submitter), "whoever submits, at the server", "register.sh once; submit.sh CHECKOUT")
+    show(table)
+    kept = deployment.not_pinning(sites, bundle)
+    for name, pinned in kept.items():
+        show(f"{name}'s policy stays as it was, and pins {'another bundle' if pinned else 'none'}")
+    if len(kept) < len(sites.groups):
+        show(
+            f"{'the other' if kept else 'all'} groups pin this checkout's app, bundle {bundle}; once it changes, each "
+            "of them has to pin what `appa group bundle CHECKOUT` prints"
+        )
+    show(f"{folder / 'authority'} signs certificates: keep ca.key to yourself")
 
 
 @app.command()
@@ -175,22 +191,32 @@ def config(
     if toml:
         typer.echo(settings.to_toml_table(values), nl=False)
         return
-    for section in ("", *settings.SECTIONS) if every else ("",):
+    if not every:
+        _on_one_screen(values)
+        return
+    for section in ("", *settings.SECTIONS):
         title = Text(f"[{section}] {settings.SECTIONS[section]}", style="bold") if section else None
         table = Table("key", "value", "valid", "what it does", title=title, title_justify="left")
         for key in settings.keys_in(section):
             table.add_row(key.name, settings.to_toml(values[key.name]), key.valid, key.doc)
         show(table)
-    if not every:
-        table = Table("section", "what it is about", "its keys")
-        for section, purpose in settings.SECTIONS.items():
-            names = (key.name.removeprefix(f"{section}.") for key in settings.keys_in(section))
-            table.add_row(section, purpose, ", ".join(names))
-        show(table, "appa config --all shows these in full; -c SECTION.KEY=VALUE sets one")
-        table = Table("preset", "what it is for")
-        for name, purpose in settings.preset_purposes().items():
-            table.add_row(name, purpose)
-        show(table, "-c preset=NAME starts from one")
+
+
+def _on_one_screen(values: Mapping[str, settings.Scalar]) -> None:
+    """Print the keys on top and what each section holds, a line each, cut to the width there is."""
+    rows = [(key.name, settings.to_toml(values[key.name]), key.doc) for key in settings.keys_in("")]
+    for section, purpose in settings.SECTIONS.items():
+        rows.append((f"[{section}]", f"{len(settings.keys_in(section))} keys", purpose))
+    name, value = max(len(row[0]) for row in rows), min(_WIDEST_VALUE, max(len(row[1]) for row in rows))
+    width = shutil.get_terminal_size(fallback=_SCREEN).columns
+    lines = [f"{_cut(row[0], name):{name}}  {_cut(row[1], value):{value}}  {row[2]}" for row in rows]
+    lines.append(f"presets: {', '.join(settings.preset_purposes())}")
+    lines.append("-c [SECTION.]KEY=VALUE sets one, -c preset=NAME many; appa config --all says more")
+    show(*(_cut(line, width) for line in lines))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 @app.command()
@@ -203,7 +229,9 @@ def survey(
 ) -> None:
     """Show what a survey holds, and split it into files to be carried to the groups' machines."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr.survey import export, picture, report
+    from appa_flwr.report import survey_picture as picture
+    from appa_flwr.report import survey_summary as report
+    from appa_flwr.survey import export
 
     found = read_survey(chosen, chosen.group_names)
     # Written first: whoever cuts the tables short, as `| head` does, still has the split.
@@ -226,7 +254,7 @@ def diagnose(
 ) -> None:
     """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr import diagnosis
+    from appa_flwr.analysis import diagnosis
 
     found = diagnosis.diagnose(
         read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=diagnosis.rules(chosen.appa)
@@ -245,7 +273,7 @@ def lm_eval(
 ) -> None:
     """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr.survey.lm_eval import export_task
+    from appa_flwr.launch.lm_eval import export_task
 
     path = export_task(read_survey(chosen, chosen.group_names), chosen, out)
     typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")

@@ -12,15 +12,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 
 YEARS_VALID = 2
 PUBLIC = ".pub"  # what a public key's file is called after its private one
 _PEM = serialization.Encoding.PEM
 _OPEN = serialization.NoEncryption()
 _HASH = hashes.SHA384()
-_AUTHORITY = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "appa-flwr authority")])
+_AUTHORITY, _SERVER = (
+    x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"appa-flwr {who}")]) for who in ("authority", "server")
+)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
@@ -47,7 +49,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
         raise UserError(f"{folder / 'ca.key'}: is not the key that was made here; name another folder")
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(folder / "server.key", _pem(key))
-    made = _certificate(_name(hosts[0]), key, signer, x509.BasicConstraints(ca=False, path_length=None))
+    made = _certificate(_SERVER, key, signer, x509.BasicConstraints(ca=False, path_length=None))
     made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
     replace_file(folder / "server.crt", made.sign(signer, _HASH).public_bytes(_PEM))
 
@@ -91,10 +93,6 @@ def _certificate(
         .add_extension(identifier, critical=False)
         .add_extension(by, critical=False)
     )
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -13,21 +13,21 @@ from datetime import datetime
 from pathlib import Path
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from appa_flwr.launch.bundle import sent_files
-from appa_flwr.launch.checks import claim_run_folder, participants, read_survey
+from appa_flwr.core.errors import UserError
+from appa_flwr.launch.bundle import bundle_hash, sent_files
+from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, POLICY_FILE, STATE_FILE, Sites, prepare
-from appa_flwr.owner.policy import POLICY_VARIABLE
+from appa_flwr.owner.policy import POLICY_VARIABLE, read_policy
 from appa_flwr.run.files import CONFIG_FILE, SUPERLINK_LOG
 from appa_flwr.run.resume import resumable
 from appa_flwr.survey.export import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
 SERVER, SUBMITTER = "(server)", "(submitter)"
-_OWN_KEYS = ("survey", "groups", "run.output-dir", "run.cache-dir", "federation.group-keys")
+_OWN_KEYS = ("survey", "groups", "run.output-dir", "federation.group-keys")
 
 
 def submitted(config: Config) -> dict[str, bool | int | float | str]:
@@ -35,10 +35,21 @@ def submitted(config: Config) -> dict[str, bool | int | float | str]:
     return {key: value for key, value in config.flat().items() if key not in _OWN_KEYS}
 
 
-def make_sites(config: Config, root: Path, *, host: str, port: int) -> Sites:
-    """Write the parties' folders of a run with this config; see `sites.prepare`."""
+def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str) -> Sites:
+    """Write the parties' folders of a run with this config, and say what its survey loses; see `sites.prepare`."""
     survey = read_survey(config, participants(config))
-    return prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config))
+    show_left_out(survey.rejections)
+    return prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
+
+
+def not_pinning(sites: Sites, bundle: str) -> dict[str, bool]:
+    """The groups whose policies, which were there before, pin no bundle (False) or others than this one (True).
+
+    Raises:
+        UserError: a policy cannot be read.
+    """
+    pinned = {name: read_policy(sites.group(name) / POLICY_FILE).bundle.split() for name in sites.groups}
+    return {name: bool(hashes) for name, hashes in pinned.items() if bundle not in hashes}
 
 
 def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool = False) -> Path:
@@ -51,23 +62,25 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started: see `checks.participants`, `sites.prepare`, `checks.claim_run_folder`.
+        UserError: before anything is started: see `checks.participants`, `sites.prepare`, `checks.claim_run_folder`;
+            or a policy that was there pins another app than that of `app_folder`.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
-    sites = make_sites(config, root, host=LOOPBACK, port=free_port())
+    bundle = bundle_hash(app_folder)
+    sites = make_sites(config, root, host=LOOPBACK, port=free_port(), bundle=bundle)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["federation.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
-    return _deployed(Config.load(placed), sites, app_folder=app_folder, verbose=verbose)
+    return _deployed(Config.load(placed), sites, app_folder=app_folder, bundle=bundle, verbose=verbose)
 
 
 def resume_local(root: Path, *, app_folder: Path, verbose: bool = False) -> Path:
     """Go on with the newest run of the parties' folders at `root`, which `deploy_local` began; else as that.
 
     Raises:
-        UserError: there is none, or it is finished.
+        UserError: there is none, it is finished, or a policy pins another app.
         RunFailed, Stopped: see `deploy_local`.
     """
     runs = sorted((root / "server" / "runs").glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
@@ -75,10 +88,13 @@ def resume_local(root: Path, *, app_folder: Path, verbose: bool = False) -> Path
         raise UserError(f"{root}: holds no run to go on with; appa deploy {root} --local begins one")
     config = resumable(runs[-1].parent)
     sites = Sites(root.resolve(), LOOPBACK, free_port(), slugs(config.group_names))
-    return _deployed(config, sites, app_folder=app_folder, verbose=verbose)
+    return _deployed(config, sites, app_folder=app_folder, bundle=bundle_hash(app_folder), verbose=verbose)
 
 
-def _deployed(config: Config, sites: Sites, *, app_folder: Path, verbose: bool) -> Path:
+def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, verbose: bool) -> Path:
+    if others := [name for name, pinned in not_pinning(sites, bundle).items() if pinned]:
+        policy = sites.group(others[0]) / POLICY_FILE
+        raise UserError(f"{policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
     folder = claim_run_folder(config)
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)

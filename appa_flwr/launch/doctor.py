@@ -5,6 +5,8 @@ It needs no more than a group's machine has installed.
 
 from __future__ import annotations
 
+import functools
+import http.client
 import importlib.metadata
 import os
 import re
@@ -15,8 +17,10 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -32,7 +36,9 @@ from cryptography.hazmat.primitives.serialization import (
 from packaging.requirements import Requirement
 
 from appa_flwr.config.sources import read_toml
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.launch.bundle import bundle_hash
+from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.credentials import PUBLIC
 from appa_flwr.launch.ports import LOOPBACK, port_is_free
 from appa_flwr.launch.sites import (
@@ -43,6 +49,7 @@ from appa_flwr.launch.sites import (
     KEYS_FILE,
     POLICY_FILE,
     PROGRAMS,
+    STATE_FILE,
 )
 from appa_flwr.owner.policy import read_policy
 from appa_flwr.survey import read
@@ -53,6 +60,8 @@ OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
 COMMANDS = ("python", "flwr", "flower-superlink", "flower-supernode")
 LEAST_DISK = 5.0  # GiB; a run with one of the paper's models keeps its SFT model and two adapters
 SECONDS_TO_CONNECT = 5.0
+AHEAD, BEHIND = 5, 305
+"""Seconds by which a node's clock may differ from the server's, as Flower 1.41 bounds the time that a node signs."""
 _ADDRESS = re.compile(r"(?:--superlink |address = \")([^\s\"]+):(\d+)")
 _PORT = re.compile(r"--port (\d+)")
 _DATA = re.compile(r' data="([^"]+)"')
@@ -115,11 +124,11 @@ def party(folder: Path) -> Iterator[Finding]:
     Raises:
         UserError: it is neither.
     """
-    if (folder / "server.crt").exists():
+    if _has(folder, "server.crt", "server.key", GROUP_KEYS_FILE):
         yield from _server(folder)
     elif is_group(folder):
         yield from _group(folder)
-    elif (folder / KEYS_FILE).exists():
+    elif _is_submitter(folder):
         yield from _submitter(folder)
     elif (folder / "groups").is_dir():
         everyone = (folder / "server", *sorted((folder / "groups").iterdir()), folder / "submitter")
@@ -132,10 +141,21 @@ def party(folder: Path) -> Iterator[Finding]:
 
 def is_group(folder: Path) -> bool:
     """Whether it is a group's folder, whose machine needs less."""
-    return (folder / "node.key").exists()
+    return _has(folder, "node.key", f"node.key{PUBLIC}", POLICY_FILE)
+
+
+def _is_submitter(folder: Path) -> bool:
+    """Whether it is a submitter's folder, whose way to the server may be a tunnel."""
+    return _has(folder, KEYS_FILE, "submit.sh")
+
+
+def _has(folder: Path, *names: str) -> bool:
+    """Whether one of these files is there: others may be missing, which is to be found."""
+    return any((folder / name).exists() for name in names)
 
 
 def _server(folder: Path) -> Iterator[Finding]:
+    yield _look("folder", lambda: _private(folder, *folder.glob(f"{STATE_FILE}*")))
     yield _look("server.crt", lambda: _in_time(folder / "server.crt"))
     yield _look("server.key", lambda: _matches_certificate(folder / "server.key", folder / "server.crt"))
     questions = folder / QUESTIONS_FILE
@@ -146,9 +166,12 @@ def _server(folder: Path) -> Iterator[Finding]:
 
 
 def _group(folder: Path) -> Iterator[Finding]:
+    yield _look("folder", lambda: _private(folder, *folder.glob("*.sqlite*")))
     yield _look("node.key", lambda: _matches_public(folder / "node.key"))
     yield _look("data", lambda: _answers(folder / _named(_DATA, folder / "start.sh")))
-    yield _look(POLICY_FILE, lambda: str(read_policy(folder / POLICY_FILE)))
+    yield (policy := _look(POLICY_FILE, lambda: str(read_policy(folder / POLICY_FILE))))
+    if policy.good:
+        yield _look("bundle", lambda: _pinned(folder / POLICY_FILE))
     yield _look(GUARD, lambda: _guarded(folder))
     yield from _way_to_server(folder, "start.sh")
 
@@ -162,8 +185,27 @@ def _submitter(folder: Path) -> Iterator[Finding]:
 
 def _answers(path: Path) -> str:
     found = read.read_survey(path)
+    _private(path)
     counts = ", ".join(f"{name}: {len(answers)} answers" for name, answers in found.answers.items())
     return f"{counts}; {len(found.rejections)} left out"
+
+
+def _pinned(path: Path) -> str:
+    pinned = read_policy(path).bundle.split()
+    if not pinned:
+        return "none is pinned: whatever code a run brings runs here; `appa group bundle` says what to pin"
+    try:
+        checkout = find_app_folder(Path.cwd())
+    except UserError:
+        return "pinned; there is no checkout here to compare it with"
+    if (own := _bundle_of(checkout)) not in pinned:
+        raise UserError(
+            f"runs from {checkout} are refused: its bundle, {own}, is not pinned; read it before you pin it"
+        )
+    return f"that of {checkout} is pinned"
+
+
+_bundle_of = functools.cache(bundle_hash)
 
 
 def _guarded(folder: Path) -> str:
@@ -200,23 +242,27 @@ def _matches_certificate(path: Path, certificate: Path) -> str:
     of_certificate = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
     if _spki(load_pem_private_key(path.read_bytes(), None).public_key()) != _spki(of_certificate):
         raise UserError(f"is not the key of {certificate.name}; make the folders again")
-    return _private(path)
+    return f"matches, and {_private(path)}"
 
 
 def _matches_public(path: Path) -> str:
+    if not path.exists():
+        raise UserError("is missing: copy it here again; if it is lost, have the operator make a new one")
     public = path.with_name(path.name + PUBLIC)
     if _spki(load_ssh_private_key(path.read_bytes(), None).public_key()) != _spki(
         load_ssh_public_key(public.read_bytes())
     ):
         raise UserError(f"is not the private key of {public.name}; make the folders again")
-    return _private(path)
+    return f"matches, and {_private(path)}"
 
 
-def _private(path: Path) -> str:
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise UserError(f"others can read it (mode {mode:o}); chmod 600 {path.name}")
-    return "matches, and nobody else can read it"
+def _private(*paths: Path) -> str:
+    for path in paths:
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            right = "700" if path.is_dir() else "600"
+            raise UserError(f"others can read {path.name} (mode {mode:o}); chmod {right} {path}")
+    return "nobody else can read it"
 
 
 def _in_time(path: Path) -> str:
@@ -247,17 +293,38 @@ def _own_port(folder: Path) -> str:
 
 def _way_to_server(folder: Path, script: str) -> Iterator[Finding]:
     yield _look("ca.crt", lambda: _in_time(folder / "ca.crt"))
-    yield _look("server", lambda: _reached(folder, (folder / script).read_text()))
+    yield (server := _look("server", lambda: _reached(folder, *_address(folder / script))))
+    if server.good:
+        yield _look("clock", lambda: _in_step(folder, *_address(folder / script)))
 
 
-def _reached(folder: Path, script: str) -> str:
-    named = _ADDRESS.search(script)
+def _address(script: Path) -> tuple[str, int]:
+    named = _ADDRESS.search(script.read_text())
     if named is None:
         raise UserError("the script names none; make the folders again")
-    host, port = named.groups()
-    if why := _unreached(host, int(port), folder / "ca.crt"):
-        raise UserError(f"{host}:{port}: {why}")
+    return named[1], int(named[2])
+
+
+def _reached(folder: Path, host: str, port: int) -> str:
+    if why := _unreached(host, port, folder / "ca.crt"):
+        tunnel = f"; elsewhere than at the server: ssh -N -L {port}:{host}:{port} SERVER"
+        raise UserError(f"{host}:{port}: {why}{tunnel * _is_submitter(folder)}")
     return f"{host}:{port} answers, with a certificate that ca.crt vouches for"
+
+
+def _in_step(folder: Path, host: str, port: int) -> str:
+    """Whether this machine's clock is the server's, which tells it with each answer, in whole seconds."""
+    trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    with closing(http.client.HTTPSConnection(host, port, timeout=SECONDS_TO_CONNECT, context=trusting)) as connection:
+        connection.request("GET", "/health")
+        told = connection.getresponse().getheader("Date")
+    if told is None:
+        return "the server does not tell its own"
+    ahead = round((datetime.now(UTC) - parsedate_to_datetime(told)).total_seconds())
+    differs = f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+    if not -BEHIND < ahead < AHEAD:
+        raise UserError(f"this machine's clock is {differs}; Flower refuses such nodes (401): set it by NTP")
+    return differs
 
 
 def _unreached(host: str, port: int, authority: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`appa group`: what a group's owner does at his own machine, before a run and after it.
+"""`appa group`: what a group's owner does at their own machine, before a run and after it.
 
 It needs no more than a group's machine has installed.
 """
@@ -14,7 +14,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
@@ -65,10 +65,10 @@ def audit(
     file: Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")],
     every: Annotated[bool, typer.Option("--all", help="Show every release, not their sums by run and kind.")] = False,
 ) -> None:
-    """Show what has left this node, and how many scores of a question have been given."""
+    """Show what has left this node, and how many replies and scores rest on one question."""
     ledger = Ledger(file)
     releases = ledger.releases()
-    show(_each(releases) if every else _by_kind(releases), _purse(ledger))
+    show(_each(releases) if every else _by_kind(releases), _replies(ledger), _scores(ledger))
 
 
 def _answers(found: Survey) -> Table:
@@ -120,7 +120,14 @@ def _by_kind(releases: list[Release]) -> Table:
     return table
 
 
-def _purse(ledger: Ledger) -> Table:
+def _replies(ledger: Ledger) -> Table:
+    table = Table("replies about PluralLLM, over all runs", "most that rest on one answer")
+    for kind, most in ledger.replies().items():
+        table.add_row(kind, str(most))
+    return table
+
+
+def _scores(ledger: Ledger) -> Table:
     table = Table("scores of a question, over all runs", "questions", "most", "mean")
     for side in ledger.sides():
         given = ledger.spent(side).values()

@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.files import CARD, POLICY, WEIGHTS_FILE, read_config
 
 ADAPTER_CONFIG, ADAPTER_BASE = "adapter_config.json", "base_model_name_or_path"
@@ -21,8 +21,8 @@ def upload(run_folder: Path, repository: str, *, public: bool, predictor: bool) 
         The address of the commit.
 
     Raises:
-        UserError: the run has no policy or predictor yet, an adapter's base is a folder of this machine, or the hub
-            cannot be reached or refuses.
+        UserError: the run has no policy or predictor yet, a link is among its files, an adapter's base is a folder of
+            this machine, or the hub cannot be reached or refuses.
     """
     config = read_config(run_folder)
     folder = run_folder if predictor else run_folder / POLICY
@@ -30,6 +30,9 @@ def upload(run_folder: Path, repository: str, *, public: bool, predictor: bool) 
     for name in needed:
         if not (folder / name).is_file():
             raise UserError(f"{run_folder}: the run has not made {folder / name} yet, so there is nothing to push")
+    for path in map(folder.joinpath, needed) if predictor else folder.rglob("*"):
+        if path.is_symlink():  # what it points to would be sent, wherever on this machine that lies
+            raise UserError(f"{path}: is a link, and only files of the run itself are pushed; put a copy in its place")
     _check_base(folder / ADAPTER_CONFIG)
     what = "PluralLLM's weights" if predictor else f"policy, rule {config.rule}, seed {config.seed}"
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 LOOPBACK = "127.0.0.1"
+LAST_PORT = 65535
 
 
 def free_port() -> int:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from appa_flwr.config import to_toml_table
 from appa_flwr.config.keys import Scalar, to_toml
-from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
+from appa_flwr.launch.ports import LAST_PORT, LOOPBACK
 from appa_flwr.owner.policy import POLICY_VARIABLE, policy_file
 from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
 from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
 KEYS_FILE, GROUP_KEYS_FILE, POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
+SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
 # Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
 # node needs the first one alone, and each of the others would run a bundle too.
 GUARD = "guard"
@@ -31,8 +36,10 @@ PROGRAMS = (
 )
 REFUSING_SCRIPT = "#!/bin/sh\necho 'this node runs the ClientApp alone' >&2\nexit 1\n"
 _NO_COLON = 'case "$PWD" in *:*) echo "$PWD: the guard cannot stand on the PATH with a : in it" >&2; exit 1;; esac'
-GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.ready "${0%/*}/../ready" "$@"\n'
+GUARD_SCRIPT = '#!/bin/sh\nexec python -P -m appa_flwr.owner.guard "$@"\n'
 _AUTHORITY, _GROUPS = "authority", "groups"
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Sites:
 
     Attributes:
         root: the folder of folders.
-        host: by which groups and submitter reach the server.
+        host: by which groups reach the server.
         port: the server's.
         groups: names, with the names of their folders.
     """
@@ -75,28 +82,56 @@ class Sites:
         return self.submitter / "nodes"
 
     def connection(self, certificate: str) -> str:
-        """The submitter's Flower config; `certificate` is the path of the authority's."""
-        values: dict[str, Scalar] = {"address": f"{self.host}:{self.port}", "root-certificates": certificate}
+        """The submitter's Flower config; `certificate` is the path of the authority's.
+
+        The server takes runs from its own machine alone (`door`), and a tunnel ends there.
+        """
+        values: dict[str, Scalar] = {"address": f"{LOOPBACK}:{self.port}", "root-certificates": certificate}
         return f"[superlink.{CONNECTION}]\n{to_toml_table(values)}"
 
     def server_command(self, *, listen: str) -> list[str]:
         """Starts the server in its folder."""
-        command = ["flower-superlink", "--host", listen, "--port", str(self.port), "--database", STATE_FILE]
+        command = [
+            "python",
+            "-P",
+            "-m",
+            "appa_flwr.launch.door",
+            "--host",
+            listen,
+            "--port",
+            str(self.port),
+            "--database",
+            STATE_FILE,
+        ]
         command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
         return [*command, "--enable-supernode-auth"]
 
-    def group_command(self, name: str, *, port: int) -> list[str]:
-        """Starts a group's node in its folder; `port` is its own, for its own processes."""
+    def group_lines(self, name: str, *, port: int) -> tuple[str, str]:
+        """Two lines of shell that start a group's node in its folder; `port` is its own, for its own processes.
+
+        Flower's SuperNode gives its tasks, and with them the right to answer, to whoever asks on that port, unless what
+        takes them is a process of its own that knows a secret.
+        """
         node_config = (
-            f"group={to_toml(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(POLICY_FILE)}"
+            f"group={_in_quotes(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(POLICY_FILE)}"
         )
-        command = ["flower-supernode", "--superlink", f"{self.host}:{self.port}", "--port", str(port)]
-        command += ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
-        return [*command, "--node-config", node_config]
+        secret = ["--superexec-auth-secret-file", SECRET_FILE]
+        tasks = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{port}", *secret]
+        node = ["flower-supernode", "--superlink", f"{self.host}:{self.port}", "--host", LOOPBACK, "--port", str(port)]
+        node += ["--root-certificates", "ca.crt", "--auth-supernode-private-key", "node.key"]
+        node += ["--isolation", "process", *secret, "--node-config", node_config]
+        return f"{shlex.join(tasks)} --parent-pid $$ &", shlex.join(node)
+
+    def group_command(self, name: str, *, port: int) -> list[str]:
+        """The same as one command."""
+        tasks, node = self.group_lines(name, port=port)
+        return ["sh", "-c", f"{tasks} exec {node}"]
 
 
-def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[str, Scalar]) -> Sites:
-    """Write the folders; keys and policies that are there stay, and other data than the survey's is left alone.
+def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[str, Scalar], bundle: str) -> Sites:
+    """Write the folders, each for its party's eyes alone.
+
+    Keys and policies that are there stay, and other data than the survey's is left alone.
 
     Args:
         survey: split into the public questions and each group's answers.
@@ -104,11 +139,14 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         host: name or IP address of the server.
         port: the server's.
         keys: of the run, as it will be submitted; the survey's and the groups' are added.
+        bundle: hash of the app that new policies pin; empty = none.
 
     Raises:
-        UserError: a folder cannot be written, or holds something else than a deployment of these groups.
+        UserError: host or port cannot be one, or a folder cannot be written, or holds something else than a deployment
+            of these groups.
     """
     sites = Sites(root, host, port, slugs(survey.groups))
+    _check_address(sites)
     with tempfile.TemporaryDirectory() as scratch:
         split = export_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
@@ -119,9 +157,10 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         )
     _check_free(sites, answers)
     authority = root / _AUTHORITY
-    make_certificates(authority, list(dict.fromkeys((host, "127.0.0.1"))))
-    for folder in (sites.server, sites.submitter, sites.keys, *map(sites.group, sites.groups)):
+    make_certificates(authority, list(dict.fromkeys((host, LOOPBACK))))
+    for folder in (authority, sites.server, sites.submitter, sites.keys, *map(sites.group, sites.groups)):
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
     for folder in (sites.server, sites.submitter, *map(sites.group, sites.groups)):
         shutil.copyfile(authority / "ca.crt", folder / "ca.crt")
     replace_file(sites.server / "server.key", (authority / "server.key").read_bytes(), mode=0o600)
@@ -130,22 +169,43 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
     for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
-        replace_file(sites.data(name), answers[name])
+        replace_file(sites.data(name), answers[name], mode=0o600)
         replace_file(folder / QUESTIONS_FILE, questions)
         if not (folder / POLICY_FILE).exists():
-            replace_file(folder / POLICY_FILE, policy_file().encode())
+            replace_file(folder / POLICY_FILE, policy_file(bundle=bundle).encode())
         if not (folder / f"node.key{PUBLIC}").exists():
             make_node_key(folder / "node.key")
+        if not (folder / SECRET_FILE).exists():
+            replace_file(folder / SECRET_FILE, secrets.token_bytes(32), mode=0o600)
         shutil.copyfile(folder / f"node.key{PUBLIC}", sites.keys / f"{slug}.pub")
         for program in PROGRAMS:
             script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
             replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
         guarded = f'export PATH="$PWD/{GUARD}:$PATH" {POLICY_VARIABLE}="$PWD/{POLICY_FILE}"'
-        _script(folder, _NO_COLON, guarded, shlex.join(sites.group_command(name, port=port + 1 + number)))
+        _script(folder, _NO_COLON, guarded, *sites.group_lines(name, port=port + 1 + number))
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)
     return sites
+
+
+def _in_quotes(text: str) -> str:
+    """A TOML string as Flower finds it in a node-config: to its eyes it ends at the next quote, escaped or not."""
+    inner = to_toml(text)[1:-1].replace('\\"', "\\u0022")
+    return f'"{inner}"'
+
+
+def _check_address(sites: Sites) -> None:
+    try:
+        IPv4Address(sites.host)
+    except ValueError:
+        if not _HOST_NAME.fullmatch(sites.host):
+            raise UserError(f'host = "{sites.host}" is neither a host name nor an IPv4 address') from None
+    last = LAST_PORT - len(sites.groups)
+    if not 1 <= sites.port <= last:
+        raise UserError(
+            f"port = {sites.port} must be from 1 to {last}: each group's node has one of the ports above it"
+        )
 
 
 def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
@@ -177,7 +237,13 @@ def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
 
 
 def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "") -> None:
-    head = ["#!/bin/sh", *filter(None, [before]), 'cd "$(dirname "$0")" || exit 1', 'export FLWR_HOME="$PWD/.flwr"']
+    head = [
+        "#!/bin/sh",
+        "umask 077",
+        *filter(None, [before]),
+        'cd "$(dirname "$0")" || exit 1',
+        'export FLWR_HOME="$PWD/.flwr"',
+    ]
     # The last command takes the shell's place, so that whoever ends the script ends Flower.
     text = "\n".join([*head, *lines[:-1], f"exec {lines[-1]}"]) + "\n"
     replace_file(folder / name, text.encode(), mode=0o755)

@@ -1,1 +1,1 @@
-"""What the owner of a group's data decides, and what is kept for him: his policy, and the ledger of what has left."""
+"""What the owner of a group's data decides, and the ledger of what has left. Both sides may enter."""

@@ -1,7 +1,7 @@
-"""No bundle runs at a group that its owner has not pinned.
+"""Program in place of Flower's `flwr-clientapp` at a group, which runs no bundle that the owner has not pinned.
 
-Bundles are whoever's who submits a run, so what checks them must not come in one: this is the owner's own copy, which
-`ready`, his program in place of Flower's, runs for each message.
+Bundles come from the submitter, so what checks them must not come in one: this is the owner's own copy. The group's
+start script puts it first on the PATH, and Flower starts it for each message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.policy import POLICY_VARIABLE, read_policy
 
 NOT_PINNED = "its owner's policy pins other bundles (bundle)"
@@ -26,10 +26,10 @@ UNREADABLE = "its owner's policy cannot be read"
 
 
 def check(content: bytes) -> None:
-    """Whether the owner lets this bundle run; his policy is the file that APPA_POLICY names.
+    """Refuse a bundle that the owner's policy, the file that APPA_POLICY names, does not pin.
 
     Raises:
-        UserError: he does not, or the policy cannot be read; nothing in the text is private, for it leaves.
+        UserError: it is not pinned, or the policy cannot be read; nothing in the text is private, for it leaves.
     """
     try:
         pinned = read_policy(Path(os.environ[POLICY_VARIABLE])).bundle.split()
@@ -49,6 +49,7 @@ def main() -> None:
     base.mkdir(parents=True, exist_ok=True)
     os.environ["FLWR_HOME"] = home = tempfile.mkdtemp(prefix="bundle-", dir=base)
     atexit.register(shutil.rmtree, home, ignore_errors=True)
+    # A patch: Flower 1.41 checks signatures of its hub's apps alone, and the program that pulls a bundle runs it too.
     program: Any = run_clientapp
     unpack = program.install_from_fab
 
@@ -60,3 +61,7 @@ def main() -> None:
 
     program.install_from_fab = guarded
     flwr_clientapp()
+
+
+if __name__ == "__main__":
+    main()

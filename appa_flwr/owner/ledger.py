@@ -1,4 +1,4 @@
-"""A deployed node's memory over all runs: every release, and for each question which scores have been given.
+"""A deployed node's record over all runs: every release, which questions each catalogue had, which scores were given.
 
 One SQLite file beside the group's data. What cannot be written down does not leave.
 """
@@ -9,12 +9,12 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 SUFFIX = ".ledger.sqlite"
 _PATIENCE = 30.0  # seconds for another process of this node that is writing
@@ -25,6 +25,12 @@ create table if not exists release (
     numbers integer not null, sha256 text not null, refused text not null);
 create table if not exists score (question text not null, side text not null, digest blob not null,
     primary key (question, side, digest)) without rowid;
+create table if not exists member (catalogue text not null, people text not null, part text not null,
+    question text not null, primary key (catalogue, people, part, question)) without rowid;
+create index if not exists member_of on member (people, question);
+create table if not exists reply (catalogue text not null, kind text not null, given integer not null,
+    primary key (catalogue, kind)) without rowid;
+create table if not exists course (run text primary key, catalogue text not null) without rowid;
 """
 
 
@@ -122,6 +128,79 @@ class Ledger:
                 return False
         file.execute("insert or ignore into score values (?, ?, ?)", row)
         return True
+
+    def enter(self, catalogue: str, people: str, parts: Mapping[str, Collection[str]], *, least: int) -> bool:
+        """Write down which questions a group has answered of a catalogue; whether it may take part in it.
+
+        It may not where a part differs from that of an earlier catalogue, and by fewer than `least` questions: what two
+        replies differ by would be the answers to these.
+
+        Args:
+            catalogue: its digest.
+            people: the group.
+            parts: "training" and "held-out" -> ids of the questions that the group has answered.
+            least: fewest questions.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._open() as file:
+            read = "select catalogue, part, question from member where people = ? and catalogue != ?"
+            earlier: dict[tuple[str, str], set[str]] = {}
+            for other, part, question in file.execute(read, (people, catalogue)):
+                earlier.setdefault((other, part), set()).add(question)
+            for other in {name for name, _ in earlier}:
+                for part, questions in parts.items():
+                    if 0 < len(earlier.get((other, part), set()) ^ set(questions)) < least:
+                        return False
+            rows = [(catalogue, people, part, question) for part, asked in parts.items() for question in asked]
+            file.executemany("insert or ignore into member values (?, ?, ?, ?)", rows)
+            return True
+
+    def first_of(self, run: str, catalogue: str) -> bool:
+        """Write down a run's catalogue, by its digest; whether the run has had no other one.
+
+        Messages of one run may be answered at the same time, in processes that know nothing of each other.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._open() as file:
+            file.execute("insert or ignore into course values (?, ?)", (run, catalogue))
+            (had,) = file.execute("select catalogue from course where run = ?", (run,)).fetchone()
+            return bool(had == catalogue)
+
+    def count_reply(self, catalogue: str, kind: str, *, limit: int) -> bool:
+        """Write down that a reply of a kind is about to rest on all answers to a catalogue; whether it may.
+
+        `limit` is the most replies of that kind that may rest on the answer to one question, over all catalogues that
+        have it; 0 = any number.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._open() as file:
+            counted = (
+                "select max(total) from (select sum(reply.given) as total from member"
+                " join member as other on other.people = member.people and other.question = member.question"
+                " join reply on reply.catalogue = other.catalogue and reply.kind = ?"
+                " where member.catalogue = ? group by member.people, member.question)"
+            )
+            (given,) = file.execute(counted, (kind, catalogue)).fetchone()
+            if limit and (given or 0) >= limit:
+                return False
+            more = "insert into reply values (?, ?, 1) on conflict do update set given = given + 1"
+            file.execute(more, (catalogue, kind))
+            return True
+
+    def replies(self) -> dict[str, int]:
+        """Kind of reply -> how many rest on the answer to one question, at the most."""
+        with self._open() as file:
+            read = (
+                "select kind, max(total) from (select reply.kind as kind, sum(reply.given) as total from reply"
+                " join member on member.catalogue = reply.catalogue group by kind, people, question) group by kind"
+            )
+            return dict(file.execute(read))
 
     def sides(self) -> list[str]:
         """What scores have been given against."""

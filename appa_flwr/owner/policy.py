@@ -12,17 +12,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 POLICY_VARIABLE = "APPA_POLICY"
 """Names the policy file to the guard (`appa_flwr.owner.guard`), which starts before a message is read."""
 
-LEAST_NODES = 3
-"""Of a sum: whoever takes one part out of the sum of three still sees that of two."""
-
 
 class Policy(BaseModel):
-    """The owner's decisions, a key of his TOML file each; what the file leaves out is as here."""
+    """The owner's decisions, a key of their TOML file each; what the file leaves out is as here."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -39,14 +36,39 @@ class Policy(BaseModel):
     )
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
-    sums: bool = Field(
-        False, description="masked sums of held-out answers over groups: a server that lies reads answers"
-    )
-    min_nodes: int = Field(LEAST_NODES, ge=LEAST_NODES, description="fewest nodes in such a sum")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
     probes: bool = Field(False, description="score what the server calls probes for ceilings: they tell predictions")
     mean: bool = Field(False, description="take part in runs with sft.target=mean: training answers themselves leave")
     own_answers: bool = Field(False, description="take part in runs that score against training answers themselves")
+    least_answers: int = Field(
+        10,
+        ge=1,
+        description="own answers behind every reply about PluralLLM, and by which the answered questions of two runs "
+        "differ where they do",
+    )
+    sgd: bool = Field(False, description="train PluralLLM by plain SGD: a step is a sum of single answers")
+    least_steps: int = Field(16, ge=1, description="optimizer steps of a training round")
+    secret_draws: bool = Field(
+        True,
+        description="draw what a training round learns from by a secret of this node, so that nobody can repeat the "
+        "round with guessed answers; false = as a simulation does",
+    )
+    sum_rounding: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="errors and scores of PluralLLM, added up over own answers, are rounded to multiples of this; "
+        "0 = not at all, as a simulation does",
+    )
+    training_replies: int = Field(
+        200, ge=0, description="rounds, of all runs together, that train on a question; 0 = any"
+    )
+    validation_replies: int = Field(
+        20, ge=0, description="errors, of all runs together, that rest on the answer to a question; 0 = any number"
+    )
+    target_replies: int = Field(
+        10, ge=0, description="sums of scores, of all runs together, that rest on the answer to a question; 0 = any"
+    )
     scores_per_question: int = Field(
         0, ge=0, description="scores against the prediction of one question, of all runs together; 0 = any number"
     )
@@ -64,7 +86,19 @@ class Policy(BaseModel):
         return self.reward_noise > 0 or self.reward_decimals < 15
 
 
-SIMULATION = Policy(sums=True, truth=True, probes=True, mean=True, own_answers=True)
+AS_IN_SIMULATION: dict[str, object] = {
+    "least_answers": 1,
+    "sgd": True,
+    "least_steps": 1,
+    "secret_draws": False,
+    "sum_rounding": 0.0,
+    "training_replies": 0,
+    "validation_replies": 0,
+    "target_replies": 0,
+}
+"""What makes a node's PluralLLM that of a simulation, to every digit."""
+
+SIMULATION = Policy(truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
 
 
 def read_policy(path: Path) -> Policy:
@@ -94,9 +128,9 @@ def described() -> dict[str, str]:
     return {field.alias or name: field.description or "" for name, field in Policy.model_fields.items()}
 
 
-def policy_file() -> str:
-    """A policy file with every key at its default, and what it decides."""
-    values = Policy().model_dump(by_alias=True)
+def policy_file(*, bundle: str = "") -> str:
+    """A policy file with every key at its default, or `bundle` pinned, and what it decides."""
+    values = Policy(bundle=bundle).model_dump(by_alias=True)
     return "".join(f"# {says}\n{key} = {json.dumps(values[key])}\n" for key, says in described().items())
 
 

@@ -1,4 +1,4 @@
-"""The report of a run: pictures and one self-contained page, made of the files in the run's folder."""
+"""The report of a run: pictures and one self-contained page, of the files in its folder. No group's side may enter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from appa_flwr.files import replace_file
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.report import findings, predictor
 from appa_flwr.report.artifacts import Run, read_run
 from appa_flwr.report.page import page, truths
@@ -27,9 +28,12 @@ def build(run_folder: Path) -> Path:
     """Builds report.html, whose path is returned, and plots/*.png of whatever the run has written so far.
 
     Raises:
-        UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it).
+        UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it), or
+            its plots/ is a link, by which a run folder from elsewhere could have any folder written to.
     """
     run = read_run(Path(run_folder))
+    if (run.folder / PLOTS_FOLDER).is_symlink():
+        raise UserError(f"{run.folder / PLOTS_FOLDER}: is a link; remove it, and the pictures go into a folder there")
     pictures = {name: (png, text) for name, png, text in _pictures(run)}
     for name, (png, _) in pictures.items():
         replace_file(run.folder / PLOTS_FOLDER / f"{name}.png", png, parents=True)
@@ -45,9 +49,8 @@ def _pictures(run: Run) -> Iterable[Picture]:
         yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
     scores = {policy: run.scores(policy, metric, survey=False) for policy in SPIDER_POLICIES}
     per_group = {policy: found.per_group for policy, found in scores.items() if found is not None}
-    groups = run.settings.report_group_names or run.groups
-    if per_group and len(groups) >= results.LEAST_SPIDER_GROUPS:
-        yield "spider", results.spider(per_group, groups, metric=metric), "alignment score per group"
+    if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
+        yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
     if run.iterations:
         yield from _training_pictures(run)
     if run.phases:

@@ -16,8 +16,8 @@ from typing import TypeGuard
 import pandas as pd
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from appa_flwr.ranges import TASK_METRICS
+from appa_flwr.config.ranges import TASK_METRICS
+from appa_flwr.core.errors import UserError
 from appa_flwr.run import cells
 from appa_flwr.run.files import (
     CARD,

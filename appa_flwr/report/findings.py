@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from appa_flwr.diagnosis import SAME_REWARD, plain_means
-from appa_flwr.disagreement import Disagreement
-from appa_flwr.intervals import Interval, paired_differences
+from appa_flwr.analysis.diagnosis import SAME_REWARD, plain_means
+from appa_flwr.analysis.disagreement import Disagreement
+from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.records import Iteration

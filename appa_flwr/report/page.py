@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from appa_flwr.ranges import AUTO_METRICS
+from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.report import findings, predictor, template
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE

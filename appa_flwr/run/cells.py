@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.run.files import SCORES_FILE
 
 COLUMNS = ("policy", "metric", "against", "group", "question", "reward")

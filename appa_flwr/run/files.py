@@ -32,8 +32,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from appa_flwr.config import Config, Scalar
-from appa_flwr.errors import UserError
-from appa_flwr.files import replace_file
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.run.records import (
     Card,
     Differences,

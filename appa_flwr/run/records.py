@@ -114,7 +114,7 @@ class Scores(Record):
     Attributes:
         fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
             takes for perfectly fair. NaN where none could; None in runs that did not measure it.
-        skill: Avg AS as a skill score, see `appa_flwr.scores.skill_score`; None without the uniform answer's row.
+        skill: Avg AS as a skill score (`appa_flwr.analysis.scores.skill_score`); None without the uniform answer's row.
     """
 
     fi: float
@@ -174,7 +174,7 @@ class QuestionCounts(Record):
 
 
 class Stakes(Record):
-    """What is at stake among the groups on the held-out questions; see `appa_flwr.disagreement.Disagreement`."""
+    """What is at stake among the groups on held-out questions; see `appa_flwr.analysis.disagreement.Disagreement`."""
 
     size: float
     min_of_average: float
@@ -183,7 +183,7 @@ class Stakes(Record):
 
 
 class Heard(Record):
-    """How much of the groups' differences the predictions hold; see `appa_flwr.deviations.Deviations`."""
+    """How much of the groups' differences the predictions hold; see `appa_flwr.analysis.deviations.Deviations`."""
 
     r: float
     r2: float

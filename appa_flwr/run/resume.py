@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.files import (
     CARD,
     CHECKPOINT_FILE,
@@ -33,7 +33,6 @@ LAST_PHASE = "report"
 FREE_KEYS = (
     "run-name",
     "run.output-dir",
-    "run.cache-dir",
     "federation.reply-timeout",
     "federation.join-timeout",
     "run.checkpoint-every",

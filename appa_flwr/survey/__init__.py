@@ -1,1 +1,1 @@
-"""Surveys: the in-memory type, readers, the generated population, the split and the export."""
+"""Surveys: the in-memory type, readers, the generated population, the split and the export. Both sides may enter."""

@@ -35,7 +35,8 @@ SUM_TOLERANCE: Final = 0.02
 _ROUNDING: Final = 1e-9
 # A vector that sums to one within this is left untouched, so writing and reading again changes no bit.
 _ALREADY_ONE: Final = 1e-12
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Also what breaks lines or turns the order of letters around.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class Reason(StrEnum):
@@ -50,6 +51,7 @@ class Reason(StrEnum):
     EMPTY_ID = "empty question_id"
     EMPTY_TEXT = "empty question or option text"
     EMPTY_GROUP = "empty group"
+    BAD_GROUP = "group's name with a semicolon, which stands between the names of several"
     BAD_OPTIONS = "options are not a list of texts"
     FEW_OPTIONS = f"fewer than {MIN_OPTIONS} options"
     MANY_OPTIONS = f"more than {MAX_OPTIONS} options"

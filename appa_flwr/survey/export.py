@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from appa_flwr.files import replace_file, writing
+from appa_flwr.core.files import replace_file, writing
 from appa_flwr.survey.types import Question, Survey
 
 QUESTIONS_FILE: Final = "questions.jsonl"

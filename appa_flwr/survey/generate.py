@@ -19,7 +19,7 @@ from typing import TypedDict
 import numpy as np
 
 from appa_flwr.config.sections import DataSection
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import FloatArray, Question, Survey
 
 CLUSTER_SHARES = (0.6, 0.25, 0.15)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from appa_flwr.config import HUB_SURVEY
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.cells import CellError, Reason, as_text, literal_list, parse_options, syntax_tree
 from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Row, Table
 

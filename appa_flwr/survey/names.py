@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 SEPARATOR: Final = "/"
 # Pew and the World Values Survey spell these differently, and Pew changed some over the years.

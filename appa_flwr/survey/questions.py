@@ -110,6 +110,8 @@ def group_of(cells: Mapping[str, object]) -> GroupName:
     spelled = as_name(cells.get("group"), Reason.EMPTY_GROUP)
     cell = cells.get("attribute")
     attribute = None if is_empty(cell) else as_name(cell, Reason.EMPTY_GROUP)
+    if ";" in f"{attribute}{spelled}":
+        raise CellError(Reason.BAD_GROUP)
     return GroupName(attribute, spelled, ALIASES.get(spelled, spelled))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.answers import Answer, Policy, answer_of
 from appa_flwr.survey.cells import CellError, Reason
 from appa_flwr.survey.names import resolve

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from appa_flwr.config import HUB_SURVEY
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey import globalqa, opinionqa
 from appa_flwr.survey.tables import Table, read_table
 

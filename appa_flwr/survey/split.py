@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Split
 
 _HASH_BYTES: Final = 8

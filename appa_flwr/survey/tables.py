@@ -10,12 +10,12 @@ import csv
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TextIO
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.cells import JSON, Reason
 
 PRIVATE: Final = "distribution"
@@ -27,6 +27,12 @@ COLUMNS: Final = (
 )  # fmt: skip
 PUBLIC_REQUIRED: Final = ("question_id", "question", "options")
 MAX_LINE_BYTES: Final = 1_000_000
+MAX_PARQUET_BYTES: Final = 1 << 30
+"""Of a Parquet file's columns, unpacked: some hundred bytes can stand for terabytes."""
+MAX_PARQUET_CELLS: Final = 20_000_000
+"""Of one of its columns, numbers in lists counted one by one."""
+_PART_BYTES: Final = 1 << 28  # unpacked at once
+_PART_ROWS: Final = 1 << 16
 _BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
@@ -157,6 +163,15 @@ def _read_jsonl(file: Path, source: str) -> Table:
     return Table(source, frozenset(columns), tuple(rows))
 
 
+def _short_lines(stream: TextIO) -> Iterator[str]:
+    """The lines of a text; an overlong one is skipped, and a cell that no CSV reader takes stands in its place."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        overlong = False
+        while len(line) == MAX_LINE_BYTES and not line.endswith("\n"):
+            overlong, line = True, stream.readline(MAX_LINE_BYTES)
+        yield "x" * (csv.field_size_limit() + 1) + "\n" if overlong else line
+
+
 def _read_csv(file: Path, source: str) -> Table:
     # The standard reader rather than a data frame: a row with a cell too many costs that row, not the file,
     # and the line on which a row starts stays known when cells hold line breaks.
@@ -164,7 +179,7 @@ def _read_csv(file: Path, source: str) -> Table:
     header: list[str] | None = None
     wanted: list[tuple[int, str]] = []
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(stream)
+        reader = csv.reader(_short_lines(stream))
         while True:
             number = reader.line_num + 1
             try:
@@ -205,12 +220,43 @@ def _read_parquet(file: Path, source: str) -> Table:
         with file.open("rb") as stream:
             content = pq.ParquetFile(stream)
             names = _used(content.schema_arrow.names, source)
-            table: Any = content.read(columns=names)
-        # One by one in the private column: a bad cell costs its group, not the file.
-        columns = {n: map(_plain, table[n]) if n == PRIVATE else table[n].to_pylist() for n in names}
+            parts = _parts(content, names, source)
+            rows = [cells for part in parts for cells in zip(*map(_cells, names, part), strict=True)]
     # Python's own errors come from names and texts that are not UTF-8, and from dates beyond its calendar.
     except (pa.ArrowException, ValueError, OverflowError) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
-    lines = (dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
+    lines = (dict(zip(names, cells, strict=True)) for cells in rows)
     return Table(source, frozenset(names), tuple(itertools.starmap(Row, enumerate(lines, start=1))))
+
+
+def _cells(name: str, column: Any) -> Iterable[object]:
+    # One by one in the private column: a bad cell costs its group, not the file.
+    return map(_plain, column) if name == PRIVATE else column.to_pylist()
+
+
+def _parts(content: Any, names: list[str], source: str) -> Iterator[list[Any]]:
+    """The columns of a Parquet file, a part of the rows at a time, each small enough to be unpacked.
+
+    Raises:
+        UserError: all of them together are not.
+    """
+    about = content.metadata
+    groups = [about.row_group(place) for place in range(about.num_row_groups)]
+    columns = [[group.column(place) for group in groups] for place in range(about.num_columns)]
+    largest = max((chunk.total_uncompressed_size for column in columns for chunk in column), default=0)
+    cells = max((sum(chunk.num_values for chunk in column) for column in columns), default=0)
+    too_large = UserError(
+        f"{source}: unpacks to more than {MAX_PARQUET_BYTES >> 20} MB, or {MAX_PARQUET_CELLS} cells in a column; "
+        "split it, or give it as .jsonl"
+    )
+    if largest > MAX_PARQUET_BYTES or cells > MAX_PARQUET_CELLS:
+        raise too_large
+    unpacked = 0
+    # No cell is larger than what its column is stored in, however often a file says that it comes again.
+    for part in content.iter_batches(min(_PART_BYTES // max(largest, 1) + 1, _PART_ROWS), columns=names):
+        plain = [column.dictionary_decode() if hasattr(column, "dictionary") else column for column in part.columns]
+        unpacked += sum(column.nbytes for column in plain)
+        if unpacked > MAX_PARQUET_BYTES:
+            raise too_large
+        yield plain

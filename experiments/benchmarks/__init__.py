@@ -1,1 +1,1 @@
-"""How fast and how large: our PPO engine against TRL's, and against its own settings."""
+"""How fast and how large: our PPO engine alone and beside TRL, PluralLLM, Flower's messages, many groups."""

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from appa_flwr.config import Config, split_names
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from experiments import entry

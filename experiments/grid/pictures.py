@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.files import replace_file
+from appa_flwr.core.files import replace_file
 from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import LEAST_SPIDER_GROUPS, RULE_STYLE, spider
@@ -51,9 +51,7 @@ def _pictures(policies: Policies, *, title: str) -> Iterator[tuple[str, bytes]]:
     metric = config.reward_metric
     shown = [name for name in (*SHOWN_FIRST, *rules) if name in policies]
     scores = {name: _rows(*policies[name], metric) for name in shown}
-    groups = config.report_group_names or tuple(
-        dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group)
-    )
+    groups = tuple(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
     per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
     if len(groups) >= LEAST_SPIDER_GROUPS:
         yield "groups", spider(per_group, groups, metric=metric)

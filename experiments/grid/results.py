@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from appa_flwr import markdown
-from appa_flwr.files import replace_file
-from appa_flwr.intervals import MEASURES, Interval, levels, paired_differences
-from appa_flwr.rewards import metrics_of
+from appa_flwr.analysis.intervals import MEASURES, Interval, levels, paired_differences
+from appa_flwr.core import markdown
+from appa_flwr.core.files import replace_file
+from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, read, table
 from appa_flwr.run.files import SUMMARY
 from experiments.grid import pictures
 from experiments.grid.plan import Cell, Grid
 from experiments.grid.run import done
+from experiments.study import interval
 
 FORMAT = "format"
 COMMON = "survey, common"
@@ -181,7 +182,12 @@ def _markdown(setting: Setting, found: pd.DataFrame, compared: pd.DataFrame) -> 
         rows = []
         for keys, of in compared.groupby(["metric", "against", "policy", "less"], sort=False):
             lines = of.set_index("measure")
-            cells = [_difference(Interval(*lines.loc[name, ["value", "low", "high"]]), name) for name in MEASURES]
+            cells = [
+                interval(
+                    Interval(*lines.loc[name, ["value", "low", "high"]]), decimals=DECIMALS.get(name, OTHER_DECIMALS)
+                )
+                for name in MEASURES
+            ]
             metric, against, policy, less = map(str, keys)
             rows.append([f"{policy} - {less}", metric, against, *cells])
         parts.append(markdown.table(["difference", "metric", "against", *MEASURES], rows) + "\n")
@@ -197,12 +203,6 @@ def _level(line: pd.Series, measure: str) -> str:
     if pd.notna(line.get("paper")):
         text += f" [paper {line['paper']:.{decimals}f}, {line['value'] - line['paper']:+.{decimals}f}]"
     return text
-
-
-def _difference(found: Interval, measure: str) -> str:
-    decimals = DECIMALS.get(measure, OTHER_DECIMALS)
-    text = f"{found.value:+.{decimals}f} ({found.low:+.{decimals}f} to {found.high:+.{decimals}f})"
-    return f"**{text}**" if found.excludes_zero else text
 
 
 def _latex(setting: Setting, found: pd.DataFrame) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from appa_flwr.files import lock, replace_file
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock, replace_file
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.run.files import CONFIG_FILE, dumps, read
 from appa_flwr.run.resume import finished
@@ -151,7 +151,7 @@ def _gibibytes(cell: Cell) -> float:
     """A cell's models on disk: adapters and PPO's state, or whole models; by the shapes of the paper's models."""
     if cell.stage == "predictor":
         return 0.01
-    return FOLDER_GIBIBYTES["lora" if cell.config.policy.tuning == "lora" else "full"][cell.stage]
+    return FOLDER_GIBIBYTES["full" if cell.config.policy.tuning == "full" else "lora"][cell.stage]
 
 
 FOLDER_GIBIBYTES: Mapping[str, Mapping[Stage, float]] = {

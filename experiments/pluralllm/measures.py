@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from appa_flwr.deviations import deviations
-from appa_flwr.rewards import js, js_distance
+from appa_flwr.analysis.deviations import deviations
+from appa_flwr.protocol.rewards import js, js_distance
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.prediction import Targets
 from pluralllm.scores import covered
@@ -25,7 +25,7 @@ class Measured:
     Attributes:
         js: 1 - Jensen-Shannon divergence, base 2, in [0, 1].
         js_distance: 1 - Jensen-Shannon distance with natural logarithms, as in the papers of GPO and PluralLLM.
-        r: correlation of predicted and true deviations, with r2, pair and spread as in `appa_flwr.deviations`.
+        r: correlation of predicted and true deviations, with r2, pair and spread as in `appa_flwr.analysis.deviations`.
         spearman: rank correlation of the stated uncertainty and the error, in [-1, 1].
         coverage: share of an answer's options whose survey share lies in the 90 % interval.
         answers: number scored.

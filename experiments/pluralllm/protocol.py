@@ -23,8 +23,8 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from appa_flwr.config import Config, assemble, preset, split_names
-from appa_flwr.errors import UserError
-from appa_flwr.seeds import child_seed
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
@@ -44,6 +44,7 @@ from pluralllm.residual import SHARE_KEY
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, nearest_question
 from pluralllm.training import train_centrally
 from server_app.predictor.pretraining import initial_weights, pretrain
+from server_app.predictor.strategies import SERVER_LEARNING_RATE
 
 Dataset = Literal["globalqa", "gss", "opinionqa", "generated"]
 
@@ -211,7 +212,7 @@ def train(
             problem.training,
             problem.embedding,
             steps=settings.rounds * settings.local_steps,
-            learning_rate=settings.server_learning_rate,
+            learning_rate=SERVER_LEARNING_RATE,
             episodes=EpisodeConfig.of(settings),
             generator=torch.Generator().manual_seed(child_seed(seed, "central")),
         )
@@ -251,8 +252,13 @@ class Report:
     table_cpu_seconds: float
 
 
-def report(problem: Problem, trained: Trained, config: Config, *, seed: int, sizes: Sequence[int] = ()) -> Report:
-    """Score a trained network on all parts, next to what costs nothing, and with other numbers of context questions."""
+def report(
+    problem: Problem, trained: Trained, config: Config, *, seed: int, sizes: Sequence[int] = (), draws: int = 1
+) -> Report:
+    """Score a trained network on all parts, next to what costs nothing, and with other numbers of context questions.
+
+    A prediction is the mean over `draws` contexts.
+    """
     embedding, settings = problem.embedding, config.pluralllm
     begin = time.process_time()
 
@@ -264,7 +270,7 @@ def report(problem: Problem, trained: Trained, config: Config, *, seed: int, siz
                 embedding,
                 num_context=num_context,
                 seed=child_seed(seed, "context", 0),
-                num_draws=settings.draws,
+                num_draws=draws,
                 trained=problem.trained_Q,
             )
             for data in part.context

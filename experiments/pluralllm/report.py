@@ -18,9 +18,9 @@ import numpy as np
 import torch
 import typer
 
-from appa_flwr import markdown
 from appa_flwr.config import split_names
-from appa_flwr.errors import unknown_name
+from appa_flwr.core import markdown
+from appa_flwr.core.errors import unknown_name
 from experiments import entry
 from experiments.pluralllm.measures import Measured
 from experiments.pluralllm.protocol import REAL, SURVEYS, Report, load_problem, recipe, report, train
@@ -32,7 +32,7 @@ MEASURES = ("js", "js_distance", "r", "r2", "pair", "spearman", "coverage")
 DATASETS = (*REAL, "generated")
 SIZES = (1, 4, 16, 64, 128)
 COUNTRIES = (110,)
-ATTENTION = ("pluralllm.architecture=attention", "pluralllm.num-context-questions=16", "pluralllm.draws=4")
+ATTENTION = ("pluralllm.architecture=attention", "pluralllm.num-context-questions=16")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Row:
     embedding: str = "minilm"
     central: bool = False
     num_training: int | None = None
+    draws: int = 1
 
 
 DEFAULT = Row("residual, FedAdam")
@@ -51,9 +52,9 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "main": (
         DEFAULT,
         Row("residual, FedAvg", ("pluralllm.strategy=fedavg",)),
-        Row("attention, FedAdam", ATTENTION),
+        Row("attention, FedAdam", ATTENTION, draws=4),
         Row("residual, central", central=True),
-        Row("attention, FedAvg", (*ATTENTION, "pluralllm.strategy=fedavg")),
+        Row("attention, FedAvg", (*ATTENTION, "pluralllm.strategy=fedavg"), draws=4),
     ),
     "variants": (
         Row("without learned features", ("pluralllm.rank=0",)),
@@ -69,13 +70,13 @@ def reports(
 ) -> Iterator[Report]:
     """Train and score once a seed; n-grams stand in for MiniLM on the generated survey, whose words they know."""
     config = recipe(*row.keys, f"embedding.encoder={'ngrams' if dataset == 'generated' else row.embedding}")
-    texts_to_vectors = encoder(config.embedding.encoder, cache=cache_folder(config))
+    texts_to_vectors = encoder(config.embedding.encoder, cache=cache_folder())
     for seed in seeds:
         problem = load_problem(
             dataset, seed=seed, folder=folder, texts_to_vectors=texts_to_vectors, num_training=row.num_training
         )
         trained = train(problem, config, seed=seed, central=row.central)
-        yield report(problem, trained, config, seed=seed, sizes=sizes)
+        yield report(problem, trained, config, seed=seed, sizes=sizes, draws=row.draws)
 
 
 def cell(values: Sequence[float]) -> str:

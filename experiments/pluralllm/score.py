@@ -20,9 +20,9 @@ import numpy as np
 import torch
 import typer
 
-from appa_flwr import markdown
 from appa_flwr.config import Config, split_names
-from appa_flwr.errors import UserError
+from appa_flwr.core import markdown
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import FloatArray, Question, Survey
@@ -166,7 +166,7 @@ def main(
     context = read_survey(context_groups_file, groups=scored, refusals="drop") if context_groups_file else first
     second = None if held_out is None else (held_out, read_survey(held_out, groups=scored, refusals="drop"))
     kind: Kind = config.embedding.encoder
-    texts_to_vectors = encoder(kind, config.embedding.model, cache=cache_folder(config))
+    texts_to_vectors = encoder(kind, config.embedding.model, cache=cache_folder())
     problems = {
         seed: build_problem(
             (survey, first),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 PROBE_TOKENS = 6
 TOLERANCE = 0.02  # of the largest logit: rounding in 16 bits stays below, another scale does not

@@ -20,8 +20,6 @@ def _position_wise(trunk: nn.Module) -> list[nn.Module]:
     layers = getattr(trunk, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         return []
-    if getattr(layers[-1], "gradient_checkpointing", False) and layers[-1].training:
-        return []  # it recomputes itself in the backward pass, after the block and without its hooks
     attention, feed_forward = (getattr(layers[-1], name, None) for name in ("self_attn", "mlp"))
     parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), feed_forward]
     plain = hasattr(feed_forward, "down_proj")  # experts route, and may return more than one tensor

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from server_app.engine.logprobs import response_logprobs, response_values
 from server_app.engine.prefix import Prefix
@@ -54,17 +53,10 @@ Scorer = Callable[[Sequences], Tensor]
 @contextmanager
 def _beginnings(trunk: nn.Module, prefix_C: Tensor, *, train: bool) -> Iterator[_Beginnings]:
     """The prefix of one pass under the weights now in force, and its part of the gradient at the end."""
-    checkpointed = [m for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)]
     with torch.set_grad_enabled(train):
-        for layer in checkpointed:  # which recompute themselves only in training
-            layer.training = train
-        try:
-            beginnings = _Beginnings(trunk, prefix_C, train=train)
-            yield beginnings
-            beginnings.backward()
-        finally:
-            for layer in checkpointed:
-                layer.training = False
+        beginnings = _Beginnings(trunk, prefix_C, train=train)
+        yield beginnings
+        beginnings.backward()
 
 
 @contextmanager

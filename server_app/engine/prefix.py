@@ -154,8 +154,6 @@ def why_not(model: PreTrainedModel) -> str | None:
     On the way, a model on the CPU changes from sdpa attention to the fastest that computes the same: in 16 bits to
     eager, since torch's kernel takes three times as long there in the backward pass, else to `prefix_attention`.
     """
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        return "gradient checkpointing keeps no keys and values"
     if model.config._attn_implementation == "sdpa" and model.device.type == "cpu":
         model.set_attn_implementation("eager" if model.dtype.itemsize < torch.float32.itemsize else ATTENTION)
         if _differs(model):

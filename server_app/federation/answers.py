@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr import formats, wire
+from appa_flwr.protocol import formats, wire
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -26,7 +26,7 @@ class Answers:
         texts: as the policy wrote them.
         prediction_JK: parsed; a row of NaN where nothing could be read.
         format_score_J: in [0, 1].
-        parsed_J: False for a completely unparseable answer; see `appa_flwr.formats.Parsed`.
+        parsed_J: False for a completely unparseable answer; see `appa_flwr.protocol.formats.Parsed`.
     """
 
     question_J: npt.NDArray[np.int64]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr import wire
 from appa_flwr.config import GENERATED_SURVEY, Config
-from appa_flwr.errors import UserError
-from appa_flwr.seeds import child_seed
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import wire
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question
@@ -54,7 +54,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     """
     questions = public_questions(config)
     train = set(split_questions(questions, test_fraction=config.data.test_fraction, seed=config.seed).train)
-    cache = cache_folder(config)
+    cache = cache_folder()
     texts_to_vectors = encoder(config.embedding.encoder, config.embedding.model, cache=cache, progress=progress)
     table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
     train_Q = np.array([question.question_id in train for question in questions])

@@ -6,27 +6,28 @@ Axis letters: G groups, Q questions, K options, J answers.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from appa_flwr import wire
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import wire
+from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.keys import GroupKeys
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# A node whose app hangs is waited for so many times as long as such a message took when all answered, and this long at
-# least; deployed only, since in a simulation nobody hangs and a busy machine may take its time.
-PATIENCE, LEAST_SECONDS = 10.0, 60.0
 SAME_REWARD = 8  # different answers that can hardly all earn the same
 JOIN_PAUSE = 0.5  # seconds between two roll calls while groups are still joining
+JOIN_SECONDS = 15.0  # for the reply to the last of them: a node asks for messages every three, and then starts
+MOST_NAMES = 1000  # of a deployed node, which hosts one group
 
 log = logging.getLogger("appa.server")
 
@@ -38,20 +39,24 @@ class Federation:
         self.grid = grid
         self._keys = keys
         self.groups: tuple[str, ...] = ()
-        self.simulated = False  # until every group has said so
         # whose owners keep answers to themselves, and let nobody probe for ceilings
         self.without_truth: tuple[str, ...] = ()
         self.without_probes: tuple[str, ...] = ()
+        self.totals: wire.Totals | None = None  # of answers to held-out questions, in a simulation
         self._nodes: tuple[int, ...] = ()
         self._homes: dict[str, int] = {}
         self._strangers: set[int] = set()  # nodes on which no group of the run lives
         self._keyless: set[int] = set()  # nodes with the key of no group
-        self._forgetful: set[int] = set()  # nodes that have restarted
+        self._forgetful: set[int] = set()  # nodes that have restarted, or hung while the others were briefed
         self._briefing: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._errors: Counter[int] = Counter()  # of the last question, by code
-        self._took: dict[str, float] = {}  # most seconds until all had answered, by kind of message
+
+    @property
+    def simulated(self) -> bool:
+        """Whether all groups are in one simulation with the server."""
+        return self.grid.simulated
 
     def homes(self, groups: Collection[str]) -> tuple[int, ...]:
         """Nodes that host one of these groups, in the order of the groups of the run."""
@@ -67,7 +72,7 @@ class Federation:
 
         Args:
             expected: group names that should join, and may still do so later; empty: whoever is there.
-            patience: seconds to wait for them.
+            patience: seconds to wait for them; deployed, a node that was asked late has a few more to answer.
 
         Raises:
             UserError: two nodes speak for the same group, or fewer groups than `min_groups`.
@@ -78,7 +83,8 @@ class Federation:
             online = set(self.grid.get_node_ids())
             homes = {name: node for name, node in homes.items() if node in online}
             # Whoever has answered is not asked again: deployed, each question starts a process at the group's.
-            homes |= self._roll_call(online - set(homes.values()), known=homes)
+            left = self._timeout if self.simulated else max(JOIN_SECONDS, deadline - time.monotonic())
+            homes |= self._roll_call(online - set(homes.values()), known=homes, timeout=left)
             complete = set(expected) <= set(homes) if expected else len(homes) >= self._min_groups
             if complete or time.monotonic() > deadline:
                 break
@@ -93,27 +99,27 @@ class Federation:
                 f"{len(kept)} groups joined ({', '.join(self.present) or 'none'}); "
                 f"federation.min-groups = {self._min_groups}"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
-                + (f"; there, but not in `groups`: {', '.join(others)}" if others else "")
+                + (f"; there, but not in `groups`: {listed(others)}" if others else "")
             )
         if missing:
             log.warning("groups that did not join: %s", ", ".join(missing))
         self._nodes = tuple(sorted(set(kept.values())))
         self.grid.members = self._nodes
 
-    def _roll_call(self, nodes: Collection[int], *, known: Mapping[str, int]) -> dict[str, int]:
+    def _roll_call(self, nodes: Collection[int], *, known: Mapping[str, int], timeout: float) -> dict[str, int]:
         """Ask these nodes who lives there: group -> node.
 
         Raises:
             UserError: two nodes, of these or of those that are known, speak for one group.
         """
         homes: dict[str, int] = {}
-        for node, names in self._residents(nodes).items():
+        for node, names in self._residents(nodes, timeout=timeout).items():
             for name in names:
                 if homes.setdefault(name, node) != node or known.get(name, node) != node:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
         return homes
 
-    def _residents(self, nodes: Collection[int]) -> dict[int, list[str]]:
+    def _residents(self, nodes: Collection[int], *, timeout: float = math.inf) -> dict[int, list[str]]:
         """The groups that these nodes speak for, with their keys; without nodes that did not answer.
 
         A node without any group's key is not asked: it could make the server wait.
@@ -127,13 +133,16 @@ class Federation:
             self._keyless |= keyless
             nodes = [node for node in nodes if node not in keyless]
         found: dict[int, list[str]] = {}
-        for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes)):
-            node = reply.metadata.src_node_id
-            for name in (group.group for group in self._read(reply)):
-                if keys is None or name in allowed[node]:
-                    found.setdefault(node, []).append(name)
-                else:
-                    log.warning("node %s speaks for %s without its key; it is left out", node, name)
+        for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes), timeout=timeout):
+            node, names = reply.metadata.src_node_id, [group.group for group in self._read(reply)]
+            if keys is not None:
+                mine, why = [name for name in names if name in allowed[node]], "without its key"
+            else:
+                mine, why = [name for name in names if self.simulated or plain(name) == name], "which is no name"
+            if mine:
+                found[node] = mine
+            if strange := set(names) - set(mine):
+                log.warning("node %s speaks for %s %s; it is left out", node, listed(sorted(strange)), why)
         return found
 
     def _welcome_back(self) -> None:
@@ -151,11 +160,10 @@ class Federation:
             for node, names in self._residents(fresh).items():
                 if not set(names) & set(self.groups):
                     self._strangers.add(node)  # whoever else cannot be used yet is asked again
-                for name in set(names) & set(self.groups):
-                    if name not in {*gone, *late} or name in back:
-                        log.warning("another node speaks for group '%s', whose own is there; it is left out", name)
-                    else:
-                        back[name] = node
+                free = {*gone, *late} - set(back)
+                back |= dict.fromkeys(set(names) & free, node)
+                if taken := sorted(set(names) & set(self.groups) - free):
+                    log.warning("another node speaks for group '%s', whose own is there; it is left out", listed(taken))
         for node in sorted(set(back.values())):
             names = [name for name, home in back.items() if home == node]
             if all(self._briefed(node, kind) for kind in self._briefing):
@@ -169,56 +177,36 @@ class Federation:
         replies = self._ask(kind, self._briefing[kind], nodes=(node,))
         return any([self._read(reply) for reply in replies])
 
-    def hosted(self, nodes: Collection[int]) -> str:
-        """The groups at these nodes, for messages."""
-        return ", ".join(name for name in self.present if self._homes[name] in nodes)
-
     def _ask(
         self,
         kind: str,
         content: RecordDict,
         *,
         nodes: Sequence[int] | None = None,
-        iteration: int = 0,
-        meanwhile: Callable[[], None] | None = None,
+        timeout: float = math.inf,
     ) -> list[Message]:
         """One message to every node that hosts a group, or to those given; the replies that came."""
+        messages = self._messages(kind, content, nodes=nodes)
+        return self.grid.send_and_receive(messages, timeout=min(timeout, self._timeout))
+
+    def _messages(
+        self, kind: str, content: RecordDict, *, nodes: Sequence[int] | None = None, iteration: int = 0
+    ) -> list[Message]:
         self._errors.clear()
         asked = self._nodes if nodes is None else nodes
-        messages = [self.grid.create_message(content, kind, node, str(iteration)) for node in asked]
-        patience = self._timeout
-        if not self.simulated and kind in self._took:
-            patience = min(patience, max(LEAST_SECONDS, PATIENCE * self._took[kind]))
-        started = time.monotonic()
-        replies = self.grid.send_and_receive(messages, timeout=patience, meanwhile=meanwhile)
-        if messages and len(replies) == len(messages):
-            self._took[kind] = max(self._took.get(kind, 0.0), time.monotonic() - started)
-        return replies
-
-    def sums(self, request: wire.SumsRequest, *, nodes: Sequence[int]) -> dict[int, wire.SumsReply]:
-        """Ask nodes for a step of the sums over groups; node -> its reply, without those that did not give one."""
-        found = {}
-        for reply in self._ask(wire.POPULATION, wire.pack_sums_request(request), nodes=nodes):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                log.warning("%s: %s", self.hosted([node]), reply.error.reason)
-                continue
-            try:
-                found[node] = wire.unpack_sums_reply(reply.content)
-            except ValueError as error:
-                log.warning("%s: %s", self.hosted([node]), error)
-        return found
+        return [self.grid.create_message(content, kind, node, str(iteration)) for node in asked]
 
     def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
         """Hand out the public questions; how many training questions each group has answered."""
         self._vote_shape = catalogue.option_QK.shape
-        self._briefing[wire.CATALOGUE] = wire.pack_catalogue(catalogue)
-        replies = self._replies(self._ask(wire.CATALOGUE, self._briefing[wire.CATALOGUE]))
+        replies = self._brief(wire.CATALOGUE, wire.pack_catalogue(catalogue))
         self._require(replies, "take the catalogue of questions")
-        self.simulated = all(reply.counts.get("simulated") for reply in replies.values())
+        self.grid.simulated = all(reply.counts.get("simulated") for reply in replies.values())
         self.without_truth, self.without_probes = (
             tuple(name for name, reply in replies.items() if not reply.counts.get(what)) for what in ("truth", "probes")
         )
+        given = {name: reply.held_out_HK for name, reply in replies.items() if reply.held_out_HK is not None}
+        self.totals = _totals(given, catalogue) if given and self.simulated else None
         return {name: reply.counts.get("answered", 0) for name, reply in replies.items()}
 
     def send_targets(
@@ -230,10 +218,19 @@ class Federation:
             weights: of the frozen PluralLLM.
             fault: what is wrong with a reply, None where it can be used.
         """
-        self._briefing[wire.TARGETS] = wire.pack_weights(weights)
-        replies = self._without(self._replies(self._ask(wire.TARGETS, self._briefing[wire.TARGETS])), fault)
+        content = wire.pack_weights(weights)
+        if self.totals is not None:
+            content.update(wire.pack_totals(self.totals))
+        replies = self._without(self._brief(wire.TARGETS, content), fault)
         self._require(replies, "write a target table")
         return replies
+
+    def _brief(self, kind: str, content: RecordDict) -> dict[str, wire.GroupReply]:
+        """Send all what they need for scoring; who does not answer gets it again once they do."""
+        self._briefing[kind] = content
+        replies = self._ask(kind, content)
+        self._forgetful |= set(self._nodes) - {reply.metadata.src_node_id for reply in replies}
+        return self._replies(replies)
 
     def votes(self, *, needed: bool = True) -> FloatArray | None:
         """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
@@ -244,15 +241,17 @@ class Federation:
             UserError: they are needed.
         """
         given: dict[str, FloatArray] = {}
+        faults: dict[str, str] = {}
         for name, reply in self._replies(self._ask(wire.VOTE, RecordDict())).items():
             votes_QK = reply.votes_QK
             if votes_QK is None or votes_QK.shape != self._vote_shape:
-                log.warning("group %s counts as missing: no votes of shape %s", name, self._vote_shape)
+                faults[name] = f"no votes of shape {self._vote_shape}"
             # One group must not outvote the others: no option is worth more than the first of K ranks.
             elif not ((votes_QK >= 0) & (votes_QK <= self._vote_shape[-1])).all():
-                log.warning("group %s counts as missing: votes outside [0, %s]", name, self._vote_shape[-1])
+                faults[name] = f"votes outside [0, {self._vote_shape[-1]}]"
             else:
                 given[name] = votes_QK
+        _missing(faults)
         if not needed and len(given) < self._min_groups:
             return None
         self._require(given, "vote")
@@ -261,30 +260,42 @@ class Federation:
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
     ) -> dict[tuple[str, str], FloatArray]:
-        """Let the groups score answers; see `server_app.federation.rewards.Groups`.
+        """Let the groups score answers; see `server_app.federation.rewards.Groups`, and `rewards` below."""
+        messages = self.score_messages(request, iteration=iteration)
+        replies = self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
+        return self.rewards(request, replies)
 
-        Groups that have restarted since are back first. A group whose reply is an error, or holds rewards of wrong
-        number, outside [0, 1], NaN (against targets) or above 0 for an answer nobody could read, counts as missing,
-        with a warning that names it.
+    def score_messages(self, request: wire.ScoreRequest, *, iteration: int = 0) -> list[Message]:
+        """The request as a message to each node; groups that have restarted since the last one are back first."""
+        if not self.simulated:
+            self._welcome_back()
+        return self._messages(wire.SCORE, wire.pack_score_request(request), iteration=iteration)
+
+    def rewards(self, request: wire.ScoreRequest, replies: Iterable[Message]) -> dict[tuple[str, str], FloatArray]:
+        """(metric, side) -> rewards (G, J) in [0, 1], a row of NaN for a group that did not answer.
+
+        A group whose reply is an error, or holds rewards of wrong number, outside [0, 1], NaN (against targets) or
+        above 0 for an answer nobody could read, counts as missing, with a warning that names it.
 
         Raises:
             UserError: fewer groups answered than `federation.min-groups`.
         """
-        if not self.simulated:
-            self._welcome_back()
         unreadable_J: BoolArray = np.logical_and.reduce(np.isnan(request.prediction_JK), axis=1)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
-        content = wire.pack_score_request(request)
         by_group = self._without(
-            self._replies(self._ask(wire.SCORE, content, iteration=iteration, meanwhile=meanwhile)),
+            self._replies(replies),
             lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), unreadable_J, key))), None),
         )
         self._require(by_group, "score the answers")
         answers = request.prediction_JK[~unreadable_J]
         if len(np.unique(answers, axis=0)) >= SAME_REWARD:
-            for name, reply in by_group.items():
-                if any(np.ptp(reply.rewards[key][~unreadable_J]) == 0.0 for key in keys if key[1] == wire.TARGET_SIDE):
-                    log.warning("group %s gives all answers the same reward", name)
+            of_targets = [key for key in keys if key[1] == wire.TARGET_SIDE]
+            if alike := [
+                name
+                for name, reply in by_group.items()
+                if any(np.ptp(reply.rewards[key][~unreadable_J]) == 0.0 for key in of_targets)
+            ]:
+                log.warning("group %s gives all answers the same reward", listed(alike))
         missing = np.full(unreadable_J.size, np.nan)
         return {
             key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])
@@ -296,44 +307,43 @@ class Federation:
         by_group: Mapping[str, wire.GroupReply], fault: Callable[[wire.GroupReply], str | None]
     ) -> dict[str, wire.GroupReply]:
         """The replies in which no fault is found; a warning names the others."""
-        sound = {}
-        for name, reply in by_group.items():
-            if (reason := fault(reply)) is None:
-                sound[name] = reply
-            else:
-                log.warning("group %s counts as missing: %s", name, reason)
-        return sound
+        faults = {name: reason for name, reply in by_group.items() if (reason := fault(reply)) is not None}
+        _missing(faults)
+        return {name: reply for name, reply in by_group.items() if name not in faults}
 
     def _replies(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
         """Known groups' replies by name; what cannot be used is warned about and left out."""
         found: dict[str, list[wire.GroupReply]] = {name: [] for name in self.groups}
         for reply in replies:
+            node, away = reply.metadata.src_node_id, []
             for group in self._read(reply):
-                if group.group not in found:
-                    log.warning("a reply for group '%s', which is not in this run, is left out", group.group)
-                elif reply.metadata.src_node_id != self._homes.get(group.group):
-                    # Or any node could speak for a group, or silence it by answering for it too.
-                    log.warning("a reply for group '%s' from a node that is not its home is left out", group.group)
-                else:
+                if self._homes.get(group.group) == node:
                     found[group.group].append(group)
-        for name, answers in found.items():
-            if not answers:
-                log.warning("group %s did not answer", name)
-            elif len(answers) > 1:  # nobody can tell which of them is the group's own
-                log.warning("group %s counts as missing: it answered %s times", name, len(answers))
-        return {name: answers[0] for name, answers in found.items() if len(answers) == 1}
+                else:  # or any node could speak for a group, or silence it by answering for it too
+                    away.append(group.group)
+            if away:
+                log.warning("node %s answers for %s and is not its home; that is left out", node, listed(away))
+        # nobody can tell which of two is the group's own
+        faults = {name: "more than one answer" if of else "no answer" for name, of in found.items() if len(of) != 1}
+        _missing(faults)
+        return {name: answers[0] for name, answers in found.items() if name not in faults}
 
     def _read(self, reply: Message) -> tuple[wire.GroupReply, ...]:
+        node = reply.metadata.src_node_id
         if reply.has_error():
             self._errors[reply.error.code] += 1
             if reply.error.code == wire.FORGOTTEN:
-                self._forgetful.add(reply.metadata.src_node_id)
-            log.warning("node %s: %s", reply.metadata.src_node_id, reply.error.reason)
+                self._forgetful.add(node)
+            log.warning("node %s: %s", node, reply.error.reason)
+            return ()
+        names = reply.content.get("groups", ConfigRecord()).get("names")
+        if not self.simulated and isinstance(names, list) and len(names) > MOST_NAMES:
+            log.warning("node %s: it says %s names, at most %s are read", node, len(names), MOST_NAMES)
             return ()
         try:
             return wire.unpack_replies(reply.content)
         except ValueError as error:
-            log.warning("node %s: %s", reply.metadata.src_node_id, error)
+            log.warning("node %s: %s", node, error)
             return ()
 
     def _require(self, present: Mapping[str, object], what: str) -> None:
@@ -347,6 +357,27 @@ class Federation:
                 f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
                 f"federation.min-groups = {self._min_groups}. " + ("; ".join(refused) or "The groups' own logs say why")
             )
+
+
+def _totals(given: Mapping[str, FloatArray], catalogue: wire.Catalogue) -> wire.Totals:
+    """The sum of these groups' answers to held-out questions."""
+    held_out_Q = ~catalogue.train_Q
+    answer_QK, count_Q = np.zeros(catalogue.option_QK.shape), np.zeros(len(held_out_Q), dtype=np.int64)
+    for answer_HK in given.values():
+        # float32, as a group's own share is when it takes that out
+        answer_QK[held_out_Q] += np.nan_to_num(answer_HK).astype(np.float32)
+        count_Q[held_out_Q] += ~np.isnan(answer_HK).any(axis=1)
+    return wire.Totals(answer_QK, count_Q, tuple(given))
+
+
+def _missing(faults: Mapping[str, str]) -> None:
+    """Warn which groups count as missing: one line a reason, however many they are."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in faults.items():
+        groups.setdefault(reason, []).append(name)
+    for reason, names in groups.items():
+        some = "group %s counts" if len(names) == 1 else "groups %s count"
+        log.warning(f"{some} as missing: %s", listed(names), plain(reason))
 
 
 def _fault(reward_J: FloatArray | None, unreadable_J: BoolArray, key: tuple[str, str]) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from flwr.proto.node_pb2 import NodeInfo
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 KEY = "federation.group-keys"
 

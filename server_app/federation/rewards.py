@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr import wire
-from appa_flwr.aggregation import Result, Rule, State
-from appa_flwr.rewards import training_reward
+from appa_flwr.analysis.aggregation import Result, Rule, State
+from appa_flwr.protocol import wire
+from appa_flwr.protocol.rewards import training_reward
 from server_app.federation.answers import Answers
 
 FloatArray = npt.NDArray[np.float64]
@@ -59,35 +59,24 @@ class AggregatedReward:
 
 
 def aggregated_reward(
-    groups: Groups,
     rule: Rule,
     state: State,
     answers: Answers,
+    rewards: Mapping[tuple[str, str], FloatArray],
     *,
     metric: str,
     alignment_weight: float,
-    iteration: int = 0,
-    fresh_context: bool = False,
-    meanwhile: Callable[[], None] | None = None,
 ) -> AggregatedReward:
-    """One iteration of Algorithm appa from answers to the reward of each: score, mix in the format score, aggregate.
+    """From the groups' rewards to the reward of each answer: mix in the format score, aggregate (Algorithm appa).
 
     Args:
-        groups: who score.
         rule: how group rewards become one.
         state: the rule's, from `rule.init` or the previous result.
         answers: J parsed answers.
+        rewards: of the answers, see `Groups.score`.
         metric: the reward metric.
         alignment_weight: omega of Equation final-reward, in [0, 1].
-        iteration: which one, from 1.
-        fresh_context: the groups draw new few-shot contexts, by the iteration's number.
-        meanwhile: computed here while the groups score.
-
-    Raises:
-        UserError: too few groups answered; nothing has changed.
     """
-    request = answers.request([metric], draw=iteration if fresh_context else 0)
-    rewards = groups.score(request, iteration=iteration, meanwhile=meanwhile)
     reward_GJ = rewards[metric, wire.TARGET_SIDE]
     training_GJ = training_reward(
         reward_GJ, answers.format_score_J, answers.parsed_J, alignment_weight=alignment_weight

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from appa_flwr import formats
 from appa_flwr.config import TINY_MODEL, Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.models import gguf, tiny
 from server_app.models.folder import attention, describe, locate, read_config
@@ -115,9 +115,9 @@ def prepare(
     hub_id = ""
     if config.model == TINY_MODEL:
         recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
-        folder = tiny.load_or_build(recipe, questions, cache_folder(config), progress=progress)
+        folder = tiny.load_or_build(recipe, questions, cache_folder(), progress=progress)
     elif (file := gguf.find(config.model)) is not None:
-        folder = gguf.load_or_unpack(config.model, file, cache_folder(config), say=say)
+        folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)
     else:
         folder = locate(config.model)
         hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
@@ -227,10 +227,8 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
     return None
 
 
-def cache_folder(config: Config) -> Path:
-    """Where built models and computed embeddings are kept: `cache-dir`, else the user's cache by the XDG convention."""
-    if config.run.cache_dir:
-        return Path(config.run.cache_dir)
+def cache_folder() -> Path:
+    """Where built models and computed embeddings are kept: the user's cache, which XDG_CACHE_HOME can move."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 

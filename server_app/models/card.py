@@ -8,8 +8,8 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from appa_flwr import markdown
-from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.config import HUB_SURVEY, SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.core import markdown
 from appa_flwr.run.records import SummaryRow
 
 SCORE_DECIMALS = 4
@@ -30,20 +30,23 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 
 def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | None:
     """The policy's own scores for the hub's `model-index`, on every metric, against predictions and survey answers."""
-    survey = Path(config.survey).stem
+    survey = config.survey if config.survey == HUB_SURVEY else Path(config.survey).stem
     found = [
         EvalResult(
             task_type="text-generation",
             task_name=f"pluralistic alignment, {config.task}",
             dataset_type=survey,
-            dataset_name=f"{survey}, held-out questions, against the {against}",
+            dataset_name=f"{survey}, held-out questions, against the {target}",
+            # The index puts what agrees in type, config and split under one name, whatever the others were called.
+            dataset_config=target.replace(" ", "-"),
+            dataset_split="held-out",
             metric_type=f"{name.lower().replace(' ', '_')}_{row.metric}",
             metric_name=f"{name} ({row.metric})",
             metric_value=round(value, SCORE_DECIMALS),
         )
         for row in rows
         if row.policy == "ppo"
-        for against, scores in (("predictions", row), ("survey", row.survey))
+        for target, scores in (("predictions", row), ("survey answers", row.survey))
         if scores is not None
         for name, value in (("Avg AS", scores.avg_as), ("Min AS", scores.min_as), ("FI", scores.fi))
         if math.isfinite(value)
@@ -100,7 +103,7 @@ as good as `uniform`. FI of answers that cannot be read is 1, so it is given ove
 {_LOADING[form]}
 ```
 
-It answers prompts of the form it was trained on (`appa_flwr.formats.prompt`, style `{config.policy.prompt_style}`),
-and is not a general assistant. One answer for all groups cannot be right for each of them: the ceilings say how far it
-could get.
+It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style
+`{config.policy.prompt_style}`), and is not a general assistant. One answer for all groups cannot be right for each of
+them: the ceilings say how far it could get.
 """

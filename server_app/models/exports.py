@@ -21,7 +21,7 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
     """
     if config.policy.tuning == "full":
         return ppo_models(config, load_model(config, str(sft), quantized=False))
-    model = load_model(config, base.source, quantized=config.policy.quantization != "none")
+    model = load_model(config, base.source, quantized=config.policy.tuning == "qlora")
     return ppo_models(config, model, sft_adapter=sft)
 
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
-from appa_flwr.errors import UserError, unknown_name
+from appa_flwr.core.errors import UserError, unknown_name
 
 PAPER_MODELS = ("google/gemma-2-2b-it", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-0.6B")
 """The paper's policies by their names on the hub."""
@@ -66,7 +66,7 @@ def _cannot_fetch(model: str, error: Exception) -> str:
     )
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """An error of a library in one line."""
     first_line = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
     return f"{type(error).__name__}: {first_line.strip()}"

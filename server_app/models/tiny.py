@@ -19,8 +19,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from appa_flwr import formats
-from appa_flwr.files import replaced_folder
+from appa_flwr.core.files import replaced_folder
+from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

@@ -61,6 +61,7 @@ class PPOEngine:
         stop_ids: Sequence[int],
         pad_id: int,
         seed: int,
+        shared_prefix: bool = True,
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
@@ -72,8 +73,7 @@ class PPOEngine:
             temperature=rollout.temperature,
             stop_ids=stop_ids,
             pad_id=pad_id,
-            shared_prefix=settings.shared_prefix,
-            method=rollout.sampler,
+            shared_prefix=shared_prefix,
         )
         # In 16 bits a generation's steps round otherwise than a pass over whole rows.
         self._rescore = models.policy().dtype.itemsize < torch.float32.itemsize
@@ -217,7 +217,7 @@ class PPOEngine:
                     value_JT[rows, :width],
                     return_JT[rows, :width],
                     part.mask_JT,
-                    clip_range=self.settings.clip_range_value,
+                    clip_range=self.settings.clip_range,
                 )
                 weight = self.settings.value_coefficient
                 ppo.full_loss(value=value, value_coefficient=weight, num_tokens=count).backward()

@@ -64,7 +64,6 @@ class Decoding:
         stop_ids: Sequence[int],
         pad_id: int,
         shared_prefix: bool = True,
-        method: Method = "own",
     ) -> Decoding:
         """The fields as given; for a model that takes no shared keys and values the plain path, and a log line.
 
@@ -72,6 +71,7 @@ class Decoding:
             UserError: see `check_head`.
         """
         check_head(model)
+        method: Method = "own"
         refused = why_not(model)
         if refused is not None:
             log.warning("every pass computes the prompts' common beginning anew: %s", refused)

@@ -8,22 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from appa_flwr import aggregation, wire
-from appa_flwr.aggregation import Rule, State
+from appa_flwr.analysis import aggregation
+from appa_flwr.analysis.aggregation import Rule, State
+from appa_flwr.analysis.diagnosis import rollout_agreement
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
-from appa_flwr.diagnosis import rollout_agreement
+from appa_flwr.protocol import wire
 from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.federation.rewards import AggregatedReward, aggregated_reward, group_means
 from server_app.models.base import Base
@@ -61,32 +64,26 @@ def questions_of(order: QuestionOrder, rollout: RolloutSection) -> IntArray:
     return np.repeat(order.take(rollout.batch_size // rollout.answers_per_question), rollout.answers_per_question)
 
 
-class _WithoutWeights(Strategy):
-    """Flower's hooks for rounds in which weights travel, which they do not here."""
+@dataclass
+class _Round:
+    """What the server keeps of a round while the groups score its rollouts."""
 
-    def configure_train(self, *_: Any, **__: Any) -> Iterable[Message]:
-        return []
-
-    def aggregate_train(self, *_: Any, **__: Any) -> tuple[None, None]:
-        return None, None
-
-    def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
-        return []
-
-    def aggregate_evaluate(self, *_: Any, **__: Any) -> None:
-        """Nothing is reported."""
-
-    def summary(self) -> None:
-        """Nothing that the run's own log lacks."""
+    rollout: Rollout
+    answers: Answers
+    request: wire.ScoreRequest
+    seconds: dict[str, float]
+    reference: ReferencePass | None = None
 
 
-class AppaStrategy(_WithoutWeights):
+class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the groups' data with the groups, only rewards travel.
 
-    `start` is Algorithm appa from top to bottom.
+    A round is an iteration of Algorithm appa: `configure_train` samples answers and makes the messages,
+    `aggregate_train` makes the groups' replies one reward and updates the policy. No weights travel, so the arrays of
+    both are empty.
 
     Args:
-        federation: who scores.
+        federation: the groups.
         engine: who samples and learns.
         rule: how the groups' rewards become one.
         config: `task`, `metric`, the weight of alignment, the batch size and whether contexts are drawn anew.
@@ -124,61 +121,80 @@ class AppaStrategy(_WithoutWeights):
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
     ) -> Result:
-        """Run `num_rounds` iterations of Algorithm appa after those done before.
+        """Run `num_rounds` rounds after those done before.
 
-        The other arguments are not used: no weights travel, the federation asks the groups over a grid that computes
-        while it waits, and `federation.reply-timeout` holds.
+        Args:
+            grid: an `OverlapGrid`, which lets the server compute while the groups score.
+            initial_arrays: none.
+            num_rounds: iterations of Algorithm appa.
+            timeout: seconds for which replies are waited for.
 
         Raises:
             UserError: fewer groups answered than `federation.min-groups`; policy and state are those of the iteration
                 before.
         """
+        assert isinstance(grid, OverlapGrid)
+        result = Result()
         for _number in range(num_rounds):
-            iteration, seconds = self._done + 1, dict[str, float]()
-            with _timed(seconds, "rollout"):
-                rollout, answers = self._sample()
-            scored, reference = self._ask(iteration, rollout, answers, seconds)
-            with _timed(seconds, "update"):
-                learned = self._update(rollout, reference, scored)
-            self._done, self._state = iteration, scored.result.state
-            self._finished(self._line(iteration, answers, scored, learned, seconds), self._state)
-        return Result()
+            server_round = self._done + 1
+            messages = self.configure_train(server_round, initial_arrays, ConfigRecord(), grid)
+            replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
+            self._round.seconds["federation_wait"] = grid.seconds_waited
+            result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
+        return result
 
-    def _sample(self) -> tuple[Rollout, Answers]:
-        """Rollouts of the next questions, and what can be read in them."""
-        question_J = questions_of(self._order, self._config.rollout)
-        rollout = self._engine.rollout([self._prompts[q] for q in question_J])
-        texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
-        return rollout, parse_answers(self._config.task, texts, question_J, self._catalogue)
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample answers to the next questions; ask every group to score them."""
+        seconds = dict[str, float]()
+        with _timed(seconds, "rollout"):
+            question_J = questions_of(self._order, self._config.rollout)
+            rollout = self._engine.rollout([self._prompts[q] for q in question_J])
+            texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
+            answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
+        fresh_context = self._config.pluralllm.context_resampling == "every-iteration"
+        request = answers.request([self._config.reward_metric], draw=server_round if fresh_context else 0)
+        self._round = _Round(rollout, answers, request, seconds)
+        return self._federation.score_messages(request, iteration=server_round)
 
-    def _ask(
-        self, iteration: int, rollout: Rollout, answers: Answers, seconds: dict[str, float]
-    ) -> tuple[AggregatedReward, ReferencePass]:
-        """The groups score and the rule aggregates; reference log-probs and values are computed meanwhile."""
-        passes: list[ReferencePass] = []
+    def _reference_pass(self) -> None:
+        """Reference log-probs and values, while the groups score."""
+        with _timed(self._round.seconds, "reference"):
+            self._round.reference = self._engine.reference_pass(self._round.rollout.sequences)
 
-        def reference_pass() -> None:
-            with _timed(seconds, "reference"):
-                passes.append(self._engine.reference_pass(rollout.sequences))
-
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Aggregate the groups' rewards by the rule, and update the policy on what they come to."""
+        now = self._round
+        assert now.reference is not None
         scored = aggregated_reward(
-            self._federation,
             self._rule,
             self._state,
-            answers,
+            now.answers,
+            self._federation.rewards(now.request, replies),
             metric=self._config.reward_metric,
             alignment_weight=self._config.appa.alignment_weight,
-            iteration=iteration,
-            fresh_context=self._config.pluralllm.context_resampling == "every-iteration",
-            meanwhile=reference_pass,
         )
-        seconds["federation_wait"] = self._federation.grid.seconds_waited
-        return scored, passes[0]
+        with _timed(now.seconds, "update"):
+            device = now.rollout.logprob_JT.device
+            score_J = torch.tensor(scored.result.aggregate_J, dtype=torch.float32, device=device)
+            learned = self._engine.update(now.rollout, now.reference, score_J)
+        self._done, self._state = server_round, scored.result.state
+        line = self._line(server_round, now.answers, scored, learned, now.seconds)
+        self._finished(line, self._state)
+        return None, MetricRecord({"reward": line.reward, "fairness-index": line.fairness_index})
 
-    def _update(self, rollout: Rollout, reference: ReferencePass, scored: AggregatedReward) -> dict[str, float]:
-        device = rollout.logprob_JT.device
-        score_J = torch.tensor(scored.result.aggregate_J, dtype=torch.float32, device=device)
-        return self._engine.update(rollout, reference, score_J)
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: the policy is scored on held-out questions after the last round (`server_app.evaluation`)."""
+        return ()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing, as there was nothing to evaluate."""
+
+    def summary(self) -> None:
+        """Nothing that the run's own log lacks."""
 
     def _line(
         self,

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord
 
-from appa_flwr import wire
 from appa_flwr.config import Config
+from appa_flwr.protocol import wire
 from appa_flwr.run.records import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
 from pluralllm import card as cards
 from pluralllm.data import OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
-from server_app import checkpoint
 from server_app.predictor.pretraining import Pretraining
+from server_app.predictor.weights import load_weights
 
 SETTINGS = "pluralllm."
 
@@ -45,7 +45,7 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
         held_out=[catalogue.questions[q] for q in np.flatnonzero(~catalogue.train_Q)],
         unseen_groups=config.unseen_group_names,
     )
-    found = checkpoint.load_weights(path, start)
+    found = load_weights(path, start)
     assert found is not None  # its card was beside it
     return found, card
 

@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
-from appa_flwr import wire
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol import wire
 from appa_flwr.run.records import Round
-from appa_flwr.seeds import child_seed
 from pluralllm.architectures import build, choices
 from pluralllm.model import ModelConfig
 from pluralllm.residual import SHARE_KEY

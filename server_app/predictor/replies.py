@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
-from appa_flwr import wire
+from appa_flwr.protocol import wire
 
-# natural Jensen-Shannon distance of answers that share no option, and rounding
-LARGEST_DISTANCE = math.log(2) ** 0.5 + 1e-6
+LARGEST_DISTANCE = wire.LARGEST_ERROR + 1e-6  # and rounding
 LARGEST_STEP = 10.0  # of a node, in units of the round's median
 
 Most = Mapping[int, tuple[int, int]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from appa_flwr import wire
+from appa_flwr.protocol import wire
 from appa_flwr.run.records import Means, PartScores
 from pluralllm.scores import (
     CALIBRATION,

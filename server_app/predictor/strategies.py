@@ -23,13 +23,16 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.config.sections import BAD_NODES
+from appa_flwr.core.errors import UserError
 from pluralllm.training import BETAS
 
 # Adaptivity floor of FedAdam and its kin. At 1e-4 the small gradients of the context path vanish in it, and PluralLLM
 # ends up predicting the same answers for every group.
 TAU = 1e-6
 DELTA = 1e-5
+SERVER_LEARNING_RATE = 3e-3  # of FedAdam and its kin; Adam's usual step for a network of this size
+PROXIMAL_MU = 0.01  # pull of FedProx towards the server's weights: it only steadies groups whose steps are few
 
 log = logging.getLogger("appa.server")
 
@@ -50,14 +53,14 @@ def flower_strategy(config: Config, num_nodes: int) -> Strategy:
         "min_evaluate_nodes": 1,
         "min_available_nodes": num_nodes,
     }
-    adaptive: dict[str, Any] = {"eta": keys.server_learning_rate, "tau": TAU, **common}
+    adaptive: dict[str, Any] = {"eta": SERVER_LEARNING_RATE, "tau": TAU, **common}
     moments: dict[str, Any] = {"beta_1": BETAS[0], "beta_2": BETAS[1]}
     strategy: Strategy
     match keys.strategy:
         case "fedavg":
             strategy = FedAvg(**common)
         case "fedprox":
-            strategy = FedProx(proximal_mu=keys.proximal_mu, **common)
+            strategy = FedProx(proximal_mu=PROXIMAL_MU, **common)
         case "fedadam":
             strategy = FedAdam(**moments, **adaptive)
         case "fedyogi":
@@ -69,9 +72,9 @@ def flower_strategy(config: Config, num_nodes: int) -> Strategy:
         case "fedtrimmedavg":
             strategy = FedTrimmedAvg(**common)
         case "krum":
-            strategy = Krum(num_malicious_nodes=keys.bad_nodes, **common)
+            strategy = Krum(num_malicious_nodes=BAD_NODES, **common)
         case "multikrum":
-            strategy = MultiKrum(num_malicious_nodes=keys.bad_nodes, **common)
+            strategy = MultiKrum(num_malicious_nodes=BAD_NODES, **common)
     if keys.dp_noise:
         strategy = DifferentialPrivacyServerSideFixedClipping(strategy, keys.dp_noise, keys.dp_clip, num_nodes)
     return strategy
@@ -86,11 +89,11 @@ def fit(strategy: Strategy, config: Config, num_replies: int) -> None:
         case DifferentialPrivacyServerSideFixedClipping():  # fewer hide one another less
             strategy.num_sampled_clients = num_replies
         case FedTrimmedAvg():
-            trimmed = min(keys.bad_nodes, (num_replies - 1) // 2)
+            trimmed = min(BAD_NODES, (num_replies - 1) // 2)
             # Flower rounds nodes x share down; a little more than the share keeps rounding from losing a node.
             strategy.beta = (trimmed + 0.1) / num_replies if trimmed else 0.0
         case MultiKrum() if not isinstance(strategy, Krum):
-            strategy.num_nodes_to_select = max(1, num_replies - keys.bad_nodes)
+            strategy.num_nodes_to_select = max(1, num_replies - BAD_NODES)
 
 
 def epsilon(noise: float, rounds: int, *, delta: float = DELTA) -> float:

@@ -67,24 +67,26 @@ WRONG = {
     "only the wire module knows Flower": [("appa_flwr", "flwr"), ("pluralllm", "flwr")],
     "what both sides may know needs no torch": [("appa_flwr", "torch")],
     "a group joins": [
-        ("client_app", "appa_flwr.aggregation"),
-        ("client_app", "appa_flwr.ceilings"),
+        ("client_app", "appa_flwr.analysis"),
+        ("client_app", "appa_flwr.run"),
         ("client_app", "appa_flwr.report"),
         ("client_app", "appa_flwr.launch"),
         ("client_app", "trl"),
         ("client_app", "matplotlib"),
         # through others: a client may import PluralLLM and the survey reader, and so neither may import this
-        ("pluralllm.data", "appa_flwr.aggregation"),
+        ("pluralllm.data", "appa_flwr.analysis"),
         ("appa_flwr.survey.types", "transformers"),
     ],
-    "the layers of what both sides may know": [
+    "the rooms of appa_flwr": [
         ("appa_flwr.survey", "appa_flwr.report"),
         ("appa_flwr.report", "appa_flwr.launch"),
         ("appa_flwr.run", "appa_flwr.report"),
+        ("appa_flwr.run", "appa_flwr.analysis"),
         ("appa_flwr.config", "appa_flwr.survey"),
-        ("appa_flwr.config", "appa_flwr.aggregation"),
-        ("appa_flwr.aggregation", "appa_flwr.ceilings"),
-        ("appa_flwr.rewards", "appa_flwr.scores"),
+        ("appa_flwr.config", "appa_flwr.analysis"),
+        ("appa_flwr.protocol", "appa_flwr.analysis"),
+        ("appa_flwr.owner", "appa_flwr.config"),
+        ("appa_flwr.core", "appa_flwr.owner"),
     ],
     "the layers of the server": [
         ("server_app.evaluation", "server_app.main"),

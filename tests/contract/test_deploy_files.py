@@ -22,7 +22,9 @@ UNITS = sorted((REPO / "deploy").glob("*.service"))
 
 def test_every_container_starts_the_folder_of_its_party(tmp_path):
     """Made as the file's first line says."""
-    sites = prepare(generate(num_questions=20, num_groups=3, seed=0), tmp_path, host="server", port=9100, keys={})
+    sites = prepare(
+        generate(num_questions=20, num_groups=3, seed=0), tmp_path, host="server", port=9100, keys={}, bundle=""
+    )
     assert set(COMPOSE["services"]) == {"server", "submitter", *sites.groups.values()}
     for name, service in COMPOSE["services"].items():
         (volume,) = service["volumes"]
@@ -35,6 +37,7 @@ def test_every_container_starts_the_folder_of_its_party(tmp_path):
             assert (folder / service["entrypoint"][-1]).exists()
         else:
             assert {"register.sh", "submit.sh"} <= {path.name for path in folder.iterdir()}
+            assert service["network_mode"] == "service:server"  # its scripts call 127.0.0.1, as the server asks
     named = x509.load_pem_x509_certificate((sites.server / "server.crt").read_bytes()).extensions
     assert "server" in named.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(
         x509.DNSName
@@ -58,6 +61,7 @@ def test_the_images_are_of_the_flower_that_is_tested_and_find_their_files():
 
 def test_the_units_start_the_party_s_script_and_may_write_to_its_folder_alone():
     assert [path.name for path in UNITS] == ["appa-group@.service", "appa-server.service"]
+    accounts = []
     for path in UNITS:
         unit = configparser.ConfigParser(interpolation=None)
         unit.optionxform = str
@@ -65,6 +69,8 @@ def test_the_units_start_the_party_s_script_and_may_write_to_its_folder_alone():
         service = unit["Service"]
         assert service["ExecStart"] == f"{service['WorkingDirectory']}/start.sh"
         assert service["ReadWritePaths"] == service["WorkingDirectory"]
+        accounts.append(service["User"])
+    assert accounts == ["appa-%i", "appa"]  # no two parties share one, and none is root
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")

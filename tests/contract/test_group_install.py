@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -37,9 +38,11 @@ def record(tmp_path_factory) -> Path:
     """A run's messages and replies, with everything installed."""
     folder = tmp_path_factory.mktemp("talk")
     written = export_split(generate(num_questions=32, num_groups=3, seed=0), folder)
-    config = Config.load({**TINY, "survey": str(written.questions), "run.cache-dir": str(folder)})
+    config = Config.load({**TINY, "survey": str(written.questions)})
     grid = InProcessGrid(deployed(config, written.groups))
     talk(grid, config)
+    for memory in folder.rglob("*.memory"):  # the same messages meet nodes that have not had them
+        shutil.rmtree(memory)
     messages = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]
     path = folder / "talk.pickle"
     path.write_bytes(pickle.dumps({"config": config.flat(), "files": dict(written.groups), "messages": messages}))
@@ -84,7 +87,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
     ledger = data.with_suffix(".ledger.sqlite")
     questions = str(record.with_name("questions.jsonl"))
     survey = generate(num_questions=20, num_groups=2, seed=0)
-    sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={})  # where nobody listens
+    sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={}, bundle="")  # where nobody listens
     for arguments, part, status in (
         (["group", "check", str(data), "--questions", questions], "of 32 public questions", 0),
         (["group", "policy"], "truth = false", 0),
@@ -113,7 +116,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
 
 def test_without_one_of_them_it_could_not(record):
     done = life(record, [line for line in requirements() if not line.startswith("torch")])
-    assert any(not line["same"] for line in json.loads(done.stdout)["answered"])
+    assert "No module named" in done.stderr
 
 
 def test_a_groups_list_is_a_part_of_the_requirements():

@@ -1,4 +1,4 @@
-"""docs/paper_map.md against the code: every name and test file in it exists, every equation leads to a function.
+"""docs/paper_map.md and api.md against the code: every name and test file exists, every equation leads to a function.
 
 And the presets against the paper's three hyperparameter tables, which leave nothing that is in neither preset nor page.
 """
@@ -17,6 +17,7 @@ from appa_flwr.config import KEYS, Config, preset
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "paper_map.md").read_text(encoding="utf-8")
+MODULES = set(re.findall(r"^::: (\S+)$", (REPO / "docs" / "api.md").read_text(), flags=re.MULTILINE))
 SPANS = set(re.findall(r"`([^`\n]+)`", PAGE))
 NAME = re.compile(r"(?:appa_flwr|pluralllm|server_app|client_app|experiments)(?:\.\w+)+")
 NUM_EQUATIONS = 24
@@ -39,7 +40,7 @@ def resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("name", sorted(filter(NAME.fullmatch, SPANS - set(KEYS))))
+@pytest.mark.parametrize("name", sorted(filter(NAME.fullmatch, SPANS - set(KEYS) | MODULES)))
 def test_every_name_exists(name):
     resolve(name)
 
@@ -50,7 +51,7 @@ def test_every_test_file_exists(path):
 
 
 def test_what_does_not_exist_is_noticed():
-    for name in ("appa_flwr.aggregation.reverse_softmax", "server_app.ppo_engine.PPOEngine"):
+    for name in ("appa_flwr.analysis.aggregation.reverse_softmax", "server_app.ppo_engine.PPOEngine"):
         with pytest.raises((AttributeError, ModuleNotFoundError)):
             resolve(name)
 

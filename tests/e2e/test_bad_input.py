@@ -16,7 +16,7 @@ import pytest
 from in_process import InProcessGrid, flower_task, simulated
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.read import read_survey
 from client_app import state
 from server_app.federation.catalogue import build_catalogue
@@ -57,7 +57,7 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
         (["survey={survey}", "groups=North,Atlantis"], ['"Atlantis"', "North, South, West"]),
         (["survey={survey}", "federation.min-groups=4"], ["min-groups = 4", "which is 3"]),
         (["survey={folder}/notes.txt"], ["notes.txt", ".jsonl"]),
-        (["learning-rat=0.1"], ['"learning-rat"', '"ppo.learning-rate"']),
+        (["learning-rat=0.1"], ['"learning-rat"', '"sft.learning-rate"']),
     ],
     ids=lambda value: value[-1] if "=" in value[-1] else "",
 )
@@ -117,12 +117,12 @@ def test_a_bad_row_is_left_out_by_number_and_reason_and_the_rest_is_used(distrib
     assert rejection.reason
     federation, grid, _ = join(path, strict=False)
     assert federation.groups == GROUPS
-    catalogue = state.catalogue(next(iter(grid.contexts.values())).state)
+    catalogue = state.catalogue(state.memory_of(next(iter(grid.contexts.values()))))
     assert len(catalogue.questions) == NUM_QUESTIONS  # the other groups' answers keep the question
     row = [question.question_id for question in catalogue.questions].index("q1")
     for context in grid.contexts.values():
-        for name in state.groups(context.state):
-            missing_Q = np.isnan(state.truth(context.state, name)).any(1)
+        for name in state.groups(state.memory_of(context)):
+            missing_Q = np.isnan(state.truth(state.memory_of(context), name)).any(1)
             assert missing_Q.tolist() == [name == "South" and q == row for q in range(NUM_QUESTIONS)]
 
 
@@ -143,5 +143,5 @@ def test_a_group_without_a_usable_answer_does_not_take_its_neighbours_along(tmp_
     path.write_text("".join(json.dumps(row) + "\n" for row in spoilt))
     federation, grid, answered = join(path, strict=False, min_groups=2)
     assert set(answered) == {"South", "West"}  # North and West share a node
-    assert [state.groups(context.state) for context in grid.contexts.values()] == [("West",), ("South",)]
+    assert [state.groups(state.memory_of(context)) for context in grid.contexts.values()] == [("West",), ("South",)]
     assert federation.groups == GROUPS

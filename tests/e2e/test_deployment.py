@@ -9,10 +9,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from deployment import Deployment, deployed
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from appa_flwr.launch.flower import COMPLETED
+from appa_flwr.launch.ports import LOOPBACK
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
@@ -45,6 +50,18 @@ def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until
     gone = names[-1]
     deployment.submit(groups=";".join(names), federation__min_groups=1)
     deployment.wait(lambda: bool(deployment.iterations), seconds=240)
+    for process in deployment.processes("flower-supernode"):
+        # Another user of a group's machine reaches the node's port too, and would get a task and what belongs to it.
+        arguments = process.cmdline()
+        port = arguments[arguments.index("--port") + 1]
+        bystander = RuntimeHttpClient.from_server_address(
+            server_address=f"{LOOPBACK}:{port}",
+            insecure=True,
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+        )
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            bystander.AcquireTask(AcquireTaskRequest(supported_task_types=["clientapp"]))
     node = deployment.started.nodes[gone]
     os.killpg(node.pid, signal.SIGTERM)
     deployment.wait(lambda: deployment.iterations[-1]["missing_groups"] == [gone], seconds=120)

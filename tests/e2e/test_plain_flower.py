@@ -72,7 +72,7 @@ def newest_status(folder: Path, environment: dict[str, str]) -> str:
 
 
 def test_flwr_run_needs_no_launcher(checkout, environment, tmp_path):
-    keys = f"{TINY_LOOP} run-name='r' run.cache-dir='{tmp_path / 'cache'}'"
+    keys = f"{TINY_LOOP} run-name='r'"
     log = flwr(checkout, environment, "run", ".", "--stream", "--run-config", keys)
     assert newest_status(checkout, environment) == COMPLETED, log
     run = checkout / "runs" / "r"

@@ -15,9 +15,9 @@ from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, flower_task, simulated
 from small import SMALL_PREDICTOR
 
-from appa_flwr import wire
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import wire
 from appa_flwr.report.artifacts import read_run
 from server_app import main as server
 from server_app import run as phases
@@ -30,13 +30,13 @@ SMALL = {
     "run.phases": "pluralllm",
 }
 GROUPS = ("Avaria", "Belmora", "Castria", "Dorvane")
-WITH_AN_UNSEEN_GROUP = {"pluralllm__unseen_groups": "Castria", "pluralllm__draws": 3}
+WITH_AN_UNSEEN_GROUP = {"pluralllm__unseen_groups": "Castria"}
 
 
 def run(
     folder: Path, name: str, *, num_nodes: int = 4, reported: bool = False, **changes: object
 ) -> tuple[Config, InProcessGrid]:
-    flat = {**SMALL, "run.output-dir": str(folder), "run-name": name, "run.cache-dir": str(folder / "cache")}
+    flat = {**SMALL, "run.output-dir": str(folder), "run-name": name}
     config = Config.load(
         {**flat, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
     )
@@ -65,13 +65,12 @@ def together(tmp_path_factory) -> tuple[Config, InProcessGrid]:
 
 def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     config, grid = alone
-    kinds = {wire.ROLL_CALL, wire.CATALOGUE, wire.POPULATION, "train", "evaluate", wire.TARGETS}
+    kinds = {wire.ROLL_CALL, wire.CATALOGUE, "train", "evaluate", wire.TARGETS}
     assert {reply.kind for reply in grid.replies} == kinds
     lines = [json.loads(line) for line in (config.run_folder / "progress.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(line["phase"] for line in lines)) == [
         "survey",
         "join",
-        "population",
         "pluralllm",
         "targets",
         "report",
@@ -100,7 +99,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
 
 
 def test_the_progress_says_which_round_was_the_best_where_it_is_not_the_last(tmp_path):
-    worse_and_worse = {"pluralllm__validate_every": 1, "pluralllm__server_learning_rate": 1.0}
+    worse_and_worse = {"pluralllm__validate_every": 1, "pluralllm__strategy": "fedavg", "pluralllm__learning_rate": 1.0}
     config, _ = run(tmp_path, "worse", **worse_and_worse)
     best = card(config)["chosen"]
     assert best < config.pluralllm.rounds

@@ -17,13 +17,13 @@ import pytest
 from audit import DIARY, HIDDEN_QUESTION, World, audit, holds, make_world, talked, texts_in
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.common.serde import recorddict_to_proto
-from in_process import Crossed, InProcessGrid, deployed, flower_task, request
+from in_process import FEW, Crossed, InProcessGrid, deployed, flower_task, request
 from talk import KINDS, talk
 
-from appa_flwr import wire
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger
+from appa_flwr.protocol import wire
 from client_app import predictor, state
 from server_app import main as server
 from server_app.federation.catalogue import build_catalogue
@@ -33,7 +33,7 @@ from server_app.federation.catalogue import build_catalogue
 def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
     """The embedded run, all phases, by the real server."""
     world = make_world(tmp_path_factory.mktemp("whole"))
-    grid = InProcessGrid(deployed(world.config, world.files, policy="truth = true\nprobes = true\nsums = true"))
+    grid = InProcessGrid(deployed(world.config, world.files, policy=f"truth = true\nprobes = true\n{FEW}"))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     return world, grid
@@ -70,7 +70,7 @@ def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_prob
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     assert audit(grid, world) == []
     # the server asks for no probes in vain
-    assert [reply.message.error.code for reply in grid.replies if reply.message.has_error()] == [wire.SUMS_REFUSED] * 3
+    assert not any(reply.message.has_error() for reply in grid.replies)
     rewards = [reply.message.content.array_records for reply in grid.replies if reply.kind == wire.SCORE]
     truth = [array.numpy() for record in rewards for key, array in record["rewards"].items() if "|truth" in key]
     assert truth
@@ -86,7 +86,6 @@ def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_prob
 STRICTEST = """
 training = false
 votes = false
-sums = false
 truth = false
 probes = false
 mean = false
@@ -144,10 +143,10 @@ def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     world, grid = whole_run
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert not any(reply.message.has_error() for reply in grid.replies)
-    # roll call, catalogue, sums (keys, counts, answers, totals), 2 rounds, validation of the last, targets, votes,
-    # 2 iterations, base, SFT, PPO and their choices, few-shot, uniform, majority, the probe for the ceilings and
-    # 2 ceilings in 3 metrics: 29 messages to each of 3 groups
-    assert len(grid.replies) == 3 * 29
+    # roll call, catalogue, 2 rounds, validation of the last, targets, votes, 2 iterations, base, SFT, PPO and their
+    # choices, few-shot, uniform, majority, the probe for the ceilings and 2 ceilings in 3 metrics: 25 messages to each
+    # of 3 groups
+    assert len(grid.replies) == 3 * 25
     assert audit(grid, world) == []
 
 
@@ -156,8 +155,8 @@ def test_the_groups_did_have_what_was_searched_for(whole_run):
     assert len(world.rows) > 60
     assert len(np.unique(np.concatenate(world.rows))) == sum(len(row) for row in world.rows)
     for context, (group, mine) in zip(grid.contexts.values(), world.answers.items(), strict=True):
-        truth_QK = state.truth(context.state, group)
-        context_NK = state.data(context.state, group).answer_NK
+        truth_QK = state.truth(state.memory_of(context), group)
+        context_NK = state.data(state.memory_of(context), group).answer_NK
         assert all(holds(truth_QK, row) for row in mine.values())
         assert 0 < sum(holds(context_NK, row) for row in mine.values()) < len(mine)
         assert DIARY in world.files[group].read_text()
@@ -185,7 +184,7 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
         {"sft__target": "majority"},
         {"pluralllm__context_resampling": "every-iteration"},
         {"pluralllm__architecture": "attention"},
-        {"pluralllm__strategy": "fedavg", "pluralllm__rank": 0},
+        {"pluralllm__strategy": "fedmedian", "pluralllm__rank": 0},
     ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
@@ -226,7 +225,7 @@ def test_a_submission_that_would_score_against_training_answers_is_refused(targe
 
 def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_others(tmp_path):
     world = make_world(tmp_path, sft__target="mean", pluralllm__rounds=1)
-    grid = InProcessGrid(deployed(world.config, world.files, policy="mean = true\nsums = true"))
+    grid = InProcessGrid(deployed(world.config, world.files, policy=f"mean = true\n{FEW}"))
     talk(grid, world.config)
     findings = audit(grid, world)
     assert findings
@@ -240,19 +239,16 @@ def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_oth
         assert mine.keys() - training
 
 
-def test_training_answers_are_scored_once_whatever_the_server_asks(tmp_path):
-    """Weights made for the purpose, sent again and again, would tell the training answers by their sums."""
+def test_answers_are_scored_once_whatever_the_server_asks(tmp_path):
+    """Weights made for the purpose, sent again and again, would tell the answers by their sums."""
     world = make_world(tmp_path, pluralllm__rounds=1)
     grid = talked(world)
     (first, *_) = [asked for asked in grid.requests if asked.kind == wire.TARGETS]
     again = InProcessGrid(grid.contexts)
     again.push_messages([first.message])
-    told, repeated = (
-        {key.split("|")[1] for key in crossed.message.content.metric_records["sums"]}
-        for crossed in (next(reply for reply in grid.replies if reply.kind == wire.TARGETS), again.replies[0])
-    )
-    assert told == {"training", "held-out"}
-    assert repeated == {"held-out"}
+    told = next(reply for reply in grid.replies if reply.kind == wire.TARGETS).message.content
+    assert {key.split("|")[1] for key in told.metric_records["sums"]} == {"training", "held-out"}
+    assert set(again.replies[0].message.content) == {"groups"}
 
 
 def test_errors_of_every_action_hold_nothing_private(whole_run, monkeypatch):
@@ -263,7 +259,6 @@ def test_errors_of_every_action_hold_nothing_private(whole_run, monkeypatch):
 
     # One request of every kind, as recorded in the whole run, to clients in which everything fails.
     monkeypatch.setattr(wire, "pack_replies", fail)
-    monkeypatch.setattr(wire, "pack_sums_reply", fail)
     monkeypatch.setattr(predictor, "train_round", fail)
     monkeypatch.setattr(predictor.Predictor, "validate", fail)
     grid = InProcessGrid(recorded.contexts)

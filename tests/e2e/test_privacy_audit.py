@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from audit import DIARY, World, audit, make_world, private_values, structure, talked
-from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from in_process import Crossed, InProcessGrid, cross, cross_records
 
-from appa_flwr import secure_sum, votes, wire
+from appa_flwr.protocol import votes, wire
 from server_app.federation.catalogue import build_catalogue
 
 Change = Callable[[RecordDict, np.ndarray], None]
@@ -57,8 +57,7 @@ def share(row: np.ndarray) -> float:
 UNIFORM = "0|held-out|uniform"
 ONE_ANSWER = [put("sums", f"0|training|uniform|{measure}", 1.0) for measure in ("cells", "js")]
 MANY = [put("metrics", "num-examples", 30), put("metrics", "errors", [0.5] * 3)]
-BITS = Array(np.arange(32, dtype=np.uint64) << 59)
-ROLL, POPULATION, SCORE, VOTE, TARGETS = wire.ROLL_CALL, wire.POPULATION, wire.SCORE, wire.VOTE, wire.TARGETS
+ROLL, SCORE, VOTE, TARGETS = wire.ROLL_CALL, wire.SCORE, wire.VOTE, wire.TARGETS
 TRAIN, EVALUATE = "train", "evaluate"
 
 
@@ -78,6 +77,11 @@ def soft(value: np.ndarray, row: np.ndarray) -> None:
     np.copyto(value, 0.9 * value + 0.01)
 
 
+def held_out(row: np.ndarray) -> ArrayRecord:
+    """What a simulated group sends for the mean of the others."""
+    return ArrayRecord({"0": Array(row[None])})
+
+
 LEAKS = [
     (SCORE, put("", "notes", ConfigRecord({"x": 1})), "a record notes"),
     (ROLL, put("", "counts", lambda row: MetricRecord({"0|share": row.tolist()})), "a private share in counts"),
@@ -85,6 +89,8 @@ LEAKS = [
     (ROLL, put("groups", "names", ["Avaria", f"{DIARY}-1"]), "the private text"),
     (VOTE, put("groups", "names", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
     (wire.CATALOGUE, put("counts", "0|known", share), "counts"),
+    (wire.CATALOGUE, put("", "held-out", held_out), "a record held-out of type ArrayRecord"),
+    (wire.CATALOGUE, put("", "held-out", held_out), "a private answer in held-out 0"),
     (TARGETS, put("sums", f"{UNIFORM}|js", share), "a private share in sums"),
     (TARGETS, put("sums", f"{UNIFORM}|diary", 1.0), "sums that nobody asked for"),
     (TARGETS, put("sums", f"{UNIFORM}|js", [0.5, 0.25]), f"{UNIFORM}|js = [0.5, 0.25]"),
@@ -92,9 +98,6 @@ LEAKS = [
     (EVALUATE, both(*MANY), "an error over 30 held-out answers"),
     (EVALUATE, put("metrics", "errors", lambda row: [0.5, share(row), 0.5]), "a private share in metrics"),
     (EVALUATE, put("metrics", "errors", lambda row: row.tolist()), "errors ["),
-    (POPULATION, put("masked", "diary", BITS), "sums {"),
-    (POPULATION, put("masked", "answers", Array), "a private answer in masked answers"),
-    (POPULATION, put("keys", "private", b"0" * 32), "keys {"),
     (TRAIN, put("metrics", "loss", share), "a private share in metrics"),
     (TRAIN, put("arrays", "more", Array(np.zeros(1))), "weights other than those that came"),
     (TRAIN, edit("arrays", "", weights), "a private answer in arrays"),
@@ -130,19 +133,6 @@ def test_a_client_that_leaks_is_caught(kind, change, finding, honest):
     grid.replies = [leaking(*pair) for pair in zip(recorded.requests, recorded.replies, strict=True)]
     found = audit(grid, world)
     assert any(f"{kind}: {finding}" in line for line in found), found
-
-
-def test_a_node_that_forgets_its_masks_is_caught(tmp_path, monkeypatch):
-    world = make_world(tmp_path, pluralllm__rounds=1)
-
-    def bare(arrays, *, private, public_keys, step):
-        return {
-            name: np.rint(array * secure_sum.SCALE).astype(np.int64).view(np.uint64) for name, array in arrays.items()
-        }
-
-    monkeypatch.setattr(secure_sum, "mask", bare)
-    found = audit(talked(world), world)
-    assert any("answers: numbers without a mask" in line for line in found), found
 
 
 def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):

@@ -18,8 +18,8 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from appa_flwr import formats
 from appa_flwr.config import preset, split_names
+from appa_flwr.protocol import formats
 from appa_flwr.run.files import read_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
@@ -43,7 +43,6 @@ THRESHOLD, DECAY, TEMPERATURE = 1.1, 0.7, 0.02
 AVERAGE_SLACK, WORST_SLACK = 1e-4, 0.02
 PHASES = (
     "join",
-    "population",
     "pluralllm",
     "targets",
     "votes",

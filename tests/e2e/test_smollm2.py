@@ -11,6 +11,7 @@ from real_run import Finished, RealRuns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.survey.generate import generate
+from server_app.models.base import cache_folder
 from server_app.models.gguf import READER_PACKAGE, SMOLLM2_INSTALL, SMOLLM2_PACKAGE
 
 pytestmark = [
@@ -60,8 +61,8 @@ def test_the_whole_loop_runs_on_smollm2(finished):
     assert (finished.folder / "report.html").is_file()
 
 
-def test_the_unpacked_model_answers_in_english(finished, appa_run):
-    (folder,) = (appa_run.folder / "cache").glob("gguf-*")
+def test_the_unpacked_model_answers_in_english(finished):
+    (folder,) = cache_folder().glob("gguf-*")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     chat = [{"role": "user", "content": "What is the capital of France?"}]

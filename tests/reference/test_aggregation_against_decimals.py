@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from appa_flwr.aggregation import make
+from appa_flwr.analysis.aggregation import make
 
 DIGITS = 50
 

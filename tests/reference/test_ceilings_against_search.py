@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog, minimize
 
-from appa_flwr.ceilings import ceiling
-from appa_flwr.rewards import METRICS
+from appa_flwr.analysis.ceilings import ceiling
+from appa_flwr.protocol.rewards import METRICS
 
 GRID = 100
 

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cosine as scipy_cosine_distance
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import wasserstein_distance
 
-from appa_flwr.rewards import METRICS
+from appa_flwr.protocol.rewards import METRICS
 
 K_MAX = 6
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from client_node import ACTIONS, TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
 from flwr.app import Context, RecordDict
-from in_process import deployed, simulated
+from in_process import AS_SIMULATED, deployed, simulated
 from surveys import row, write
 
-from appa_flwr import wire
 from appa_flwr.owner.ledger import Ledger
+from appa_flwr.protocol import wire
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import state
@@ -69,7 +69,7 @@ def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
     config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
-    contexts = deployed(config, files, policy="truth = true\nsums = true")
+    contexts = deployed(config, files, policy=f"truth = true\n{AS_SIMULATED}")
     nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
     return survey, nodes, build_catalogue(config)
 
@@ -83,12 +83,12 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
         assert reply.counts == {"answered": len(training), "known": len(own), "simulated": 0, "truth": 1, "probes": 0}
-        kept = state.data(node.context.state, group)
+        kept = state.data(state.memory_of(node.context), group)
         assert kept.question_N.tolist() == sorted(training)
         for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
             np.testing.assert_allclose(answer_K[: len(training[q])], training[q], atol=1e-7)
             assert not answer_K[len(training[q]) :].any()
-        truth_QK = state.truth(node.context.state, group)
+        truth_QK = state.truth(state.memory_of(node.context), group)
         assert np.flatnonzero(~np.isnan(truth_QK).any(1)).tolist() == sorted(index[key] for key in own)
         assert np.isnan(truth_QK).all(1).sum() == 24 - len(own)
         for key, value in own.items():
@@ -111,7 +111,7 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     public = wire.Catalogue(tuple(questions), catalogue.train_Q, features, option_QK)
     (reply,) = node.groups(wire.CATALOGUE, wire.pack_catalogue(public)).values()
     assert reply.counts["known"] == len(own) - 3
-    assert np.isnan(state.truth(node.context.state, reply.group)[[renamed, shortened, reordered]]).all()
+    assert np.isnan(state.truth(state.memory_of(node.context), reply.group)[[renamed, shortened, reordered]]).all()
 
 
 def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
@@ -177,7 +177,7 @@ def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(ta
     survey = generate(num_questions=24, num_groups=4, seed=0)
     assert set(votes) == set(survey.groups)
     for group, vote_QK in votes.items():
-        table_QK = state.targets(node.context.state, group)
+        table_QK = state.targets(state.memory_of(node.context), group)
         sources = set()
         for q, question in enumerate(catalogue.questions):
             size = len(question.options)
@@ -195,7 +195,7 @@ def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(ta
 def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one():
     node, catalogue = prepared_node(sft__target="mean")
     for group, reply in node.groups(wire.VOTE).items():
-        truth_QK = state.truth(node.context.state, group)
+        truth_QK = state.truth(state.memory_of(node.context), group)
         known_Q = ~np.isnan(truth_QK).any(1)
         own_Q = known_Q & catalogue.train_Q
         np.testing.assert_array_equal(reply.votes_QK[own_Q], truth_QK[own_Q])
@@ -226,7 +226,7 @@ def owned(folder, policy):
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
 def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, code, tmp_path):
     node, catalogue = prepared_node()
-    node.context.node_config = owned(tmp_path, policy)
+    node.owned(owned(tmp_path, policy))
     node.context.run_config = dict(config_of(sft__target="mean").flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -249,7 +249,7 @@ def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows
     kind, policy, code, target, tmp_path
 ):
     node, catalogue = prepared_node()
-    node.context.node_config = owned(tmp_path, policy)
+    node.owned(owned(tmp_path, policy))
     node.context.run_config = dict(config_of(pluralllm__reward_target=target).flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -263,15 +263,12 @@ def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows
         ("training = false", TRAIN, wire.TRAINING_REFUSED),
         ("training = false", "evaluate", wire.TRAINING_REFUSED),
         ("votes = false", wire.VOTE, wire.VOTES_REFUSED),
-        ("sums = false", wire.POPULATION, wire.SUMS_REFUSED),
     ],
 )
 def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(policy, kind, code, tmp_path):
     node, catalogue = prepared_node()
-    node.context.node_config = owned(tmp_path, policy)
+    node.owned(owned(tmp_path, policy))
     content = node.content(TRAIN if kind == "evaluate" else kind, catalogue)
-    if kind == wire.POPULATION:
-        content = wire.pack_sums_request(wire.SumsRequest(wire.KEYS))
     reply = node.ask(kind, content)
     assert (reply.error.code, reply.error.reason) == (code, wire.REFUSALS[code])
     (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
@@ -280,7 +277,7 @@ def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(polic
 
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path):
     node, catalogue = prepared_node()
-    node.context.node_config = owned(tmp_path, "votse = false")
+    node.owned(owned(tmp_path, "votse = false"))
     for kind in (wire.CATALOGUE, wire.VOTE, wire.SCORE):
         reply = node.ask(kind, node.content(kind, catalogue))
         assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")
@@ -300,9 +297,9 @@ def test_without_a_ledger_nothing_leaves(place, tmp_path):
 def test_in_simulation_rollouts_can_be_scored_against_the_groups_own_training_answers():
     usual, catalogue = prepared_node()
     node, _ = prepared_node(pluralllm__reward_target="own-answer")
-    for group in state.groups(node.context.state):
-        predicted_QK, table_QK = (state.targets(n.context.state, group) for n in (usual, node))
-        truth_QK = state.truth(node.context.state, group)
+    for group in state.groups(state.memory_of(node.context)):
+        predicted_QK, table_QK = (state.targets(state.memory_of(n.context), group) for n in (usual, node))
+        truth_QK = state.truth(state.memory_of(node.context), group)
         own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q
         assert own_Q.any()
         np.testing.assert_allclose(table_QK[own_Q], truth_QK[own_Q], atol=1e-7)
@@ -317,8 +314,8 @@ def test_in_simulation_rollouts_can_be_scored_against_the_groups_own_training_an
 def test_a_fresh_draw_keeps_the_kind_of_target(target):
     node, catalogue = prepared_node(pluralllm__reward_target=target, pluralllm__context_resampling="every-iteration")
     usual, _ = prepared_node(pluralllm__context_resampling="every-iteration")
-    for group in state.groups(node.context.state):
-        own_Q = ~np.isnan(state.truth(node.context.state, group)).any(1) & catalogue.train_Q
+    for group in state.groups(state.memory_of(node.context)):
+        own_Q = ~np.isnan(state.truth(state.memory_of(node.context), group)).any(1) & catalogue.train_Q
         asked = wire.pack_score_request(uniform_request(catalogue, draw=3))
         with_it, without = (n.groups(wire.SCORE, asked)[group].rewards["js", wire.TARGET_SIDE] for n in (node, usual))
         np.testing.assert_array_equal(with_it[~own_Q], without[~own_Q])
@@ -331,8 +328,8 @@ def test_a_fresh_draw_keeps_the_kind_of_target(target):
 def test_rewards_come_from_each_groups_own_table():
     """Answering with one group's own table earns that group, and no other, all of the reward."""
     node, catalogue = prepared_node()
-    for group in state.groups(node.context.state):
-        table_QK = state.targets(node.context.state, group)
+    for group in state.groups(state.memory_of(node.context)):
+        table_QK = state.targets(state.memory_of(node.context), group)
         asked = uniform_request(catalogue, prediction_JK=table_QK)
         for name, reply in node.groups(wire.SCORE, wire.pack_score_request(asked)).items():
             reward_J = reply.rewards["js", wire.TARGET_SIDE]

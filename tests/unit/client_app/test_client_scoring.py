@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr import rewards, wire
+from appa_flwr.protocol import rewards, wire
 from client_app import scoring
 
 SIZES = (2, 5, 3, 4)

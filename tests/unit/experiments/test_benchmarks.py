@@ -6,28 +6,37 @@ import dataclasses
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import families
 import pytest
 import torch
+import typer
 from report_runs import line
 
-from appa_flwr import formats
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import formats
 from appa_flwr.survey.generate import generate
-from experiments.benchmarks import engine, own_side, ppo_vs_trl, sft, sft_sides, workload
-from experiments.benchmarks.measure import Measured, PeakMemory, Seconds, Stopwatch, Update
-from experiments.benchmarks.models import matmul_parameters, paper_models, save_random, small_qwen3, smollm2
-from experiments.benchmarks.workload import EOS_ID, PAD_ID, Prompts, Workload, draw_batches
+from experiments.benchmarks import beside_trl, engine, others, sides
+from experiments.benchmarks.engine import Prompts, draw_batches
+from experiments.benchmarks.models import (
+    PAPER_MODELS,
+    SMOLLM2,
+    matmul_parameters,
+    published,
+    save_random,
+    small_qwen3,
+)
+from experiments.benchmarks.sides import EOS_ID, PAD_ID, Measured, PeakMemory, Update, Workload
+from experiments.pluralllm.protocol import load_problem, recipe
 from server_app.models.base import prepare
 
 VOCABULARY = 64
 
 
-def update(cpu=10.0, *, rollout=2.0, reference=3.0, tokens=60, steps=2):
-    phases = {"rollout": Seconds(0.0, rollout), "reference": Seconds(0.0, reference), "update": Seconds(0.0, 1.0)}
-    return Update(Seconds(2 * cpu, cpu), phases, prompt_tokens=100, response_tokens=tokens, optimizer_steps=steps)
+def update(cpu=10.0, *, rollout=2.0, reference=3.0, steps=2):
+    return Update(cpu, 2 * cpu, rollout, reference, optimizer_steps=steps)
 
 
 def batches_of(rollouts, *, prefix=0, updates=0):
@@ -36,7 +45,7 @@ def batches_of(rollouts, *, prefix=0, updates=0):
 
 
 def measured(*updates, added=100.0):
-    return Measured(list(updates), 500.0, added, policy_change=0.1, value_change=0.1, versions={"torch": "2"})
+    return Measured(list(updates), 500.0, added, policy_change=0.1, value_change=0.1)
 
 
 @pytest.fixture
@@ -47,7 +56,7 @@ def model(tmp_path):
 
 @pytest.mark.parametrize(("prompt_length", "expected"), [(6, 10), (5, 11), (235, 21), (7, 25), (240, 16)])
 def test_a_planned_answer_ends_at_the_next_multiple_of_16(prompt_length, expected):
-    assert workload.planned_length(prompt_length) == expected
+    assert sides.planned_length(prompt_length) == expected
 
 
 def test_prompts_share_their_prefix_and_nothing_else():
@@ -69,19 +78,17 @@ def test_our_answers_end_where_planned_and_the_engine_learns(model, prefix):
     work = Workload(model, batches, response_length=40, ends=True)
     lengths = work.planned_lengths(1)
     assert len(set(lengths)) > 2
-    found = own_side.measure(work)
+    found = engine.ours(work)
     (only,) = found.updates
-    assert only.response_tokens == sum(lengths)
-    assert only.prompt_tokens == sum(map(len, batches[1]))
     assert only.optimizer_steps == 2
     assert min(found.policy_change, found.value_change) > 1e-6
-    assert sum(phase.wall for phase in only.phases.values()) == pytest.approx(only.total.wall, rel=0.05)
+    assert min(only.rollout, only.reference, only.update) > 0
 
 
 def test_an_answer_that_does_not_end_is_cut_and_nothing_is_left_on_the_model(model):
     batches = batches_of(4)
-    engine_ = own_side.make_engine(Workload(model, batches, response_length=30, ends=False))
-    with own_side.keeping_to_plan(engine_.models.policy(), ends=False):
+    engine_ = engine.make_engine(Workload(model, batches, response_length=30, ends=False))
+    with engine.keeping_to_plan(engine_.models.policy(), ends=False):
         planned = engine_.rollout(batches[0]).sequences
     assert planned.mask_JT.sum(1).tolist() == [30] * 4
     assert not torch.isin(planned.response_JT, torch.tensor([PAD_ID, EOS_ID])).any()
@@ -91,52 +98,75 @@ def test_an_answer_that_does_not_end_is_cut_and_nothing_is_left_on_the_model(mod
 
 def test_a_wrong_length_is_an_error(model, monkeypatch):
     batches = batches_of(4)
-    monkeypatch.setattr(workload, "steer", lambda *_, **__: None)
+    monkeypatch.setattr(sides, "steer", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match="other lengths than planned"):
-        own_side.measure(Workload(model, batches, response_length=200, ends=False))
+        engine.ours(Workload(model, batches, response_length=200, ends=False))
 
 
 def test_what_is_no_forward_pass_belongs_to_the_update():
-    assert ppo_vs_trl.stages(update()) == {"rollout": 2.0, "reference and value": 3.0, "update": 5.0}
-    names = ("generate", "reference", "value", "reward", "backward")
-    trl = Update(Seconds(0.0, 20.0), {name: Seconds(0.0, i + 1.0) for i, name in enumerate(names)}, 1, 1, 2)
-    assert ppo_vs_trl.stages(trl) == {"rollout": 1.0, "reference and value": 5.0, "update": 14.0}
+    assert update(10.0, rollout=2.0, reference=3.0).update == 5.0
 
 
 def test_sides_that_did_other_work_are_not_compared():
-    same = ppo_vs_trl.Comparison([measured(update())], [measured(update(cpu=50.0))])
-    same.check()
+    beside_trl.check({"ours": [measured(update())], "TRL": [measured(update(cpu=50.0))]})
     idle = [dataclasses.replace(measured(update()), **{name: 0.0}) for name in ("policy_change", "value_change")]
-    for other in (measured(update(tokens=61)), measured(update(steps=48)), *idle):
+    for other in (measured(update(steps=48)), *idle):
         with pytest.raises(RuntimeError):
-            ppo_vs_trl.Comparison([measured(update())], [other]).check()
+            beside_trl.check({"ours": [measured(update())], "TRL": [other]})
 
 
 def test_the_table_gives_medians_and_their_ratio():
-    own = [measured(update(1.0), update(9.0)), measured(update(3.0), added=300.0)]
-    trl = [measured(update(6.0), added=800.0)] * 2
-    lines = ppo_vs_trl.table({"short": ppo_vs_trl.Comparison(own, trl)}).splitlines()
-    cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
-    assert cells[:4] == ["short", "3.00 (1.00 to 9.00)", "6.00 (6.00 to 6.00)", "0.500"]
+    own = [measured(update(6.0), update(9.0)), measured(update(8.0), added=300.0)]
+    trl = [measured(update(16.0, rollout=4.0), added=800.0)] * 2
+    lines = beside_trl.ppo_table({"short": {"ours": own, "TRL": trl}}).splitlines()
+    cells, stages = ([cell.strip() for cell in lines[n].split("|")[1:-1]] for n in (2, 6))
+    assert cells[:4] == ["short", "8.00 (6.00 to 9.00)", "16.00 (16.00 to 16.00)", "0.500"]
     assert cells[7:] == ["200 (100 to 300)", "800 (800 to 800)", "0.250"]
-    assert ppo_vs_trl.plot({"short": ppo_vs_trl.Comparison(own, trl)}).startswith(b"\x89PNG")
+    assert stages == ["short", "2.00", "4.00", "3.00", "3.00", "3.00", "9.00"]
 
 
-def test_another_trl_is_refused():
+def test_another_trl_is_refused(model, tmp_path):
+    work = Workload(model, batches_of(4), response_length=2, ends=False)
     with pytest.raises(UserError, match=r"needs trl==1\.12\.0, found"):
-        ppo_vs_trl.check_trl(sys.executable)
+        engine.run_side(sys.executable, "sides.trl", work, scratch=tmp_path, environment={})
 
 
-def test_the_stopwatch_adds_up_a_phase_and_forgets_it_at_the_lap():
-    watch = Stopwatch()
-    busy = watch.timed(lambda: sum(range(200_000)), lambda: "busy")
-    busy()
-    once = watch.lap()[1]["busy"].cpu
-    for _ in range(10):
-        busy()
-    total, phases = watch.lap()
-    assert 2 * once < phases["busy"].cpu <= total.cpu
-    assert watch.lap()[1] == {}
+def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):
+    """Generating takes 1 s, a pass 2 s and a score 4 s, that of a reward model included, by a clock that they move."""
+    clock = [0.0]
+    monkeypatch.setattr(sides, "now", lambda: clock[0])
+
+    def taking(seconds, found=None):
+        def call(*_, **__):
+            clock[0] += seconds
+            return found
+
+        return call
+
+    policy, value = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    policy.generate = taking(0.0)
+    answered = torch.tensor([[3, 5, 5, PAD_ID]]), None
+    loop = SimpleNamespace(batch_generation=taking(1.0, answered), forward=taking(2.0), get_reward=taking(4.0))
+    optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=0.1)
+    trainer = SimpleNamespace(policy_model=policy, value_model=value, optimizer=SimpleNamespace(optimizer=optimizer))
+    instruments = sides._Instruments(Workload("", [[[3]], [[3]]], 2, ends=False))
+    instruments.instrument(trainer, loop)
+    instruments.on_train_begin()
+    for _ in range(2):
+        with torch.no_grad():
+            loop.batch_generation(policy, torch.tensor([[3]]))
+            for model in (value, policy):
+                loop.forward(model)
+                loop.get_reward(model)
+        loop.forward(policy)
+        (policy(torch.ones(1)) + value(torch.ones(1))).backward()
+        optimizer.step()
+        instruments.on_step_end()
+    found = instruments.recorder.measured()
+    (counted,) = found.updates
+    assert (counted.seconds, counted.rollout, counted.reference, counted.update) == (15.0, 1.0, 8.0, 6.0)
+    assert counted.optimizer_steps == 1
+    assert min(found.policy_change, found.value_change) > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="watches the GPU's memory where there is one")
@@ -161,7 +191,7 @@ def test_the_matmul_floor_by_hand():
 
 @pytest.mark.parametrize(("name", "millions"), [("gemma-2-2b", 2614), ("Llama-3.2-3B", 3213), ("Qwen3-0.6B", 596)])
 def test_the_papers_models_have_their_published_sizes(name, millions):
-    config = paper_models(small=False)[name]
+    config = published(name)
     layers, head = matmul_parameters(config)
     assert config.tie_word_embeddings
     assert (layers + head) / 1e6 == pytest.approx(millions, abs=1)
@@ -175,7 +205,7 @@ def test_the_papers_models_need_a_gpu_or_a_small_scale(monkeypatch):
 
 
 def test_smollm2_has_its_published_size():
-    layers, head = matmul_parameters(smollm2())
+    layers, head = matmul_parameters(published(SMOLLM2))
     assert (layers + head) / 1e6 == pytest.approx(134.5, abs=0.1)
 
 
@@ -203,14 +233,14 @@ def test_a_small_smollm2_goes_the_whole_way_on_two_threads():
 def test_a_small_paper_model_goes_the_whole_way_in_its_own_process():
     cells = engine.paper_cells(small=True)
     assert {(cell.axis, cell.value) for cell in cells} == {
-        (name, prefix) for name in paper_models(small=True) for prefix in (engine.SHARED, engine.PLAIN)
+        (name, prefix) for name in PAPER_MODELS for prefix in (engine.SHARED, engine.PLAIN)
     }
     results = list(engine.measure(cells[:1], updates=1, seed=0))
     row = engine.table(results).splitlines()[2]
     assert row.startswith("| gemma-2-2b | shared prefix |")
-    assert results[0].floor > 0
-    assert results[0].measured.updates[0].response_tokens == 4 * 6
-    assert engine.plot(results).startswith(b"\x89PNG")
+    ((_, found, floor),) = results
+    assert floor > 0
+    assert len(found.updates) == 1
 
 
 def test_the_wait_for_the_federation_is_summed_over_iterations(tmp_path):
@@ -239,58 +269,85 @@ def sft_work(tmp_path_factory):
         "sft.steps": 8,
         "sft.learning-rate": 1e-2,
     }
-    config = Config.load({**sft.KEYS, **given})
+    config = Config.load({**beside_trl.KEYS, **given})
     base = prepare(config, ())
-    return config, base, *sft.rows_of(survey, base, config)
+    return config, base, *beside_trl.rows_of(survey, base, config)
 
 
 def test_sft_s_rows_hold_a_vote_a_question_and_share_none(sft_work):
     _, base, training, held_out = sft_work
-    assert len(training.prompts) + len(held_out.prompts) == 40
-    assert not set(map(tuple, training.prompts)) & set(map(tuple, held_out.prompts))
-    for answer in (*training.answers, *held_out.answers):
+    assert len(training) + len(held_out) == 40
+    assert not {tuple(prompt) for prompt, _ in training} & {tuple(prompt) for prompt, _ in held_out}
+    for _, answer in (*training, *held_out):
         assert sorted(formats.parse("dpa", answer, answer.count(",") + 1).prediction)[-2:] == [0.0, 1.0]
-        assert sft.completion(base, answer)[-1] == base.end_id
-    twice = sft.needed(held_out, len(held_out.prompts) + 1)
-    assert twice.prompts[-1] == held_out.prompts[0]
+        assert beside_trl.completion(base, answer)[-1] == base.end_id
+    twice = beside_trl.needed(held_out, len(held_out) + 1)
+    assert len(twice) == len(held_out) + 1
+    assert twice[-1] == held_out[0]
 
 
 def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
     config, base, training, _ = sft_work
-    rows = training.first(16)
-    own, trl = (sft_sides.measure(side, base, config, rows, steps=1) for side in (sft_sides.OURS, sft_sides.TRL))
+    own, trl = (beside_trl.measure_sft(side, base, config, training[:16], steps=1) for side in ("ours", "TRL"))
     assert [len(side.cpu) for side in (own, trl)] == [1, 1]
     assert min(*own.cpu, *trl.cpu) > 0
-    assert own.loss == pytest.approx(trl.loss, abs=sft.LOSS_GOAL)
+    assert own.loss == pytest.approx(trl.loss, abs=beside_trl.LOSS_GOAL)
 
 
 def test_the_hand_over_is_held_against_the_base_stored_alike(sft_work):
     config, base, training, held_out = sft_work
-    lines = []
-    found = sft.hand_over(base, config, training, held_out, say=lines.append)
-    assert tuple(way.kind for way in found) == sft.KINDS
-    exact, half, packed, half_apart, packed_apart = found
+    exact, half, packed, half_apart, packed_apart = others.hand_over(base, config, training, held_out)
     assert half.base == half_apart.base != exact.base
     assert packed.base == packed_apart.base != exact.base
     assert exact.gain > 0.1
     assert half_apart.gain == pytest.approx(exact.gain, rel=0.1)
     assert packed_apart.gain > 0
-    assert len(lines) == len(found)
 
 
-def test_the_sft_table_holds_what_was_measured():
-    sides = {"ours": sft_sides.Side([1.0, 3.0], 900.0, 100.0, 1.5), "TRL": sft_sides.Side([8.0], 800.0, 400.0, 1.5)}
-    ways = [sft.HandOver("exact", 2.0, 1.0), sft.HandOver("merged", 2.5, 2.25)]
-    step, hand_over = sft.table(sft.Result(sides, ways)).strip().split("\n\n")
+def test_the_sft_tables_hold_what_was_measured():
+    own, trl = beside_trl.Side([1.0, 3.0], 900.0, 100.0, 1.5), beside_trl.Side([8.0], 800.0, 400.0, 1.5)
+    step = beside_trl.sft_table(own, trl)
     assert "| CPU s a step | 2.0 | 8.0 | 0.25 | at most 0.25 |" in step
     assert "| MiB added | 100 | 400 | 0.25 | at most 0.25 |" in step
     assert "0.0e+00 apart" in step
-    assert "| merged | 2.5000 | 2.2500 | 0.2500 | 25% |" in hand_over
-    assert sft.table(sft.Result(sides, [])).strip() == step
+    ways = [others.HandOver("exact", 2.0, 1.0), others.HandOver("merged", 2.5, 2.25)]
+    assert "| merged | 2.5000 | 2.2500 | 0.2500 | 25% |" in others.hand_over_table(ways)
 
 
-def test_sides_of_different_loss_are_an_error(monkeypatch):
+def test_sides_of_different_loss_are_an_error(sft_work, monkeypatch):
     losses = iter((1.5, 1.5001))
-    monkeypatch.setattr(sft, "in_own_process", lambda *_, **__: sft_sides.Side([1.0], 0.0, 1.0, next(losses)))
+
+    class Here:
+        def __init__(self, **_):
+            self.loss = next(losses)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, *_, **__):
+            return self
+
+        def result(self):
+            return beside_trl.Side([1.0], 0.0, 1.0, self.loss)
+
+    monkeypatch.setattr(beside_trl, "ProcessPoolExecutor", Here)
     with pytest.raises(RuntimeError, match="loss of one batch"):
-        sft.measure_sides(None, None, None, steps=1, say=lambda line: None)
+        beside_trl.both_sides(None, None, None, steps=1)
+
+
+def test_pluralllm_s_costs_are_of_what_is_named():
+    problem = load_problem("generated", seed=0)
+    rows = others.pluralllm_costs(problem, recipe("pluralllm.rounds=1"), seed=0, repeats=1)
+    steps, tables, *scorings = (name for name, *_ in rows)
+    assert steps == "pretraining, 2 steps of 6 groups"
+    assert tables == f"target tables, 6 groups x {len(problem.embedding.option_QK)} questions"
+    assert [name.split(", ")[1] for name in scorings] == ["js", "js + wasserstein"]
+    assert all(float(took.split()[0]) >= 0 for _, took, _ in rows)
+
+
+def test_a_command_is_there_for_each_benchmark():
+    for app, names in ((beside_trl.app, {"ppo", "sft"}), (others.app, {"pluralllm", "floor", "scale", "hand-over"})):
+        assert set(typer.main.get_command(app).commands) == names

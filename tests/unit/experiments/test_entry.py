@@ -7,7 +7,7 @@ import sys
 import pytest
 import typer
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.endings import RunFailed
 from experiments import entry, grpo
 

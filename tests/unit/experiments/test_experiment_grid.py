@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import report_runs
 
-from appa_flwr.errors import UserError
-from appa_flwr.files import lock
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock
 from appa_flwr.launch.checks import claim_run_folder
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.run import cells as single

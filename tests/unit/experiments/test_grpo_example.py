@@ -15,11 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config, assemble
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.generate import ground_truth
 from experiments import grpo
-from server_app import evaluation
-from server_app import trl_rewards as group_rewards
+from server_app import evaluation, trl_rewards
 from server_app.federation.answers import Answers
 
 STEPS = 2
@@ -47,7 +46,7 @@ def random_answers(task, texts, question_J, catalogue):
 def finished(tmp_path_factory):
     """A run in small: its config, scores, lines of progress and folder, and what GRPO asked and left."""
     out = tmp_path_factory.mktemp("grpo")
-    config = assemble(None, [*grpo.DEFAULTS, *KEYS, f"run.cache-dir={out / 'cache'}"], folder=None)
+    config = assemble(None, [*grpo.DEFAULTS, *KEYS], folder=None)
     run = SimpleNamespace(config=config, lines=[], out=out / "results", here=tmp_path_factory.mktemp("here"))
     train, score, asked = grpo.train, grpo.LocalGroups.score, []
 
@@ -64,9 +63,11 @@ def finished(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(run.here)
+        # A tiny policy that another file of this worker built would be taken from the cache, without progress.
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(grpo, "train", watched)
         patch.setattr(grpo.LocalGroups, "score", scored)
-        patch.setattr(group_rewards, "parse_answers", random_answers)
+        patch.setattr(trl_rewards, "parse_answers", random_answers)
         scores = grpo.run(config, steps=STEPS, out=run.out, say=run.lines.append)
     run.scores = {row.policy: row for row in scores}
     run.setup = grpo.set_up(config, lambda line: None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.aggregation import make
-from appa_flwr.rewards import js
+from appa_flwr.analysis.aggregation import make
+from appa_flwr.protocol.rewards import js
 from experiments import liars, stand_in
 
 
@@ -60,13 +60,16 @@ def test_the_liar_is_whom_the_mean_serves_worst():
     np.testing.assert_allclose(people.target_GQK.sum(-1), 1.0)
 
 
-def test_the_table_has_the_means_over_populations(monkeypatch):
+def test_the_liar_s_gain_is_its_own_and_the_others_the_mean_of_theirs(monkeypatch, tmp_path):
+    """Honest groups end with .8, .6 and .7; the lie adds .1, .03 and .01 of which the second group's is the liar's."""
+
+    def ends(rule, people, *, lie, **_):
+        return np.array([[0.8], [0.6], [0.7]]) + (0.0 if lie is None else np.array([[0.1], [0.03], [0.01]]))
+
     monkeypatch.setattr(liars, "RULES", {"average": make("average")})
-    records = [
-        {"rule": "average", "lie": lie, "avg_as": 0.9, "min_as": 0.8 + 0.02 * seed, "liar": 0.1 * seed, "others": -0.01}
-        for lie in liars.LIES
-        for seed in (0, 1)
-    ]
-    row = liars.table(records).splitlines()[-1]
-    # .80 and .82, for each of three lies; 0 and .1 have the standard deviation .0707
-    assert row.startswith("| average | 0.900 ± 0.000 | 0.810 ± 0.011 | +0.050 ± 0.071 | -0.010 ± 0.000 |")
+    monkeypatch.setattr(liars, "trained", ends)
+    monkeypatch.setattr(liars, "population", lambda *_, **__: stand_in.Population(np.empty(0), np.empty(0), liar=1))
+    liars.main(seeds=2, output=tmp_path)
+    row = (tmp_path / "liars.md").read_text().strip().splitlines()[-1]
+    gains = "| +0.030 ± 0.000 | +0.055 ± 0.000 " * len(liars.LIES)
+    assert row == f"| average | 0.700 ± 0.000 | 0.600 ± 0.000 {gains}|"

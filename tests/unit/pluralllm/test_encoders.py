@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from appa_flwr.config import Config, assemble
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import encoders
 from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
@@ -358,8 +358,9 @@ def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name
     assert "\n" not in str(caught.value)
 
 
-def test_run_embeds_by_the_configured_model_into_its_cache(folders, tmp_path):
-    keys = {"data.num-questions": 6, "data.num-groups": 2, "embedding.dim": 16, "run.cache-dir": str(tmp_path)}
+def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keys = {"data.num-questions": 6, "data.num-groups": 2, "embedding.dim": 16}
     model = {"embedding.encoder": "sentence-transformers", "embedding.model": str(folders["bert"])}
     calls = []
     catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch(calls))
@@ -367,7 +368,7 @@ def test_run_embeds_by_the_configured_model_into_its_cache(folders, tmp_path):
     assert catalogue.embedding_QKE.shape == grams.embedding_QKE.shape
     assert not np.allclose(catalogue.embedding_QKE, grams.embedding_QKE)
     assert calls[-1][0] == calls[-1][1] > 6
-    assert len(kept(tmp_path)) == 1
+    assert len(kept(tmp_path / "appa-flwr")) == 1
 
 
 def test_embedding_keys_must_agree(tmp_path):

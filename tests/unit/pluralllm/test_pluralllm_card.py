@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from report_runs import predictor_card
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run import records
 from appa_flwr.survey.types import Question
 from pluralllm import card as cards
@@ -86,7 +86,6 @@ def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
         ({"network": replace(NETWORK, rank=8)}, "pluralllm.rank = 0, and this run has 8"),
         ({"network": replace(NETWORK, hidden_dim=16)}, "pluralllm.hidden-dim = 8, and this run has 16"),
         ({"network": replace(NETWORK, num_blocks=2)}, "pluralllm.blocks = 1, and this run has 2"),
-        ({"network": replace(NETWORK, num_heads=4)}, "pluralllm.heads = 2, and this run has 4"),
         ({"questions": QUESTIONS[:5]}, "another table of 6 questions, and this run has 5"),
         ({"held_out": QUESTIONS[3:5]}, r"1 of this run's 2 held-out questions, such as 'q3'; use its seed = 7 a"),
         ({"held_out": (replace(QUESTIONS[0], question_id="another"),)}, "such as 'another'"),  # the same by another id

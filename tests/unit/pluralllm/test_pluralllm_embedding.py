@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm.data import group_data
 from pluralllm.embedding import ORDINAL_FEATURES, embed_questions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.population import mean_from_sums, population_sums
 

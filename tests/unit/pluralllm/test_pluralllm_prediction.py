@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from pluralllm import prediction
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding

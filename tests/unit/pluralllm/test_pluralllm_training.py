@@ -14,7 +14,7 @@ import torch
 
 from appa_flwr.config import Config
 from appa_flwr.config.sections import Architecture
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from pluralllm.architectures import build
 from pluralllm.attention import FewShotAttention, soft_cross_entropy
 from pluralllm.data import GroupData, OptionEmbedding

@@ -12,11 +12,12 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-from appa_flwr.aggregation import State
-from appa_flwr.errors import UserError
+from appa_flwr.analysis.aggregation import State
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.records import Round
-from server_app.checkpoint import Checkpoint, load, load_weights, save, save_weights
+from server_app.checkpoint import Checkpoint, load, save
 from server_app.predictor.pretraining import Pretraining
+from server_app.predictor.weights import load_weights, save_weights
 
 GROUPS = ("A", "B", "C")
 RULE = State(

@@ -12,9 +12,10 @@ import pytest
 import torch
 from fakes import PAD_ID, PROMPTS, catalogue_of, federated, random_tables, scoring_node, tiny_causal_lm
 
-from appa_flwr import aggregation, formats, rewards, wire
+from appa_flwr.analysis import aggregation
+from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
-from appa_flwr.fairness import fairness_index
+from appa_flwr.protocol import formats, rewards, wire
 from appa_flwr.run.records import Scores, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
@@ -205,7 +206,7 @@ def truth_probed(federation) -> list[bool]:
 @pytest.mark.parametrize("silent", [[], [1]])
 def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(silent):
     federation = federated(NODES, CATALOGUE, silent=silent)
-    federation.simulated = True
+    federation.grid.simulated = True
     frame = baselines(federation, CONFIG)
     assert truth_probed(federation) == [True] * 3
     found = frame.differences
@@ -234,7 +235,7 @@ def test_deployed_the_survey_s_answers_are_not_probed(federation):
 def test_without_survey_answers_to_held_out_questions_only_predictions_are_compared():
     nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
     federation = federated({g: scoring_node({n: TABLES[n]}, {n: nothing}) for g, n in enumerate(GROUPS)}, CATALOGUE)
-    federation.simulated = True
+    federation.grid.simulated = True
     found = baselines(federation, CONFIG).differences
     assert (found.survey, found.heard) == (None, None)
 
@@ -282,7 +283,8 @@ def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(federation):
     rule = aggregation.make("average")
     ideal = formats.answer("opa", TABLES["A"][1, :3])
     answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
-    found = aggregated_reward(federation, rule, rule.init(len(GROUPS)), answers, metric="borda", alignment_weight=0.85)
+    given = federation.score(answers.request(["borda"]))
+    found = aggregated_reward(rule, rule.init(len(GROUPS)), answers, given, metric="borda", alignment_weight=0.85)
     ranked = [rewards.borda(answers.prediction_JK[0], TABLES[name][1], CATALOGUE.option_QK[1]) for name in GROUPS]
     # alignment and 1.00 of .15; two letters of five: .4 of .15; nothing
     np.testing.assert_allclose(found.result.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])

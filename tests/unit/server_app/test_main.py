@@ -1,16 +1,26 @@
-"""What the server does with a run's keys before the first phase."""
+"""What the server does with a run's keys before the first phase, and what it says where Flower ends the run."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from types import SimpleNamespace
+
+import httpx
 import pytest
 from fakes import FakeGrid
 from flwr.app import Context, RecordDict
+from flwr.supercore.run import RunNotRunningException
+from flwr.superlink.grid import HttpGrid
 from in_process import flower_task
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.files import read_config
-from server_app import main
+from server_app import main, run
 from server_app.models import base
 
 
@@ -20,13 +30,17 @@ def test_the_number_format_is_resolved_for_the_server_s_machine(flags, dtype, tm
     (told := tmp_path / "cpuinfo").write_text(flags)
     monkeypatch.setattr(base, "PROCESSOR_FILE", told)
     monkeypatch.setattr(base.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(main, "run_phases", lambda grid, config, folder: seen.append(config))
+    monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: seen.append(config))
     keys = {"policy.compute-dtype": "auto", "policy.tuning": "lora", "run-name": "r", "run.output-dir": str(tmp_path)}
     config = Config.load(keys)
-    with flower_task():
-        main.app(FakeGrid({}), Context(17, 1, {}, RecordDict(), dict(config.flat())))
-    assert [run.policy.compute_dtype for run in seen] == [dtype]
+    begun(FakeGrid({}), config)
+    assert [of.policy.compute_dtype for of in seen] == [dtype]
     assert read_config(config.run_folder) == config  # as it was asked for: a resumed run must have the same keys
+
+
+def begun(grid, config):
+    with flower_task():
+        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
 
 
 def test_keys_that_contradict_each_other_are_found_without_the_launcher(tmp_path):
@@ -35,3 +49,120 @@ def test_keys_that_contradict_each_other_are_found_without_the_launcher(tmp_path
     problem = "federation.min-groups = 4 must be at most the number of groups, which is 3"
     with flower_task(), pytest.raises(UserError, match=problem):
         main.app(FakeGrid({}), Context(17, 1, {}, RecordDict(), dict(flat)))
+
+
+SECOND = """
+import sys
+from flwr.app import Context, RecordDict
+from appa_flwr.config import Config
+from server_app import main
+config = Config.load({"run-name": "r", "run.output-dir": sys.argv[1]})
+try:
+    main.app(None, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+except Exception as error:
+    print(error, "torch" in sys.modules)
+"""
+
+
+def test_a_second_run_of_one_name_ends_before_anything_large_is_imported(tmp_path):
+    config = Config.load({"run-name": "r", "run.output-dir": str(tmp_path)})
+    with main.RunFolder(config) as folder:
+        folder.progress("join", 0, 1, "begins", None)
+        second = subprocess.run([sys.executable, "-c", SECOND, tmp_path], capture_output=True, text=True, check=True)
+    assert f'run-name = "r": {folder.path} holds a run already; ' in second.stdout
+    assert second.stdout.split()[-1] == "False"
+
+
+ASKED = httpx.Request("POST", "https://127.0.0.1:9100/v1/runtime/pull-messages")
+LOST = {
+    "frozen": httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out"),
+    "read": httpx.ReadTimeout("The read operation timed out"),
+    "gone": httpx.ConnectError("[Errno 111] Connection refused"),
+    "no token": httpx.HTTPStatusError("Client error '401'", request=ASKED, response=httpx.Response(401)),
+    "not running": RunNotRunningException(),
+}
+
+
+class Lost(FakeGrid):
+    """A grid that raises as Flower's own does, in one of its calls."""
+
+    def __init__(self, call, error):
+        super().__init__({1: lambda message: None})
+
+        def fail(*given):
+            raise error
+
+        setattr(self, call, fail)
+
+
+CALLS = {
+    "get_node_ids": lambda grid: grid.online(),
+    "get_nodes": lambda grid: grid.get_nodes(),
+    "push_messages": lambda grid: grid.send_and_receive([grid.create_message(RecordDict(), "query.vote", 1, "0")]),
+    "pull_messages": lambda grid: grid.send_and_receive([grid.create_message(RecordDict(), "query.vote", 1, "0")]),
+}
+
+
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """What a run whose phases are `phases` leaves in error.txt, as at the end of its run.log."""
+
+    def end(grid, phases, raised):
+        config = Config.load({"run-name": "r", "run.output-dir": str(tmp_path)})
+        monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: phases(grid))
+        with pytest.raises(raised):
+            begun(grid, config)
+        (said,) = (config.run_folder / "error.txt").read_text().splitlines()
+        assert (config.run_folder / "run.log").read_text().splitlines()[-1] == f"failed: {said}"
+        return said
+
+    return end
+
+
+@pytest.mark.parametrize("how", LOST)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_superlink_that_is_frozen_or_gone_is_named_and_what_to_do(how, call, ended):
+    said = ended(Lost(call, LOST[how]), CALLS[call], main.SuperLinkLost)
+    assert said.startswith("Flower's SuperLink does not answer, or has given this run up (")
+    assert f"({type(LOST[how]).__name__}" in said
+    assert "run.resume=true" in said
+
+
+def test_a_model_that_cannot_be_fetched_is_no_lost_superlink(ended):
+    def phases(grid):
+        raise LOST["gone"]
+
+    assert ended(FakeGrid({}), phases, httpx.ConnectError) == "ConnectError: [Errno 111] Connection refused"
+
+
+class NoToken(BaseHTTPRequestHandler):
+    """A SuperLink that has given the run up."""
+
+    def do_POST(self):
+        self.send_response(401)
+        self.end_headers()
+
+    def log_message(self, *given):
+        pass
+
+
+@pytest.fixture
+def flower_s_handler():
+    """Ends the process as Flower's handler of SIGINT does."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: sys.exit(0))
+    yield signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_that_flower_s_own_grid_ends_by_a_signal_says_so(ended, flower_s_handler):
+    with HTTPServer(("127.0.0.1", 0), NoToken) as superlink:
+        thread = Thread(target=superlink.serve_forever, daemon=True)
+        thread.start()
+        grid = HttpGrid(f"127.0.0.1:{superlink.server_port}", insecure=True, token="t")
+        grid._run = SimpleNamespace(run_id=17)
+        said = ended(grid, lambda overlap: overlap.online(), SystemExit)
+        superlink.shutdown()
+    assert said == main.ENDED
+    assert "SuperLink" in said
+    assert "run.resume=true" in said
+    assert signal.getsignal(signal.SIGINT) is flower_s_handler

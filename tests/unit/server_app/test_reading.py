@@ -14,8 +14,8 @@ from fakes import catalogue_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from appa_flwr import formats
 from appa_flwr.config import Config
+from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app import reading
 from server_app.models import tiny

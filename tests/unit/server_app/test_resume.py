@@ -17,9 +17,9 @@ from in_process import InProcessGrid, flower_task, simulated
 from safetensors.torch import load_file
 from small import SMALL_PREDICTOR
 
-from appa_flwr import files
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core import files
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.files import METRICS
 from appa_flwr.run.records import BASE_ROWS
 from server_app import checkpoint, main

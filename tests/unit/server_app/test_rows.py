@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from fakes import catalogue_of, federated, random_tables, scoring_node
 
-from appa_flwr import rewards
 from appa_flwr.config import Config
-from appa_flwr.rewards import metrics_of
+from appa_flwr.protocol import rewards
+from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.records import SummaryRow
 from server_app import reading, rows
 from server_app.inputs import PolicyInputs, Run

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 import pytest
 from fakes import catalogue_of
 
-from appa_flwr.aggregation import RULES, parameters
+from appa_flwr.analysis.aggregation import RULES, parameters
 from appa_flwr.config import Config
 from appa_flwr.config.sections import kebab
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from server_app.federation.catalogue import fitting_questions
 from server_app.inputs import answer_tokens
 from server_app.ppo.strategy import make_rule

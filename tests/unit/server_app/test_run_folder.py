@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from report_runs import line
 
-from appa_flwr import files
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core import files
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.progress import Tail, read_progress
 from appa_flwr.run import files as files_of_run
 from appa_flwr.run.files import EXAMPLES, METRICS

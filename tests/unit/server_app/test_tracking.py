@@ -10,7 +10,7 @@ import report_runs
 from tensorboardX.proto.event_pb2 import Event
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.records import Iteration
 from server_app import tracking
 

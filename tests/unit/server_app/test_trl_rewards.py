@@ -19,8 +19,8 @@ from fakes import catalogue_of, federated, scoring_node
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from appa_flwr import aggregation
-from appa_flwr.errors import UserError
+from appa_flwr.analysis import aggregation
+from appa_flwr.core.errors import UserError
 from client_app import scoring
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe

@@ -5,7 +5,7 @@ from flwr.common.config import parse_config_args
 
 from appa_flwr.config import Config, assemble, parse_override, preset, preset_purposes, to_toml_table
 from appa_flwr.config.sources import read_toml
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 
 PRESETS = preset_purposes()
 
@@ -54,7 +54,7 @@ def test_every_preset_says_what_it_is_for(name):
 
 
 def test_flwr_run_keeps_a_section_s_keys_in_one_string_only():
-    # README tells it: of two strings, the later one's table replaces the whole section.
+    # The guide tells it: of two strings, the later one's table replaces the whole section.
     assert parse_config_args(["ppo.epochs=3 ppo.gamma=0.5"]) == {"ppo.epochs": 3, "ppo.gamma": 0.5}
     assert parse_config_args(["ppo.epochs=3", "ppo.gamma=0.5"]) == {"ppo.gamma": 0.5}
 
@@ -109,7 +109,7 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     (tmp_path / "smollm2").mkdir()  # where somebody has unpacked it, say
     assert assemble(None, ["model=smollm2"], folder=tmp_path).model == "smollm2"
     plain = assemble(None, ["model=org/name"], folder=tmp_path)
-    assert (plain.survey, plain.model, plain.run.cache_dir) == ("generated", "org/name", "")
+    assert (plain.survey, plain.model) == ("generated", "org/name")
     assert plain.run.output_dir == str(tmp_path.resolve() / "runs")
 
 
@@ -121,7 +121,7 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
         ("seed = " + "1" * 9999, "not valid TOML"),
         ("[ppo.more]\nseed = 1\n", "[ppo.more] is too deep"),
         ("[[ppo]]\ngamma = 1\n", '"ppo" is a section'),
-        ("learning-rate = 1\n", 'is now "ppo.learning-rate"'),
+        ("learning-rate = 1\n", "there are pluralllm.learning-rate, sft.learning-rate, ppo.learning-rate"),
         ("[ppoo]\nclip-range = 1\n", '"ppoo.clip-range"; the nearest is "ppo.clip-range"'),
         ("[ppoo]\n", '"ppoo"'),
         ("[seed]\n", '"seed" must be true or false, a number or text, not a table'),

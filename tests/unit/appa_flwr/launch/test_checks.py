@@ -7,8 +7,8 @@ import pytest
 from surveys import row, write
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
-from appa_flwr.files import lock
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
 from appa_flwr.run.files import ERROR_FILE
 from appa_flwr.run.resume import resumable
@@ -42,6 +42,17 @@ def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
     assert checks.participants(chosen) == ("South",)
     generated = Config.load({"data.num-groups": 3, "data.num-questions": 20})
     assert checks.participants(generated) == generate(num_questions=20, num_groups=3, seed=0).groups
+
+
+def test_groups_that_are_left_out_for_too_few_questions_are_named(survey, capsys):
+    with survey.open("a") as file:
+        file.write(json.dumps(row("q2", "North")) + "\n" + json.dumps(row("q2", "South")) + "\n")
+        file.write(json.dumps(row("q1", "East")) + "\n" + json.dumps(row("q2", "West")) + "\n")
+    config = Config.load({"survey": str(survey), "data.min-questions": 2})
+    assert checks.participants(config) == ("North", "South")
+    assert capsys.readouterr().out == "left out: East, West: fewer usable questions than data.min-questions = 2\n"
+    assert checks.participants(Config.load({"survey": str(survey)})) == ("North", "South", "East", "West")
+    assert capsys.readouterr().out == ""
 
 
 def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys):

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 from flwr.common.config import flatten_dict
 from report_runs import predictor_card, write_run
+from surveys import row, write
 
-from appa_flwr.aggregation import RULES
-from appa_flwr.config import KEYS, Config
+from appa_flwr.analysis.aggregation import RULES
+from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
+from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.run.files import write_config
 from appa_flwr.run.resume import resumable
+from appa_flwr.survey.cells import Reason
+
+REPO = Path(__file__).parents[4]
 
 
 def appa(monkeypatch, *arguments: str) -> int:
@@ -29,7 +34,7 @@ def appa(monkeypatch, *arguments: str) -> int:
     ("arguments", "part"),
     [
         (["-c", "task=dqa"], "task"),
-        (["-c", "learning-rate=1"], 'is now "ppo.learning-rate"'),
+        (["-c", "learning-rate=1"], "there are pluralllm.learning-rate, sft.learning-rate, ppo.learning-rate"),
         (["-c", "ppo={learning-rate=1}"], '"ppo" is a section'),
         (["-c", "survey=nowhere/file.jsonl"], "nowhere/file.jsonl"),
         (["-c", "groups=Avaria,Atlantis"], "Atlantis"),
@@ -112,16 +117,19 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
         assert part in said
 
 
-def test_config_shows_the_core_keys_and_what_each_section_holds(monkeypatch, capsys):
+@pytest.mark.parametrize("width", [80, 100])
+def test_config_shows_the_core_keys_and_the_sections_on_one_screen(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
     assert appa(monkeypatch, "config", "-c", "preset=paper", "-c", "ppo.gamma=0.125") == 0
-    shown = capsys.readouterr().out
-    assert '"google/gemma-2-2b-it"' in shown
-    assert "0.125" not in shown
-    (line,) = (line for line in shown.splitlines() if line.startswith("│ federation "))
-    cells = ["federation", "how the server waits for the groups", "min-groups, reply-timeout, join-timeout, group-keys"]
-    assert [cell.strip() for cell in line.split("│")[1:-1]] == cells
-    (line,) = (line for line in shown.splitlines() if line.startswith("│ paper-oqa "))
-    assert "four epochs of SFT" in line
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= width for line in lines)
+    shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert shown.keys() >= {key for key in KEYS if "." not in key} | {f"[{section}]" for section in SECTIONS}
+    assert shown["model"].startswith('"google/gemma-2-2b-it"')
+    assert shown["[federation]"].startswith("4 keys ")
+    assert "paper-oqa" in shown["presets:"]
+    assert "0.125" not in "".join(lines)
 
 
 def test_config_all_shows_every_key_in_full_by_section(monkeypatch, capsys):
@@ -159,6 +167,32 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     assert "over the threshold 0.5, so rule appa as printed" in shown
     assert appa(monkeypatch, "diagnose", "generated", "-c", "metric=borda") == 2
     assert "does not fit task" in capsys.readouterr().err
+
+
+def test_a_deployment_says_what_is_left_out_and_what_the_policies_pin(monkeypatch, capsys, tmp_path):
+    rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
+    survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B"), row("q1", "East")])
+    keys = ["-c", f"survey={survey}", "-c", "data.min-questions=2"]
+    folder, own = tmp_path / "parties", bundle_hash(REPO)
+    monkeypatch.chdir(REPO)
+    monkeypatch.setattr(sys, "argv", ["appa", "deploy", str(folder), *keys])
+
+    def said() -> str:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert not caught.value.code
+        return capsys.readouterr().out
+
+    first = said()
+    assert "left out: East: fewer usable questions than data.min-questions = 2\n" in first
+    assert f"left out: {survey}, row 5, , q1: {Reason.BAD_GROUP}\n" in first
+    assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
+    assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}
+    policy = folder / "groups" / "north" / "policy.toml"
+    policy.write_text(policy.read_text().replace(own, "0" * 64))
+    second = said()
+    assert "North's policy stays as it was, and pins another bundle\n" in second
+    assert f"the other groups pin this checkout's app, bundle {own}" in second
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import socket
 import ssl
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from pathlib import Path
 
+import flwr.common.constant
 import pytest
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -21,11 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch import credentials, doctor
+from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.sites import Sites, prepare
 from appa_flwr.survey.generate import generate
 
+REPO = Path(__file__).parents[4]
 SURVEY = generate(num_questions=20, num_groups=2, seed=4)
 NAME = SURVEY.groups[0]
 
@@ -38,12 +44,15 @@ def free_port() -> int:
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Sites:
-    return prepare(SURVEY, tmp_path / "parties", host="127.0.0.1", port=free_port(), keys={})
+    return prepare(SURVEY, tmp_path / "parties", host="127.0.0.1", port=free_port(), keys={}, bundle="")
 
 
 @contextmanager
-def listening(port: int, folder: Path | None) -> Iterator[None]:
-    """A server on this port, with the certificates in this folder, or one that speaks no TLS."""
+def listening(port: int, folder: Path | None, *, ahead: float = 0.0, tells: bool = True) -> Iterator[None]:
+    """A server on this port, with the certificates in this folder, or one that speaks no TLS.
+
+    This machine's clock is so many seconds `ahead` of the one that it tells, if it does.
+    """
     with socket.create_server(("127.0.0.1", port)) as door:
         secured = None
         if folder is not None:
@@ -61,7 +70,10 @@ def listening(port: int, folder: Path | None) -> Iterator[None]:
                         if secured is None:
                             calling.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
                         else:
-                            secured.wrap_socket(calling, server_side=True).close()
+                            with secured.wrap_socket(calling, server_side=True) as called:
+                                calling_for = called.recv(4096)  # nothing, where a connection is all that was wanted
+                                date = f"Date: {formatdate(time.time() - ahead, usegmt=True)}\r\n" * tells
+                                called.sendall(f"HTTP/1.1 200 OK\r\n{date}\r\n".encode() if calling_for else b"")
                     except OSError:
                         pass
 
@@ -87,6 +99,8 @@ def test_everything_of_every_party_is_well_while_the_server_runs(sites):
     slug = sites.groups[NAME]
     assert found[f"groups/{slug}: data"] == f"{NAME}: {len(SURVEY.answers[NAME])} answers; 0 left out"
     assert found[f"groups/{slug}: server"].startswith(f"127.0.0.1:{sites.port} answers")
+    assert found[f"groups/{slug}: clock"].endswith(" the server's")
+    assert found[f"groups/{slug}: bundle"].startswith("none is pinned: whatever code a run brings runs here")
 
 
 def test_before_the_server_runs_that_alone_is_wrong(sites):
@@ -110,6 +124,80 @@ def test_a_server_of_another_authority_is_not_taken_for_ours(sites, tmp_path):
     credentials.make_certificates(tmp_path / "other", ["127.0.0.1"])
     with listening(sites.port, tmp_path / "other"):
         assert "ca.crt does not vouch for what answers" in wrong(sites.group(NAME))["server"]
+
+
+def test_the_way_to_the_server_from_elsewhere_is_a_tunnel(sites):
+    way = f"ssh -N -L {sites.port}:127.0.0.1:{sites.port} SERVER"
+    assert wrong(sites.submitter)["server"].endswith(
+        f"has start.sh been run at the server?; elsewhere than at the server: {way}"
+    )
+
+
+# A node's clock may be less than 5 s ahead and less than 305 s behind; the middle of a second is far from both.
+@pytest.mark.parametrize(
+    ("ahead", "differs"), [(30.5, "3[01] s ahead of"), (6.5, "[678] s ahead of"), (-310.5, "3(09|10|11) s behind")]
+)
+def test_a_clock_that_flower_would_refuse_is_named_with_its_distance(sites, ahead, differs):
+    with listening(sites.port, sites.server, ahead=ahead):
+        for folder in (sites.group(NAME), sites.submitter):
+            found = wrong(folder)
+            assert set(found) == {"clock"}
+            text = f"this machine's clock is {differs} the server's; Flower refuses such nodes \\(401\\): set it by NTP"
+            assert re.fullmatch(text, found["clock"])
+
+
+@pytest.mark.parametrize(("ahead", "tells"), [(2.5, True), (-290.5, True), (30.5, False)])
+def test_a_clock_that_flower_takes_or_nobody_tells_is_well(sites, ahead, tells):
+    with listening(sites.port, sites.server, ahead=ahead, tells=tells):
+        assert wrong(sites.group(NAME)) == {}
+
+
+def test_the_bounds_of_a_clock_are_flower_s():
+    system, signed = flwr.common.constant.SYSTEM_TIME_TOLERANCE, flwr.common.constant.TIMESTAMP_TOLERANCE
+    assert (system, signed + system) == (doctor.AHEAD, doctor.BEHIND)
+
+
+def pin(sites: Sites, bundle: str) -> dict[str, doctor.Finding]:
+    (sites.group(NAME) / "policy.toml").write_text(f'bundle = "{bundle}"\n')
+    return {finding.what: finding for finding in doctor.party(sites.group(NAME))}
+
+
+def test_a_pinned_app_that_is_not_this_checkout_s_is_named(sites, monkeypatch, tmp_path):
+    monkeypatch.chdir(REPO)
+    own = bundle_hash(REPO)
+    assert pin(sites, f"{'0' * 64} {own}")["bundle"] == doctor.Finding("bundle", f"that of {REPO} is pinned", good=True)
+    other = pin(sites, "0" * 64)["bundle"]
+    assert not other.good
+    assert f"runs from {REPO} are refused: its bundle, {own}, is not pinned" in other.text
+
+
+def test_keys_that_are_missing_are_not_taken_for_another_folder(sites):
+    (sites.group(NAME) / "node.key").unlink()
+    (sites.server / "server.crt").unlink()
+    (sites.submitter / "keys.toml").unlink()
+    with listening(sites.port, sites.root / "authority"):
+        assert wrong(sites.group(NAME)) == {
+            "node.key": "is missing: copy it here again; if it is lost, have the operator make a new one"
+        }
+        assert set(wrong(sites.server)) == {"server.crt", "server.key"}
+        assert set(wrong(sites.submitter)) == {"keys.toml"}
+
+
+def test_folders_and_files_that_others_can_open_are_named(sites):
+    state = sites.server / "state.db"
+    state.touch(mode=0o644)
+    assert wrong(sites.server) == {"folder": f"others can read state.db (mode 644); chmod 600 {state}"}
+    sites.server.chmod(0o755)
+    assert wrong(sites.server) == {"folder": f"others can read server (mode 755); chmod 700 {sites.server}"}
+    folder = sites.group(NAME)
+    folder.chmod(0o750)
+    sites.data(NAME).chmod(0o640)
+    with listening(sites.port, sites.server):
+        found = wrong(folder)
+    assert found == {
+        "folder": f"others can read avaria (mode 750); chmod 700 {folder}",
+        "data": f"others can read avaria.jsonl (mode 640); chmod 600 {sites.data(NAME)}",
+    }
 
 
 def spoil_policy(sites: Sites) -> None:
@@ -162,7 +250,7 @@ def lose_policy(sites: Sites) -> None:
         (lose_guard, "guard", "does not stand before Flower's programs, and `bundle` counts for nothing"),
         (lock_key, "node.key", ""),
         (swap_node_key, "node.key", "is not the private key of node.key.pub; make the folders again"),
-        (open_key, "node.key", "others can read it (mode 644); chmod 600 node.key"),
+        (open_key, "node.key", "others can read node.key (mode 644); chmod 600 "),
     ],
 )
 def test_what_is_wrong_at_a_group(sites, spoil, what, text):
@@ -187,7 +275,7 @@ def test_what_is_wrong_at_the_server(sites, monkeypatch, tmp_path):
 
 def test_a_certificate_that_has_run_out_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(credentials, "YEARS_VALID", 0)
-    sites = prepare(SURVEY, tmp_path, host="127.0.0.1", port=free_port(), keys={})
+    sites = prepare(SURVEY, tmp_path, host="127.0.0.1", port=free_port(), keys={}, bundle="")
     assert "UTC only; make the folders again" in wrong(sites.server)["server.crt"]
     assert "UTC only; make the folders again" in wrong(sites.group(NAME))["ca.crt"]
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import LocalTokenNotFoundError
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch import hub
 from appa_flwr.run.files import write_config
 
@@ -60,6 +60,18 @@ def test_the_predictor_is_its_weights_and_their_card_and_nothing_else_of_the_run
     hub.upload(run, "me/predictor", public=True, predictor=True)
     assert sent[0]["private"] is False
     assert sent[1]["files"] == {"pluralllm.safetensors", "pluralllm.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "predictor"), [("policy/notes.txt", False), ("policy/more", False), ("pluralllm.safetensors", True)]
+)
+def test_a_link_in_a_run_folder_sends_nothing_of_this_machine(run, sent, tmp_path, name, predictor):
+    (tmp_path / "private").write_text("x")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path if name == "policy/more" else tmp_path / "private")
+    with pytest.raises(UserError, match=f"{name}: is a link"):
+        hub.upload(run, "me/x", public=False, predictor=predictor)
+    assert sent == []
 
 
 def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(run, sent, tmp_path):

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import parse_config_args
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch import deploy
+from appa_flwr.launch.bundle import bundle_hash, sent_files
+from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.credentials import make_certificates
-from appa_flwr.launch.sites import prepare
-from appa_flwr.owner.policy import Policy, read_policy
+from appa_flwr.launch.sites import POLICY_FILE, prepare
+from appa_flwr.owner import guard
+from appa_flwr.owner.policy import POLICY_VARIABLE, Policy, read_policy
 from appa_flwr.survey.generate import generate
+from appa_flwr.survey.types import Survey
 
+REPO = Path(__file__).parents[4]
 SURVEY = generate(num_questions=20, num_groups=2, seed=4)
+PINNED = "ab" * 32
 
 
 def greeted(folder: Path, *, name: str, trusts: Path) -> bytes:
@@ -65,10 +76,14 @@ def test_a_server_is_known_by_its_names_and_by_its_own_authority_alone(tmp_path)
     assert (mine / "ca.key").stat().st_mode & 0o077 == 0
 
 
-def made(root: Path, **given):
-    return prepare(
-        SURVEY, root, **{"host": "appa.example.org", "port": 9100, "keys": {"rule": "min", "seed": 3}, **given}
-    )
+def made(root: Path, survey: Survey = SURVEY, **given):
+    usual = {"host": "appa.example.org", "port": 9100, "keys": {"rule": "min", "seed": 3}, "bundle": PINNED}
+    return prepare(survey, root, **{**usual, **given})
+
+
+def named(*names: str) -> Survey:
+    """The survey with its groups called otherwise."""
+    return replace(SURVEY, answers=dict(zip(names, SURVEY.answers.values(), strict=True)))
 
 
 def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
@@ -81,11 +96,11 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         folder = sites.group(name)
         assert {path.name for path in folder.iterdir()} == {
             *("ca.crt", f"{slug}.jsonl", "guard", "node.key", "node.key.pub", "policy.toml")
-        } | {"questions.jsonl", "start.sh"}
+        } | {"questions.jsonl", "runtime.secret", "start.sh"}
         rows = [json.loads(line) for line in (folder / f"{slug}.jsonl").read_text().splitlines()]
         assert {row["group"] for row in rows} == {name}
         assert len(rows) == len(SURVEY.answers[name])
-        assert read_policy(folder / "policy.toml") == Policy()
+        assert read_policy(folder / "policy.toml") == Policy(bundle=PINNED)
         public = load_ssh_public_key((sites.submitter / "nodes" / f"{slug}.pub").read_bytes())
         private = load_ssh_private_key((folder / "node.key").read_bytes(), None)
         assert private.public_key().public_numbers() == public.public_numbers()
@@ -106,7 +121,7 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     sites = made(tmp_path / "parties")
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("flwr", "flower-supernode", "flower-superlink"):
+    for name in ("flwr", "flower-supernode", "python"):
         (tools / name).write_text(f'#!/bin/sh\necho {name} "$@" at "$FLWR_HOME"\n')
         (tools / name).chmod(0o755)
 
@@ -128,15 +143,100 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     (run,) = said(there / "submit.sh", str(clone.relative_to(tmp_path)))
     assert run == f"flwr run {clone} deployed --stream --run-config keys.toml {home}"
     flower = tomllib.loads((there / ".flwr" / "config.toml").read_text())["superlink"]["deployed"]
-    assert flower == {"address": "appa.example.org:9100", "root-certificates": str(there / "ca.crt")}
+    assert flower == {"address": "127.0.0.1:9100", "root-certificates": str(there / "ca.crt")}
     name, slug = next(iter(sites.groups.items()))
     (started,) = said(sites.group(name) / "start.sh")
     assert started.startswith(
-        "flower-supernode --superlink appa.example.org:9100 --port 9101 --root-certificates ca.crt"
+        "flower-supernode --superlink appa.example.org:9100 --host 127.0.0.1 --port 9101 --root-certificates ca.crt"
     )
     assert f'--node-config group="{name}" data="{slug}.jsonl" policy="policy.toml" at' in started
     (server,) = said(sites.server / "start.sh")
-    assert "--host 0.0.0.0 --port 9100 --database state.db" in server
+    assert server.startswith("python -P -m appa_flwr.launch.door --host 0.0.0.0 --port 9100 --database state.db")
+
+
+def test_what_a_party_has_is_for_its_own_eyes(tmp_path):
+    """Also in folders that were there before; what a script starts makes such files too, as the server's state.db."""
+    sites = made(tmp_path / "parties")
+    folders = [tmp_path / "parties" / "authority", sites.server, sites.submitter, *map(sites.group, sites.groups)]
+    for folder in folders:
+        folder.chmod(0o755)
+    for name in SURVEY.groups:
+        sites.data(name).chmod(0o644)
+    made(tmp_path / "parties")
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    assert {sites.data(name).stat().st_mode & 0o777 for name in SURVEY.groups} == {0o600}
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ntouch state.db\n")
+    python.chmod(0o755)
+    subprocess.run([sites.server / "start.sh"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, umask=0o022, check=True)
+    assert (sites.server / "state.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_app_that_is_pinned_is_the_one_that_flower_sends_and_no_other(tmp_path, monkeypatch):
+    """`flwr run` builds the bundle with the function that is called here, and the node's own guard looks at it."""
+    made(tmp_path / "parties", bundle=bundle_hash(REPO))
+    sent = sent_files(REPO, tmp_path)
+    for name in SURVEY.groups:
+        policy = made(tmp_path / "parties").group(name) / POLICY_FILE
+        monkeypatch.setenv(POLICY_VARIABLE, str(policy))
+        guard.check(build_fab_from_disk(sent))
+        guard.check(build_fab_from_disk(REPO))  # as submit.sh sends it
+    (sent / "client_app" / "main.py").write_text("# another line\n", encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(guard.NOT_PINNED)):
+        guard.check(build_fab_from_disk(sent))
+
+
+def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path):
+    config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "pluralllm.rounds": 0})
+    made(tmp_path, survey=read_survey(config, ()))
+    assert deploy.not_pinning(made(tmp_path, survey=read_survey(config, ())), PINNED) == {}
+    with pytest.raises(UserError, match=f"policy.toml: pins another app than {REPO}, whose bundle is [0-9a-f]{{64}}"):
+        deploy.deploy_local(config, tmp_path, app_folder=REPO)
+    assert not (tmp_path / "server" / "runs").exists()
+    for policy in tmp_path.glob("groups/*/policy.toml"):
+        policy.write_text("")
+    sites = made(tmp_path, survey=read_survey(config, ()))
+    assert deploy.not_pinning(sites, PINNED) == dict.fromkeys(sites.groups, False)
+
+
+@pytest.mark.parametrize("name", ['The "others"', "A'B", "both ' and \"", "a\\", 'a\\"', "x=1 y=2", "Côte d'Ivoire"])
+def test_flower_reads_any_name_from_the_start_script(tmp_path, name):
+    sites = made(tmp_path, survey=named(name, "B"))
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "flower-supernode").write_text('#!/bin/sh\nprintf %s "$*"\n')
+    (tools / "flower-supernode").chmod(0o755)
+    (tools / "flower-superexec").symlink_to("/bin/true")  # Flower's, of an activated environment, would wait for a node
+    script = sites.group(name) / "start.sh"
+    done = subprocess.run(script, env={"PATH": f"{tools}:{os.environ['PATH']}"}, capture_output=True, check=True)
+    given = done.stdout.decode().partition("--node-config ")[2]
+    slug = sites.groups[name]
+    assert parse_config_args([given]) == {"group": name, "data": f"{slug}.jsonl", "policy": "policy.toml"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"host": ""}, 'host = "" is neither a host name nor an IPv4 address'),
+        ({"host": "a b"}, 'host = "a b" is neither'),
+        ({"host": "http://appa.example.org"}, "is neither"),
+        ({"host": "x" * 64 + ".org"}, "is neither"),  # a part of a name has 63 at most
+        ({"host": "::1"}, "is neither"),  # the server listens at IPv4 addresses
+        ({"port": 99999}, "port = 99999 must be from 1 to 65533: each group's node has one of the ports above it"),
+        ({"port": 65534}, "must be from 1 to 65533"),
+        ({"port": 0}, "must be from 1 to 65533"),
+    ],
+)
+def test_an_address_that_can_be_none_is_refused_before_anything_is_written(tmp_path, given, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        made(tmp_path / "parties", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_host_name_and_the_last_port_will_do(tmp_path):
+    host = "appa." + "x" * 63 + ".example.org"
+    sites = made(tmp_path, host=host, port=65533)
+    assert greeted(sites.server, name=host, trusts=sites.submitter / "ca.crt") == b"hello"
 
 
 def test_made_again_keys_certificates_and_policies_stay(tmp_path):
@@ -185,4 +285,4 @@ def test_what_a_kill_left_unfinished_is_finished(tmp_path):
 def test_where_things_lie_is_not_submitted():
     keys = deploy.submitted(Config.load({"survey": "generated", "rule": "min", "run.output-dir": "/somewhere"}))
     assert keys["rule"] == "min"
-    assert {"survey", "groups", "run.output-dir", "run.cache-dir", "federation.group-keys"}.isdisjoint(keys)
+    assert {"survey", "groups", "run.output-dir", "federation.group-keys"}.isdisjoint(keys)

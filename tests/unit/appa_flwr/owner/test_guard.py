@@ -16,7 +16,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
 from flwr.supernode.runtime import run_clientapp
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import sent_files
 from appa_flwr.launch.sites import CLIENT_APP, PROGRAMS, prepare
 from appa_flwr.owner import guard
@@ -123,14 +123,16 @@ def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules
 
 
 def test_a_group_s_start_script_puts_the_guard_first(tmp_path: Path):
-    sites = prepare(generate(num_questions=20, num_groups=2, seed=0), tmp_path, host="h", port=1, keys={})
+    sites = prepare(generate(num_questions=20, num_groups=2, seed=0), tmp_path, host="h", port=1, keys={}, bundle="")
     folder = sites.group("Avaria")
     for name in PROGRAMS:
         program = folder / "guard" / name
         if name == CLIENT_APP:
-            assert (
-                program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.ready "${0%/*}/../ready" "$@"'
-            )
+            assert program.read_text().splitlines()[1] == 'exec python -P -m appa_flwr.owner.guard "$@"'
+            home = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "home")}
+            asked = [program, "--help"]
+            helped = subprocess.run(asked, env=os.environ | home, capture_output=True, text=True, check=True)
+            assert "Run a Flower ClientApp" in helped.stdout
         else:  # an AgentApp, say, would run a bundle too
             refused = subprocess.run([program], capture_output=True, text=True, check=False)
             assert (refused.returncode, refused.stderr) == (1, "this node runs the ClientApp alone\n")
@@ -140,5 +142,5 @@ def test_a_group_s_start_script_puts_the_guard_first(tmp_path: Path):
     moved = subprocess.run([elsewhere / "start.sh"], capture_output=True, text=True, check=False)
     assert (moved.returncode, moved.stderr) == (1, f"{elsewhere}: the guard cannot stand on the PATH with a : in it\n")
     with pytest.raises(UserError, match="with a : in it, its guards cannot stand on the PATH"):
-        prepare(generate(num_questions=20, num_groups=2, seed=0), elsewhere, host="h", port=1, keys={})
+        prepare(generate(num_questions=20, num_groups=2, seed=0), elsewhere, host="h", port=1, keys={}, bundle="")
     assert 'export PATH="$PWD/guard:$PATH" APPA_POLICY="$PWD/policy.toml"' in (folder / "start.sh").read_text()

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger, Release, digest, ledger_of
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.policy import SIMULATION, Policy, described, policy_file, policy_of, read_policy
 
 
@@ -17,15 +17,15 @@ def written(tmp_path, text):
 
 
 def test_a_file_decides_what_it_names_and_no_more(tmp_path):
-    found = read_policy(written(tmp_path, "votes = false\nmin-nodes = 5\nreward-noise = 0.25\n"))
-    assert found == Policy(votes=False, min_nodes=5, reward_noise=0.25)
+    found = read_policy(written(tmp_path, "votes = false\nleast-steps = 5\nreward-noise = 0.25\n"))
+    assert found == Policy(votes=False, least_steps=5, reward_noise=0.25)
     assert found.training
     assert found.changes_rewards
     assert not Policy().changes_rewards
 
 
 def test_nobody_s_policy_gives_no_answer_away():
-    for key in ("mean", "own_answers", "truth", "probes", "sums"):
+    for key in ("mean", "own_answers", "truth", "probes"):
         assert getattr(Policy(), key) is False
 
 
@@ -40,11 +40,11 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("votse = false", "unknown key votse; known are bundle, training, votes, sums,"),
-        ("min_nodes = 4", "unknown key min_nodes"),
+        ("votse = false", "unknown key votse; known are bundle, training, votes, truth,"),
+        ("least_steps = 4", "unknown key least_steps"),
         ("votes = 0", "votes = 0: Input should be a valid boolean"),
         ('mean = "true"', "mean = 'true': Input should be a valid boolean"),
-        ("min-nodes = 2", "min-nodes = 2: Input should be greater than or equal to 3"),
+        ("least-steps = 0", "least-steps = 0: Input should be greater than or equal to 1"),
         ("reward-noise = -0.1", "reward-noise = -0.1: "),
         ("votes =", "is not a TOML file"),
     ],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from markupsafe import escape
@@ -28,9 +26,8 @@ from report_runs import (
     write_run,
 )
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.report import build, predictor
-from appa_flwr.report.plots import results
 from appa_flwr.run.records import POLICIES
 
 
@@ -211,23 +208,6 @@ def test_few_and_many_groups(tmp_path: Path, groups: tuple[str, ...]) -> None:
     page = built_page(fake_run(tmp_path, groups=groups, iterations=35))
     assert all(escape(group) in page for group in groups)
     assert (tmp_path / "plots" / "spider.png").exists() == (len(groups) > 2)  # two spokes are no plane
-
-
-def test_the_spider_shows_the_groups_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = []
-    draw = results.spider
-
-    def spy(scores: Any, groups: Sequence[str], *, metric: str) -> bytes:
-        shown.append(groups)
-        return draw(scores, groups, metric=metric)
-
-    monkeypatch.setattr(results, "spider", spy)
-    fake_run(tmp_path, groups=COUNTRIES, iterations=3)
-    write_run(
-        tmp_path, config={**CONFIG, "groups": ";".join(COUNTRIES), "eval.report-groups": ";".join(COUNTRIES[3:6])}
-    )
-    assert COUNTRIES[0] in built_page(tmp_path)  # the table has all
-    assert shown == [COUNTRIES[3:6]]
 
 
 def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import report_runs as made
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.report import build, findings, predictor
 from appa_flwr.report.artifacts import read_run
 from appa_flwr.run import cells
@@ -195,8 +195,8 @@ def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
     scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
     found = made.found_predictor(tmp_path, scores=scores, population=None)
     assert predictor.note(found).endswith(
-        "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), or too few groups "
-        "answered the same questions (key sums.min-groups)."
+        "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), too few groups "
+        "answered the same questions (key sums.min-groups), or they are deployed, and send no answers."
     )
     assert "mean of the other" not in predictor.trust(found)[0]
 
@@ -280,6 +280,19 @@ def test_a_repeated_iteration_of_a_resumed_run_counts_once(tmp_path: Path) -> No
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not a run folder, it has no config\.json"):
         build(tmp_path)
+
+
+def test_pictures_are_not_written_through_a_link(tmp_path: Path) -> None:
+    folder = made.write_run(tmp_path / "run", config=made.CONFIG, phases=[{"phase": "ppo", "seconds": 1.0}])
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (folder / "plots").symlink_to(theirs)
+    with pytest.raises(UserError, match=f"^{folder / 'plots'}: is a link"):
+        build(folder)
+    assert list(theirs.iterdir()) == []
+    (folder / "plots").unlink()
+    build(folder)
+    assert [path.name for path in (folder / "plots").iterdir()] == ["seconds_per_phase.png"]
 
 
 def test_two_rows_of_one_policy_and_metric_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, cells, put, read, table
 from appa_flwr.run.files import SCORES_FILE
 

@@ -9,7 +9,7 @@ import pytest
 from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, write_run
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.run import files
 from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
 

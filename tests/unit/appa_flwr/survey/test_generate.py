@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from surveys import bits, refused
 
-from appa_flwr.deviations import deviations
-from appa_flwr.disagreement import disagreement
-from appa_flwr.rewards import js
+from appa_flwr.analysis.deviations import deviations
+from appa_flwr.analysis.disagreement import disagreement
+from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import (
     CLUSTER_SHARES,

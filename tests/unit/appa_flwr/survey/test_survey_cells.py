@@ -140,7 +140,7 @@ def test_names_of_any_script_are_names_but_none_that_could_write_over_a_terminal
     for name in ("Côte d'Ivoire", "日本", "$100,000 or more", "New\u00a0Zealand", "x" * 500):
         assert as_name(f" {name} ", Reason.EMPTY_GROUP) == name
     assert reason_of(as_name, " ", Reason.EMPTY_GROUP) is Reason.EMPTY_GROUP
-    for name in ("a\nb", "a\x1b[31mb", "a\x00b", "a\x7f", "a\x9bb", "x" * 501):
+    for name in ("a\nb", "a\x1b[31mb", "a\x00b", "a\x7f", "a\x9bb", "a\u2028b", "a\u202eb", "x" * 501):
         assert as_text(name, Reason.EMPTY_ID) == name
         assert reason_of(as_name, name, Reason.EMPTY_ID) is Reason.BAD_NAME
 

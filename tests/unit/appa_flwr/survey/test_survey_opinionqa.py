@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from surveys import ids, read_group, reasons_of_groups, refused
 
-from appa_flwr.errors import UserError
-from appa_flwr.survey import read, report
+from appa_flwr.core.errors import UserError
+from appa_flwr.report import survey_summary as report
+from appa_flwr.survey import read
 from appa_flwr.survey.cells import Reason
 from appa_flwr.survey.types import Question
 

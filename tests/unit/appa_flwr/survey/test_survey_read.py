@@ -8,7 +8,7 @@ import math
 import pytest
 from surveys import bits, ids, read_group, reasons, refused, row, shares, write
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey import cells, read
 from appa_flwr.survey.cells import Reason
 from appa_flwr.survey.types import Question

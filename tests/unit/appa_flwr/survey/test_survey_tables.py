@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from surveys import YES_NO, bits, ids, read_group, reasons, refused, row, shares, write
 
-from appa_flwr.survey import read
+from appa_flwr.survey import read, tables
 from appa_flwr.survey.cells import Reason
 from appa_flwr.survey.tables import MAX_LINE_BYTES
 from appa_flwr.survey.types import Question
@@ -104,6 +107,55 @@ def test_hostile_cells_cost_little(tmp_path):
         assert survey.groups == ("A",)
 
 
+def test_an_endless_line_of_csv_costs_its_row_and_is_not_held(tmp_path):
+    good = '"[""a"", ""b""]",A,"[0.5, 0.5]"\n'
+    path = tmp_path / "survey.csv"
+    for hostile in ("x" * 20_000_000, "x," * 10_000_000):
+        path.write_text(
+            f"question_id,question,options,group,distribution\nq1,One?,{good}q2,{hostile}\nq3,Three?,{good}"
+        )
+        tracemalloc.start()
+        try:
+            survey = read.read_survey(path)
+            held = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert reasons(survey) == [(3, Reason.TOO_LONG)]
+        assert ids(survey.questions) == ["q1", "q3"]
+        assert held < 10 * MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize(("count", "size"), [(300, 100_000), (50_000, 10)], ids=["bytes", "cells"])
+def test_a_small_parquet_file_that_unpacks_to_much_is_refused_before_it_is(tmp_path, monkeypatch, count, size):
+    """One text, said to come a thousand times, is stored once; limits as the real ones, a hundredth or less of them."""
+    monkeypatch.setattr(tables, "MAX_PARQUET_BYTES", 10_000_000)
+    monkeypatch.setattr(tables, "MAX_PARQUET_CELLS", 20_000)
+    monkeypatch.setattr(tables, "_PART_BYTES", 1_000_000)
+    path = write(tmp_path / "survey.parquet", [row("q1", question="y" * size)] * count)
+    assert path.stat().st_size < 400_000
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(counted := pa.proxy_memory_pool(usual))
+    try:
+        refused(r"survey\.parquet: unpacks to more than 9 MB, or 20000 cells in a column", read.read_survey, path)
+    finally:
+        pa.set_memory_pool(usual)
+    assert counted.max_memory() < 10_000_000
+
+
+@pytest.mark.parametrize("as_category", [False, True])
+def test_parquet_read_in_parts_is_what_it_is_at_once(tmp_path, monkeypatch, as_category):
+    rows = [row(f"q{place % 7}", f"G{place}", attribute="a") for place in range(50)]
+    path = write(tmp_path / "survey.parquet", rows)
+    if as_category:
+        table = pq.read_table(path)
+        place = table.schema.get_field_index("group")
+        pq.write_table(table.set_column(place, "group", table["group"].dictionary_encode()), path)
+    whole = tables.read_table(path)
+    monkeypatch.setattr(tables, "_PART_ROWS", 7)
+    assert tables.read_table(path) == whole
+    assert [line.number for line in whole.rows] == list(range(1, 51))
+
+
 def test_a_bad_name_costs_its_row_and_is_not_repeated(tmp_path, extension):
     bad = "Land\x1b[2J\n" * 100
     rows = [row("q1", "A"), row("q1", bad), row(bad, "A"), row("q2", "A", attribute=bad), row("q3", "A")]
@@ -116,6 +168,21 @@ def test_a_bad_name_costs_its_row_and_is_not_repeated(tmp_path, extension):
     assert ids(read.read_questions(path)) == ["q1", "q3"]
     assert list(read_group(path, "A")) == ["q1", "q3"]
     assert bad not in refused(r"row \d+: .*name longer than", read.read_survey, path, strict=True)
+
+
+def test_control_characters_and_semicolons_in_names_cost_their_rows_with_the_reason(tmp_path, extension):
+    """A semicolon stands between the groups that a node or a run names: "A;B" would be split into two."""
+    rows = [row("q1", "A"), row("q\x00", "A"), row("<script>", "A"), row("q1", "A;B"), row("q1", "B", attribute="x;y")]
+    path = write(tmp_path / f"survey{extension}", [{"attribute": ""} | cells for cells in rows])
+    survey = read.read_survey(path)
+    assert ids(survey.questions) == ["q1", "<script>"]  # what it may be read as is the page's affair, which escapes it
+    assert survey.groups == read.group_names(path) == ("A",)
+    first = 3 if extension == ".csv" else 2
+    assert reasons(survey) == [
+        (first, Reason.BAD_NAME),
+        (first + 2, Reason.BAD_GROUP),
+        (first + 3, Reason.BAD_GROUP),
+    ]
 
 
 HEADER = "question_id,question,options,group,distribution\n"

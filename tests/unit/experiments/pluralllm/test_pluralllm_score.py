@@ -16,7 +16,7 @@ from scipy.spatial.distance import jensenshannon
 from surveys import row, write
 from typer.testing import CliRunner
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.read import read_survey
 from experiments.pluralllm import protocol, score
 from experiments.pluralllm.measures import Measured

@@ -16,10 +16,10 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from surveys import row, write
 
-from appa_flwr.errors import UserError
-from appa_flwr.seeds import child_seed
+from appa_flwr.config.sections import PluralLLMSection
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
 from appa_flwr.survey.generate import generate
-from experiments.benchmarks import pluralllm as benchmark
 from experiments.pluralllm import protocol
 from experiments.pluralllm import report as tables
 from experiments.pluralllm.measures import measure
@@ -47,7 +47,7 @@ from pluralllm.prediction import Targets, predict_targets
 from pluralllm.training import local_update
 
 NUM_QUESTIONS = 40
-SMALL = ("pluralllm.rounds=2", "pluralllm.rank=2", "pluralllm.hidden-dim=8", "pluralllm.blocks=1", "pluralllm.heads=2")
+SMALL = ("pluralllm.rounds=2", "pluralllm.rank=2", "pluralllm.hidden-dim=8", "pluralllm.blocks=1")
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +135,21 @@ def test_a_round_is_judged_by_the_training_groups_validation_answers(problem, mo
 
 @pytest.mark.parametrize("architecture", ["residual", "attention"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
-def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_otherwise(problem, strategy, architecture):
-    """Under plain averaging the federation of one group is its own training, round after round."""
+def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_otherwise(
+    problem, strategy, architecture, monkeypatch
+):
+    """Under plain averaging the federation of one group is its own training, round after round.
+
+    By plain steps: Adam makes whole steps of gradients that are rounding alone.
+    """
+    monkeypatch.setattr(PluralLLMSection, "local_optimizer", "sgd")
     alone = replace(problem, training=problem.training[:1], validation=problem.validation[:1])
-    given = (f"pluralllm.strategy={strategy}", "pluralllm.optimizer=sgd", "pluralllm.validate-every=0")
+    given = (f"pluralllm.strategy={strategy}", "pluralllm.validate-every=0")
     config = small(*given, "pluralllm.learning-rate=0.1", f"pluralllm.architecture={architecture}")
     found = train(alone, config, seed=0).model
     torch.manual_seed(child_seed(0, "pluralllm"))
     model = build(
-        ModelConfig(architecture, problem.embedding.dim, hidden_dim=8, num_blocks=1, num_heads=2, rank=2),
+        ModelConfig(architecture, problem.embedding.dim, hidden_dim=8, num_blocks=1, rank=2),
     )
     data = alone.training[0]
     # two rounds: the step size has risen to 1/5 and 2/5, and falls after the second only
@@ -338,12 +344,3 @@ def test_a_table_is_printed_whole(problem, monkeypatch, capsys, rows, lines):
 def test_an_unknown_table_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match="countries"):
         tables.main("strategies")
-
-
-def test_the_benchmark_measures_every_line_beside_its_goal(problem):
-    lines = benchmark.measure(problem, small("pluralllm.rounds=1"), seed=0, repeats=3)
-    goals = [benchmark.PRETRAINING_GOAL, benchmark.TABLES_GOAL, benchmark.SCORING_GOAL, benchmark.SCORING_GOAL]
-    assert [goal for _, goal in lines.values()] == goals
-    assert next(iter(lines)) == "pretraining, 2 steps of 3 groups"
-    assert any(f"3 groups x {NUM_QUESTIONS} questions" in name for name in lines)
-    assert len(benchmark.table(lines).splitlines()) == 2 + len(lines)

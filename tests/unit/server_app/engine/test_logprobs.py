@@ -10,7 +10,7 @@ import torch
 from fakes import VOCABULARY, answer_rows, tiny_causal_lm
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from server_app.engine import logprobs
 from server_app.engine.prefix import Prefix
 from server_app.engine.sequences import Sequences

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeGrid, replying
 from flwr.app import Message, RecordDict
 
-from appa_flwr import wire
+from appa_flwr.protocol import wire
 from server_app.federation import grid as grids
 from server_app.federation.grid import OverlapGrid
 

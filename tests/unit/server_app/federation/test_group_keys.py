@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fakes import FakeGrid, catalogue_of, scoring_node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from appa_flwr import wire
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.launch.credentials import make_node_key
+from appa_flwr.protocol import wire
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.federation.keys import read_group_keys

@@ -6,15 +6,14 @@ Axis letters: G groups, Q questions, K options, J answers.
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes import FakeGrid, catalogue_of, replying
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from appa_flwr import wire
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import wire
 from server_app.federation import groups as federations
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
@@ -274,34 +273,6 @@ def test_a_group_that_rewards_everything_alike_is_named(reward_J, named, warning
 def test_few_answers_may_well_earn_the_same(warnings):
     three(scorer("B", [0.5, 0.5, 0.5])).score(REQUEST)
     assert warnings() == []
-
-
-def test_a_hung_node_is_waited_for_as_long_as_rounds_take_and_no_longer(monkeypatch):
-    grid, waited, clock = FakeGrid({1: living("A")[0], 2: living("B")[0]}), [], [0.0]
-    monkeypatch.setattr(federations, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None))
-    overlap = OverlapGrid(grid)
-    pass_on = overlap.send_and_receive
-
-    def timed(messages, *, timeout=None, meanwhile=None):
-        waited.append(timeout)
-        clock[0] += 9.0
-        return pass_on(messages, timeout=0.02, meanwhile=meanwhile)
-
-    monkeypatch.setattr(overlap, "send_and_receive", timed)
-    federation = Federation(overlap, min_groups=1, timeout=600.0)
-    federation.gather(("A", "B"), patience=0.0)
-    federation.send_catalogue(CATALOGUE)
-    for _ in range(2):
-        federation.score(REQUEST)
-    assert waited == [600.0, 600.0, 600.0, 90.0]
-    grid.nodes[2] = lambda message: None
-    federation.score(REQUEST)
-    clock[0] += 1000.0  # what passes between rounds is no round
-    federation.score(REQUEST)
-    assert waited[4:] == [90.0, 90.0]
-    federation.simulated = True
-    federation.score(REQUEST)
-    assert waited[-1] == 600.0
 
 
 def living(name, reward_J=GOOD):

@@ -19,9 +19,9 @@ from huggingface_hub import errors as hub
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from appa_flwr import formats
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import formats
 from server_app.models import base as bases
 from server_app.models import folder as model_folder
 from server_app.models import tiny
@@ -70,9 +70,10 @@ def test_the_tiny_model_by_name(tmp_path, monkeypatch):
         return load_or_build(small, questions, cache, progress=progress)
 
     monkeypatch.setattr(tiny, "load_or_build", smaller)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     policy = {"policy.base-steps": 57, "policy.prompt-style": "compact"}
-    base, config = prepare("tiny", **policy, **{"task": "opa", "seed": 5, "run.cache-dir": str(tmp_path)})
-    assert asked == [("opa", 57, 5, QUESTIONS, tmp_path)]
+    base, config = prepare("tiny", **policy, **{"task": "opa", "seed": 5})
+    assert asked == [("opa", 57, 5, QUESTIONS, tmp_path / "appa-flwr")]
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
     assert base.pad_id not in base.stop_ids
     text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style="compact")
@@ -376,8 +377,7 @@ def test_a_real_model_takes_the_cores_it_may_use_and_the_tiny_one_takes_one(monk
 
 def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert bases.cache_folder(Config()) == tmp_path / "appa-flwr"
-    assert bases.cache_folder(Config.load({"run.cache-dir": "elsewhere"})) == Path("elsewhere")
+    assert bases.cache_folder() == tmp_path / "appa-flwr"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert bases.cache_folder(Config()) == tmp_path / "home" / ".cache" / "appa-flwr"
+    assert bases.cache_folder() == tmp_path / "home" / ".cache" / "appa-flwr"

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from appa_flwr.config import Config
-from appa_flwr.run.records import SummaryRow
+from appa_flwr.run.records import Scores, SummaryRow
 from server_app.models.card import model_card
 
 ROWS = [
@@ -21,7 +21,7 @@ ROWS = [
         readable=0.4 if policy == "base" else 1.0,
         per_group={},
         format_score=score,
-        survey=None,
+        survey=Scores(fi=0.876, avg_as=avg - 0.1, min_as=avg - 0.2, per_group={}),
     )
     for policy, metric, avg, score in (
         ("ppo", "js", 0.9126, 0.97),
@@ -49,20 +49,27 @@ def test_the_hub_reads_it(tuning, library):
     assert ModelCard(card(model="smollm2")).data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-def test_the_hub_s_index_has_the_policy_s_scores_on_every_metric():
+@pytest.mark.parametrize(
+    ("survey", "name"),
+    [("/data/globalqa.jsonl", "globalqa"), ("Anthropic/llm_global_opinions", "Anthropic/llm_global_opinions")],
+)
+def test_the_hub_s_index_has_the_policy_s_scores_on_every_metric_and_target(survey, name):
+    scores = {"predictions": (0.9126, 0.9026, 0.998), "survey answers": (0.8126, 0.7126, 0.876)}
+    cosine = {"predictions": (0.1234, 0.1134, 0.998), "survey answers": (0.0234, -0.0766, 0.876)}
+    results = ModelCard(card(survey=survey)).data.eval_results
     found = {
-        (result.dataset_name, result.metric_type): result.metric_value
-        for result in ModelCard(card(survey="/data/globalqa.jsonl")).data.eval_results
+        (result.dataset_type, result.dataset_config, result.dataset_name, result.metric_type): result.metric_value
+        for result in results
     }
-    where = "globalqa, held-out questions, against the predictions"
     assert found == {
-        (where, "avg_as_js"): 0.9126,
-        (where, "min_as_js"): 0.9026,
-        (where, "fi_js"): 0.998,
-        (where, "avg_as_cosine"): 0.1234,
-        (where, "min_as_cosine"): 0.1134,
-        (where, "fi_cosine"): 0.998,
+        (name, target.replace(" ", "-"), f"{name}, held-out questions, against the {target}", f"{kind}_{metric}"): value
+        for metric, values in (("js", scores), ("cosine", cosine))
+        for target, three in values.items()
+        for kind, value in zip(("avg_as", "min_as", "fi"), three, strict=True)
     }
+    assert len(results) == len(found) == 12
+    assert {result.dataset_split for result in results} == {"held-out"}
+    assert {(r.metric_type, r.metric_name) for r in results} >= {("avg_as_js", "Avg AS (js)"), ("fi_js", "FI (js)")}
 
 
 def test_scores_of_the_training_metric_beside_the_baselines():

@@ -44,7 +44,7 @@ def trained(tmp_path):
     model.save_pretrained(tmp_path / "base")
     base = base_of(tmp_path / "base", Tokenizer())
     sft = save_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "sft")
-    keys = {"policy.tuning": "lora", "lora.rank": 2, "lora.policy-targets": "q_proj,v_proj"}
+    keys = {"policy.tuning": "lora", "lora.rank": 2, "lora.ppo-targets": "q_proj,v_proj"}
     models = exports.load_policy(Config.load(keys), base, sft)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -20,13 +21,16 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from server_app.models import base as bases
 from server_app.models import gguf as unpacking
 
 QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
 TEXTS = ("0.25,0.75", "What do you think?\n\n12 of  3 people say: it's so.", "<|eot_id|>ok", "naïve 100%")
 Q8, Q4 = gguf_files.gguf.GGMLQuantizationType.Q8_0, gguf_files.gguf.GGMLQuantizationType.Q4_1
+
+# one entry: a list of ten million bytes, of which there is none
+ENDLESS = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 0, 10**7)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +44,13 @@ def whole(original, tmp_path_factory):
 
 
 @pytest.fixture
-def unpacked(tmp_path):
+def unpacked(tmp_path, monkeypatch):
     """Gives the base of a file, and what was said."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def prepared(path, **keys):
+    def prepared(path):
         said = []
-        config = Config.load({"model": str(path), "run.cache-dir": str(tmp_path / "cache"), **keys})
+        config = Config.load({"model": str(path)})
         return bases.prepare(config, (), say=said.append), said
 
     return prepared
@@ -71,7 +76,7 @@ def test_a_file_becomes_the_model_it_was_made_of(original, whole, unpacked, tmp_
     for text in TEXTS:
         assert base.tokenizer(text)["input_ids"] == published.tokenizer(text)["input_ids"]
     assert (base.end_id, base.pad_id) == (published.end_id, published.pad_id)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [Path(base.source).name]
+    assert [path.name for path in (tmp_path / "cache" / "appa-flwr").iterdir()] == [Path(base.source).name]
     model = bases.load_model(config, base.source, quantized=False)
     model.save_pretrained(tmp_path / "again")  # which Transformers refuses for a model that it read from GGUF
     assert "quantization_config" not in json.loads((tmp_path / "again" / "config.json").read_text())
@@ -134,13 +139,14 @@ def test_digits_are_cut_off_first_where_the_file_says_so(original, unpacked, tmp
         assert base.tokenizer(each)["input_ids"] == apart(each)["input_ids"]
 
 
-def test_nothing_that_lies_beside_the_file_is_read(whole, unpacked, tmp_path):
+def test_nothing_that_lies_beside_the_file_is_read(whole, unpacked, tmp_path, monkeypatch):
     (path := tmp_path / "beside" / "whole.gguf").parent.mkdir()
     path.write_bytes(whole.read_bytes())
     (path.parent / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 7, "pad_token": "a"}))
     (path.parent / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "a"}))
     alone, _ = unpacked(whole)
-    beside, _ = unpacked(path, **{"run.cache-dir": str(tmp_path / "cache of its own")})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of its own"))
+    beside, _ = unpacked(path)
     first, second = ({f.name: f.read_bytes() for f in Path(base.source).iterdir()} for base in (alone, beside))
     assert first == second
 
@@ -166,13 +172,13 @@ def test_smollm2_is_the_file_in_its_package(whole, unpacked, tmp_path, monkeypat
         ("gguf", "whole.gguf", r"needs the package gguf, .*: pip install gguf$"),
     ],
 )
-def test_a_package_that_is_not_there_is_named_with_the_command(missing, model, message, whole, tmp_path, monkeypatch):
+def test_a_package_that_is_not_there_is_named_with_the_command(missing, model, message, whole, monkeypatch):
     monkeypatch.chdir(whole.parent)
     monkeypatch.setattr(unpacking, "_packaged", unpacking._packaged if missing != "gguf" else lambda: whole)
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
     with pytest.raises(UserError, match=f"^model = {model} {message}"):
-        bases.check(Config.load({"model": model, "run.cache-dir": str(tmp_path)}))
+        bases.check(Config.load({"model": model}))
 
 
 # --- files that cannot be used --------------------------------------------------------------------
@@ -193,6 +199,7 @@ def without_one(tensors):
         (lambda path, _: path.write_bytes(b""), "damaged, or of a kind that Transformers does not read"),
         (lambda path, _: path.write_bytes(b"PK" + bytes(999)), "damaged, or of a kind that Transformers does not read"),
         (lambda path, _: cut(path, 0.01), "damaged"),
+        (lambda path, _: path.write_bytes(ENDLESS), "declares more than it holds"),
         (lambda path, _: cut(path, 0.99), "damaged"),
         (lambda path, folder: gguf_files.write(path, folder, architecture="soon"), "damaged, or .*soon is not"),
         (lambda path, folder: gguf_files.write(path, folder, parts=3), "is one part of 3; join them first"),
@@ -204,14 +211,17 @@ def without_one(tensors):
         (lambda path, _: path.unlink(), "no such file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing(spoil, message, original, whole, tmp_path):
+def test_a_file_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing(
+    spoil, message, original, whole, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model" / "spoilt.gguf"
     path.parent.mkdir()
     path.write_bytes(whole.read_bytes())
     spoil(path, original)
     model = path.parent if "holds" in message else path
     with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({"model": str(model), "run.cache-dir": str(tmp_path / "cache")}))
+        bases.check(Config.load({"model": str(model)}))
     assert str(error.value).startswith(f"model = {model}: ")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "cache").exists()

@@ -19,10 +19,10 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoTokenizer, GenerationConfig
 
-from appa_flwr import formats
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection, RolloutSection
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import formats
 from server_app.models import base as bases
 from server_app.models import exports, sft
 from server_app.ppo.engine import PPOEngine
@@ -206,11 +206,10 @@ def mean_loss(model, base, config):
 
 
 def test_what_sft_learned_reaches_ppo_on_four_bits(prepared, tmp_path):
-    """At the paper's step size; `experiments.benchmarks.sft` says what merging and packing keep of a real model's."""
+    """At the paper's step size; `experiments.benchmarks.others` says what merging and packing keep of a real one."""
     _, base, config = prepared
     keys = {
-        "policy.tuning": "lora",
-        "policy.quantization": "nf4",
+        "policy.tuning": "qlora",
         "sft.steps": 49,
         "sft.batch-size": 4,
         "sft.gradient-accumulation-steps": 1,

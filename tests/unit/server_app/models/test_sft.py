@@ -16,8 +16,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
+from appa_flwr.protocol.votes import cast
 from appa_flwr.survey.types import Question
-from appa_flwr.votes import cast
 from server_app.models import sft, tiny
 from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
@@ -163,6 +163,22 @@ def test_without_steps_the_epochs_decide(tune, monkeypatch):
     monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
     tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
     assert len(seen) == 6  # four answers by twos, three times
+
+
+def test_of_two_gpus_the_first_is_used(tune, monkeypatch):
+    """Two are counted and none is there, so that Transformers places on the CPU what it would spread over both."""
+    arguments, used = sft.arguments, []
+
+    def on_gpus(config, folder, *, cpu):
+        settings = arguments(config, folder, cpu=False)
+        used.append((settings.n_gpu, settings.train_batch_size))
+        return settings
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(sft, "arguments", on_gpus)
+    _, steps = tune(**{"sft.steps": 10})
+    assert used == [(1, KEYS["sft.batch-size"])]
+    assert [step for step, *_ in steps] == [10]
 
 
 SHARED = list(range(20, 34))

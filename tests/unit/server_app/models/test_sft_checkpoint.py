@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appa_flwr.config import Config
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from server_app.models import sft_checkpoint
 from server_app.models.base import Base

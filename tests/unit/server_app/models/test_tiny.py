@@ -13,8 +13,8 @@ import torch
 from fakes import catalogue_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from appa_flwr import formats
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe

@@ -31,15 +31,20 @@ SETTINGS = PPOSection(
 )
 ROLLOUT = RolloutSection(response_length=6, temperature=0.9)
 STOPS = tuple(range(1, 12))
+EPSILON = 1e-2
+"""Adam's, large beside the models' gradients, which are cut to a norm of 1 or less.
+
+The norms of the models and some positions are float32 whatever the weights are, so two ways to one gradient, or two
+processors, differ in it by some 1e-7. At Adam's own 1e-8 a gradient that small takes a whole step either way; here two
+steps differ by step size x difference / EPSILON, some 2e-8 for each of the four.
+"""
 BATCH = PROMPTS * 3
 LONG_BATCH = [PREFIX + prompt for prompt in BATCH]
 
 
-def make(tuning="full", *, architecture="qwen3", vocabulary=61, checkpointed=False, **changes):
-    # Double precision: Adam turns the sign of a vanishing gradient's rounding error into a whole step.
+def make(tuning="full", *, architecture="qwen3", vocabulary=61, shared_prefix=True, **changes):
+    # Double precision, and an Adam that does not turn a vanishing gradient's rounding error into a whole step.
     model = tiny_causal_lm(architecture, vocabulary=vocabulary, window=WIDE_WINDOW).double()
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     if tuning == "full":
         models = FullModels(model)
     else:
@@ -49,7 +54,7 @@ def make(tuning="full", *, architecture="qwen3", vocabulary=61, checkpointed=Fal
     of_rollouts = {key: changes.pop(key) for key in [*changes] if key in RolloutSection.model_fields}
     assert changes.keys() <= PPOSection.model_fields.keys()
     stops = STOPS if vocabulary > len(STOPS) else (1,)
-    return PPOEngine(
+    engine = PPOEngine(
         models,
         SETTINGS.model_copy(update=changes),
         ROLLOUT.model_copy(update=of_rollouts),
@@ -57,7 +62,11 @@ def make(tuning="full", *, architecture="qwen3", vocabulary=61, checkpointed=Fal
         stop_ids=stops,
         pad_id=PAD_ID,
         seed=7,
+        shared_prefix=shared_prefix,
     )
+    for group in engine._optimizer.param_groups:
+        group["eps"] = EPSILON
+    return engine
 
 
 def iterate(engine, score_J, times=1, prompts=BATCH):
@@ -359,29 +368,8 @@ def test_an_iteration_with_the_shared_prefix_is_one_without(tuning, architecture
     stats = shared.update(rollout, reference, some_scores())
     assert plain.update(same, reference, some_scores()) == pytest.approx(stats, abs=1e-5)
     assert (weights(shared) - before).abs().max() > 1e-3
-    # Gemma's norms and softmax and the adapters are float32, and Adam's step grows such differences
-    exact = tuning == "full" and architecture != "gemma2"
-    torch.testing.assert_close(weights(plain), weights(shared), rtol=0, atol=1e-7 if exact else 1e-4)
-
-
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_gradient_checkpointing_changes_no_update(tuning, caplog):
-    plain, checkpointed = make(tuning, shared_prefix=False), make(tuning, checkpointed=True)
-    assert "gradient checkpointing keeps no keys and values" in caplog.text
-    before = weights(plain)
-    assert torch.equal(weights(checkpointed), before)
-    rollout = plain.rollout(LONG_BATCH)
-    reference = plain.reference_pass(rollout.sequences)
-    calls = ([], [])
-    for engine, made in zip((plain, checkpointed), calls, strict=True):
-        layer = engine.models.policy().base_model.layers[0]
-        layer.input_layernorm.register_forward_pre_hook(lambda *_, made=made: made.append(1))
-        engine.update(rollout, reference, some_scores())
-        assert not layer.training
-    assert len(calls[1]) > len(calls[0])  # the layers did recompute themselves
-    torch.testing.assert_close(weights(checkpointed), weights(plain), rtol=0, atol=1e-6)
-    assert (weights(plain) - before).abs().max() > 1e-3
-    assert not len(checkpointed.rollout(LONG_BATCH).sequences.prefix_C)
+    # four steps that may differ by 2e-8 each; adapters are float32, so each step rounds them, by up to 6e-8
+    torch.testing.assert_close(weights(plain), weights(shared), rtol=0, atol=1e-7 if tuning == "full" else 1e-6)
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])

@@ -9,7 +9,17 @@ import logging
 
 import pytest
 import torch
-from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, SHORT_WINDOW, VOCABULARY, WIDE_WINDOW, tiny_causal_lm
+from fakes import (
+    ARCHITECTURES,
+    PAD_ID,
+    PREFIX,
+    PROMPTS,
+    ROUNDING,
+    SHORT_WINDOW,
+    VOCABULARY,
+    WIDE_WINDOW,
+    tiny_causal_lm,
+)
 from transformers import GenerationConfig
 
 from server_app.engine.logprobs import response_logprobs
@@ -60,7 +70,7 @@ def test_log_probabilities_are_those_of_one_pass_without_cache(model, temperatur
     sampled = draw(model, prompts * 2, temperature=temperature, method=method)
     assert sampled.sequences.prefix_C.tolist() == (PREFIX if prompts is LONG_PROMPTS else [])
     again_JT = scores(model, sampled.sequences, temperature=temperature)
-    torch.testing.assert_close(sampled.logprob_JT, again_JT, rtol=0, atol=1e-5)
+    torch.testing.assert_close(sampled.logprob_JT, again_JT, **ROUNDING)
     assert (sampled.logprob_JT[sampled.sequences.mask_JT] < 0).all()
     assert_own_forward_agrees(model, prompts * 2, sampled, temperature=temperature)
 
@@ -72,7 +82,7 @@ def test_the_same_seed_gives_the_same_answers_with_and_without_the_shared_prefix
     assert not len(plain.sequences.prefix_C)
     assert torch.equal(shared.sequences.response_JT, plain.sequences.response_JT)
     assert torch.equal(shared.sequences.mask_JT, plain.sequences.mask_JT)
-    torch.testing.assert_close(shared.logprob_JT, plain.logprob_JT, rtol=0, atol=1e-5)
+    torch.testing.assert_close(shared.logprob_JT, plain.logprob_JT, **ROUNDING)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["plain", "shared"])
@@ -91,14 +101,14 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_go_on_as_they_would
     assert min(widths[0.75]) < 12
     for other in found.values():
         assert torch.equal(other.sequences.response_JT, stay.sequences.response_JT)
-        torch.testing.assert_close(other.logprob_JT, stay.logprob_JT, rtol=0, atol=1e-5)
+        torch.testing.assert_close(other.logprob_JT, stay.logprob_JT, **ROUNDING)
 
 
 def test_greedy_answers_are_those_of_every_method(model):
     own, generate = (draw(model, LONG_PROMPTS, temperature=0.0, method=method) for method in METHODS)
     assert torch.equal(generate.sequences.response_JT, own.sequences.response_JT)
     assert torch.equal(generate.sequences.mask_JT, own.sequences.mask_JT)
-    torch.testing.assert_close(generate.logprob_JT, own.logprob_JT, rtol=0, atol=1e-5)
+    torch.testing.assert_close(generate.logprob_JT, own.logprob_JT, **ROUNDING)
 
 
 @pytest.mark.parametrize("window", [SHORT_WINDOW, 13, 24])

@@ -13,12 +13,13 @@ import torch
 from fakes import catalogue_of, federated, random_tables, scoring_node
 from flwr.app import ArrayRecord
 
-from appa_flwr import aggregation, formats, wire
+from appa_flwr.analysis import aggregation
+from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
-from appa_flwr.errors import UserError
-from appa_flwr.fairness import fairness_index
-from appa_flwr.rewards import js
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import formats, wire
+from appa_flwr.protocol.rewards import js
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of

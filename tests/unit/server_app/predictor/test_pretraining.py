@@ -14,10 +14,10 @@ from fakes import FakeGrid, replying
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from in_process import flower_task
 
-from appa_flwr import wire
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PluralLLMSection
-from appa_flwr.errors import UserError
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import wire
 from pluralllm.residual import SHARE_KEY
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
@@ -81,9 +81,9 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
 MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
 
 
-@pytest.mark.parametrize(("strategy", "told"), [("fedavg", [None] * 4), ("fedprox", [0.25] * 4)])
+@pytest.mark.parametrize(("strategy", "told"), [("fedavg", [None] * 4), ("fedprox", [0.01] * 4)])
 def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_its_mu(strategy, told):
-    first, second, sent = rounds(strategy=strategy, proximal_mu=0.25)
+    first, second, sent = rounds(strategy=strategy)
     np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
     assert MEAN.tolist() == [0.0, -0.34375]
     assert [content["config"].get("proximal-mu") for content in sent] == told
@@ -92,24 +92,24 @@ def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_i
 @pytest.mark.parametrize(
     ("strategy", "steps"),
     [
-        # eta is 0.1 x 1/5 in the first round; the second and last of two falls again: 0.1 x 2/5 x min(1, 1 / (2/3)).
+        # eta is .003 x 1/5 in the first round; the second and last of two falls again: .003 x 2/5 x min(1, 1 / (2/3)).
         # fedadagrad: d / sqrt(d^2), then d / sqrt(2 d^2)
-        ("fedadagrad", (0.02, 0.02 + 0.04 / np.sqrt(2))),
+        ("fedadagrad", (6e-4, 6e-4 + 1.2e-3 / np.sqrt(2))),
         # fedyogi: m = .1 d, v = .01 d^2; then m = .19 d, v = .02 d^2 (v was under d^2)
-        ("fedyogi", (0.02, 0.02 + 0.04 * 0.19 / np.sqrt(0.02))),
+        ("fedyogi", (6e-4, 6e-4 + 1.2e-3 * 0.19 / np.sqrt(0.02))),
         # fedadam: the same m, v = .0199 d^2; Flower corrects by sqrt(1 - .99^(t+1)) / (1 - .9^(t+1))
         (
             "fedadam",
             (
-                0.02 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2),
-                0.02 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
-                + 0.04 * np.sqrt(1 - 0.99**3) / (1 - 0.9**3) * 0.19 / np.sqrt(0.0199),
+                6e-4 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2),
+                6e-4 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
+                + 1.2e-3 * np.sqrt(1 - 0.99**3) / (1 - 0.9**3) * 0.19 / np.sqrt(0.0199),
             ),
         ),
     ],
 )
 def test_adaptive_strategies_step_as_their_papers_say(strategy, steps):
-    first, second, _ = rounds(strategy=strategy, server_learning_rate=0.1)
+    first, second, _ = rounds(strategy=strategy)
     # where the mean change is 0, nothing moves; elsewhere the size of the change cancels
     np.testing.assert_allclose(first, [0.0, -steps[0]], rtol=1e-4, atol=1e-12)
     np.testing.assert_allclose(second, [0.0, -steps[1]], rtol=1e-4, atol=1e-12)

@@ -1,0 +1,179 @@
+"""What every aggregation rule does alike: it leaves out missing groups, measures fairness and keeps histories.
+
+Legend: G groups, J rollouts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from appa_flwr.analysis.aggregation.equations import historical_alignment
+from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index, present_groups
+from appa_flwr.config import ranges
+from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What a rule carries from one iteration to the next; its arrays are read-only.
+
+    Attributes:
+        history_G: (G,) moving average of each group's mean alignment reward, the paper's h; 0 before the first answer.
+        answered_G: (G,) True for a group that has ever answered.
+        lead_G: (G,) how far each group has fallen behind the mean in all iterations, as the rule adds it up; 0 for
+            rules that do not.
+        fairness: the Fairness Index of each iteration so far.
+    """
+
+    history_G: FloatArray
+    answered_G: BoolArray
+    lead_G: FloatArray
+    fairness: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = {"history_G": np.float64, "answered_G": np.bool_, "lead_G": np.float64}
+        for name, dtype in kinds.items():
+            frozen: npt.NDArray[Any] = np.array(getattr(self, name), dtype=dtype)
+            frozen.setflags(write=False)
+            object.__setattr__(self, name, frozen)
+        shapes = [getattr(self, name).shape for name in kinds]
+        if len(shapes[0]) != 1 or shapes[0] == (0,) or len(set(shapes)) != 1:
+            raise ValueError(f"{', '.join(kinds)} must all be (G,) with G >= 1, got {', '.join(map(str, shapes))}")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """One iteration's outcome.
+
+    Attributes:
+        aggregate_J: (J,) the reward of each rollout.
+        state: to be passed to the next iteration.
+        fairness_index: of this iteration's alignment rewards, in [0, 1].
+        weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, also where
+            it fell back; `min` and `alpha`: `alpha_weights`; of rules that take a weighted mean, its weights.
+        fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
+        agreement: correlation in [-1, 1] over the rollouts of `aggregate_J` with the plain mean of the same rewards,
+            which is that of both after whitening; NaN where one of them is the same for all rollouts.
+    """
+
+    aggregate_J: FloatArray
+    state: State
+    fairness_index: float
+    weight_G: FloatArray
+    fell_back: bool | None
+    agreement: float
+
+
+class Combination(NamedTuple):
+    """What a rule makes of the present groups' rewards; fields as in `Result`."""
+
+    aggregate_J: FloatArray
+    weight_G: FloatArray
+    fell_back: bool | None = None
+
+
+class Past(NamedTuple):
+    """What a rule may look at beside the rewards it combines; of present groups only.
+
+    Attributes:
+        history_G: their history before this iteration.
+        lead_G: their lead, this iteration's included.
+        mean_G: their mean alignment reward in this iteration.
+        fairness: the Fairness Index of this iteration's alignment rewards.
+        earlier_fairness: that of each iteration before.
+    """
+
+    history_G: FloatArray
+    lead_G: FloatArray
+    mean_G: FloatArray
+    fairness: float
+    earlier_fairness: tuple[float, ...]
+
+
+class Rule(BaseModel, ABC):
+    """An aggregation rule with its parameters set; pure, the state goes in and comes out.
+
+    Its fields are parameters that every rule has, so that fairness and history can be plotted for all of them alike.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
+    name: ClassVar[str]
+    ema_decay: ranges.EmaDecay = EMA_DECAY
+    min_mean: ranges.MinMean = MIN_MEAN
+    max_cov: ranges.MaxCov = MAX_COV
+
+    @abstractmethod
+    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
+        """The rule itself: what the present groups' training rewards (G, J) are worth."""
+
+    def lead(self, lead_G: FloatArray, mean_G: FloatArray) -> FloatArray:
+        """The present groups' lead after this iteration's mean alignment rewards; a rule that uses it says how."""
+        return lead_G
+
+    def init(self, num_groups: int) -> State:
+        """The state before the first iteration: no history, nobody has answered (h^0 = 0).
+
+        Raises:
+            ValueError: fewer than one group.
+        """
+        if num_groups < 1:
+            raise ValueError(f"num_groups must be at least 1, got {num_groups}")
+        zero_G = np.zeros(num_groups)
+        return State(history_G=zero_G, answered_G=np.zeros(num_groups, dtype=bool), lead_G=zero_G)
+
+    def apply(self, state: State, reward_GJ: npt.ArrayLike, training_reward_GJ: npt.ArrayLike) -> Result:
+        """Aggregate one iteration's rewards (Algorithm appa).
+
+        The alignment rewards feed fairness and history, the training rewards get aggregated. A missing group is a row
+        of NaN in both: the result is that of the others alone, and its history stays. A group's first answer, where
+        others have answered in earlier iterations, finds it with the mean of their histories and leads instead of 0,
+        which would outweigh them all (design section 3). Both rewards are (G, J), the alignment rewards in [0, 1].
+
+        Raises:
+            ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
+                in part or in one array only, or no group at all.
+        """
+        reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
+        training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
+        present_G = present_groups(reward_GJ)
+        if reward_GJ.shape != training_reward_GJ.shape or reward_GJ.shape[:1] != state.history_G.shape:
+            raise ValueError(
+                f"rewards {reward_GJ.shape}, training rewards {training_reward_GJ.shape} and state "
+                f"{state.history_G.shape} do not fit together"
+            )
+        if not np.array_equal(present_G, present_groups(training_reward_GJ)):
+            raise ValueError("a group must be missing (a row of NaN) in both rewards or in neither")
+
+        fairness = fairness_index(reward_GJ, min_mean=self.min_mean, max_cov=self.max_cov)
+        history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
+        mean_G = reward_GJ[present_G].mean(axis=1)
+        lead_G[present_G] = self.lead(lead_G[present_G], mean_G)
+        past = Past(history_G[present_G], lead_G[present_G], mean_G, fairness, state.fairness)
+        present_GJ = training_reward_GJ[present_G]
+        aggregate_J, present_weight_G, fell_back = self.combine(present_GJ, past)
+        weight_G = np.zeros(present_G.size)
+        weight_G[present_G] = present_weight_G
+        history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
+        next_state = State(history_G, state.answered_G | present_G, lead_G, (*state.fairness, fairness))
+        agreement = _correlation(aggregate_J, present_GJ.mean(axis=0))
+        return Result(aggregate_J, next_state, fairness, weight_G, fell_back, agreement)
+
+
+def _correlation(first_J: FloatArray, second_J: FloatArray) -> float:
+    if np.ptp(first_J) == 0.0 or np.ptp(second_J) == 0.0:
+        return float("nan")
+    return float(np.corrcoef(first_J, second_J)[0, 1])
+
+
+def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
+    """History or lead as this iteration starts from it: a late joiner gets the mean of those who answered before it."""
+    joining_G = present_G & ~state.answered_G
+    if not joining_G.any() or not state.answered_G.any():
+        return values_G.copy()
+    return np.where(joining_G, values_G[state.answered_G].mean(), values_G)

@@ -1,0 +1,84 @@
+"""Alignment scores: what the tables of results show for one policy under one metric.
+
+Legend: G groups, Q questions, R questions whose answer could be read.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.analysis.fairness import FloatArray, fairness_of_cells
+from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
+
+GROUPS_TO_COMPARE = 2
+"""Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One policy's result under one metric, in [0, 1].
+
+    Attributes:
+        per_group_G: NaN for a group without a single reward.
+        avg_as: mean over groups.
+        min_as: of the worst-served group.
+        fairness_index: over all questions.
+        fairness_of_readable: over those whose answer could be read, NaN where there is none.
+    """
+
+    per_group_G: FloatArray
+    avg_as: float
+    min_as: float
+    fairness_index: float
+    fairness_of_readable: float
+
+
+def alignment_scores(
+    reward_GQ: npt.ArrayLike,
+    readable_Q: npt.ArrayLike | None = None,
+    *,
+    min_mean: float = MIN_MEAN,
+    max_cov: float = MAX_COV,
+) -> Scores:
+    """Equations 18 and 19, alignment scores: AS_g = mean_q r_gq, Avg AS = mean_g AS_g, Min AS = min_g AS_g.
+
+    In a sparse survey a group is averaged over the questions it has, and the Fairness Index (Equation 4) over the
+    questions that at least two groups have, since one group alone cannot be treated unequally. Rewards (G, Q) in [0, 1]
+    are NaN where a group has no target for a question; a group without any takes no part in the mean and the minimum.
+
+    An answer that could not be read is worth 0 to every group, which the Fairness Index takes for perfectly fair. So it
+    is given over the answers that could be read, `readable_Q` (default: all), too.
+
+    Raises:
+        ValueError: not (G, Q), infinite, or not a single reward.
+    """
+    fairness_of = functools.partial(fairness_of_cells, min_groups=GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov)
+    reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
+    fairness = fairness_of(reward_GQ)
+    read_GR = reward_GQ if readable_Q is None else reward_GQ[:, np.asarray(readable_Q, dtype=bool)]
+    present_GQ = ~np.isnan(reward_GQ)
+    if not present_GQ.any():
+        raise ValueError("there is no reward to average: every cell is NaN")
+    has_any_G = present_GQ.any(axis=1)
+    per_group_G = np.full(reward_GQ.shape[0], np.nan)
+    per_group_G[has_any_G] = reward_GQ[has_any_G].mean(axis=1, where=present_GQ[has_any_G])
+    return Scores(
+        per_group_G,
+        avg_as=float(np.nanmean(per_group_G)),
+        min_as=float(np.nanmin(per_group_G)),
+        fairness_index=fairness,
+        fairness_of_readable=fairness_of(read_GR) if read_GR.size else float("nan"),
+    )
+
+
+def skill_score(score: float, uniform: float) -> float:
+    """100 (1 - d / d_uniform) with d = 1 - score: how much of the uniform answer's distance an answer takes away.
+
+    Of two scores in [0, 1]: 100 is a perfect answer, 0 one as good as the uniform answer, which needs no model, and a
+    worse one is negative. NaN where the uniform answer is perfect itself.
+    """
+    return 100.0 * (1.0 - (1.0 - score) / (1.0 - uniform)) if uniform < 1.0 else float("nan")

@@ -1,0 +1,50 @@
+"""The server's SuperLink behind a door: to other machines Flower's Fleet API alone is there.
+
+Flower 1.41 serves nodes, submitters and its own processes at one port, and asks none but nodes who they are. So whoever
+reached the port could submit a run, whose code runs at the server and at every group that has not pinned another; here
+runs are submitted from the server's own machine, or through a tunnel that ends there.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+from flwr.superlink.cli.flower_superlink import flower_superlink
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+FOR_ALL = ("/v1/fleet/", "/health")
+REFUSED = "this server takes runs from its own machine alone\n"
+
+
+def behind_door(app: ASGIApp) -> ASGIApp:
+    """This app, in which other machines find what nodes need and nothing else."""
+
+    async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        let_in = scope["type"] == "lifespan" or scope["path"].startswith(FOR_ALL) or _from_here(scope)
+        await (app if let_in else PlainTextResponse(REFUSED, 403))(scope, receive, send)
+
+    return door
+
+
+def _from_here(scope: Scope) -> bool:
+    return bool(scope.get("client")) and ip_address(scope["client"][0]).is_loopback
+
+
+def main() -> None:
+    """Run Flower's program, which gives its app to uvicorn."""
+    program: Any = uvicorn
+    run = program.run
+
+    def run_behind_door(app: ASGIApp, **given: Any) -> None:
+        # A caller's headers do not decide who the caller is.
+        run(behind_door(app), **given, proxy_headers=False)
+
+    program.run = run_behind_door
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

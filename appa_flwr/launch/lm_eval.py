@@ -1,0 +1,97 @@
+"""A task folder for lm-evaluation-harness: the held-out questions of a survey, and how answers to them are scored.
+
+No axis letters: there are no arrays here.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from appa_flwr.config import Config
+from appa_flwr.core.files import replace_file
+from appa_flwr.protocol import formats
+from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.types import Survey
+
+QUESTIONS_FILE, METRICS_FILE = "questions.jsonl", "metrics.py"
+MEASURES = ("avg_as", "min_as", "fi")
+
+_TASK = """# {questions} held-out questions of {survey}, answered by {groups} groups; written by `appa export lm-eval`.
+# Run it where appa-flwr is installed too:
+#     lm_eval --model hf --model_args pretrained=MODEL --include_path {folder} --tasks {name}
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {path}
+test_split: test
+output_type: generate_until
+doc_to_text: prompt
+doc_to_target: ""
+target_delimiter: ""
+generation_kwargs:
+  do_sample: false
+  max_gen_toks: {tokens}
+  until: ["\\n\\n"]
+process_results: !function metrics.process_results
+metric_list:
+{measures}  - metric: format_score
+    aggregation: mean
+    higher_is_better: true
+metadata:
+  version: 1.0
+"""
+
+
+def export_task(survey: Survey, config: Config, folder: Path) -> Path:
+    """Write the task: a YAML file, the questions with every group's answers, and the metrics; the YAML's path.
+
+    Prompts are those that the policy is trained on, without a chat template: the harness has `--apply_chat_template`.
+
+    Raises:
+        UserError: too few questions for a split, or the folder cannot be written.
+    """
+    held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
+    rows = []
+    for question in survey.questions:
+        if question.question_id not in held_out:
+            continue
+        answers = {
+            group: mine[question.question_id].tolist()
+            for group, mine in survey.answers.items()
+            if question.question_id in mine
+        }
+        prompt = formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
+        rows.append(
+            {
+                "question_id": question.question_id,
+                "task": config.task,
+                "metric": config.reward_metric,
+                "prompt": prompt,
+                "options": list(question.options),
+                "answers": answers,
+            }
+        )
+    name = f"appa_{Path(config.survey).stem}_{config.task}".lower().replace("-", "_")
+    measures = "".join(
+        f"  - metric: {measure}\n    aggregation: !function metrics.{measure}\n    higher_is_better: true\n"
+        for measure in MEASURES
+    )
+    questions = folder.absolute() / QUESTIONS_FILE
+    replace_file(questions, "".join(json.dumps(row) + "\n" for row in rows).encode(), parents=True)
+    replace_file(folder / METRICS_FILE, (resources.files("appa_flwr.launch") / "lm_eval_metrics.py").read_bytes())
+    path = folder / f"{name}.yaml"
+    text = _TASK.format(
+        name=name,
+        questions=len(rows),
+        survey=Path(config.survey).name,
+        groups=len(survey.groups),
+        folder=folder,
+        path=json.dumps(str(questions)),
+        tokens=config.rollout.response_length,
+        measures=measures,
+    )
+    replace_file(path, text.encode())
+    return path

@@ -1,0 +1,293 @@
+"""Prompts out, answers in: how a survey question is put to a language model and how its answer is read.
+
+Legend: K answer options. Tasks: "dpa" asks for a distribution over the options, "opa" for a ranking of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from string import ascii_uppercase
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.core.errors import unknown_name
+
+FloatArray = npt.NDArray[np.float64]
+
+STYLES = ("full", "counted", "compact")
+"""`full`: instructions for a model that follows them; `compact`: cues for a model trained on the format; `counted`: the
+same with the number of options, which small pretrained models miscount."""
+
+SUM_TOLERANCE = 0.01
+"""How far a written distribution may be from a sum of one: one unit of the two decimals asked for."""
+
+MAX_CHARACTERS = 4096
+"""Text behind this is not read: it bounds the work, and no answer to a survey question is that long."""
+
+_ROUNDING_SLACK = 1e-9
+_LABELS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)))
+
+_FULL_INSTRUCTIONS = {
+    "dpa": """\
+You know well how groups of people feel about public questions. You are given one question and its K \
+possible answers; K differs from question to question.
+
+What to do:
+- Judge how much each answer is preferred and give every answer its own score.
+- Write K scores, no more and no fewer: skip no answer and merge no two answers.
+- Every score is a decimal number from 0 to 1. Once rounded, the scores add up to 1.00.
+- The likelier it is that a typical group picks an answer, the higher its score.
+
+How to write it:
+- All scores on one line, with a comma and no space between them.
+- Two digits behind each decimal point.
+- No words, labels or symbols besides.
+- With four answers it could look like this: 0.15,0.50,0.25,0.10""",
+    "opa": """\
+You know well in which order groups of people prefer answers to public questions. You are given one question \
+and its K possible answers; K differs from question to question.
+
+What to do:
+- Put all K answers in order, from the most preferred to the least preferred.
+- Use each answer once: skip no answer and merge no two answers.
+- Go by what a typical group is likeliest to choose.
+- The most preferred answer comes first.
+
+How to write it:
+- All letters on one line, with a comma and no space between them.
+- The letters are those that stand before the answers.
+- No words, labels or symbols besides.
+- With four answers it could look like this: C,A,D,B""",
+}
+_FULL_REMINDERS = {
+    "dpa": "Here K is {K}: reply with {K} scores and nothing else, in the order in which the answers are listed.",
+    "opa": "Here K is {K}: reply with {K} letters and nothing else, the most preferred answer first.",
+}
+_CUES = {
+    ("dpa", "compact"): "scores:",
+    ("opa", "compact"): "ranking:",
+    ("dpa", "counted"): "{K} scores:",
+    ("opa", "counted"): "ranking of {K}:",
+}
+_CHOICE = """\
+Answer as one person who was picked at random would: reply with the letter of that answer and nothing else.
+Letter:"""
+
+# Digits are spelled out: \d would also match those of other scripts, which float() accepts.
+_NUMBER = re.compile(r"(?<![\w.])[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?!\.?\w)")
+_DECIMALS = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[ \t]*,[ \t]*(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))*")
+_LETTERS = re.compile(r"(?<!\w)[A-Z]{1,2}(?!\w)")
+
+
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """What could be read from an answer.
+
+    Attributes:
+        prediction: float64 (K,), or None where the answer cannot be used. DPA: a distribution. OPA:
+            preference scores K..1, the first-ranked option has K.
+        format_score: how well the answer keeps to the format asked for, in [0, 1].
+        parsed: False where the answer is "completely unparseable" and earns no training reward: for DPA without a
+            prediction, for OPA without any option's letter.
+    """
+
+    prediction: FloatArray | None
+    format_score: float
+    parsed: bool
+
+
+def letters(num_options: int) -> tuple[str, ...]:
+    """The labels of the options: A to Z, then AA, AB and so on.
+
+    Raises:
+        ValueError: not between 1 and 702, the labels that one or two letters give.
+    """
+    if not 1 <= num_options <= len(_LABELS):
+        raise ValueError(f"num_options must lie between 1 and {len(_LABELS)}, got {num_options}")
+    return _LABELS[:num_options]
+
+
+class Answered(NamedTuple):
+    """A question with the answer that a prompt shows as an example."""
+
+    question: str
+    options: Sequence[str]
+    answer: str
+
+
+def prompt(
+    task: str, question: str, options: Sequence[str], *, style: str = "full", examples: Sequence[Answered] = ()
+) -> str:
+    """The text that asks a model for an answer.
+
+    Source: Figures prob-prompt and rank-prompt, in other words. Everything that does not depend on the
+    question comes first, so that all prompts of a task and style share one long prefix.
+
+    Args:
+        task: "dpa" or "opa".
+        question: as asked in the survey; line breaks become spaces, here and in the K options.
+        options: K, as many as `letters` has labels for.
+        style: one of `STYLES`.
+        examples: answered questions to show before this one.
+
+    Raises:
+        UserError: an unknown task or style.
+    """
+    _check_task(task)
+    if style not in STYLES:
+        raise unknown_name("prompt style", style, valid=STYLES)
+    if style != "full":
+        cue = _CUES[task, style]
+        shown = [f"{_cued(task, example.question, example.options, cue)}{example.answer}" for example in examples]
+        return "\n\n".join([*shown, _cued(task, question, options, cue)])
+    shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
+    reminder = _FULL_REMINDERS[task].format(K=len(options))
+    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), reminder])
+
+
+def choice_prompt(question: str, options: Sequence[str]) -> str:
+    """The text that asks a model to choose one option, by its letter; question and options as for `prompt`."""
+    return f"{_asked(question, options)}\n\n{_CHOICE}"
+
+
+def parse(task: str, text: str, num_options: int) -> Parsed:
+    """Read a model's answer, whatever it wrote.
+
+    Source: Appendix "Format Scoring".
+
+    DPA. The values are the numbers on the first line that holds exactly K of them, else all numbers of the text. They
+    give a prediction, scaled to sum to one, if there are K, none negative or infinite and not all zero. The format
+    score is the mean of three checks: the text is nothing but K decimals with commas between them (blanks around a
+    comma and the text are let pass); all values lie in [0, 1]; the values sum to one within `SUM_TOLERANCE`. Without
+    values it is 0.
+
+    OPA. The letters are the capital letters that stand alone on the first line that holds each option's letter exactly
+    once and nothing else that looks like a letter, else those of the text. The format score is the share of the K
+    options whose letter occurs; a complete ranking is a prediction, by first occurrence.
+
+    An answer is readable if it gives a prediction; without one its alignment is 0. In training an incomplete ranking
+    still earns its part of the format score, a completely unparseable answer nothing (see `rewards.training_reward`).
+
+    Args:
+        task: "dpa" or "opa".
+        text: the model's answer; only the first `MAX_CHARACTERS` count.
+        num_options: K, as many as `letters` has labels for.
+
+    Raises:
+        UserError: an unknown task.
+    """
+    _check_task(task)
+    labels = letters(num_options)
+    return _parse_distribution(text, num_options) if task == "dpa" else _parse_ranking(text, labels)
+
+
+def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01) -> str:
+    """A perfectly formatted answer that says what `scores` say; `parse` reads it back.
+
+    Args:
+        task: "dpa" or "opa".
+        scores: (K,) finite. DPA: non-negative with a positive sum, rounded to multiples of `step` that sum to exactly
+            one by the largest remainders, ties in option order. OPA: higher is preferred, ties in option order.
+        step: DPA only; 0.01 or a multiple of it that divides one.
+
+    Returns:
+        For example "0.65,0.20,0.10,0.05" or "B,C,A,D".
+
+    Raises:
+        UserError: an unknown task.
+        ValueError: scores that are no finite vector, or no distribution for DPA, or a step that does not fit.
+    """
+    _check_task(task)
+    scores_K = np.asarray(scores, dtype=np.float64)
+    if scores_K.ndim != 1 or not np.isfinite(scores_K).all():
+        raise ValueError(f"scores must be finite numbers (K,), got {scores_K!r}")
+    labels = letters(scores_K.size)
+    if task == "opa":
+        return ",".join(labels[index] for index in np.argsort(-scores_K, kind="stable"))
+    distribution_K = _normalised(scores_K)
+    if distribution_K is None:
+        raise ValueError(f"scores must be non-negative with a positive sum, got {scores_K!r}")
+    hundredths = round(step * 100)
+    if hundredths < 1 or 100 % hundredths or abs(hundredths / 100 - step) > _ROUNDING_SLACK:
+        raise ValueError(f"step must be 0.01 or a multiple of it that divides 1, got {step}")
+    units = 100 // hundredths
+    exact_K = distribution_K * units
+    count_K = np.floor(exact_K).astype(int)
+    by_remainder = np.argsort(count_K - exact_K, kind="stable")
+    count_K[by_remainder[: units - count_K.sum()]] += 1
+    return ",".join(f"{count * hundredths / 100:.2f}" for count in count_K)
+
+
+def _parse_distribution(text: str, num_options: int) -> Parsed:
+    read = text[:MAX_CHARACTERS]
+    found = _first_complete(read, _NUMBER.findall, lambda numbers: len(numbers) == num_options)
+    if not found:
+        return Parsed(None, 0.0, parsed=False)
+    values = np.array([float(number) for number in found])
+    is_complete = values.size == num_options
+    is_bare = is_complete and len(text) <= MAX_CHARACTERS and _DECIMALS.fullmatch(read.strip()) is not None
+    in_range = ((values >= 0.0) & (values <= 1.0)).all()
+    with np.errstate(over="ignore", invalid="ignore"):  # 1e999 and its like: far from one, or NaN, fails the check
+        sums_to_one = abs(values.sum() - 1.0) <= SUM_TOLERANCE + _ROUNDING_SLACK
+    format_score = float(np.mean([is_bare, in_range, sums_to_one]))
+    prediction = _normalised(values) if is_complete else None
+    return Parsed(prediction, format_score, parsed=prediction is not None)
+
+
+def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
+    index_of = {label: index for index, label in enumerate(labels)}
+    found = _first_complete(text[:MAX_CHARACTERS], _LETTERS.findall, lambda tokens: sorted(tokens) == sorted(labels))
+    ranked = [index_of[token] for token in dict.fromkeys(found) if token in index_of]
+    prediction = None
+    if len(ranked) == len(labels):
+        prediction = np.empty(len(labels))
+        prediction[ranked] = np.arange(len(labels), 0, -1)
+    return Parsed(prediction, len(ranked) / len(labels), parsed=bool(ranked))
+
+
+def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Callable[[list[str]], bool]) -> list[str]:
+    """What `find` sees on the first line that satisfies `is_complete`, else in all the text.
+
+    Models like to explain themselves before or behind an answer that is right in itself.
+    """
+    for line in text.splitlines():
+        found = find(line)
+        if is_complete(found):
+            return found
+    return find(text)
+
+
+def _normalised(values_K: FloatArray) -> FloatArray | None:
+    """Values scaled to sum to one; None if one is negative or infinite or all are zero."""
+    if not np.isfinite(values_K).all() or (values_K < 0.0).any() or not values_K.any():
+        return None
+    # Scaled by the largest first, so that no sum can overflow.
+    scaled_K = values_K / values_K.max()
+    distribution_K: FloatArray = scaled_K / scaled_K.sum()
+    return distribution_K
+
+
+def _cued(task: str, question: str, options: Sequence[str], cue: str) -> str:
+    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), cue.format(K=len(options))])
+
+
+def _asked(question: str, options: Sequence[str]) -> str:
+    return "\n".join([f"Question: {_one_line(question)}", "Answers:", *_listed(options)])
+
+
+def _listed(options: Sequence[str]) -> list[str]:
+    return [f"{letter}: {_one_line(option)}" for letter, option in zip(letters(len(options)), options, strict=True)]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _check_task(task: str) -> None:
+    if task not in _FULL_INSTRUCTIONS:
+        raise unknown_name("task", task, valid=_FULL_INSTRUCTIONS)

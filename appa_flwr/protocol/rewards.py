@@ -1,0 +1,237 @@
+"""How well one answer meets one group's target: the paper's reward metrics, and the reward PPO trains on.
+
+Legend: G groups, J rollouts, K answer options (padded to the longest question; `options` is True for a real option).
+`...` stands for any leading axes that broadcast.
+
+Every metric takes `(prediction, target, options)`, float arrays (..., K) and a boolean mask (..., K), all of them
+broadcasting against each other except along K, and returns float64 rewards (...) in [0, 1], 1 is best. What stands at a
+padded position is never looked at. NaN at a real option marks a missing vector: its reward is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.config import ranges
+from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, TASK_METRICS
+from appa_flwr.core.errors import unknown_name
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], FloatArray]
+
+_BASE_OF_UNIT_RANGE = 2.0
+_LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
+
+
+def js(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+    """Equation 16, Jensen-Shannon reward: 1 - JSD(prediction || target), the divergence with base-2 logarithms.
+
+    Distributions need not be normalised. The reward is 1 for equal distributions, 0 for disjoint ones.
+
+    Raises:
+        ValueError: different K, a row without options, a negative or infinite value, or no mass at all.
+    """
+    return _in_unit_range(1.0 - _divergence(prediction, target, options, base=_BASE_OF_UNIT_RANGE))
+
+
+def js_distance(
+    prediction: npt.ArrayLike,
+    target: npt.ArrayLike,
+    options: npt.ArrayLike,
+    *,
+    base: float = _BASE_OF_UNIT_RANGE,
+) -> FloatArray:
+    """1 - Jensen-Shannon distance, the square root of the divergence, as the code of GPO and PluralLLM scores.
+
+    `base` of the logarithm is at least 2. Base 2 makes the reward span [0, 1]; `np.e` is scipy's default, for
+    comparison with published figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
+
+    Raises:
+        ValueError: as in `js`, or a base under 2, which would leave [0, 1].
+    """
+    if not base >= _BASE_OF_UNIT_RANGE:
+        raise ValueError(f"base must be at least {_BASE_OF_UNIT_RANGE:g} to keep the reward in [0, 1], got {base}")
+    return _in_unit_range(1.0 - np.sqrt(_divergence(prediction, target, options, base=base)))
+
+
+def wasserstein(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+    """Equation 14, Wasserstein reward: 1 - W1(prediction, target) / (K - 1).
+
+    W1 is the cost of moving mass along the positions 1..K of the real options, in one dimension the summed distance of
+    the two cumulative distributions. Padding, wherever it stands, takes up no position.
+
+    Raises:
+        ValueError: as in `js`, or a row with one option only, over which no distance exists.
+    """
+    prediction, target, options = _same_options(prediction, target, options)
+    num_options = options.sum(axis=-1)
+    if (num_options < 2).any():
+        raise ValueError("the Wasserstein reward needs at least two options (its scale is K - 1), got a row with one")
+    excess = np.cumsum(_distribution(prediction, options) - _distribution(target, options), axis=-1)
+    # A padded slot repeats the cumulative value before it; only real options may count.
+    cost = np.where(options, np.abs(excess), 0.0).sum(axis=-1)
+    return _in_unit_range(1.0 - cost / (num_options - 1))
+
+
+def cosine(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+    """Equation 15, cosine similarity reward: (1 + cos(prediction, target)) / 2 of two vectors of any sum.
+
+    A zero vector has no direction; its cosine with anything is taken as 0, so the reward is 0.5.
+
+    Raises:
+        ValueError: different K, a row without options, or an infinite value.
+    """
+    prediction, target, options = _same_options(prediction, target, options)
+    dot = (_unit(prediction, options) * _unit(target, options)).sum(axis=-1)
+    return _in_unit_range((1.0 + dot) / 2.0)
+
+
+def borda(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
+    """Equation 17, Borda reward: sum_k (K - k + 1) [rank(prediction)_k = rank(target)_k] / (K (K + 1) / 2).
+
+    Both are preference scores, higher is preferred, ties ranked in option order: a distribution serves as it is, a
+    ranking as K minus each option's position. `rank(.)_k` is the option in position k.
+
+    Raises:
+        ValueError: different K, a row without options, or an infinite score.
+    """
+    prediction, target, options = _same_options(prediction, target, options)
+    prediction = _real_values(prediction, options)
+    target = _real_values(target, options)
+    same = ranking(prediction, options) == ranking(target, options)
+    num_options = options.sum(axis=-1, keepdims=True)
+    # Padding ranks behind every real option, where the worth has fallen to zero.
+    worth = np.maximum(num_options - np.arange(options.shape[-1]), 0)
+    reward = (same * worth).sum(axis=-1) / worth.sum(axis=-1)
+    missing = np.isnan(prediction).any(axis=-1) | np.isnan(target).any(axis=-1)
+    return _in_unit_range(np.where(missing, np.nan, reward))
+
+
+def ranking(scores: npt.ArrayLike, options: npt.ArrayLike) -> npt.NDArray[np.intp]:
+    """Option indices (..., K) from most to least preferred by scores (..., K), ties in option order, padding last."""
+    scores, options = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(options, dtype=bool))
+    return np.lexsort((-np.where(options, scores, 0.0), ~options), axis=-1)
+
+
+METRICS: dict[str, Metric] = {
+    "js": js,
+    "js-distance": js_distance,
+    "wasserstein": wasserstein,
+    "cosine": cosine,
+    "borda": borda,
+}
+"""Metrics by the name they have in config and reports."""
+
+
+def metrics_of(task: str) -> tuple[str, ...]:
+    """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
+
+    Raises:
+        UserError: an unknown task.
+    """
+    if task not in TASK_METRICS:
+        raise unknown_name("task", task, valid=TASK_METRICS)
+    return TASK_METRICS[task]
+
+
+def training_reward(
+    reward_GJ: npt.ArrayLike,
+    format_score_J: npt.ArrayLike,
+    parsed_J: npt.ArrayLike,
+    *,
+    alignment_weight: float = ALIGNMENT_WEIGHT,
+) -> FloatArray:
+    """Equation 20, final reward: omega r_gj + (1 - omega) s_fmt,j, and 0 for a completely unparseable answer.
+
+    Training rewards (G, J) from alignment rewards (G, J), where a row of NaN is a group that did not answer and stays
+    NaN, format scores (J,), all in [0, 1], and flags (J,), False for a completely unparseable answer. An incomplete
+    ranking is none: its alignment is 0, and it earns (1 - omega) s_fmt.
+
+    Raises:
+        ValueError: shapes that do not fit, or a weight outside its range (`appa_flwr.config.ranges`).
+    """
+    reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
+    format_score_J = np.asarray(format_score_J, dtype=np.float64)
+    parsed_J = np.asarray(parsed_J, dtype=bool)
+    if reward_GJ.ndim != 2 or not reward_GJ.shape[1:] == format_score_J.shape == parsed_J.shape:
+        shapes = f"{reward_GJ.shape}, {format_score_J.shape} and {parsed_J.shape}"
+        raise ValueError(f"expected rewards (G, J) with format scores and parsed flags (J,), got {shapes}")
+    ranges.check("alignment_weight", alignment_weight, ranges.AlignmentWeight)
+    mixed_GJ = alignment_weight * reward_GJ + (1.0 - alignment_weight) * format_score_J
+    # A missing group must stay NaN for every rollout, also for those that nobody could parse.
+    return np.where(parsed_J | np.isnan(reward_GJ), mixed_GJ, 0.0)
+
+
+def _in_unit_range(reward: FloatArray) -> FloatArray:
+    """Rewards without the last rounding error that could carry them out of [0, 1]; NaN stays."""
+    return np.asarray(np.clip(reward, 0.0, 1.0))
+
+
+def _divergence(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike, *, base: float) -> FloatArray:
+    """Jensen-Shannon divergence (...), at least 0.
+
+    With s = p + q and d = (p - q) / s it is sum_k s/4 [(1+d) log(1+d) + (1-d) log(1-d)]: exactly symmetric, exactly 0
+    for p = q and without the cancellation of the entropy form near it, which the distance's square root would blow up.
+    """
+    prediction, target, options = _same_options(prediction, target, options)
+    p, q = _distribution(prediction, options), _distribution(target, options)
+    total = p + q
+    tilt = (p - q) / np.where(total == 0.0, 1.0, total)
+    terms = total * (_xlogx_shifted(tilt) + _xlogx_shifted(-tilt))
+    return np.asarray(np.maximum(terms.sum(axis=-1) / (4.0 * np.log(base)), 0.0))
+
+
+def _xlogx_shifted(d: FloatArray) -> FloatArray:
+    """(1 + d) log(1 + d) for d >= -1, with its limit 0 at -1."""
+    return np.asarray((1.0 + d) * np.log1p(np.maximum(d, _LOG1P_FLOOR)))
+
+
+def _same_options(
+    prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike
+) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """The three arguments as arrays, once their option axes are known to agree."""
+    first = np.asarray(prediction, dtype=np.float64)
+    second = np.asarray(target, dtype=np.float64)
+    mask = np.asarray(options, dtype=bool)
+    if min(first.ndim, second.ndim, mask.ndim) < 1 or not first.shape[-1] == second.shape[-1] == mask.shape[-1]:
+        raise ValueError(
+            f"prediction, target and options must agree in their last axis K, got {first.shape}, "
+            f"{second.shape} and {mask.shape}"
+        )
+    if not mask.any(axis=-1).all():
+        raise ValueError("every row needs at least one real option")
+    return first, second, mask
+
+
+def _real_values(values: FloatArray, options: BoolArray) -> FloatArray:
+    """Values with padding set to 0."""
+    values = np.where(options, values, 0.0)
+    if np.isinf(values).any():
+        raise ValueError("values must not be infinite")
+    return values
+
+
+def _distribution(values: FloatArray, options: BoolArray) -> FloatArray:
+    """Values over the real options, scaled to sum to one."""
+    values = _real_values(values, options)
+    if (values < 0.0).any():
+        raise ValueError("a distribution has no negative entries")
+    top = values.max(axis=-1, keepdims=True)
+    if (top == 0.0).any():
+        raise ValueError("a distribution needs a positive sum over its options")
+    # Scaled by the largest entry first, so that no sum can overflow.
+    scaled = values / top
+    return np.asarray(scaled / scaled.sum(axis=-1, keepdims=True))
+
+
+def _unit(values: FloatArray, options: BoolArray) -> FloatArray:
+    """Vectors of length one, or zero where the vector is zero."""
+    values = _real_values(values, options)
+    top = np.abs(values).max(axis=-1, keepdims=True)
+    scaled = values / np.where(top == 0.0, 1.0, top)
+    length = np.sqrt((scaled**2).sum(axis=-1, keepdims=True))
+    return scaled / np.where(length == 0.0, 1.0, length)

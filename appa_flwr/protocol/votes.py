@@ -1,0 +1,40 @@
+"""What a group's opinion becomes as a vote, for SFT and for the majority's answer.
+
+Axis letters: Q public questions, K options.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.core.errors import UserError
+
+FloatArray = npt.NDArray[np.float64]
+
+BALLOTS = {"dpa": "mode", "opa": "ranking"}
+"""Task -> the kind of vote that gives away no more than it needs."""
+DISTRIBUTION = "distribution"
+
+
+def cast(opinion_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, kind: str) -> FloatArray:
+    """Votes (section "SFT Baseline and Majority Aggregation"); a vote cast again in its own kind stays as it is.
+
+    Args:
+        opinion_QK: distributions, or votes; axes before Q are let pass.
+        option_QK: True for real options.
+        kind: "mode": 1 on the most frequent option (ties: the first); "ranking": K for the most frequent down to 1;
+            "distribution": the opinion itself. Another one is a UserError.
+
+    Returns:
+        As `opinion_QK`, 0 on padding.
+    """
+    if kind == DISTRIBUTION:
+        return np.where(option_QK, opinion_QK, 0.0)
+    order_QK = np.argsort(-np.where(option_QK, opinion_QK, -np.inf), axis=-1, kind="stable")
+    place_QK = np.argsort(order_QK, axis=-1, kind="stable")
+    if kind == "mode":
+        return np.where(place_QK == 0, 1.0, 0.0)
+    if kind == "ranking":
+        return np.where(option_QK, option_QK.sum(1, keepdims=True) - place_QK, 0.0)
+    raise UserError(f"unknown kind of vote '{kind}'; use 'mode', 'ranking' or 'distribution'")

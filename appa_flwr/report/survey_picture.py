@@ -1,0 +1,180 @@
+"""The picture of a survey: what each group answered, and on which questions the groups differ.
+
+Drawn in the style of `appa_flwr.report.plots`, without pyplot.
+
+Axis letters: G groups, Q questions, K answer options.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from appa_flwr.core.files import replace_file
+from appa_flwr.protocol import rewards
+from appa_flwr.report.plots import style
+from appa_flwr.survey.types import FloatArray, Survey
+
+FILE: Final = "survey.png"
+MAX_GROUPS: Final = 180
+MIN_CONTESTED: Final = 8
+_MAX_NAME_CHARS: Final = 34
+_TEXT_WIDTH, _TEXT_LINES = 58, 2
+_GROUPS_PER_COLUMN: Final = 60
+_COLUMN_WIDTH, _QUESTIONS_WIDTH = 4.6, 7.4  # inches
+_CURVE_HEIGHT, _FRAME, _NOTHING = 2.2, 0.8, 0.01  # inches
+_GROUP_HEIGHT, _QUESTION_HEIGHT = 0.19, 0.36  # inches of a row
+_FONT: Final = 8
+_ROOM_FOR_COUNT: Final = 0.1  # share of the longest bar from which on its number fits inside
+
+
+def disagreement(survey: Survey) -> dict[str, float]:
+    """How far the groups lie from their common mean, per question.
+
+    The mean over groups of the Jensen-Shannon divergence (base 2) between a group's distribution and the mean of all
+    groups': one minus what answering that mean would score in the `js` reward.
+
+    Returns:
+        Question id -> value in [0, 1], 0 where all agree; only questions that at least two groups answered.
+    """
+    found: dict[str, float] = {}
+    for question in survey.questions:
+        key = question.question_id
+        rows = [mine[key] for mine in survey.answers.values() if key in mine]
+        if len(rows) < 2:  # one group cannot disagree
+            continue
+        share_GK = np.stack(rows)
+        mean_GK = np.broadcast_to(share_GK.mean(axis=0), share_GK.shape)
+        found[key] = float(1.0 - rewards.js(mean_GK, share_GK, np.ones(share_GK.shape, dtype=bool)).mean())
+    return found
+
+
+def draw(survey: Survey, path: Path) -> Path:
+    """Write the picture of at least one group as a PNG; an older one is replaced, its folder is made.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with warnings.catch_warnings():
+        # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        replace_file(path, _picture(survey, disagreement(survey)), parents=True)
+    return path
+
+
+@style.picture
+def _picture(survey: Survey, by_question: Mapping[str, float]) -> Figure:
+    shown = min(len(survey.groups), MAX_GROUPS)
+    columns = math.ceil(shown / _GROUPS_PER_COLUMN)
+    rows = math.ceil(shown / columns)
+    left = rows * _GROUP_HEIGHT + _FRAME
+    room = left - _CURVE_HEIGHT - 2 * _FRAME
+    num_contested = min(len(by_question), max(MIN_CONTESTED, int(room / _QUESTION_HEIGHT)))
+    lower = num_contested * _QUESTION_HEIGHT + _FRAME
+    right = _CURVE_HEIGHT + _FRAME + lower
+    height = max(left, right)
+    made = style.figure(height, width=columns * _COLUMN_WIDTH + _QUESTIONS_WIDTH)
+    # Each half keeps its own height: few groups are not stretched, and many do not stretch the questions.
+    halves: Any = made.subfigures(1, 2, width_ratios=[columns * _COLUMN_WIDTH, _QUESTIONS_WIDTH])
+    groups, questions = halves
+    grid = groups.add_gridspec(2, columns, height_ratios=[left, max(height - left, _NOTHING)])
+    _coverage([groups.add_subplot(grid[0, column]) for column in range(columns)], survey, rows)
+    if by_question:
+        heights = [_CURVE_HEIGHT + _FRAME, lower, max(height - right, _NOTHING)]
+        grid = questions.add_gridspec(3, 1, height_ratios=heights)
+        _curve(questions.add_subplot(grid[0]), np.sort(list(by_question.values()))[::-1])
+        _contested(questions.add_subplot(grid[1]), survey, by_question, num_contested)
+    return made
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
+    """Bars of kept and rejected questions per group, the fullest group on top of the first column."""
+    rejected = Counter(cell.group for cell in survey.rejections)
+    ranked = sorted(survey.groups, key=lambda name: -len(survey.answers[name]))
+    longest = max(len(survey.answers[name]) + rejected[name] for name in survey.groups)
+    for column, axes in enumerate(columns):
+        names = ranked[:MAX_GROUPS][column * rows : (column + 1) * rows]
+        kept_G = np.array([len(survey.answers[name]) for name in names])
+        out_G = np.array([rejected[name] for name in names])
+        axes.barh(range(len(names)), kept_G, color=style.BLUE, height=0.75)
+        axes.barh(range(len(names)), out_G, left=kept_G, color=style.VERMILION, height=0.75, hatch="///")
+        for row, (kept, out) in enumerate(zip(kept_G, out_G, strict=True)):
+            inside = kept > _ROOM_FOR_COUNT * longest
+            axes.annotate(
+                str(kept),
+                (kept if inside else kept + out, row),
+                xytext=(-2 if inside else 2, -0.5),
+                textcoords="offset points",
+                va="center",
+                ha="right" if inside else "left",
+                fontsize=_FONT - 2,
+                color="white" if inside else style.BLACK,
+            )
+        axes.set_yticks(range(len(names)), [_short(name, _MAX_NAME_CHARS) for name in names], fontsize=_FONT)
+        axes.set_ylim(rows - 0.4, -0.6)
+        axes.set_xlim(0, 1.02 * longest)
+        axes.grid(False, axis="y")
+        axes.set_xlabel(f"questions, of {len(survey.questions)}")
+    more = len(ranked) - MAX_GROUPS
+    note = f", the {more} smallest not shown" if more > 0 else ""
+    some_left_out = any(rejected[name] for name in ranked)
+    columns[0].set_title(f"Coverage: {len(ranked)} groups{note}" + ("\n" if some_left_out else ""))  # above the legend
+    if some_left_out:
+        marks = [Patch(color=style.BLUE, label="kept"), Patch(facecolor=style.VERMILION, hatch="///", label="left out")]
+        columns[-1].legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=_FONT)
+
+
+def _curve(axes: Axes, value_Q: FloatArray) -> None:
+    """Disagreement of all questions, from the most contested one to the least."""
+    median = float(np.median(value_Q))
+    rank_Q = np.arange(1, len(value_Q) + 1)
+    axes.fill_between(rank_Q, value_Q, color=style.SKY, alpha=0.4, linewidth=0)
+    axes.plot(rank_Q, value_Q, color=style.BLUE)
+    axes.axhline(median, color=style.GREY, linestyle="--", linewidth=1)
+    label: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "fontsize": _FONT}
+    axes.annotate(f"median {median:.3f}", (len(value_Q), median), **label)
+    axes.set_xlim(1, max(len(value_Q), 2))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"{len(value_Q)} questions that two groups or more answered, by rank")
+    axes.set_ylabel("0 = all agree, at most 1")
+    axes.set_title("Disagreement: mean JS divergence from the groups' mean")
+
+
+def _contested(axes: Axes, survey: Survey, by_question: Mapping[str, float], count: int) -> None:
+    """The most contested questions in words, with how many groups answered each."""
+    texts = {question.question_id: question.text for question in survey.questions}
+    top = sorted(by_question, key=lambda key: -by_question[key])[:count]
+    rows = np.arange(len(top))
+    axes.barh(rows, [by_question[key] for key in top], color=style.ORANGE, height=0.7)
+    labels = []
+    for key in top:
+        answered = sum(key in mine for mine in survey.answers.values())
+        text = " ".join(texts[key].split())
+        lines = textwrap.wrap(f"{text} [{answered}]", _TEXT_WIDTH)
+        if len(lines) > _TEXT_LINES:
+            # Questions of one battery begin alike: their end is what tells them apart.
+            lines = [_short(lines[0], _TEXT_WIDTH - 1) + "…", f"{text} [{answered}]"[-_TEXT_WIDTH:].partition(" ")[2]]
+        labels.append("\n".join(lines))
+    axes.set_yticks(rows, labels, fontsize=_FONT - 1)
+    axes.set_ylim(len(top) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("disagreement")
+    axes.set_title("Most contested questions [groups that answered]")

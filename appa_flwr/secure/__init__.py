@@ -1,0 +1,1 @@
+"""Masks for sums over groups. Both sides may enter."""

@@ -1,0 +1,128 @@
+"""A study: settings x seeds -> single scores -> means and paired differences with intervals -> table, picture, files.
+
+Every setting is measured with the same seeds, so that any two of them are pairs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import track
+from scipy import stats
+
+from appa_flwr.analysis.intervals import LEVEL, Interval
+from appa_flwr.core import markdown
+from appa_flwr.core.files import replace_file
+
+Setting = tuple[Any, ...]
+"""What is measured, by names and numbers: a rule and a lie, say."""
+
+
+def mean(values: pd.Series[float], *, form: str = ".3f") -> str:
+    """The mean over seeds; empty where one has none."""
+    return "" if values.isna().any() else f"{values.mean():{form}}"
+
+
+def spread(values: pd.Series[float], *, form: str = ".3f", ddof: int = 1) -> str:
+    """The mean over seeds and their standard deviation, which takes more than `ddof` seeds."""
+    around = f" ± {values.std(ddof=ddof):.3f}" if len(values) > ddof else ""
+    return f"{values.mean():{form}}{around}"
+
+
+def difference(pairs: pd.Series[float]) -> str:
+    """Mean of paired differences with its interval by Student's t; empty where there are none."""
+    if pairs.isna().any() or len(pairs) < 2:
+        return ""
+    low, high = stats.ttest_1samp(pairs, 0.0).confidence_interval(LEVEL)
+    return interval(Interval(float(pairs.mean()), low, high))
+
+
+def interval(found: Interval, *, decimals: int = 3) -> str:
+    """A difference with its interval, bold where that excludes 0."""
+    text = f"{found.value:+.{decimals}f} ({found.low:+.{decimals}f} to {found.high:+.{decimals}f})"
+    return f"**{text}**" if found.excludes_zero else text
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a study's table.
+
+    Attributes:
+        title: at its head.
+        measure: which of a setting's numbers.
+        show: the numbers of all seeds as a cell's text.
+        case: the last name of the cell's setting, where the row does not say it.
+        less: the last name of the setting whose numbers are subtracted, seed by seed; that setting's own cell is empty.
+    """
+
+    title: str
+    measure: str
+    show: Callable[[pd.Series[float]], str] = mean
+    case: object = None
+    less: object = None
+
+    def cell(self, row: Setting, by_setting: Mapping[Setting, pd.DataFrame]) -> str:
+        """The text in a row; empty where its setting was not measured."""
+        setting = row if self.case is None else (*row, self.case)
+        if setting not in by_setting or setting[-1] == self.less:
+            return ""
+        values = by_setting[setting][self.measure]
+        if self.less is not None:
+            values = values - by_setting[(*setting[:-1], self.less)][self.measure]
+        return self.show(values)
+
+
+def study(
+    name: str,
+    names: Sequence[str],
+    settings: Iterable[Setting],
+    seeds: Sequence[int],
+    measure: Callable[[Setting, int], Mapping[str, float]],
+    columns: Sequence[Column],
+    *,
+    output: Path,
+    picture: Callable[[pd.DataFrame], bytes] | None = None,
+) -> pd.DataFrame:
+    """Measure every setting with every seed; write NAME.csv, NAME.md and NAME.png, print the table, return the numbers.
+
+    Args:
+        name: of the files.
+        names: what the parts of a setting are called.
+        settings: in the table's order; a row holds all that differ by the columns' cases.
+        seeds: of all settings alike.
+        measure: a setting's numbers with a seed.
+        columns: of the table.
+        output: folder of the files.
+        picture: of the numbers, a row a setting and seed.
+    """
+    places = track([*itertools.product(settings, seeds)], name, console=Console(stderr=True))
+    found = pd.DataFrame(
+        [{**dict(zip(names, at, strict=True)), "seed": seed, **measure(at, seed)} for at, seed in places]
+    )
+    text = table(found, names, columns) + "\n"
+    replace_file(output / f"{name}.csv", found.to_csv(index=False).encode(), parents=True)
+    replace_file(output / f"{name}.md", text.encode())
+    if picture is not None:
+        replace_file(output / f"{name}.png", picture(found))
+    print(text)
+    return found
+
+
+def table(found: pd.DataFrame, names: Sequence[str], columns: Sequence[Column]) -> str:
+    """Markdown: a row a setting, or all settings that differ by the columns' cases; no row without text."""
+    by_setting = {key: part.set_index("seed") for key, part in found.groupby([*names], sort=False)}
+    in_row = len(names) - any(column.case is not None for column in columns)
+    rows = dict.fromkeys(setting[:in_row] for setting in by_setting)
+    cells = {row: [column.cell(row, by_setting) for column in columns] for row in rows}
+    shown = [
+        [*(part if isinstance(part, str) else f"{part:g}" for part in row), *texts]
+        for row, texts in cells.items()
+        if any(texts)
+    ]
+    return markdown.table([*names[:in_row], *(column.title for column in columns)], shown)

@@ -1,0 +1,54 @@
+"""PluralLLM's weights as a run keeps them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from flwr.app import Array, ArrayRecord
+from safetensors import SafetensorError, safe_open
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
+from appa_flwr.run.records import Round
+from server_app.predictor.pretraining import Pretraining
+
+PRETRAINING = "pretraining"
+
+
+def save_weights(path: Path, pretraining: Pretraining) -> None:
+    """Write PluralLLM's weights and how its rounds went.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in pretraining.weights.items()}
+    # One entry: safetensors writes several in the order of a hash, and the same weights would be other bytes.
+    known = {"rounds": [entry.model_dump() for entry in pretraining.rounds], "chosen": pretraining.chosen}
+    replace_file(path, safetensors.numpy.save(arrays, metadata={PRETRAINING: json.dumps(known)}))
+
+
+def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
+    """What `save_weights` wrote; None where nothing is. `start` has the names and shapes that are expected.
+
+    Raises:
+        UserError: it cannot be read, or holds other names or shapes.
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            known = json.loads((file.metadata() or {})[PRETRAINING])
+            rounds = tuple(Round.model_validate(entry) for entry in known["rounds"])
+            chosen = int(known["chosen"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({str(error).partition(chr(10))[0]}); without it PluralLLM is trained anew"
+        ) from None
+    expected = {name: tuple(array.shape) for name, array in start.items()}
+    if {name: array.shape for name, array in arrays.items()} != expected:
+        raise UserError(f"{path}: holds other weights than PluralLLM's of this config; without it it is trained anew")
+    return Pretraining(ArrayRecord({name: Array(arrays[name]) for name in start}), rounds, chosen)

@@ -1,0 +1,261 @@
+"""The aggregation's equations and rules: hand-worked numbers, identities, missing groups, late joiners, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from appa_flwr.analysis import aggregation as agg
+from appa_flwr.analysis.aggregation import RULES, Combination, State, make
+from appa_flwr.config.ranges import Temperature
+from appa_flwr.core.errors import UserError
+
+NEVER = 2.0  # a fairness threshold above 1
+ALL_RULES = [
+    make("average"),
+    make("min"),
+    make("alpha", alpha=-2.5),
+    make("alpha", alpha=math.inf),
+    make("appa"),
+    make("appa", fairness_threshold=NEVER),
+    make("appa", fairness_threshold=NEVER, weight_cap=1.5),
+    make("appa", fairness_quantile=0.5),
+    make("mix"),
+    make("group-dro"),
+    make("nash"),
+    make("worst"),
+]
+IDS = [f"{index}-{rule.name}" for index, rule in enumerate(ALL_RULES)]
+
+rewards = hnp.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.floats(0.0, 1.0))
+
+
+def once(rule, reward_GJ, training_GJ=None, history_G=None):
+    state = rule.init(len(reward_GJ))
+    if history_G is not None:
+        state = replace(state, history_G=history_G, answered_G=np.ones(len(history_G), bool))
+    return rule.apply(state, reward_GJ, reward_GJ if training_GJ is None else training_GJ)
+
+
+def test_average_and_min_by_hand():
+    average = once(make("average"), [[0.2, 1.0], [0.6, 0.0]])
+    np.testing.assert_allclose(average.aggregate_J, [0.4, 0.5])
+    np.testing.assert_array_equal(average.weight_G, [0.5, 0.5])
+    minimum = once(make("min"), [[0.2, 0.3, 0.9], [0.6, 0.3, 0.5], [0.7, 0.8, 0.5]])
+    np.testing.assert_array_equal(minimum.aggregate_J, [0.2, 0.3, 0.5])
+    # rollout 1 goes to group 0, 2 is shared by groups 0 and 1, 3 by groups 1 and 2: (1.5, 1, .5) / 3
+    np.testing.assert_allclose(minimum.weight_G, [1 / 2, 1 / 3, 1 / 6])
+    assert average.fell_back is minimum.fell_back is None
+
+
+@pytest.mark.parametrize(
+    ("alpha", "aggregate", "weights"),
+    [
+        # log((1 + 3) / 2) = log 2, shares 1/4 and 3/4
+        (1, math.log(2), [0.25, 0.75]),
+        # -log((1 + 1/3) / 2) = log 1.5, shares 3/4 and 1/4
+        (-1, math.log(1.5), [0.75, 0.25]),
+    ],
+)
+def test_alpha_by_hand(alpha, aggregate, weights):
+    reward_GJ = [[0.0], [math.log(3)]]
+    assert agg.alpha_aggregate(reward_GJ, alpha=alpha) == pytest.approx([aggregate], abs=1e-15)
+    np.testing.assert_allclose(agg.alpha_weights(reward_GJ, alpha=alpha), weights)
+
+
+def test_appa_by_hand():
+    # logits (1 - h) / .1 = 5 and 4, so alpha = e / (e + 1) = .7310586 and .2689414.
+    # exp(.7310586 * .4) = 1.3396698, exp(.2689414 * .8) = 1.2400517, mean 1.2898607, log .2545343
+    # FI: mean .6, deviation .2, 1 / (1 + 1/9) = .9 < .99
+    # h: .8 * .5 + .2 * .4 and .8 * .6 + .2 * .8
+    history_G, reward_GJ = [0.5, 0.6], [[0.4], [0.8]]
+    weight_G = agg.reversed_softmax(history_G, temperature=0.1)
+    np.testing.assert_allclose(weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)
+    aggregate_J = agg.adaptive_aggregate(reward_GJ, weight_G, fairness=0.9, fairness_threshold=0.99)
+    assert aggregate_J == pytest.approx([0.2545343], abs=2e-7)
+    after_G = agg.historical_alignment(history_G, reward_GJ, decay=0.8)
+    np.testing.assert_allclose(after_G, [0.48, 0.64])
+    # the rule puts the same together, with the paper's numbers as defaults
+    result = once(make("appa"), reward_GJ, history_G=history_G)
+    assert result.fairness_index == pytest.approx(0.9)
+    assert result.fell_back is False
+    found = np.concatenate((result.weight_G, result.aggregate_J, result.state.history_G))
+    np.testing.assert_array_equal(found, np.concatenate((weight_G, aggregate_J, after_G)))
+
+
+def gradient_GJ(aggregate, reward_GJ, step=1e-6):
+    reward_GJ = np.asarray(reward_GJ)
+    bumps = step * np.eye(len(reward_GJ))[:, :, None]
+    return np.array([(aggregate(reward_GJ + b) - aggregate(reward_GJ - b)) / (2 * step) for b in bumps])
+
+
+def test_the_gradient_of_the_adaptive_aggregate_is_the_papers_effective_weight():
+    # Equation 22 for two groups, alpha_g exp(alpha_g r_g) / sum exp(alpha r): at r = (0, log 16) and alpha = (3/4, 1/4)
+    # the powers are 1 and 2, which gives (3/4) / 3 and (1/4) 2 / 3
+    found_GJ = gradient_GJ(
+        lambda reward_GJ: agg.adaptive_aggregate(reward_GJ, [0.75, 0.25], fairness=0.0), [[0.0], [math.log(16)]]
+    )
+    np.testing.assert_allclose(found_GJ, [[1 / 4], [1 / 6]], atol=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [-30.0, -1.0, -1e-7, 1e-7, 2.0, 30.0])
+def test_alpha_weights_are_the_gradient(alpha):
+    reward_GJ = np.random.default_rng(2).random((4, 6))
+    found_GJ = gradient_GJ(lambda x_GJ: agg.alpha_aggregate(x_GJ, alpha=alpha), reward_GJ)
+    np.testing.assert_allclose(found_GJ.mean(axis=1), agg.alpha_weights(reward_GJ, alpha=alpha), atol=1e-7)
+
+
+def test_appa_falls_back_to_the_mean_from_the_threshold_on_and_still_reports_its_weights():
+    # FI = .9, as above
+    at = once(make("appa", fairness_threshold=0.89), [[0.4], [0.8]], history_G=[0.5, 0.6])
+    assert at.fell_back is True
+    assert at.aggregate_J == pytest.approx([0.6])
+    np.testing.assert_allclose(at.weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)
+    equal = [[0.5], [0.5]]
+    assert once(make("appa", fairness_threshold=1), equal).fell_back is True
+    assert once(make("appa", fairness_threshold=1.01), equal).fell_back is False
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.0, 1.0)), st.floats(1e-9, 10.0))
+def test_the_lowest_history_has_the_largest_weight(history_G, temperature):
+    # Equation 23; at a low temperature that group has all, and nothing overflows
+    weight_G = agg.reversed_softmax(history_G, temperature=temperature)
+    assert weight_G[np.argmin(history_G)] == weight_G.max()
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=IDS)
+@given(rewards, st.randoms(use_true_random=False))
+def test_weights_sum_to_one_and_follow_the_groups(rule, reward_GJ, random):
+    order = list(range(len(reward_GJ)))
+    random.shuffle(order)
+    history_G = np.linspace(0.2, 0.8, len(reward_GJ))
+    straight = once(rule, reward_GJ, history_G=history_G)
+    shuffled = once(rule, reward_GJ[order], history_G=history_G[order])
+    assert straight.weight_G.sum() == pytest.approx(1.0)
+    assert (straight.weight_G >= 0.0).all()
+    np.testing.assert_allclose(shuffled.aggregate_J, straight.aggregate_J, atol=1e-14)
+    if straight.fairness_index < 0.98999 or straight.fairness_index > 0.99001:
+        np.testing.assert_allclose(shuffled.weight_G, straight.weight_G[order], atol=1e-14)
+
+
+@given(rewards, st.floats(-1e308, 1e308))
+def test_alpha_lies_between_the_extremes_and_grows(reward_GJ, alpha):
+    slack = 1e-12
+    aggregate_J = agg.alpha_aggregate(reward_GJ, alpha=alpha)
+    assert (aggregate_J >= reward_GJ.min(axis=0) - slack).all()
+    assert (aggregate_J <= reward_GJ.max(axis=0) + slack).all()
+    larger = alpha + abs(alpha) / 2 if abs(alpha) < 1e307 else math.inf
+    assert (agg.alpha_aggregate(reward_GJ, alpha=larger) >= aggregate_J - slack).all()
+
+
+@given(rewards)
+def test_alpha_at_its_ends_is_min_mean_and_max(reward_GJ):
+    for alpha, expected_J, slack in (
+        (-math.inf, reward_GJ.min(axis=0), 0.0),
+        (-1e300, reward_GJ.min(axis=0), 1e-12),
+        (0.0, reward_GJ.mean(axis=0), 0.0),
+        (1e-300, reward_GJ.mean(axis=0), 0.0),
+        (math.inf, reward_GJ.max(axis=0), 0.0),
+    ):
+        np.testing.assert_allclose(agg.alpha_aggregate(reward_GJ, alpha=alpha), expected_J, rtol=0.0, atol=slack)
+
+
+def test_states_are_not_changed_and_cannot_be():
+    rule = make("appa")
+    state = rule.init(2)
+    rule.apply(state, [[0.5], [0.1]], [[0.5], [0.1]])
+    np.testing.assert_array_equal(state.history_G, [0.0, 0.0])
+    with pytest.raises(ValueError, match="read-only"):
+        state.history_G[0] = 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.history_G = np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("reward", "training", "message"),
+    [
+        ([[0.1, 0.2], [0.1, 0.2]], [[0.1], [0.2]], "do not fit"),
+        ([[0.1]], [[0.1]], "do not fit"),
+        ([[0.1, np.nan], [0.1, 0.2]], [[0.1, 0.1], [0.1, 0.2]], "only in part"),
+        ([[np.nan], [0.1]], [[0.1], [0.1]], "both"),
+        ([[np.nan], [np.nan]], [[np.nan], [np.nan]], "no group"),
+        ([[0.1], [0.1]], [[0.1], [np.inf]], "infinite"),
+        ([[0.1], [0.1]], [[np.nan], [np.nan]], "no group"),
+    ],
+)
+def test_rewards_that_do_not_fit_are_errors(reward, training, message):
+    rule = make("average")
+    with pytest.raises(ValueError, match=message):
+        rule.apply(rule.init(2), reward, training)
+
+
+def test_a_rule_needs_a_group():
+    with pytest.raises(ValueError, match="num_groups"):
+        make("average").init(0)
+    with pytest.raises(ValueError, match="G >= 1"):
+        State(history_G=np.zeros(2), answered_G=np.zeros(3, bool), lead_G=np.zeros(2))
+
+
+TWO = [[0.1, 0.2], [0.3, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("equation", "message"),
+    [
+        (lambda: agg.alpha_aggregate([0.1, 0.2], alpha=1.0), r"reward_GJ .*\(G, J\), got shape \(2,\)"),
+        (lambda: agg.alpha_aggregate([[0.1, np.nan]], alpha=1.0), "reward_GJ must be finite"),
+        (lambda: agg.alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
+        (lambda: agg.alpha_weights(np.zeros((0, 2)), alpha=1.0), r"\(0, 2\)"),
+        (lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5), r"weight_G .*\(2\), got shape \(1,\)"),
+        (lambda: agg.adaptive_aggregate(TWO, [0.5, 0.5], fairness=0.5, fairness_threshold=-1), "threshold must"),
+        (lambda: agg.historical_alignment([0.0], TWO), "history_G"),
+        (lambda: agg.historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
+        (lambda: agg.reversed_softmax(TWO), r"history_G .*\(G\)"),
+        (lambda: agg.reversed_softmax([0.1], temperature="0.1"), "temperature must be a valid number"),
+        (lambda: agg.reversed_softmax([0.1], temperature=0.0), "temperature must be greater than 0"),
+    ],
+)
+def test_equations_refuse_what_does_not_fit(equation, message):
+    with pytest.raises(ValueError, match=message):
+        equation()
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("apa", {}, r"unknown rule 'apa': did you mean 'appa'\? valid are average, min, alpha, appa, mix"),
+        ("appa", {"temprature": 1}, r"parameter of rule 'appa' 'temprature': did you mean 'temperature'"),
+        ("average", {"temperature": 1}, "unknown parameter of rule 'average' 'temperature'"),
+        ("appa", {"temperature": 0}, "'temperature' of rule 'appa' must be greater than 0, got 0"),
+        ("appa", {"temperature": "0.1"}, "must be a valid number, got '0.1'"),
+        ("appa", {"temperature": True}, "must be a valid number"),
+        ("alpha", {}, "rule 'alpha' needs parameter 'alpha'"),
+    ],
+)
+def test_wrong_names_and_values_are_user_errors(name, params, message):
+    with pytest.raises(UserError, match=message):
+        make(name, **params)
+
+
+def test_a_new_rule_is_a_class_and_an_entry(monkeypatch):
+    class First(agg.Rule):
+        name = "first"
+        scale: Temperature = 1.0
+
+        def combine(self, reward_GJ, past):
+            return Combination(self.scale * reward_GJ[0], np.eye(len(past.history_G))[0])
+
+    monkeypatch.setitem(RULES, "first", First)
+    result = once(make("first", scale=2.0), [[np.nan], [0.3], [0.1]])
+    np.testing.assert_allclose(result.aggregate_J, [0.6])
+    np.testing.assert_array_equal(result.weight_G, [0.0, 1.0, 0.0])
+    assert agg.parameters("first") == ("ema_decay", "min_mean", "max_cov", "scale")
+    with pytest.raises(UserError, match="greater than 0"):
+        make("first", scale=-1.0)

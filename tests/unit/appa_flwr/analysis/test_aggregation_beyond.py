@@ -1,0 +1,154 @@
+"""Rules beside the paper's: hand-worked numbers, bounds, monotony, and where weights settle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from appa_flwr.analysis.aggregation import make
+from appa_flwr.analysis.aggregation.beyond import MAX_LEAD, capped
+
+LINEAR = [make("mix"), make("group-dro"), make("nash"), make("worst")]
+IDS = [rule.name for rule in LINEAR]
+rewards = hnp.arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=st.floats(0.0, 1.0))
+weights = hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.01, 1.0)).map(lambda x: x / x.sum())
+
+
+def apply(rule, reward_GJ, **state):
+    begun = replace(rule.init(len(reward_GJ)), answered_G=np.ones(len(reward_GJ), bool), **state)
+    return rule.apply(begun, reward_GJ, reward_GJ)
+
+
+def test_group_dro_by_hand():
+    # means .2 and .6 are .2 below and above .4; with eta = 5 log 3 the leads are log 3 and -log 3: weights 9 : 1
+    result = apply(make("group-dro", weight_step=5 * math.log(3)), [[0.1, 0.3], [0.6, 0.6]])
+    np.testing.assert_allclose(result.state.lead_G, [math.log(3), -math.log(3)])
+    np.testing.assert_allclose(result.weight_G, [0.9, 0.1])
+    np.testing.assert_allclose(result.aggregate_J, [0.15, 0.33])
+
+
+def test_mix_by_hand():
+    # as above: .4 / 2 + .6 * (.9, .1)
+    result = apply(make("mix", weight_step=5 * math.log(3), worst_share=0.6), [[0.1, 0.3], [0.6, 0.6]])
+    np.testing.assert_allclose(result.weight_G, [0.74, 0.26])
+    np.testing.assert_allclose(result.aggregate_J, [0.74 * 0.1 + 0.26 * 0.6, 0.74 * 0.3 + 0.26 * 0.6])
+
+
+def test_nash_by_hand():
+    # means .2 and .6: 1/.2 to 1/.6 is 3 to 1
+    result = apply(make("nash"), [[0.1, 0.3], [0.6, 0.6]])
+    np.testing.assert_allclose(result.weight_G, [0.75, 0.25])
+    np.testing.assert_allclose(result.aggregate_J, [0.225, 0.375])
+    np.testing.assert_allclose(apply(make("nash"), [[0.0], [1.0]]).weight_G, [1000 / 1001, 1 / 1001])
+
+
+def test_worst_takes_the_lowest_history_and_shares_ties():
+    reward_GJ = [[0.1, 0.9], [0.2, 0.2], [0.8, 0.6]]
+    one = apply(make("worst"), reward_GJ, history_G=[0.5, 0.7, 0.6])
+    np.testing.assert_array_equal(one.weight_G, [1, 0, 0])
+    np.testing.assert_allclose(one.aggregate_J, [0.1, 0.9])
+    two = apply(make("worst"), reward_GJ, history_G=[0.6, 0.5, 0.5])
+    np.testing.assert_allclose(two.aggregate_J, [0.5, 0.4])
+
+
+@pytest.mark.parametrize("rule", LINEAR, ids=IDS)
+@given(rewards, st.data())
+def test_an_aggregate_lies_between_the_groups_and_grows_with_each(rule, training_GJ, data):
+    groups = len(training_GJ)
+    per_group = hnp.arrays(np.float64, groups, elements=st.floats(0.0, 1.0))
+    state = {"history_G": data.draw(per_group), "lead_G": 5 * data.draw(per_group)}
+    begun = replace(rule.init(groups), answered_G=np.ones(groups, bool), **state)
+    reward_GJ = np.broadcast_to(data.draw(per_group)[:, None], training_GJ.shape)
+    found_J = rule.apply(begun, reward_GJ, training_GJ).aggregate_J
+    assert (found_J >= training_GJ.min(0) - 1e-12).all()
+    assert (found_J <= training_GJ.max(0) + 1e-12).all()
+    group = data.draw(st.integers(0, groups - 1))
+    more_GJ = training_GJ + 0.1 * (np.arange(groups) == group)[:, None]
+    assert (rule.apply(begun, reward_GJ, more_GJ).aggregate_J >= found_J - 1e-12).all()
+
+
+def settled(rule, *, iterations=4000, lr=0.02):
+    """Mean rewards of three groups served by one answer p in [0, 1] that follows the aggregate's gradient.
+
+    Two groups want 0 and one wants 1: rewards 1 - p^2, 1 - p^2 and 1 - (1 - p)^2. The mean is best at p = 1/3, the
+    minimum at p = 1/2.
+    """
+    state, p, kept = rule.init(3), 0.1, []
+    for _ in range(iterations):
+        nearby_J = np.array([p - 1e-4, p, p + 1e-4])
+        reward_GJ = np.stack([1 - nearby_J**2, 1 - nearby_J**2, 1 - (1 - nearby_J) ** 2])
+        result = rule.apply(state, np.repeat(reward_GJ[:, 1:2], 3, axis=1), reward_GJ)
+        state = result.state
+        p += lr * (result.aggregate_J[2] - result.aggregate_J[0]) / 2e-4
+        kept.append(p)
+    return np.mean(kept[iterations // 2 :])
+
+
+def test_where_rules_settle():
+    assert settled(make("average")) == pytest.approx(1 / 3, abs=1e-3)
+    assert settled(make("group-dro", weight_step=0.05)) == pytest.approx(1 / 2, abs=5e-3)
+    # (1 - c) mean + c minimum: under 1/2 its derivative is (1 - c) (2 - 6p) / 3 + 2 c (1 - p), 0 at
+    # p = (1 - c) / 3 + c.
+    # With c = .3 that is beyond 1/2, from where on it falls; with c = .2 it is before
+    assert settled(make("mix", weight_step=0.05)) == pytest.approx(1 / 2, abs=5e-3)
+    assert settled(make("mix", weight_step=0.05, worst_share=0.2)) == pytest.approx(7 / 15, abs=5e-3)
+    grid = np.linspace(0.01, 0.99, 9801)
+    best = grid[np.argmax(2 * np.log(1 - grid**2) + np.log(1 - (1 - grid) ** 2))]
+    assert settled(make("nash")) == pytest.approx(best, abs=2e-3)
+
+
+def test_a_lead_is_bounded_so_that_a_group_finds_back():
+    rule = make("group-dro", weight_step=100.0)
+    result = apply(rule, [[0.0], [1.0]])
+    assert np.ptp(result.state.lead_G) == MAX_LEAD
+
+
+def test_a_missing_group_keeps_its_lead_and_a_late_one_starts_at_the_others_mean():
+    rule = make("group-dro", weight_step=1.0)
+    state = rule.apply(rule.init(3), [[0.2], [0.6], [np.nan]], [[0.2], [0.6], [np.nan]]).state
+    np.testing.assert_allclose(state.lead_G, [0.2, -0.2, 0.0])
+    # group 1 is away: the others' mean is .5, and the newcomer begins at (.2 - .2) / 2 = 0
+    later = rule.apply(state, [[0.4], [np.nan], [0.6]], [[0.4], [np.nan], [0.6]])
+    np.testing.assert_allclose(later.state.lead_G, [0.3, -0.2, -0.1])
+    np.testing.assert_allclose(later.weight_G[[0, 2]], [1 / (1 + math.exp(-0.4)), 1 / (1 + math.exp(0.4))])
+    assert later.weight_G[1] == 0.0
+
+
+def test_capped_by_hand():
+    # cap 1.5 / 3 = .5: .8 is cut, its .3 goes to .15 and .05 in proportion: .375 and .125
+    np.testing.assert_allclose(capped(np.array([0.8, 0.15, 0.05]), cap=1.5), [0.5, 0.375, 0.125])
+    # cap 1.2 / 3 = .4: the second then is above too
+    np.testing.assert_allclose(capped(np.array([0.8, 0.15, 0.05]), cap=1.2), [0.4, 0.4, 0.2])
+    np.testing.assert_allclose(capped(np.array([1.0, 0.0, 0.0]), cap=1.5), [0.5, 0.25, 0.25])
+
+
+@given(weights, st.floats(0.5, 3.0))
+def test_capped_weights_sum_to_one_keep_their_order_and_stay_under_the_cap(weight_G, cap):
+    found_G = capped(weight_G, cap=cap)
+    assert found_G.sum() == pytest.approx(1.0)
+    assert found_G.max() <= max(cap, 1) / len(weight_G) + 1e-12
+    order = np.argsort(weight_G)
+    assert (np.diff(found_G[order]) >= -1e-12).all()
+    if cap * (1 / len(weight_G)) >= weight_G.max():
+        np.testing.assert_array_equal(found_G, weight_G)
+
+
+def test_appa_with_a_cap_and_with_a_quantile():
+    reward_GJ = [[0.4], [0.8]]  # FI .9
+    raw = apply(make("appa"), reward_GJ, history_G=[0.5, 0.6])
+    cut = apply(make("appa", weight_cap=1.2), reward_GJ, history_G=[0.5, 0.6])
+    np.testing.assert_allclose(raw.weight_G, [0.7310585786, 0.2689414214])
+    np.testing.assert_allclose(cut.weight_G, [0.6, 0.4])
+    # log((exp(.6 * .4) + exp(.4 * .8)) / 2)
+    np.testing.assert_allclose(cut.aggregate_J, [math.log((math.exp(0.24) + math.exp(0.32)) / 2)])
+    rule = make("appa", fairness_quantile=0.5)  # the median of the indices so far, whatever the threshold
+    assert apply(rule, reward_GJ, fairness=(0.85, 0.89, 0.95)).fell_back is True
+    assert apply(rule, reward_GJ, fairness=(0.85, 0.91, 0.95)).fell_back is False
+    assert apply(rule, reward_GJ).fell_back is False  # nothing to compare with: the threshold, .99
+    assert apply(rule, reward_GJ, fairness=(0.85,)).state.fairness == pytest.approx((0.85, 0.9))

@@ -1,0 +1,184 @@
+"""Ceilings: hand-worked answers, certificates, sparse groups and bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appa_flwr.analysis.ceilings import (
+    GAP_TOLERANCE,
+    OBJECTIVES,
+    SOLVED_METRICS,
+    best_weighted_answer,
+    ceiling,
+    shared_answer,
+)
+from appa_flwr.analysis.scores import alignment_scores
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.rewards import METRICS
+
+each_metric = pytest.mark.parametrize("metric", SOLVED_METRICS)
+each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
+
+
+def population(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_options: int = 4):
+    """Peaked targets of groups that differ, a third of the cells absent, one option padded away in some questions."""
+    rng = np.random.default_rng(seed)
+    options_QK = np.ones((num_questions, num_options), dtype=bool)
+    options_QK[::3, 1] = False
+    targets_GQK = np.where(options_QK, rng.dirichlet(np.full(num_options, 0.5), (num_groups, num_questions)), 0.0)
+    targets_GQK += np.where(options_QK, 1e-3, 0.0)
+    targets_GQK /= targets_GQK.sum(axis=-1, keepdims=True)
+    targets_GQK[rng.random((num_groups, num_questions)) < 0.3] = np.nan
+    targets_GQK[:, 0] = np.where(options_QK[0], 0.25, 0.0)
+    return targets_GQK, options_QK
+
+
+def scores_of(answer_QK, targets_GQK, options_QK, metric):
+    return alignment_scores(METRICS[metric](answer_QK, targets_GQK, options_QK))
+
+
+@pytest.mark.parametrize(
+    ("metric", "objective", "targets_GQK", "answer_QK", "value"),
+    [
+        # two mirrored groups meet in the middle
+        *((metric, objective, [[[0.9, 0.1]], [[0.1, 0.9]]], [[0.5, 0.5]], None)
+          for metric in ("js", "cosine") for objective in OBJECTIVES),
+        ("wasserstein", "min", [[[0.9, 0.1]], [[0.1, 0.9]]], [[0.5, 0.5]], 0.6),
+        # any answer between the two costs .8 in sum; the median picks an end
+        ("wasserstein", "average", [[[0.9, 0.1]], [[0.1, 0.9]]], None, 0.6),
+        # cumulative first entries .2, .5, .9 have the median .5, second ones .3, .9, 1 the median .9
+        ("wasserstein", "average", [[[0.2, 0.1, 0.7]], [[0.5, 0.4, 0.1]], [[0.9, 0.1, 0.0]]], [[0.5, 0.4, 0.1]], None),
+        # (3, 4) / 5 and (1, 0) add to (1.6, .8): shares 2/3 and 1/3, however long the targets are
+        ("cosine", "average", [[[3.0, 4.0]], [[0.1, 0.0]]], [[2 / 3, 1 / 3]], None),
+        # Rankings ABC, ABC, BAC: position 1 to A beats B; C is last for all. Rewards 1, 1 and 1/6 (only C's place).
+        ("borda", "average", [[[3, 2, 1]], [[3, 2, 1]], [[2, 3, 1]]], [[3, 2, 1]], (1 + 1 + 1 / 6) / 3),
+        # Two questions with opposite rankings: one question for each group serves both half, where the best minimum
+        # of a single question is 0. The minimum is joint over questions.
+        ("borda", "min", [[[2, 1], [2, 1]], [[1, 2], [1, 2]]], None, 0.5),
+    ],
+)  # fmt: skip
+def test_ceilings_by_hand(metric, objective, targets_GQK, answer_QK, value):
+    result = ceiling(targets_GQK, np.ones(np.shape(targets_GQK)[1:], bool), metric=metric, objective=objective)
+    if answer_QK is not None:
+        np.testing.assert_allclose(result.answer_QK, answer_QK, atol=2e-3 if objective == "min" else 1e-7)
+    if value is not None:
+        assert result.value == pytest.approx(value, abs=1e-3 if metric == "wasserstein" else 1e-6)
+        assert result.upper_bound == pytest.approx(value, abs=1e-3 if metric == "wasserstein" else 1e-6)
+
+
+@each_metric
+def test_objectives_trade_average_for_minimum(metric):
+    cells = population(0)
+    average, minimum = (
+        scores_of(shared_answer(*cells, metric=metric, objective=objective), *cells, metric) for objective in OBJECTIVES
+    )
+    assert average.avg_as > minimum.avg_as
+    assert minimum.min_as > average.min_as + 0.005
+
+
+@each_objective
+@each_metric
+def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, objective):
+    targets_GQK, options_QK = population(1)
+    result = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
+    scores = scores_of(result.answer_QK, targets_GQK, options_QK, metric)
+    assert result.value == pytest.approx(scores.avg_as if objective == "average" else scores.min_as)
+    assert (result.answer_QK[~options_QK] == 0.0).all()
+    if metric != "borda":
+        np.testing.assert_allclose(result.answer_QK.sum(axis=-1), 1.0, atol=1e-12)
+    # Rankings cannot be mixed: with 12 questions a gap remains, of under one position's worth.
+    gap = 0.05 if (metric, objective) == ("borda", "min") else GAP_TOLERANCE
+    assert result.value <= result.upper_bound <= result.value + gap
+
+
+@each_metric
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_other_answer_beats_the_ceilings(metric, seed):
+    rng = np.random.default_rng(seed)
+    targets_GQK, options_QK = population(seed, num_groups=3, num_questions=4)
+    best = {objective: ceiling(targets_GQK, options_QK, metric=metric, objective=objective) for objective in OBJECTIVES}
+    for _ in range(30):
+        # Random answers, and random neighbours of the best ones.
+        start_QK = best[OBJECTIVES[int(rng.integers(2))]].answer_QK if rng.random() < 0.7 else 0.0
+        noise_QK = rng.exponential(size=options_QK.shape) * 10.0 ** rng.uniform(-4, 1)
+        tried_QK = np.where(options_QK, start_QK + noise_QK, 0.0)
+        scores = scores_of(tried_QK, targets_GQK, options_QK, metric)
+        assert scores.avg_as <= best["average"].upper_bound
+        assert scores.min_as <= best["min"].upper_bound
+
+
+@each_objective
+@each_metric
+def test_padding_and_what_has_no_target_change_nothing(metric, objective):
+    targets_GQK, options_QK = population(3)
+    asked = {"metric": metric, "objective": objective}
+    plain = ceiling(targets_GQK, options_QK, **asked)
+    padded = ceiling(np.insert(targets_GQK, 2, 5.0, axis=-1), np.insert(options_QK, 2, False, axis=-1), **asked)
+    assert padded.value == pytest.approx(plain.value, abs=1e-9)
+    assert (padded.answer_QK[:, 2] == 0.0).all()
+    # one more group and one more question, both without any target
+    wider_GQK = np.pad(targets_GQK, ((0, 1), (0, 1), (0, 0)), constant_values=np.nan)
+    wider_QK = np.concatenate([options_QK, [[True, True, False, True]]])
+    wider = ceiling(wider_GQK, wider_QK, **asked)
+    assert wider.value == pytest.approx(plain.value, abs=1e-9)
+    assert np.isfinite(wider.answer_QK).all()
+    if metric != "borda":
+        np.testing.assert_allclose(wider.answer_QK[-1], [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-12)
+
+
+def test_js_newton_survives_weights_and_targets_of_every_size():
+    rng = np.random.default_rng(5)
+    for num_options in (2, 4, 7):
+        targets_GQK = rng.dirichlet(np.full(num_options, 0.02), (6, 60))
+        targets_GQK[0] = np.eye(num_options)[rng.integers(num_options, size=60)]
+        weights_GQ = 10.0 ** -rng.integers(0, 14, size=(6, 60))
+        options_QK = np.ones((60, num_options), bool)
+        answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_GQ, metric="js")
+        share_GQ = weights_GQ / weights_GQ.sum(axis=0)
+
+        def weighted_Q(tried_QK, targets_GQK=targets_GQK, options_QK=options_QK, share_GQ=share_GQ):
+            return (share_GQ * METRICS["js"](tried_QK, targets_GQK, options_QK)).sum(axis=0)
+
+        reached_Q = weighted_Q(answer_QK)
+        for vertex_K in np.eye(num_options):
+            # Concavity: no gain towards any vertex, near or far, means no gain anywhere.
+            for step in (1e-8, 1e-5, 1e-2, 1.0):
+                assert (weighted_Q(answer_QK + step * (vertex_K - answer_QK)) <= reached_Q + 1e-10).all()
+
+
+@each_metric
+def test_all_the_weight_on_one_group_gives_its_own_target(metric):
+    rng = np.random.default_rng(6)
+    targets_GQK, options_QK = rng.dirichlet(np.ones(4), (3, 5)), np.ones((5, 4), bool)
+    weights_GQ = np.repeat([[0.0], [2.0], [0.0]], 5, axis=1)
+    answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_GQ, metric=metric)
+    np.testing.assert_allclose(METRICS[metric](answer_QK, targets_GQK[1], options_QK), 1.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"metric": "jss"}, UserError, r"unknown metric 'jss': did you mean 'js'\?"),
+        ({"metric": "js-distance"}, UserError, "'js-distance'.*valid are js, wasserstein, cosine, borda"),
+        ({"objective": "mean"}, UserError, "unknown objective 'mean'"),
+        ({"targets_GQK": np.ones((2, 3, 4))}, ValueError, r"\(G, Q, K\)"),
+        ({"targets_GQK": np.full((2, 1, 2), np.nan)}, ValueError, "no target"),
+        ({"targets_GQK": np.zeros((2, 1, 2))}, ValueError, "positive sum"),
+        ({"options_QK": np.zeros((1, 2), bool)}, ValueError, "an option in every row"),
+    ],
+)
+def test_bad_input_is_an_error(change, error, message):
+    good = {"targets_GQK": np.full((2, 1, 2), 0.5), "options_QK": np.ones((1, 2), bool), "metric": "js"}
+    with pytest.raises(error, match=message):
+        ceiling(**(good | {"objective": "min"} | change))
+
+
+def test_weights_that_do_not_fit_are_an_error():
+    with pytest.raises(ValueError, match="do not fit"):
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones((3, 1)), metric="js")
+    with pytest.raises(UserError, match="unknown metric"):
+        best_weighted_answer(np.ones((2, 1, 2)), np.ones((1, 2), bool), np.ones((2, 1)), metric="x")

@@ -1,0 +1,82 @@
+"""The Fairness Index: hand-worked numbers and every safeguard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.config.ranges import MIN_MEAN
+
+rewards = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    elements=st.one_of(st.just(0.0), st.floats(0.01, 1.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("reward_GJ", "min_mean", "fairness"),
+    [
+        # (.2, .6): mean .4, population deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
+        ([[0.2, 0.5], [0.6, 0.5]], MIN_MEAN, 0.9),
+        # a missing group is left out
+        ([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]], MIN_MEAN, 0.9),
+        # question 2 would be left out for its mean, but its groups are treated alike: (.8 + 1) / 2
+        ([[0.2, 0.0], [0.6, 0.0]], MIN_MEAN, 0.9),
+        # unequal rewards with a mean of 5e-8 are left out; against a lower threshold CoV = 1, (.8 + .5) / 2
+        ([[0.2, 0.0], [0.6, 1e-7]], MIN_MEAN, 0.8),
+        ([[0.2, 0.0], [0.6, 1e-7]], 1e-8, 0.65),
+        # nothing left is fair
+        ([[0.0], [1e-7]], MIN_MEAN, 1.0),
+    ],
+)
+def test_fairness_by_hand(reward_GJ, min_mean, fairness):
+    assert fairness_index(reward_GJ, min_mean=min_mean) == pytest.approx(fairness, abs=1e-12)
+
+
+def test_equal_rewards_whose_deviation_rounds_above_zero():
+    reward_GJ = np.full((3, 1), 0.1)
+    assert np.std(reward_GJ) > 0.0
+    assert fairness_index(reward_GJ) == 1.0
+    # Their mean lies under the threshold, so a deviation taken for real would leave the question out.
+    assert fairness_index([[0.1, 0.2], [0.1, 0.6], [0.1, 0.4]], min_mean=0.3) == pytest.approx(
+        # (.2, .6, .4): mean .4, variance (.04 + .04 + 0) / 3, CoV^2 = .0266667 / .16 = 1/6; 1 / (7/6) = 6/7
+        (1 + 6 / 7) / 2
+    )
+
+
+def test_cov_is_capped():
+    # 200 groups, one of them served: CoV = sqrt(199) = 14.1, capped at 10 by default
+    reward_GJ = np.zeros((200, 1))
+    reward_GJ[0] = 1.0
+    assert fairness_index(reward_GJ) == pytest.approx(1 / 101)
+    assert fairness_index(reward_GJ, max_cov=100.0) == pytest.approx(1 / 200)
+
+
+@given(rewards)
+def test_jains_index_and_equal_rewards_count_one(reward_GJ):
+    # 1 / (1 + CoV^2) = (sum r)^2 / (G sum r^2), Jain's index, whatever the scale and the order of the groups
+    squares_J = len(reward_GJ) * (reward_GJ**2).sum(axis=0)
+    jain_J = np.divide(reward_GJ.sum(axis=0) ** 2, squares_J, where=squares_J > 0, out=np.ones_like(squares_J))
+    assert fairness_index(reward_GJ) == pytest.approx(jain_J.mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("reward_GJ", "safeguards", "message"),
+    [
+        ([[np.nan, np.nan]], {}, "no group answered"),
+        ([[0.1, np.nan], [0.1, 0.2]], {}, r"row\(s\) 0"),
+        ([[np.inf]], {}, "infinite"),
+        ([0.1, 0.2], {}, r"\(groups, rollouts\)"),
+        (np.zeros((3, 0)), {}, "at least one rollout"),
+        ([[0.5]], {"min_mean": -1.0}, "min_mean must be greater than"),
+        ([[0.5]], {"max_cov": -1.0}, "max_cov must be greater than"),
+    ],
+)
+def test_bad_rewards_and_safeguards_are_errors(reward_GJ, safeguards, message):
+    with pytest.raises(ValueError, match=message):
+        fairness_index(reward_GJ, **safeguards)

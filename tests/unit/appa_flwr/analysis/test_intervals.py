@@ -1,0 +1,81 @@
+"""Paired intervals: hand-worked numbers, coverage on drawn data, identities, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from appa_flwr.analysis.intervals import MEASURES, levels, paired_differences
+from appa_flwr.analysis.scores import alignment_scores
+
+
+def test_differences_are_those_of_the_tables():
+    rng = np.random.default_rng(0)
+    first_GQ, second_GQ = rng.random((2, 4, 30))
+    first_GQ[0, :5] = second_GQ[0, :5] = np.nan
+    first_GQ[1:, 7] = second_GQ[1:, 7] = np.nan  # one group alone: not in FI
+    found = paired_differences([(first_GQ, second_GQ)])
+    one, other = alignment_scores(first_GQ), alignment_scores(second_GQ)
+    assert found["Avg AS"].value == pytest.approx(one.avg_as - other.avg_as)
+    assert found["Min AS"].value == pytest.approx(one.min_as - other.min_as)
+    assert found["FI"].value == pytest.approx(one.fairness_index - other.fairness_index)
+
+
+def test_a_constant_gain_is_certain_and_no_gain_is_none():
+    base_GQ = np.random.default_rng(1).uniform(0, 0.8, (3, 40))
+    certain = paired_differences([(base_GQ + 0.1, base_GQ)])
+    for measure in ("Avg AS", "Min AS"):
+        found = certain[measure]
+        assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+        assert found.excludes_zero
+    same = paired_differences([(base_GQ, base_GQ)])
+    for measure in MEASURES:
+        assert (same[measure].low, same[measure].high) == (0.0, 0.0)
+        assert not same[measure].excludes_zero
+
+
+def test_with_one_group_it_is_the_bootstrap_of_a_mean():
+    # gains of 0 or 1 on 100 questions, 50 each: the mean of a resample is binomial, sd .05
+    gain_Q = np.arange(100) % 2 * 1.0
+    found = paired_differences([(gain_Q[None], np.zeros((1, 100)))], resamples=20_000)["Avg AS"]
+    assert (found.low, found.high) == pytest.approx((0.40, 0.60), abs=0.011)
+
+
+def test_levels_are_those_of_the_tables_and_spread_as_a_mean_does():
+    reward_GQ = np.tile([0.2, 0.6], 50)[None] + np.array([[0.0], [0.1]])  # mean .45, worst .4; sd .2 over 100 questions
+    found = levels([reward_GQ], resamples=20_000)
+    assert found["Avg AS"].value == pytest.approx(0.45)
+    assert found["Min AS"].value == pytest.approx(0.40)
+    assert found["FI"].value == pytest.approx(alignment_scores(reward_GQ).fairness_index)
+    assert (found["Min AS"].low, found["Min AS"].high) == pytest.approx((0.361, 0.439), abs=0.005)
+
+
+def test_several_runs_are_drawn_too():
+    # every question of a run gains the same, so all the spread is between runs: the mean of two draws of 0 and .2
+    # is 0, .1 or .2
+    runs = [(np.full((2, 10), 0.5 + gain), np.full((2, 10), 0.5)) for gain in (0.0, 0.2)]
+    found = paired_differences(runs)["Min AS"]
+    assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.0, 0.2))
+
+
+def test_an_interval_holds_the_true_difference_as_often_as_it_says():
+    rng, hits = np.random.default_rng(2), 0
+    for trial in range(300):
+        noise_GQ = rng.normal(0, 0.1, (4, 80))
+        first_GQ = 0.6 + noise_GQ + rng.normal(0.02, 0.1, (4, 80))
+        found = paired_differences([(first_GQ, 0.6 + noise_GQ)], resamples=500, seed=trial)["Avg AS"]
+        hits += found.low <= 0.02 <= found.high
+    assert 0.90 <= hits / 300 <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "no run"),
+        ([(np.ones((2, 3)), np.ones((2, 4)))], "same groups on the same questions"),
+        ([(np.array([[1.0, np.nan]]), np.ones((1, 2)))], "same groups on the same questions"),
+    ],
+)
+def test_what_cannot_be_paired_is_an_error(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        paired_differences(pairs)

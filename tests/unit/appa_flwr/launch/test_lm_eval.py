@@ -1,0 +1,84 @@
+"""The task for lm-evaluation-harness: what is in it, and that its scores are ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appa_flwr.analysis.scores import alignment_scores
+from appa_flwr.config import Config
+from appa_flwr.launch.lm_eval import export_task
+from appa_flwr.protocol import formats, rewards
+from appa_flwr.survey.generate import generate
+from appa_flwr.survey.split import split_questions
+
+SURVEY = generate(num_questions=30, num_groups=3, seed=0)
+CONFIG = Config.load({"data.num-questions": 30, "data.num-groups": 3, "rollout.response-length": 44})
+
+
+class Loader(yaml.SafeLoader):
+    """Reads the harness's own tag as the name behind it."""
+
+
+Loader.add_constructor("!function", lambda loader, node: f"function {node.value}")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = export_task(SURVEY, CONFIG, tmp_path_factory.mktemp("task") / "deep")
+    spec = importlib.util.spec_from_file_location("metrics", path.parent / "metrics.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    lines = (path.parent / "questions.jsonl").read_text().splitlines()
+    return yaml.load(path.read_text(), Loader), module, [json.loads(line) for line in lines]
+
+
+def test_the_task_holds_the_held_out_questions_with_every_group_s_answers(task):
+    content, _, docs = task
+    assert [doc["question_id"] for doc in docs] == list(split_questions(SURVEY.questions, seed=0).test)
+    for doc in docs:
+        expected = {g: a[doc["question_id"]].tolist() for g, a in SURVEY.answers.items() if doc["question_id"] in a}
+        assert doc["answers"] == expected
+        question = next(q for q in SURVEY.questions if q.question_id == doc["question_id"])
+        assert doc["prompt"] == formats.prompt("dpa", question.text, question.options, style="compact")
+    assert content["task"] == "appa_generated_dpa"
+    assert content["dataset_kwargs"]["data_files"]["test"].endswith("deep/questions.jsonl")
+    assert content["generation_kwargs"]["max_gen_toks"] == 44
+    assert content["process_results"] == "function metrics.process_results"
+
+
+def test_every_measure_of_the_task_is_computed(task):
+    content, module, docs = task
+    found = module.process_results(docs[0], ["0.5"])
+    assert set(found) == {entry["metric"] for entry in content["metric_list"]}
+    for entry in content["metric_list"]:
+        if entry["aggregation"] != "mean":
+            assert callable(getattr(module, entry["aggregation"].removeprefix("function metrics.")))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**32 - 1))
+def test_scores_are_those_of_a_run(task, seed):
+    _, module, docs = task
+    rng, items = np.random.default_rng(seed), []
+    reward_GQ = np.full((3, len(docs)), np.nan)
+    for q, doc in enumerate(docs):
+        size = len(doc["options"])
+        text = "what?" if rng.random() < 0.2 else formats.answer("dpa", rng.dirichlet(np.ones(size)))
+        given_doc = {**doc, "answers": {name: doc["answers"].get(name) for name in SURVEY.groups}}  # as a table has it
+        items.append(module.process_results(given_doc, [text]))
+        prediction = formats.parse("dpa", text, size).prediction
+        for g, name in enumerate(SURVEY.groups):
+            if name in doc["answers"]:
+                real = np.ones(size, bool)
+                reward_GQ[g, q] = 0 if prediction is None else rewards.js(prediction, doc["answers"][name], real)
+    expected = alignment_scores(reward_GQ)
+    assert module.avg_as([item["avg_as"] for item in items]) == pytest.approx(expected.avg_as)
+    assert module.min_as([item["min_as"] for item in items]) == pytest.approx(expected.min_as)
+    assert module.fi([item["fi"] for item in items]) == pytest.approx(expected.fairness_index)

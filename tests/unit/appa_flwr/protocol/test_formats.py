@@ -1,0 +1,232 @@
+"""Prompts and answers: what is asked, what is read, and that nothing a model writes can hurt."""
+
+from __future__ import annotations
+
+import itertools
+import string
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from surveys import refused
+
+from appa_flwr.protocol.formats import MAX_CHARACTERS, Answered, answer, choice_prompt, letters, parse, prompt
+from appa_flwr.protocol.rewards import borda
+
+distributions = st.integers(1, 30).flatmap(
+    lambda size: hnp.arrays(np.float64, size, elements=st.one_of(st.just(0.0), st.floats(1e-6, 1e6))).filter(
+        lambda values: values.any()
+    )
+)
+rankings = st.integers(1, 30).flatmap(lambda size: hnp.arrays(np.float64, size, elements=st.floats(-5, 5)))
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_full_prompts_of_a_task_share_their_instructions(task):
+    first = prompt(task, "Is it good?", ["Yes", "No"])
+    second = prompt(task, "Who should decide?", ["Nobody", "All", "Some"])
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    shared = "".join(left for left, _ in alike)
+    assert len(shared) > 600
+    assert first[len(shared) :].startswith("Is it good?\nAnswers:\nA: Yes\nB: No\n\nHere K is 2: reply with 2 ")
+    assert second[len(shared) :].startswith(
+        "Who should decide?\nAnswers:\nA: Nobody\nB: All\nC: Some\n\nHere K is 3: reply with 3 "
+    )
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_the_example_in_the_instructions_is_an_answer_of_full_marks(task):
+    line = next(line for line in prompt(task, "Q", ["x", "y"]).splitlines() if "could look like this" in line)
+    parsed = parse(task, line.rpartition(": ")[2], 4)
+    assert parsed.format_score == 1.0
+    assert parsed.prediction is not None
+
+
+CUES = [
+    ("dpa", "compact", "scores:"),
+    ("opa", "compact", "ranking:"),
+    ("dpa", "counted", "2 scores:"),
+    ("opa", "counted", "ranking of 2:"),
+]
+
+
+@pytest.mark.parametrize(("task", "style", "cue"), CUES)
+def test_short_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, style, cue):
+    assert prompt(task, "Good?", ["Yes", "No"], style=style) == f"{task}\nQ: Good?\nA: Yes\nB: No\n{cue}"
+    text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style=style)
+    assert text == f"{task}\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\n{cue}"
+
+
+EXAMPLES = [Answered("Tea?", ["Yes", "No"], "0.90,0.10"), Answered("War\nor peace?", ["War", "Peace"], "0.20,0.80")]
+
+
+def test_answered_questions_stand_between_the_instructions_and_the_question():
+    plain = prompt("dpa", "Good?", ["x", "y"])
+    instructions, rest = plain.split("Question: Good?")
+    assert prompt("dpa", "Good?", ["x", "y"], examples=EXAMPLES) == (
+        f"{instructions}Question: Tea?\nAnswers:\nA: Yes\nB: No\nReply: 0.90,0.10\n\n"
+        f"Question: War or peace?\nAnswers:\nA: War\nB: Peace\nReply: 0.20,0.80\n\nQuestion: Good?{rest}"
+    )
+    # compact: as each would be asked and answered alone
+    assert prompt("dpa", "Good?", ["x", "y"], style="compact", examples=EXAMPLES) == (
+        "dpa\nQ: Tea?\nA: Yes\nB: No\nscores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
+        "scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\nscores:"
+    )
+
+
+def test_a_choice_is_asked_for_by_letter():
+    text = choice_prompt("Good?\nC: Maybe", ["Yes", "No"])
+    assert text.startswith("Question: Good? C: Maybe\nAnswers:\nA: Yes\nB: No\n\n")
+    assert text.endswith("\nLetter:")
+
+
+def test_letters_go_on_behind_z():
+    assert letters(30)[23:] == ("X", "Y", "Z", "AA", "AB", "AC", "AD")
+    assert letters(702)[-2:] == ("ZY", "ZZ")
+    assert len(set(letters(702))) == 702
+    for number in (0, 703):
+        with pytest.raises(ValueError, match="between 1 and 702"):
+            letters(number)
+
+
+SHARES = [0.65, 0.2, 0.1, 0.05]
+SPELLED = (  # labels, a full stop, words around it
+    "A: 0.65, B: 0.20, C: 0.10, D: 0.05", "A: 0.65\nB: 0.20\nC: 0.10\nD: 0.05", "0.65,0.20,0.10,0.05.",
+    "0.65,0.20,0.10,0.05\nSo 65% of 100 people", "Of 100 people:\n0.65,0.20,0.10,0.05",
+)  # fmt: skip
+DISTRIBUTIONS = [
+    ("0.65,0.20,0.10,0.05", SHARES, 1),
+    (" 0.65, 0.2 ,.10,0.05 \n", SHARES, 1),
+    *((text, SHARES, 2 / 3) for text in SPELLED),
+    ("1,0,0,0", [1, 0, 0, 0], 1),
+    ("0.33,0.33,0.33,0.00", [1 / 3, 1 / 3, 1 / 3, 0], 1),  # .99: off by one unit of the last place
+    ("0.30,0.30,0.30,0.08", [15 / 49, 15 / 49, 15 / 49, 4 / 49], 2 / 3),  # .98
+    ("0.2,0.2,0.2,0.2", [0.25] * 4, 2 / 3),  # sums to .8
+    ("2,1,1,0", [0.5, 0.25, 0.25, 0], 1 / 3),  # out of range and sum
+    ("60%,20%,15%,5%", [0.6, 0.2, 0.15, 0.05], 0),  # not bare, not in range, not one
+    ("5e-1,.5,0,0", [0.5, 0.5, 0, 0], 2 / 3),  # an exponent is no plain decimal
+    ("0.5,0.5,0,-0", [0.5, 0.5, 0, 0], 2 / 3),
+    ("1e308,1e308,1e308,1e308", [0.25] * 4, 0),
+    ("5e-324,5e-324,0,0", [0.5, 0.5, 0, 0], 1 / 3),
+    # too few, too many, no mass, and a single number that is in range and of sum one
+    *((text, None, 2 / 3) for text in ("0.5,0.5", "0.2,0.2,0.2,0.2,0.2", "0,0,0,0", "nan,nan,inf,1")),
+    ("-0.5,0.5,0.5,0.5", None, 1 / 3),  # not bare, not in range, sums to one
+    *((text, None, 0) for text in ("1e999,0,0,0", "٠.٢٥,٠.٢٥,٠.٢٥,٠.٢٥", "I will not say", "", "v1.2.3 0.5x q4")),
+]
+RANKED = ("B,C,A,D", "Ranking: B > C > A > D", "A guess of mine:\nB,C,A,D", "B,C,A,D,B")
+RANKINGS = [
+    *((text, [2, 4, 3, 1], 1) for text in RANKED),
+    ("B,C", None, 0.5),
+    ("B,B,C,A", None, 0.75),
+    ("A,X,B,US", None, 0.5),
+    *((text, None, 0) for text in ("b,c,a,d", "BCAD", "0.1,0.2", "")),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "prediction", "score"),
+    [*(("dpa", *case) for case in DISTRIBUTIONS), *(("opa", *case) for case in RANKINGS)],
+)
+def test_answers_as_models_write_them(task, text, prediction, score):
+    parsed = parse(task, text, 4)
+    assert parsed.format_score == pytest.approx(score, abs=1e-15)
+    assert (parsed.prediction is None) == (prediction is None)
+    # of the rankings only those without any letter are completely unparseable, and they are those of score 0
+    assert parsed.parsed == (prediction is not None if task == "dpa" else score > 0)
+    if prediction is not None:
+        assert parsed.prediction.dtype == np.float64
+        np.testing.assert_allclose(parsed.prediction, prediction, rtol=1e-15, atol=1e-15)
+
+
+ENDLESS = (
+    "9" * 1_000_000, "0.5," * 500_000, "0.5,0.5" + " " * 1_000_000 + "x", "," * 1_000_000, "A," * 500_000,
+    "\n" * 1_000_000, "e" * 1_000_000, "1." * 500_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ENDLESS, ids=lambda text: repr(text[:8]))
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_endless_text_is_read_no_further_than_the_limit(task, text):
+    read = parse(task, text, 2)
+    cut = parse(task, text[:MAX_CHARACTERS] + "#", 2)
+    assert read.format_score == cut.format_score
+    assert (read.prediction is None) == (cut.prediction is None)
+
+
+def test_nothing_is_read_behind_the_limit_and_an_answer_cut_there_is_not_bare():
+    padded = "0.5,0.5".ljust(MAX_CHARACTERS)
+    assert parse("dpa", padded, 2).format_score == 1.0
+    assert parse("dpa", padded + "and so on", 2).format_score == pytest.approx(2 / 3)
+    assert parse("dpa", "0.5,".ljust(MAX_CHARACTERS) + "0.5", 2).prediction is None
+    assert parse("opa", "A,".ljust(MAX_CHARACTERS) + "B", 2).format_score == 0.5
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+@given(st.one_of(st.text(), st.text(alphabet=string.digits + "ABC.,-+eE \n")), st.integers(1, 5))
+@example("0.5,0.5\x00", 2)
+@example("+.e1", 1)
+def test_any_text_gives_a_score_and_a_sound_prediction_or_none(task, text, num_options):
+    parsed = parse(task, text, num_options)
+    assert 0.0 <= parsed.format_score <= 1.0
+    if parsed.prediction is not None:
+        assert parsed.prediction.shape == (num_options,)
+        if task == "dpa":
+            assert (parsed.prediction >= 0.0).all()
+            assert parsed.prediction.sum() == pytest.approx(1.0)
+        else:
+            assert sorted(parsed.prediction) == list(range(1, num_options + 1))
+
+
+@given(distributions, st.sampled_from([0.01, 0.02, 0.05, 0.1, 0.25]))
+def test_written_distributions_read_back(values, step):
+    text = answer("dpa", values, step=step)
+    parsed = parse("dpa", text, values.size)
+    assert parsed.format_score == 1.0
+    hundredths = [round(float(number) * 100) for number in text.split(",")]
+    assert sum(hundredths) == 100
+    assert all(number % round(step * 100) == 0 for number in hundredths)
+    # the largest remainder moves no value by a whole step, and what is on the grid stays
+    assert np.abs(parsed.prediction - values / values.sum()).max() < step + 1e-9
+    assert answer("dpa", parsed.prediction, step=step) == text
+
+
+@given(rankings)
+def test_written_rankings_read_back(scores):
+    parsed = parse("opa", answer("opa", scores), scores.size)
+    assert parsed.format_score == 1.0
+    assert borda(parsed.prediction, scores, np.ones(scores.size, bool)) == 1.0
+
+
+def test_answers_by_hand():
+    assert answer("dpa", [0.65, 0.2, 0.1, 0.05]) == "0.65,0.20,0.10,0.05"
+    # 33 + 33 + 33 leaves one hundredth, to the first of equal remainders
+    assert answer("dpa", [1, 1, 1]) == "0.34,0.33,0.33"
+    # in twentieths 6.66, 6.66, 6.68: two left over, the largest remainder first
+    assert answer("dpa", [0.333, 0.333, 0.334], step=0.05) == "0.35,0.30,0.35"
+    assert answer("dpa", [3, 1], step=1) == "1.00,0.00"
+    assert answer("opa", [1, 3, 2]) == "B,C,A"
+    assert answer("opa", [0.5, 0.5, 0.6]) == "C,A,B"
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "step", "message"),
+    [
+        ("dpa", [0.5, -0.5], 0.01, "non-negative"),
+        ("dpa", [0.0, 0.0], 0.01, "positive sum"),
+        ("dpa", [0.5, np.nan], 0.01, "finite"),
+        ("opa", [np.inf, 1.0], 0.01, "finite"),
+        ("opa", [[1.0, 2.0]], 0.01, r"\(K,\)"),
+        *(("dpa", [0.5, 0.5], step, "divides 1") for step in (0.03, 0.005, 0.0101, 2.0, -0.5)),
+    ],
+)
+def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):
+    with pytest.raises(ValueError, match=message):
+        answer(task, scores, step=step)
+
+
+def test_unknown_tasks_and_styles_are_user_errors():
+    for call, args in ((prompt, ("Q", ["x"])), (parse, ("", 2)), (answer, ([1.0],))):
+        refused(r"unknown task 'dpaa': did you mean 'dpa'\?", call, "dpaa", *args)
+    refused(r"unknown prompt style 'ful': did you mean 'full'\?", prompt, "dpa", "Q", ["x"], style="ful")

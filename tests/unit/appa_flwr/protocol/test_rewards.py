@@ -1,0 +1,171 @@
+"""The reward metrics: hand-worked numbers, bounds and invariances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.rewards import METRICS, js_distance, metrics_of, training_reward
+
+TWO = np.ones(2, dtype=bool)
+FOUR = np.ones(4, dtype=bool)
+DISTRIBUTION_METRICS = ("js", "js-distance", "wasserstein", "cosine")
+
+
+@st.composite
+def pairs(draw, *, num_pairs: int = 3):
+    """Two stacks of vectors with mass, some entries zero or tiny, and how many options they have."""
+    num_options = draw(st.integers(2, 7))
+    entries = st.one_of(st.just(0.0), st.floats(1e-300, 1.0), st.floats(0.01, 1.0))
+    values = draw(hnp.arrays(np.float64, (2, num_pairs, num_options), elements=entries))
+    values[..., 0] += np.where(values.sum(axis=-1) == 0.0, 1.0, 0.0)
+    return values[0], values[1], np.ones(num_options, dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("metric", "prediction", "target", "reward"),
+    [
+        # m = (3/4, 1/4); KL(p|m) = log2(4/3) = .4150375; KL(q|m) = (log2(2/3) + log2(2)) / 2 = .2075187; half their sum
+        ("js", [1.0, 0.0], [0.5, 0.5], 1 - 0.3112781244591328),
+        # the root of that
+        ("js-distance", [1.0, 0.0], [0.5, 0.5], 1 - 0.5579230452841438),
+        # with base 2 they span the unit range
+        ("js", [1.0, 0.0], [0.0, 1.0], 0.0),
+        ("js-distance", [1.0, 0.0], [0.0, 1.0], 0.0),
+        # cumulative: .65 .85 .95 1 against .25 .5 .75 1; distances .4 + .35 + .2 = .95, of 3
+        ("wasserstein", [0.65, 0.20, 0.10, 0.05], [0.25] * 4, 1 - 0.95 / 3),
+        ("wasserstein", [1, 0, 0, 0], [0, 0, 0, 1], 0.0),
+        # one step of three
+        ("wasserstein", [0, 1, 0, 0], [0, 0, 1, 0], 2 / 3),
+        # (3, 4) . (4, 3) = 24, lengths 5 and 5: (1 + 24/25) / 2
+        ("cosine", [3, 4], [4, 3], 0.98),
+        ("cosine", [1, 0], [0, 1], 0.5),
+        ("cosine", [0, 0], [0.3, 0.7], 0.5),
+        ("cosine", [1, 0], [-1, 0], 0.0),
+        # rankings B C A D and B A C D agree in positions 1 and 4, worth 4 and 1 of 4 + 3 + 2 + 1
+        ("borda", [2, 4, 3, 1], [3, 4, 2, 1], 0.5),
+        # A B and B A agree nowhere
+        ("borda", [2, 1], [1, 2], 0.0),
+        # ties go by option order, so the target ranks C A B; B before A leaves position 1 (worth 3 of 6) alone
+        ("borda", [2, 1, 3], [0.25, 0.25, 0.5], 1.0),
+        ("borda", [1, 2, 3], [0.25, 0.25, 0.5], 0.5),
+    ],
+)
+def test_rewards_by_hand(metric, prediction, target, reward):
+    options = np.ones(len(target), dtype=bool)
+    assert METRICS[metric](prediction, target, options) == pytest.approx(reward, abs=1e-15)
+
+
+def test_js_distance_in_natural_logarithms_stops_above_zero():
+    # at sqrt(ln 2) = .8325546, as with scipy's jensenshannon, whose default they are
+    assert js_distance([1.0, 0.0], [0.0, 1.0], TWO, base=np.e) == pytest.approx(1 - 0.8325546111576977)
+
+
+def test_js_distance_of_nearly_equal_answers_is_not_lost_in_rounding():
+    # For p = (1+d)/2, q = (1-d)/2 the divergence is d^2 / (2 ln 2) to leading order; at d = 1e-9 that is
+    # 7.2e-19, under the rounding of any entropy near 1, and its root is 1e-9 * 0.8493218.
+    d = 1e-9
+    distance = 1 - js_distance([(1 + d) / 2, (1 - d) / 2], [(1 - d) / 2, (1 + d) / 2], TWO)
+    assert distance == pytest.approx(0.8493218 * d, rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rollouts_broadcast_against_groups(metric):
+    rng = np.random.default_rng(0)
+    prediction_JK, target_GK = rng.dirichlet(np.ones(4), size=3), rng.dirichlet(np.ones(4), size=2)
+    together = METRICS[metric](prediction_JK, target_GK[:, None], FOUR)
+    assert together.shape == (2, 3)
+    assert together.dtype == np.float64
+    for group, rollout in np.ndindex(2, 3):
+        alone = METRICS[metric](prediction_JK[rollout], target_GK[group], FOUR)
+        assert together[group, rollout] == pytest.approx(float(alone), abs=1e-15)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@given(pairs())
+def test_range_symmetry_and_perfection(metric, pair):
+    first, second, options = pair
+    reward = METRICS[metric](first, second, options)
+    assert ((reward >= 0.0) & (reward <= 1.0)).all()
+    np.testing.assert_allclose(METRICS[metric](second, first, options), reward, atol=1e-15)
+    np.testing.assert_allclose(METRICS[metric](first, first, options), 1.0, atol=1e-15)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@given(pairs(), st.data())
+def test_padding_anywhere_changes_nothing(metric, pair, data):
+    first, second, options = pair
+    places = data.draw(st.lists(st.integers(0, options.size), min_size=1, max_size=4))
+    junk = data.draw(st.sampled_from([0.0, 1e9, -3.0, np.nan, np.inf]))
+    padded = METRICS[metric](
+        np.insert(first, places, junk, axis=-1),
+        np.insert(second, places, junk, axis=-1),
+        np.insert(options, places, False),
+    )
+    np.testing.assert_allclose(padded, METRICS[metric](first, second, options), atol=1e-14)
+
+
+@pytest.mark.parametrize("metric", DISTRIBUTION_METRICS)
+@given(pairs(), st.floats(1e-3, 1e3))
+def test_only_the_shape_of_a_distribution_counts(metric, pair, scale):
+    first, second, options = pair
+    np.testing.assert_allclose(
+        METRICS[metric](first * scale, second, options), METRICS[metric](first, second, options), atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_missing_target_has_no_reward(metric):
+    reward = METRICS[metric]([0.4, 0.6], [[np.nan, np.nan], [0.4, 0.6]], TWO)
+    assert np.isnan(reward[0])
+    assert reward[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "prediction", "options", "message"),
+    [
+        (METRICS, [0.5, 0.3, 0.2], [True, True], "last axis"),
+        (METRICS, [0.5, np.inf], [True, True], "infinite"),
+        (METRICS, [0.5, 0.5], [False, False], "at least one"),
+        (("js", "js-distance", "wasserstein"), [0.0, 0.0], [True, True], "distribution"),
+        (("js", "js-distance", "wasserstein"), [1.5, -0.5], [True, True], "distribution"),
+        (("wasserstein",), [0.5, 0.5], [True, False], "at least two options"),
+    ],
+)
+def test_bad_vectors_are_errors(metrics, prediction, options, message):
+    for metric in metrics:
+        with pytest.raises(ValueError, match=message):
+            METRICS[metric](prediction, [0.5, 0.5], options)
+
+
+def test_a_base_that_would_leave_the_unit_range_is_an_error():
+    with pytest.raises(ValueError, match="base"):
+        js_distance([1, 0], [0, 1], TWO, base=1.5)
+
+
+def test_metrics_of_tasks():
+    assert metrics_of("dpa") == DISTRIBUTION_METRICS
+    assert metrics_of("opa") == ("borda",)
+    with pytest.raises(UserError, match=r"unknown task 'dpo': did you mean '[do]pa'\? valid are dpa, opa"):
+        metrics_of("dpo")
+
+
+def test_training_reward_by_hand():
+    nan = np.nan
+    reward = training_reward([[1.0, 0.2, 0.7], [0.0, 0.6, 0.7], [nan] * 3], [1.0, 0.5, 2 / 3], [True, True, False])
+    # .85 * 1 + .15 * 1; .85 * .2 + .15 * .5 = .17 + .075; unparsed; .15; .85 * .6 + .075 = .585; a missing group
+    np.testing.assert_allclose(reward, [[1.0, 0.245, 0.0], [0.15, 0.585, 0.0], [nan] * 3], atol=1e-15)
+    # two letters of four: no alignment, .15 * .5
+    assert training_reward([[0.0]], [0.5], [True]).item() == pytest.approx(0.075)
+
+
+@pytest.mark.parametrize(
+    ("shape_J", "weight", "message"), [(3, 0.85, "expected rewards"), (2, 1.5, "alignment_weight")]
+)
+def test_training_reward_rejects(shape_J, weight, message):
+    with pytest.raises(ValueError, match=message):
+        training_reward(np.zeros((1, 2)), np.zeros(shape_J), np.ones(shape_J, bool), alignment_weight=weight)

@@ -1,0 +1,273 @@
+"""Every message through Flower's own serialisation, and what a server may meet instead of a message.
+
+Axis letters: Q public questions, K options, J scored answers, E features.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import cross_records
+
+from appa_flwr.protocol import wire
+from appa_flwr.survey.types import Question
+
+QUESTIONS = (
+    Question("q|1", 'Wie "zufrieden" sind Sie?', ("sehr", "gar nicht", "weiß nicht"), (1.0, 2.5, -3.0)),
+    Question("q2", "", ("a\n", "b|c")),
+)
+KEY = f"0|js|{wire.TARGET_SIDE}"
+
+
+def catalogue() -> wire.Catalogue:
+    option_QK = np.array([[True, True, True], [True, True, False]])
+    embedding_QKE = np.arange(12, dtype=np.float32).reshape(2, 3, 2) / 7
+    return wire.Catalogue(QUESTIONS, np.array([True, False]), embedding_QKE, option_QK)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Same type, shape and bits, NaN included."""
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def test_a_catalogue_arrives_as_it_was_sent():
+    sent, got = catalogue(), wire.unpack_catalogue(cross_records(wire.pack_catalogue(catalogue())))
+    assert got.questions == sent.questions
+    assert same(got.train_Q, sent.train_Q)
+    assert same(got.embedding_QKE, sent.embedding_QKE)
+    assert same(got.option_QK, sent.option_QK)
+
+
+@pytest.mark.parametrize("num_answers", [0, 3])
+def test_a_score_request_arrives_as_it_was_sent(num_answers):
+    prediction_JK = np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3])[:num_answers]
+    sent = wire.ScoreRequest(
+        np.array([1, 0, 1])[:num_answers], prediction_JK, ("js", "borda"), (wire.TARGET_SIDE, wire.TRUTH_SIDE), 7
+    )
+    got = wire.unpack_score_request(cross_records(wire.pack_score_request(sent)))
+    assert same(got.question_J, sent.question_J)
+    assert same(got.prediction_JK, sent.prediction_JK)
+    assert (got.metrics, got.sides, got.draw) == (sent.metrics, sent.sides, sent.draw)
+
+
+finite = st.floats(allow_nan=True, allow_infinity=True)
+names = st.text(max_size=8)
+
+
+@st.composite
+def replies(draw):
+    rewards = st.dictionaries(
+        st.tuples(st.sampled_from(["js", "wasserstein"]), st.sampled_from([wire.TARGET_SIDE, wire.TRUTH_SIDE])),
+        st.lists(finite, max_size=4).map(lambda values: np.array(values, dtype=np.float64)),
+    )
+    votes = st.none() | st.lists(st.lists(finite, min_size=2, max_size=2), max_size=3).map(
+        lambda rows: np.array(rows, dtype=np.float64).reshape(-1, 2)
+    )
+    counts = st.dictionaries(st.sampled_from(["answered", "known"]), st.integers(0, 2**40))
+    measures = st.dictionaries(st.sampled_from(["cells", "js"]), st.floats(0, 1e6), min_size=1)
+    parts = st.tuples(st.sampled_from(["held-out", "training"]), st.sampled_from(["pluralllm", "uniform"]))
+    fields = names, rewards, votes, counts, st.dictionaries(parts, measures), votes
+    return tuple(wire.GroupReply(*map(draw, fields)) for _ in range(draw(st.integers(0, 3))))
+
+
+@settings(deadline=None)  # no test here is about time
+@given(replies())
+def test_replies_arrive_as_they_were_sent_whatever_the_groups_are_called(sent):
+    got = wire.unpack_replies(cross_records(wire.pack_replies(sent)))
+    assert [reply.group for reply in got] == [reply.group for reply in sent]
+    for g, s in zip(got, sent, strict=True):
+        assert (g.counts, g.sums) == (s.counts, s.sums)
+        assert g.rewards.keys() == s.rewards.keys()
+        assert all(same(g.rewards[key], s.rewards[key]) for key in s.rewards)
+        assert (g.votes_QK is None) == (s.votes_QK is None)
+        assert s.votes_QK is None or same(g.votes_QK, s.votes_QK)
+        assert (g.held_out_HK is None) == (s.held_out_HK is None)
+        assert s.held_out_HK is None or same(g.held_out_HK, s.held_out_HK)
+
+
+def totals() -> RecordDict:
+    sent = wire.Totals(np.array([[1.5, 0.5], [0.0, 0.0]]), np.array([2, 0]), ("A", "B|1"))
+    return cross_records(wire.pack_totals(sent))
+
+
+def test_totals_arrive_as_they_were_sent_where_they_were():
+    got = wire.unpack_totals(totals())
+    assert got.answer_QK.tolist() == [[1.5, 0.5], [0.0, 0.0]]
+    assert got.count_Q.tolist() == [2, 0]
+    assert got.groups == ("A", "B|1")
+    assert wire.unpack_totals(RecordDict()) is None
+
+
+@pytest.mark.parametrize(("key", "value"), [("answer", np.ones(2)), ("count", np.ones(2)), ("names", [1])])
+def test_totals_of_another_kind_are_no_part_of_the_protocol(key, value):
+    content = totals()
+    content["within" if key == "names" else "totals"][key] = value if key == "names" else Array(value)
+    with pytest.raises(ValueError, match="does not follow the protocol"):
+        wire.unpack_totals(content)
+
+
+WEIGHTS = {
+    "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "none": np.zeros((0, 3), np.float32),
+    "bias": np.array([7, 8], np.float32),
+    "share": np.array(9, np.float32),
+}
+SHAPES = {name: value.shape for name, value in WEIGHTS.items()}
+
+
+def test_weights_arrive_as_they_were_sent_in_one_array():
+    got = wire.unpack_weights(cross_records(wire.pack_weights(wire.arrays_record(WEIGHTS))))
+    assert [array.numpy().tolist() for array in got.values()] == [[7, 8, 0, 1, 2, 3, 4, 5, 9]]
+    arrays = wire.numpy_arrays(wire.split_weights(got, SHAPES))
+    assert list(arrays) == list(WEIGHTS)
+    assert all(same(arrays[name], value) for name, value in WEIGHTS.items())
+
+
+def test_the_order_of_weights_is_that_of_their_names_at_both_ends():
+    backwards = wire.arrays_record({name: WEIGHTS[name] for name in reversed(WEIGHTS)})
+    got = wire.split_weights(wire.join_weights(backwards), SHAPES)
+    assert list(got) == list(WEIGHTS)
+    assert all(same(array.numpy(), WEIGHTS[name]) for name, array in got.items())
+
+
+def test_weights_of_another_number_or_kind_are_no_part_of_the_protocol():
+    joined = wire.join_weights(wire.arrays_record(WEIGHTS))
+    for shapes in ({**SHAPES, "bias": (3,)}, {**SHAPES, "more": (1,)}, {"bias": (2,)}):
+        with pytest.raises(ValueError, match="a message with weights does not follow the protocol"):
+            wire.split_weights(joined, shapes)
+    for other in ({"v": np.zeros(9, np.float32)}, {"weights": np.zeros(9)}, {"weights": np.zeros((3, 3), np.float32)}):
+        with pytest.raises(ValueError, match="a message with weights does not follow the protocol"):
+            wire.split_weights(wire.arrays_record(other), SHAPES)
+    with pytest.raises(TypeError):  # numbers that would be rounded
+        wire.join_weights(wire.arrays_record({"w": np.zeros(2)}))
+
+
+def test_what_does_not_belong_to_the_protocol_stays_outside():
+    content = wire.pack_replies([wire.GroupReply("A", {("js", wire.TARGET_SIDE): np.array([0.5])})])
+    content["diary"] = ConfigRecord({"dear": "diary"})
+    content["more"] = ArrayRecord({"0": Array(np.ones(3))})
+    (reply,) = wire.unpack_replies(cross_records(content))
+    assert reply.group == "A"
+    assert list(reply.rewards) == [("js", wire.TARGET_SIDE)]
+    assert reply.votes_QK is None
+    assert reply.counts == {}
+
+
+def raw(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array("float64", (3,), stype, data)
+
+
+def numpy_header(shape: tuple[int, ...], descr: str) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.ones(3))
+    return file.getvalue()
+
+
+BAD_ARRAYS = {
+    "nothing": raw(b""),
+    "no array": raw(b"junk"),
+    "a broken archive": raw(b"PK\x03\x04" + bytes(50)),
+    "an archive": raw(npz()),
+    "cut short": raw(Array(np.ones(3)).data[:-1]),
+    "more than any memory": raw(numpy_header((10**13,), "<f8")),
+    "pickled": raw(numpy_header((1,), "|O") + bytes(8)),
+    "another library's": raw(Array(np.ones(3)).data, stype="torch"),
+    "text": Array(np.array(["0.5", "x"])),
+    "complex": Array(np.ones(3, dtype=complex)),
+    "whole numbers": Array(np.ones(3, dtype=int)),
+    "a number": Array(np.array(0.5)),
+    "three axes": Array(np.ones((1, 1, 1))),
+}
+
+
+@pytest.mark.parametrize("record", ["rewards", "votes", "held-out"])
+@pytest.mark.parametrize("bad", BAD_ARRAYS.values(), ids=BAD_ARRAYS.keys())
+def test_an_array_that_is_none_is_a_value_error_that_quotes_nothing(record, bad):
+    content = wire.pack_replies([wire.GroupReply("Secretland")])
+    content[record] = ArrayRecord({KEY if record == "rewards" else "0": bad})
+    with pytest.raises(ValueError, match=r"^a reply does not follow the protocol \(\w+\)$") as caught:
+        wire.unpack_replies(content)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": None},
+        *({"groups": ConfigRecord(names)} for names in ({}, {"names": "A"}, {"names": [1]}, {"names": b"A"})),
+        {"groups": MetricRecord({"names": 1})},
+        # Python would take place -1 for the last group
+        *(
+            {"rewards": ArrayRecord({key: Array(np.ones(2))})}
+            for key in ("1|js|targets", "-1|js|targets", "A|js|targets", "0|js", "0|js|targets|more")
+        ),
+        *({"votes": ArrayRecord({key: Array(np.eye(2))})} for key in ("1", "-1", "")),
+        *({"counts": MetricRecord({"0|answered": count})} for count in (0.5, [1, 2], float("nan"))),
+        *({"counts": MetricRecord({key: 1})} for key in ("1|answered", "-1|answered", "answered")),
+        *(
+            {"sums": MetricRecord({key: 1.0})}
+            for key in ("1|held-out|uniform|js", "-1|held-out|uniform|js", "0|held-out|js", "js")
+        ),
+    ],
+    ids=repr,
+)
+def test_a_reply_that_breaks_the_protocol_is_a_value_error(change):
+    content = wire.pack_replies([wire.GroupReply("A", {("js", wire.TARGET_SIDE): np.ones(2)}, np.eye(2), {"known": 3})])
+    assert wire.unpack_replies(content)[0].counts == {"known": 3}
+    for name, record in change.items():
+        content.pop(name, None)
+        if record is not None:
+            content[name] = record
+    with pytest.raises(ValueError, match="a reply does not follow the protocol"):
+        wire.unpack_replies(content)
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "value"),
+    [
+        *(("catalogue", name, None) for name in ("train", "embedding", "option")),
+        ("catalogue", "train", np.ones(3, dtype=bool)),  # three questions, elsewhere two
+        ("catalogue", "train", np.ones(2)),
+        ("catalogue", "embedding", np.ones((2, 2, 2), dtype=np.float32)),  # two options, elsewhere three
+        ("catalogue", "option", np.ones((1, 3), dtype=bool)),
+        ("catalogue", "option", np.ones(2, dtype=bool)),
+        *(("questions", "json", text) for text in ("", "[1, 2]", '[["a", "b", 3, null], ["a", "b", ["c"], null]]')),
+        *(("questions", "json", text) for text in ('[["a", "b", ["c"], null]]', "{}")),
+        ("answers", "question", np.array([0.0, 1.0])),
+        ("answers", "question", np.array([0, 1, 1])),  # three questions for two answers
+        ("answers", "question", np.array([[0, 1]])),
+        *(("answers", "prediction", value) for value in (np.ones(2), np.ones((2, 3), dtype=np.float32))),
+        *(("settings", "metrics", value) for value in ("js", [1])),
+        ("settings", "sides", ["elsewhere"]),
+        *(("settings", "draw", value) for value in ("x", 0.5)),
+    ],
+)
+def test_a_broken_catalogue_or_score_request_is_a_value_error(record, name, value):
+    request = wire.ScoreRequest(np.array([0, 1]), np.ones((2, 3)), ("js",))
+    content, unpack, what = wire.pack_score_request(request), wire.unpack_score_request, "score request"
+    if record in ("catalogue", "questions"):
+        content, unpack, what = wire.pack_catalogue(catalogue()), wire.unpack_catalogue, "catalogue"
+    del content[record][name]
+    if value is not None:
+        content[record][name] = Array(value) if isinstance(value, np.ndarray) else value
+    with pytest.raises(ValueError, match=f"a {what} does not follow the protocol"):
+        unpack(content)
+
+
+@pytest.mark.parametrize(
+    "unpack", [wire.unpack_replies, wire.unpack_score_request, wire.unpack_catalogue, wire.unpack_weights]
+)
+def test_an_empty_message_is_a_value_error(unpack):
+    with pytest.raises(ValueError, match="does not follow the protocol"):
+        unpack(RecordDict())

@@ -1,0 +1,103 @@
+"""What `appa survey` shows: the figures behind the picture, the picture's limits, the tables and the files."""
+
+from __future__ import annotations
+
+import struct
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from surveys import row, write
+from typer.testing import CliRunner
+
+from appa_flwr.launch import cli
+from appa_flwr.report import survey_picture as picture
+from appa_flwr.report.plots import style
+from appa_flwr.survey import read
+from appa_flwr.survey.types import Question, Rejection, Survey
+
+
+def survey(num_groups, num_questions=12, *, name="Group {} of $ everyone $ in a land with a very long name"):
+    rng = np.random.default_rng(3)
+    questions = tuple(
+        Question(f"q{q}", f"Does it cost ${q}, or {q}$?" * (1 + q % 3), ("a", "b")) for q in range(num_questions)
+    )
+    answers = {
+        name.format(g): {q.question_id: rng.dirichlet([1, 1]) for q in questions[: 1 + g % num_questions]}
+        for g in range(num_groups)
+    }
+    return Survey(questions, answers, (Rejection("file", 1, "q1", name.format(0), "too odd"),))
+
+
+def test_disagreement_against_hand_worked_numbers():
+    questions = tuple(Question(key, f"{key}?", ("a", "b")) for key in ("opposed", "agreed", "alone", "leaning"))
+    one, two, half = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.5, 0.5])
+    answers = {
+        "A": {"opposed": one, "agreed": half, "alone": one, "leaning": one},
+        "B": {"opposed": two, "agreed": half, "leaning": half},
+    }
+    found = picture.disagreement(Survey(questions, answers))
+    # Opposed: mean (1/2, 1/2); a point mass lies H(3/4) - H(1/2) / 2 = 0.8112781 - 0.5 bits from it.
+    # Leaning: mean (3/4, 1/4); A: H(7/8) - H(3/4) / 2 = 0.5435644 - 0.4056391, B: H(5/8) - (1 + H(3/4)) / 2.
+    assert found == pytest.approx(
+        {"opposed": 0.3112781, "agreed": 0.0, "leaning": (0.1379253 + 0.9544340 - 0.9056391) / 2}, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("num_groups", [1, 200])
+def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_groups):
+    data = picture.draw(survey(num_groups), tmp_path / "new" / "survey.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert 700 < width < 4000
+    assert 300 < height < 2600
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["survey.png"]
+
+
+def test_a_dollar_sign_is_no_formula_and_shows_without_a_backslash():
+    given = survey(2)
+    with mpl.rc_context(style.STYLE):
+        figure = picture._picture.__wrapped__(given, picture.disagreement(given))
+        labels = [label for axes in figure.axes for label in axes.get_yticklabels()]
+    names = [label.get_text() for label in labels]
+    assert "Group 1 of $ everyone $ in a land…" in names
+    assert not any("\\" in name for name in names)
+    assert not any(label.get_parse_math() for label in labels)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
+    picture.draw(survey(2, name="日本 {}"), tmp_path / "survey.png")
+
+
+def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    options = ["Yes", "No", "Refused"]
+    rows = [
+        row("q1", "[red]Small[/red]", [0.5, 0.25, 0.25], options=options),
+        row("q1", "Large", [0.5, 0.5, 0.0], options=options, n=50),
+        row("q2", "Large", [0.5, 0.5, 0.0], options=options, n=70),
+        row("q2", "[red]Small[/red]", [0.9, 0.9, 0.9], options=options),
+    ]
+    write(tmp_path / "mine.jsonl", rows)
+    result = CliRunner().invoke(cli.app, ["survey", "mine.jsonl", "-c", "data.refusals=separate"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    (small,) = [line for line in lines if line.startswith("│ [red]Small")]
+    (large,) = [line for line in lines if line.startswith("│ Large")]
+    assert lines.index(large) < lines.index(small)
+    assert "25.0%" in small
+    assert "distribution is off one" in small
+    assert "60" in large  # the median of 50 and 70
+    assert large.count("█") == 30 == 2 * small.count("█")
+    assert "2 questions, 2 groups, 1 cells left out" in lines
+    split = tmp_path / "mine-split"
+    files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl", "survey.png"]
+    assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files
+    assert lines[-1] == "picture of all groups: mine-split/survey.png"
+    small = read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate")
+    assert small.refusal_rates == {"[red]Small[/red]": {"q1": 0.25}}
+    args = ["survey", "mine.jsonl", "--out", "o", "-c", "data.min-questions=2", "-c", "data.min-respondents=60"]
+    assert "no usable answer" in str(CliRunner().invoke(cli.app, args).exception)
+    assert not (tmp_path / "o").exists()

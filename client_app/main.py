@@ -68,8 +68,6 @@ def catalogue(message: Message, context: Context) -> Message:
     config, policy = data.context_config(context), policy_of(context.node_config)
     data.check_allowed(config, policy)
     memory, digest = state.memory_of(context), state.digest(message.content)
-    if state.catalogue_digest(memory) not in ("", digest):
-        raise outgoing.Refused(wire.OTHER_CATALOGUE)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
@@ -94,7 +92,6 @@ def catalogue(message: Message, context: Context) -> Message:
                 truth_QK[row, : len(own)] = own
         state.remember_data(memory, d_g, truth_QK)
         counts = {"answered": len(d_g), "known": len(answers)}
-        counts["simulated"] = int(simulated)
         counts |= {"truth": int(policy.truth), "probes": int(policy.probes)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
         told = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
@@ -114,9 +111,9 @@ def _refusal(context: Context, policy: Policy, digest: str, group: str, parts: M
         return 0
     if len(parts["training"]) < policy.least_answers:
         return wire.FEW_ANSWERS
-    if not ledger.enter(digest, group, parts, least=policy.least_answers):
-        return wire.NEARLY_SAME
-    return 0 if ledger.first_of(str(context.run_id), digest) else wire.OTHER_CATALOGUE
+    if not ledger.first_of(str(context.run_id), digest):
+        return wire.OTHER_CATALOGUE
+    return 0 if ledger.enter(digest, group, parts, least=policy.least_answers) else wire.NEARLY_SAME
 
 
 @app.train()
@@ -168,7 +165,8 @@ def evaluate(message: Message, context: Context) -> Message:
 def targets(message: Message, context: Context) -> Message:
     """Write every group's target table from the final PluralLLM: from now on scoring is a look-up and a metric.
 
-    Sums tell the server how good the tables are, once in a run.
+    Sums tell the server how good the tables are. Once in a run: where there are tables, other weights change nothing,
+    since weights made for the purpose, sent again and again, would tell the answers bit by bit.
     """
     from client_app import predictor
     from pluralllm.population import mean_from_sums
@@ -178,11 +176,10 @@ def targets(message: Message, context: Context) -> Message:
     memory = state.memory_of(context)
     public, weights = state.catalogue(memory), wire.unpack_weights(message.content)
     names = state.groups(memory)
-    # Weights made for the purpose, sent again and again, would tell the answers bit by bit.
-    again = all(state.has_targets(memory, name) for name in names)
-    if not again:
-        digest = state.catalogue_digest(memory)
-        protection.count_reply(context, wire.TARGETS, digest=digest, limit=policy.target_replies)
+    if all(state.has_targets(memory, name) for name in names):
+        return outgoing.send(message, [wire.GroupReply(name) for name in names])
+    digest = state.catalogue_digest(memory)
+    protection.count_reply(context, wire.TARGETS, digest=digest, limit=policy.target_replies)
     if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(memory, weights)
     ours = predictor.load(config, weights, state.embedding(public), public.train_Q)
@@ -192,15 +189,13 @@ def targets(message: Message, context: Context) -> Message:
     for name in names:
         mine = state.data(memory, name)
         found = ours.table(mine, draw=0)
-        sums = {}
-        if not again:
-            truth, others = _held_out(memory, name, public, policy), None
-            if totals is not None:
-                own = truth if name in totals.groups else None
-                least = config.sums.min_groups
-                others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own, min_groups=least)
-            parts = ours.scores(mine, found, truth, least_held_out=policy.least_answers, mean_of_others=others)
-            sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
+        truth, others = _held_out(memory, name, public, policy), None
+        if totals is not None:
+            own = truth if name in totals.groups else None
+            least = config.sums.min_groups
+            others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own, min_groups=least)
+        parts = ours.scores(mine, found, truth, least=policy.least_answers, mean_of_others=others)
+        sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0), found.interval())
         replies.append(wire.GroupReply(name, sums=protection.rounded_sums(sums, policy)))
     return outgoing.send(message, replies)

@@ -189,7 +189,7 @@ class Predictor:
         targets: Targets,
         held_out: GroupData,
         *,
-        least_held_out: int,
+        least: int,
         mean_of_others: FloatArray | None,
     ) -> dict[str, dict[str, dict[str, float]]]:
         """How good a group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
@@ -198,15 +198,15 @@ class Predictor:
             data: the group's training answers.
             targets: its table; training answers are each predicted from the others.
             held_out: its answers to held-out questions.
-            least_held_out: fewest of them in a sum, and between two sums.
+            least: fewest answers in a sum, and between two sums; of training answers at least `MIN_TRAINING_CELLS`.
             mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown.
 
         Returns:
-            The part of the training answers is left out where they are fewer than `MIN_TRAINING_CELLS`. "context-4" and
-            the like are PluralLLM with so many context questions, left out for both parts where the answers are so few.
+            The part of the training answers is left out where they are so few. "context-4" and the like are PluralLLM
+            with so many context questions, left out for both parts then.
         """
-        parts = {wire.HELD_OUT_PART: held_out}
-        if len(data) >= MIN_TRAINING_CELLS:
+        parts, least_training = {wire.HELD_OUT_PART: held_out}, max(MIN_TRAINING_CELLS, least)
+        if len(data) >= least_training:
             parts[wire.TRAINING_PART] = data
         found = {
             part: local_sums(
@@ -220,9 +220,9 @@ class Predictor:
             )
             for part, truth in parts.items()
         }
-        found[wire.HELD_OUT_PART] = _without_small_differences(found[wire.HELD_OUT_PART], least_held_out)
+        found[wire.HELD_OUT_PART] = _without_small_differences(found[wire.HELD_OUT_PART], least)
         if wire.TRAINING_PART in parts:
-            found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART], MIN_TRAINING_CELLS)
+            found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART], least_training)
             for size in CONTEXT_SIZES:
                 for part, sums in self._sums_by_size(data, parts, size=size).items():
                     found[part][by_size(size)] = sums

@@ -26,6 +26,7 @@ from flwr.proto.message_pb2 import Context as ContextBytes
 from flwr.proto.message_pb2 import Message as MessageBytes
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
 from appa_flwr.owner.policy import AS_IN_SIMULATION
@@ -162,6 +163,10 @@ class InProcessGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
+
+
+class SimulatedGrid(InProcessGrid, InMemoryGrid):
+    """One that the server takes for Flower's simulation."""
 
 
 def flower_task() -> AbstractContextManager[None]:

@@ -201,7 +201,6 @@ class Federation:
         self._vote_shape = catalogue.option_QK.shape
         replies = self._brief(wire.CATALOGUE, wire.pack_catalogue(catalogue))
         self._require(replies, "take the catalogue of questions")
-        self.grid.simulated = all(reply.counts.get("simulated") for reply in replies.values())
         self.without_truth, self.without_probes = (
             tuple(name for name, reply in replies.items() if not reply.counts.get(what)) for what in ("truth", "probes")
         )

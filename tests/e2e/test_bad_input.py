@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import InProcessGrid, flower_task, simulated
+from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -101,7 +101,7 @@ def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, 
         "data.test-fraction": 0.3,
     }
     config = Config.load(flat)
-    grid = InProcessGrid(simulated(config, 2))
+    grid = SimulatedGrid(simulated(config, 2))
     with flower_task():
         federation = Federation(OverlapGrid(grid), min_groups=config.federation.min_groups, timeout=5.0)
         federation.gather(GROUPS, patience=0.0)

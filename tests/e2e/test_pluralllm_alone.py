@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flwr.app import Context, RecordDict
-from in_process import InProcessGrid, flower_task, simulated
+from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 from small import SMALL_PREDICTOR
 
 from appa_flwr.config import Config
@@ -40,7 +40,7 @@ def run(
     config = Config.load(
         {**flat, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}}
     )
-    grid = InProcessGrid(simulated(config, num_nodes))
+    grid = SimulatedGrid(simulated(config, num_nodes))
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         if not reported:  # seconds of plots
             patched.setattr(phases.report, "build", lambda path: path / "report.html")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakes import ROUNDING
 from flwr.app import Context, RecordDict
-from in_process import InProcessGrid, flower_task, simulated
+from in_process import SimulatedGrid, flower_task, simulated
 from peft import AutoPeftModelForCausalLM
 from real_surveys import GLOBALQA, needs_surveys
 from safetensors.torch import load_file
@@ -71,7 +71,7 @@ def run_of(folder, **keys):
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
         patched.setattr(server.report, "build", lambda path: path / "report.html")  # seconds of plots
-        main.app(InProcessGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        main.app(SimulatedGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
     return config
 
 

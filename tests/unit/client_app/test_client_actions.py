@@ -82,7 +82,7 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert reply.counts == {"answered": len(training), "known": len(own), "simulated": 0, "truth": 1, "probes": 0}
+        assert reply.counts == {"answered": len(training), "known": len(own), "truth": 1, "probes": 0}
         kept = state.data(state.memory_of(node.context), group)
         assert kept.question_N.tolist() == sorted(training)
         for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from client_node import TRAIN, Node, config_of, home_files, weights
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from in_process import deployed
 from small import AS_OWNERS_ASK
 
@@ -79,6 +79,24 @@ def test_few_held_out_answers_count_as_none(tmp_path):
         assert sums["held-out", "uniform"]["cells"] == 4 * enough
         assert (sums["held-out", "uniform"]["js"] > 0) == enough
         assert sums["training", "uniform"]["cells"] == 12
+
+
+def test_target_tables_are_made_once_in_a_run(tmp_path):
+    """Tables by other weights would each tell more, and no reply would have been counted for them."""
+    node = Owned(tmp_path)
+    assert node.take(node.cut(training=12, held_out=10)) == 0
+    made = weights(node.config)
+    assert node.groups(wire.TARGETS, wire.pack_weights(made))[GROUP].sums
+    other = ArrayRecord({name: 0.9 * value for name, value in made.to_torch_state_dict().items()})
+    memory = state.memory_of(node.context)
+    table_QK = state.targets(memory, GROUP)
+    assert not node.groups(wire.TARGETS, wire.pack_weights(other))[GROUP].sums
+    np.testing.assert_array_equal(state.targets(memory, GROUP), table_QK)
+    assert node.ledger.replies()[wire.TARGETS] == 1
+    node.run(2)
+    assert node.take(node.cut(training=12, held_out=10)) == 0
+    node.groups(wire.TARGETS, wire.pack_weights(other))
+    assert not np.array_equal(state.targets(state.memory_of(node.context), GROUP), table_QK)
 
 
 def test_a_run_has_one_catalogue(tmp_path):

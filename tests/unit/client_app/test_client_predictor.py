@@ -203,7 +203,13 @@ def test_only_the_groups_own_questions_are_scored_against_another_target(target,
     np.testing.assert_array_equal(ours.reward_table(nobody, mean, draw=0), mean.probability_QK)
 
 
-def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=None, **changes):
+def sums_of(ours, mine: GroupData, truth_QK, *, least=1, mean_of_others=None):
+    """What a group tells about its table with these training answers and all answers it has."""
+    held_out = predictor.held_out_answers(mine.group, truth_QK, ours.train_Q)
+    return ours.scores(mine, ours.table(mine, draw=0), held_out, least=least, mean_of_others=mean_of_others)
+
+
+def scored(start, embedding, answers: GroupData, *, count: int, least=1, mean_of_others=None, **changes):
     """Scores of a group whose first answers are training answers; all other questions are held out."""
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[answers.question_N] = True
@@ -212,18 +218,13 @@ def scored(start, embedding, answers: GroupData, *, count: int, mean_of_others=N
     truth_QK[answers.question_N] = answers.answer_NK
     truth_QK[~train_Q] = answers.answer_NK[0]
     ours = loaded(embedding, start, train_Q=train_Q, **changes)
-    found = ours.scores(
-        mine,
-        ours.table(mine, draw=0),
-        predictor.held_out_answers(mine.group, truth_QK, ours.train_Q),
-        least_held_out=1,
-        mean_of_others=mean_of_others,
-    )
-    return found, (~train_Q).sum()
+    return sums_of(ours, mine, truth_QK, least=least, mean_of_others=mean_of_others), (~train_Q).sum()
 
 
 def test_few_training_answers_are_not_scored_for_the_server(start, embedding, groups):
     few, _ = scored(start, embedding, groups[1], count=9)
+    assert few.keys() == {"held-out"}
+    few, _ = scored(start, embedding, groups[1], count=10, least=11)
     assert few.keys() == {"held-out"}
     enough, held_out = scored(start, embedding, groups[1], count=10)
     assert enough.keys() == {"held-out", "training"}
@@ -284,14 +285,7 @@ def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embeddin
     ours = loaded(embedding, start)
     for count in (len(whole), 0):
         known = GroupData("B", whole.question_N[:count], whole.answer_NK[:count])
-        sums = ours.scores(
-            known,
-            ours.table(known, draw=0),
-            predictor.held_out_answers(known.group, truth_QK, ours.train_Q),
-            least_held_out=1,
-            mean_of_others=None,
-        )
-        assert sums["held-out"]["pluralllm"]["cells"] == 0.0
+        assert sums_of(ours, known, truth_QK)["held-out"]["pluralllm"]["cells"] == 0.0
 
 
 def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from in_process import InProcessGrid, flower_task, simulated
+from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 from safetensors.torch import load_file
 from small import SMALL_PREDICTOR
 
@@ -76,7 +76,7 @@ def config_of(folder: Path, name: str, **changes: object) -> Config:
 
 def session(config: Config) -> InProcessGrid:
     """One life of the server, in which nobody knows where the global random numbers stand."""
-    grid = InProcessGrid(simulated(config, 2))
+    grid = SimulatedGrid(simulated(config, 2))
     load_model = server.base_models.load_model
 
     def loaded(*args, **kwargs):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
-from in_process import FEW, InProcessGrid, deployed, flower_task, request, simulated
+from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, request, simulated
 from small import SMALL_PREDICTOR
 
 from appa_flwr.config import Config
@@ -44,7 +44,8 @@ def config(**changes: object) -> Config:
 
 def told(chosen: Config, contexts: Mapping[int, Context]):
     """Join, catalogue and targets: the groups' replies to the last, the catalogue, and all messages."""
-    grid = InProcessGrid(contexts)
+    in_simulation = any("partition-id" in context.node_config for context in contexts.values())
+    grid = (SimulatedGrid if in_simulation else InProcessGrid)(contexts)
     with flower_task():
         federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
         catalogue = build_catalogue(chosen)
@@ -160,7 +161,7 @@ def test_the_server_uses_no_answers_that_a_deployed_node_sends(tmp_path, monkeyp
         first = replies[0]
         if first.counts and not liars:
             liars.append(first.group)
-            replies = [wire.GroupReply(first.group, counts=first.counts | {"simulated": 1}, held_out_HK=np.eye(2))]
+            replies = [wire.GroupReply(first.group, counts=first.counts, held_out_HK=np.eye(2))]
         return honest(replies)
 
     monkeypatch.setattr(wire, "pack_replies", generous)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from small import AS_OWNERS_ASK
 
+from appa_flwr.launch import deploy
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.deploy import SUBMITTER, Started, start
 from appa_flwr.launch.ports import LOOPBACK, free_port
@@ -100,11 +101,18 @@ class Deployment:
 
 
 @contextmanager
-def deployed(survey: Survey, folder: Path, *, nodes: bool = True) -> Iterator[Deployment]:
-    """A started server with a node a group (without `nodes`: none yet); nothing of it is left at the end."""
-    sites = prepare(survey, folder / "parties", host=LOOPBACK, port=free_port(), keys={}, bundle=bundle_hash(REPO))
+def deployed(
+    survey: Survey, folder: Path, *, nodes: bool = True, host: str = LOOPBACK, everywhere: bool = False
+) -> Iterator[Deployment]:
+    """A started server with a node a group (without `nodes`: none yet); nothing of it is left at the end.
+
+    Nodes find it at `host`; it listens at the loopback alone, or `everywhere`, as start.sh has it.
+    """
+    sites = prepare(survey, folder / "parties", host=host, port=free_port(), keys={}, bundle=bundle_hash(REPO))
     home = folder / "homes"
     with pytest.MonkeyPatch.context() as patched:
+        if everywhere:
+            patched.setattr(deploy, "LOOPBACK", "0.0.0.0")
         patched.setenv("XDG_CACHE_HOME", str(sites.server / "cache"))  # where a test can see what the server keeps
         try:
             yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)

@@ -1,38 +1,90 @@
-"""The app deployed as `appa deploy` makes it: a process, a folder and a key for each party, with TLS between them."""
+"""The app deployed as `appa deploy` makes it: a process, a folder and a key for each party, with TLS between them.
+
+From another machine a node can join and work, and nobody can submit, list or take anything. The other machine is this
+one, by an address of its own that is no loopback.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import os
+import re
 import signal
+import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
-from deployment import Deployment, deployed
+from deployment import REPO, Deployment, deployed
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from appa_flwr.launch import deploy, doctor
+from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.ports import LOOPBACK
+from appa_flwr.launch.sites import CONNECTION, Sites
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
 pytestmark = pytest.mark.slow
 
+OUTSIDE = next(
+    (
+        found.address
+        for addresses in psutil.net_if_addrs().values()
+        for found in addresses
+        if found.family == socket.AF_INET and not found.address.startswith("127.")
+    ),
+    "",
+)
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def survey() -> Survey:
     return generate(num_questions=40, num_groups=2, seed=1)
 
 
-@pytest.fixture
-def deployment(tmp_path: Path, survey: Survey) -> Iterator[Deployment]:
-    with deployed(survey, tmp_path) as found:
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, survey: Survey) -> Iterator[Deployment]:
+    where = {"host": OUTSIDE, "everywhere": True} if OUTSIDE else {}
+    with deployed(survey, tmp_path_factory.mktemp("deployment"), **where) as found:
         yield found
+
+
+def _status(sites: Sites, host: str, path: str) -> int:
+    """What a call gets that says of itself that it comes from the server's machine."""
+    trusting = ssl.create_default_context(cafile=str(sites.submitter / "ca.crt"))
+    with closing(http.client.HTTPSConnection(host, sites.port, timeout=10, context=trusting)) as connection:
+        connection.request("POST", path, body=b"", headers={"X-Forwarded-For": LOOPBACK, "Forwarded": "for=127.0.0.1"})
+        return connection.getresponse().status
+
+
+@pytest.mark.skipif(not OUTSIDE, reason="this machine has no address but its loopback's")
+def test_runs_are_submitted_at_the_server_alone(deployment, survey):
+    sites = deployment.sites
+    for path in ("/v1/control/start-run", "/v1/control/list-nodes", "/v1/runtime/acquire-task", "/docs"):
+        assert _status(sites, OUTSIDE, path) == 403
+        assert _status(sites, LOOPBACK, path) != 403
+    assert _status(sites, OUTSIDE, "/v1/fleet/pull-messages") != 403
+    found = {finding.what: finding.text for finding in doctor.party(sites.group(survey.groups[0]))}
+    assert re.fullmatch(r"[0-4] s (ahead of|behind) the server's", found["clock"])  # Flower tells its time
+
+    flower = deployment.started.parties[deploy.SUBMITTER].home / "config.toml"
+    here = flower.read_text()
+    flower.write_text(here.replace(LOOPBACK, OUTSIDE))
+    for command in (("run", str(REPO), CONNECTION), ("supernode", "list", CONNECTION)):
+        with pytest.raises(RunFailed):
+            deployment.flwr(*command)
+    flower.write_text(here)
+    assert json.loads(deployment.flwr("list", CONNECTION, "--format", "json"))["runs"] == []
 
 
 def _answers_found(folder: Path, survey: Survey) -> set[str]:

@@ -20,6 +20,7 @@ from appa_flwr.config.sections import RolloutSection
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats, wire
 from appa_flwr.protocol.rewards import js
+from server_app.federation import grid
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
@@ -64,6 +65,12 @@ class FakeBase:
 class GivenOrder:
     def take(self, count):
         return np.array(QUESTIONS[:count])
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """A node that hangs is given up at once, not after the minute that deployed ones get."""
+    monkeypatch.setattr(grid, "LEAST_SECONDS", 0.02)
 
 
 def scoring_nodes():

@@ -91,20 +91,9 @@ class Sites:
 
     def server_command(self, *, listen: str) -> list[str]:
         """Starts the server in its folder."""
-        command = [
-            "python",
-            "-P",
-            "-m",
-            "appa_flwr.launch.door",
-            "--host",
-            listen,
-            "--port",
-            str(self.port),
-            "--database",
-            STATE_FILE,
-        ]
-        command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
-        return [*command, "--enable-supernode-auth"]
+        command = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth"]
+        command += ["--host", listen, "--port", str(self.port), "--database", STATE_FILE]
+        return [*command, "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
 
     def group_lines(self, name: str, *, port: int) -> tuple[str, str]:
         """Two lines of shell that start a group's node in its folder; `port` is its own, for its own processes.

@@ -113,7 +113,7 @@ def ppo(
     repeats: Annotated[int, typer.Option(min=1, help="Processes a side, in turns.")] = 2,
     seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
     overrides: Keys = None,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/ppo_vs_trl"),
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/beside_trl"),
 ) -> None:
     """Compare our PPO engine with TRL's PPOTrainer; the keys are our side's."""
     if case not in (*CASES, ALL):

@@ -20,9 +20,9 @@ from flwr.clientapp import ClientApp
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import ledger_of
-from appa_flwr.owner.policy import Policy, policy_of
+from appa_flwr.owner.owner_policy import Policy, policy_of
 from appa_flwr.protocol import votes, wire
-from client_app import data, outgoing, protection, scoring, state
+from client_app import outgoing, protection, scoring, state, survey_answers
 from client_app.protection import Protection
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def _unknown(message: Message, context: Context) -> Message:
 @outgoing.guarded
 def roll_call(message: Message, context: Context) -> Message:
     """Say which groups live here."""
-    config = data.context_config(context)
+    config = survey_answers.context_config(context)
     policy_of(context.node_config)  # one that cannot be read lets nothing out, no name either
-    names = data.my_groups(config, context.node_config)
+    names = survey_answers.my_groups(config, context.node_config)
     return outgoing.send(message, [wire.GroupReply(name) for name in names])
 
 
@@ -65,21 +65,21 @@ def catalogue(message: Message, context: Context) -> Message:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
     from pluralllm.data import group_data
 
-    config, policy = data.context_config(context), policy_of(context.node_config)
-    data.check_allowed(config, policy)
+    config, policy = survey_answers.context_config(context), policy_of(context.node_config)
+    survey_answers.check_allowed(config, policy)
     memory, digest = state.memory_of(context), state.digest(message.content)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
     replies, refused = [], 0
-    simulated = not data.deployed(context.node_config)
-    names = data.my_groups(config, context.node_config)
-    for name, mine in data.answers(config, context.node_config, names).items():
+    simulated = not survey_answers.deployed(context.node_config)
+    names = survey_answers.my_groups(config, context.node_config)
+    for name, mine in survey_answers.answers(config, context.node_config, names).items():
         if isinstance(mine, UserError):
             # Only this group is missing then: which groups share a node is chance and must not change a run.
             log.error("group %s takes no part: its answers cannot be used: %s", name, mine)
             continue
-        answers = data.known_answers(config, context.node_config, mine, public.questions)
+        answers = survey_answers.known_answers(config, context.node_config, mine, public.questions)
         parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
         if refused := _refusal(context, policy, digest, name, parts):
             log.error("group %s takes no part: %s", name, wire.REFUSALS[refused])
@@ -122,8 +122,8 @@ def train(message: Message, context: Context) -> Message:
     """One round of PluralLLM's federated pretraining; the groups of a node are averaged by their number of answers."""
     from client_app import predictor
 
-    policy, config = policy_of(context.node_config), data.context_config(context)
-    data.check_training(config, policy)
+    policy, config = policy_of(context.node_config), survey_answers.context_config(context)
+    survey_answers.check_training(config, policy)
     memory = state.memory_of(context)
     public, groups = state.catalogue(memory), _training_groups(memory, config)
     settings = message.content.config_records["config"]
@@ -147,7 +147,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score a round's weights on the training groups' held-out questions: the server keeps the best round's."""
     from client_app import predictor
 
-    policy, config = policy_of(context.node_config), data.context_config(context)
+    policy, config = policy_of(context.node_config), survey_answers.context_config(context)
     if not policy.training:
         raise outgoing.Refused(wire.TRAINING_REFUSED)
     memory = state.memory_of(context)
@@ -169,10 +169,10 @@ def targets(message: Message, context: Context) -> Message:
     since weights made for the purpose, sent again and again, would tell the answers bit by bit.
     """
     from client_app import predictor
-    from pluralllm.population import mean_from_sums
+    from pluralllm.group_mean import mean_from_sums
 
-    config, policy = data.context_config(context), policy_of(context.node_config)
-    data.check_allowed(config, policy)
+    config, policy = survey_answers.context_config(context), policy_of(context.node_config)
+    survey_answers.check_allowed(config, policy)
     memory = state.memory_of(context)
     public, weights = state.catalogue(memory), wire.unpack_weights(message.content)
     names = state.groups(memory)
@@ -184,7 +184,7 @@ def targets(message: Message, context: Context) -> Message:
         state.remember_weights(memory, weights)
     ours = predictor.load(config, weights, state.embedding(public), public.train_Q)
     # Totals made for the purpose would tell a deployed group's answers by the scores that they earn.
-    totals = None if data.deployed(context.node_config) else wire.unpack_totals(message.content)
+    totals = None if survey_answers.deployed(context.node_config) else wire.unpack_totals(message.content)
     replies = []
     for name in names:
         mine = state.data(memory, name)
@@ -205,8 +205,8 @@ def targets(message: Message, context: Context) -> Message:
 @outgoing.guarded
 def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
-    config, policy = data.context_config(context), policy_of(context.node_config)
-    data.check_allowed(config, policy)
+    config, policy = survey_answers.context_config(context), policy_of(context.node_config)
+    survey_answers.check_allowed(config, policy)
     if not policy.votes:
         raise outgoing.Refused(wire.VOTES_REFUSED)
     kind = votes.DISTRIBUTION if config.sft.target == "mean" else votes.BALLOTS[config.task]
@@ -227,7 +227,7 @@ def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
     protection = Protection.of(context.node_config)
-    data.check_allowed(data.context_config(context), protection.policy)
+    survey_answers.check_allowed(survey_answers.context_config(context), protection.policy)
     if request.asked == wire.PROBES_ASKED and not protection.policy.probes:
         raise outgoing.Refused(wire.PROBES_REFUSED)
     memory = state.memory_of(context)
@@ -267,7 +267,7 @@ def _held_out(memory: state.Memory, group: str, public: wire.Catalogue, policy: 
 def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
     from client_app import predictor
 
-    memory, config = state.memory_of(context), data.context_config(context)
+    memory, config = state.memory_of(context), survey_answers.context_config(context)
     public = state.catalogue(memory)
     ours = predictor.load(config, state.weights(memory), state.embedding(public), public.train_Q)
     mine = state.data(memory, group)

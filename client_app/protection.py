@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flwr.app import Context
 
 from appa_flwr.owner.ledger import Ledger, digest, ledger_of
-from appa_flwr.owner.policy import Policy, policy_of
+from appa_flwr.owner.owner_policy import Policy, policy_of
 from appa_flwr.protocol import wire
 from client_app.outgoing import Refused
 

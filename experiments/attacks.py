@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from scipy.special import softmax
 
 from appa_flwr.config import Config
-from appa_flwr.owner.policy import AS_IN_SIMULATION, Policy
+from appa_flwr.owner.owner_policy import AS_IN_SIMULATION, Policy
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from appa_flwr.survey.types import Question

@@ -27,15 +27,15 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
-from appa_flwr.analysis.scores import alignment_scores
 from appa_flwr.config import GENERATED_SURVEY, Config, assemble
 from appa_flwr.core import markdown
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import votes, wire
 from appa_flwr.report.plots import style
-from appa_flwr.run import files
+from appa_flwr.run import run_files
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import ground_truth, population
 from client_app import scoring
@@ -286,7 +286,7 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     after = evaluated("grpo", load_model(config, str(out / POLICY), quantized=False))
     scores = [before, start, after, *reference_scores(setup)]
     content = {"config": config.flat(), "steps": steps, "scores": [asdict(row) for row in scores], "log": log}
-    files.write(out / RESULT, content)
+    run_files.write(out / RESULT, content)
     title = f"GRPO on the rewards of {len(setup.groups.groups)} groups, rule {config.rule}"
     replace_file(out / PLOT, plot(log, title=title))
     return scores

@@ -26,7 +26,7 @@ import typer
 
 from appa_flwr.analysis.aggregation import make
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.owner.policy import Policy
+from appa_flwr.owner.owner_policy import Policy
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.types import Question

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
+from appa_flwr.analysis.alignment import alignment_scores, skill_score
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
 from appa_flwr.analysis.deviations import deviations
 from appa_flwr.analysis.disagreement import disagreement
-from appa_flwr.analysis.scores import alignment_scores, skill_score
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, cells
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, cells
 from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation

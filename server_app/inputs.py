@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, votes, wire
-from appa_flwr.run.files import QUESTIONS
 from appa_flwr.run.records import QuestionCounts
+from appa_flwr.run.run_files import QUESTIONS
 from server_app.federation.catalogue import fitting_questions
 from server_app.federation.groups import Federation
 from server_app.models import sft

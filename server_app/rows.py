@@ -14,9 +14,9 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.cells import put
-from appa_flwr.run.files import DIFFERENCES, SUMMARY
+from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
+from appa_flwr.run.run_files import DIFFERENCES, SUMMARY
 from server_app import evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers

@@ -33,7 +33,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.run.files import (
+from appa_flwr.run.records import BASE_ROWS, Card, Iteration, PopulationSummary, SFTCard, SummaryRow
+from appa_flwr.run.resume import LAST_PHASE
+from appa_flwr.run.run_files import (
     CHECKPOINT_FILE,
     EXAMPLES,
     METRICS,
@@ -42,8 +44,6 @@ from appa_flwr.run.files import (
     SUMMARY,
     WEIGHTS_FILE,
 )
-from appa_flwr.run.records import BASE_ROWS, Card, Iteration, PopulationSummary, SFTCard, SummaryRow
-from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from server_app import checkpoint as checkpoints
@@ -51,19 +51,19 @@ from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
-from server_app.federation.keys import read_group_keys
 from server_app.inputs import PolicyInputs, Run, policy_inputs, taught_texts
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
-from server_app.models.card import model_card
 from server_app.models.exports import load_policy, save
+from server_app.models.model_card import model_card
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule, questions_of
 from server_app.predictor import phase as pluralllm_phase
-from server_app.predictor import scores as pluralllm_scores
+from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.predictor.strategies import DELTA, epsilon
 from server_app.predictor.weights import load_weights, save_weights
@@ -241,8 +241,8 @@ def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:
     train_Q = run.catalogue.train_Q
     sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int((~train_Q).sum())}
     with run.folder.phase("targets") as phase:
-        replies = run.federation.send_targets(weights, fault=lambda reply: pluralllm_scores.fault(reply.sums, sizes))
-        found = pluralllm_scores.scores(
+        replies = run.federation.send_targets(weights, fault=lambda reply: pooled_scores.fault(reply.sums, sizes))
+        found = pooled_scores.scores(
             {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
         )
         found["population"] = _population(run)

@@ -29,7 +29,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
-from appa_flwr.owner.policy import AS_IN_SIMULATION
+from appa_flwr.owner.owner_policy import AS_IN_SIMULATION
 from client_app.main import app
 
 RUN_ID = 1

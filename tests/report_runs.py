@@ -15,8 +15,8 @@ from appa_flwr.report import build
 from appa_flwr.report.artifacts import read_run
 from appa_flwr.report.page import page
 from appa_flwr.report.plots import style
-from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
 from appa_flwr.run.records import POLICIES, Card
+from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
 SIZES = ["1", "2", "4", "8", "16", "32", "64"]

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE
 from appa_flwr.analysis.fairness import FloatArray, fairness_per_question
-from appa_flwr.analysis.scores import GROUPS_TO_COMPARE
 
 Measure = Literal["Avg AS", "Min AS", "FI"]
 MEASURES: tuple[Measure, ...] = ("Avg AS", "Min AS", "FI")

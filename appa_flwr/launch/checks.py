@@ -11,7 +11,7 @@ import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, check_groups
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, writing
-from appa_flwr.run.files import ERROR_FILE, LOG_FILE, write_config
+from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, write_config
 from appa_flwr.survey.types import Rejection, Survey
 
 APP_NAME = "appa-flwr"

@@ -22,8 +22,8 @@ from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.shown import show
-from appa_flwr.run.files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 
 RUN_FAILED = 1
 USER_ERROR = 2
@@ -87,13 +87,18 @@ def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbos
     from appa_flwr.launch.flower import launch
 
     folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
-    from appa_flwr.report import predictor
+    from appa_flwr.report import accuracy
     from appa_flwr.report.artifacts import read_run
 
     found = read_run(folder).pluralllm
     if found is not None:
-        show(predictor.table(found), predictor.by_context(found), predictor.kept(found), predictor.note(found))
-        show(*predictor.uncertainty(found))
+        show(
+            accuracy.table(found),
+            accuracy.by_context(found),
+            accuracy.kept(found),
+            accuracy.note(found),
+        )
+        show(*accuracy.uncertainty(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 

@@ -20,9 +20,9 @@ from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, POLICY_FILE, STATE_FILE, Sites, prepare
-from appa_flwr.owner.policy import POLICY_VARIABLE, read_policy
-from appa_flwr.run.files import CONFIG_FILE, SUPERLINK_LOG
+from appa_flwr.owner.owner_policy import POLICY_VARIABLE, read_policy
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
 from appa_flwr.survey.export import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default

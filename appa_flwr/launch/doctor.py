@@ -51,7 +51,7 @@ from appa_flwr.launch.sites import (
     PROGRAMS,
     STATE_FILE,
 )
-from appa_flwr.owner.policy import read_policy
+from appa_flwr.owner.owner_policy import read_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.export import QUESTIONS_FILE
 

@@ -19,7 +19,7 @@ from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
 from appa_flwr.owner.ledger import Ledger, Release
-from appa_flwr.owner.policy import policy_file, read_policy
+from appa_flwr.owner.owner_policy import policy_file, read_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.types import Survey
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from appa_flwr.analysis.scores import Scores, alignment_scores
+from appa_flwr.analysis.alignment import Scores, alignment_scores
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
 

@@ -19,7 +19,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
 from appa_flwr.launch.ports import LAST_PORT, LOOPBACK
-from appa_flwr.owner.policy import POLICY_VARIABLE, policy_file
+from appa_flwr.owner.owner_policy import POLICY_VARIABLE, policy_file
 from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
 from appa_flwr.survey.types import Survey
 

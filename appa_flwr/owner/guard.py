@@ -19,7 +19,7 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.policy import POLICY_VARIABLE, read_policy
+from appa_flwr.owner.owner_policy import POLICY_VARIABLE, read_policy
 
 NOT_PINNED = "its owner's policy pins other bundles (bundle)"
 UNREADABLE = "its owner's policy cannot be read"

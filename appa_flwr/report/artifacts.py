@@ -18,18 +18,7 @@ import pandas as pd
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import cells
-from appa_flwr.run.files import (
-    CARD,
-    DIFFERENCES,
-    EXAMPLES,
-    LOG_FILE,
-    METRICS,
-    PHASES,
-    QUESTIONS,
-    SUMMARY,
-    read_config,
-)
+from appa_flwr.run import pair_scores
 from appa_flwr.run.records import (
     CEILINGS,
     TRAINED_POLICIES,
@@ -42,6 +31,17 @@ from appa_flwr.run.records import (
     QuestionCounts,
     Scores,
     SummaryRow,
+)
+from appa_flwr.run.run_files import (
+    CARD,
+    DIFFERENCES,
+    EXAMPLES,
+    LOG_FILE,
+    METRICS,
+    PHASES,
+    QUESTIONS,
+    SUMMARY,
+    read_config,
 )
 
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
@@ -134,7 +134,7 @@ def read_run(run_folder: Path) -> Run:
     """Reads whatever a run has written so far; absent files leave their part empty and add a line to `missing`.
 
     Raises:
-        UserError: see `appa_flwr.run.files.read_config` and `read`; or a policy has two rows under a metric.
+        UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a policy has two rows under a metric.
     """
     settings = read_config(run_folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
@@ -149,7 +149,7 @@ def read_run(run_folder: Path) -> Run:
         examples=EXAMPLES.read(run_folder) or (),
         differences=DIFFERENCES.read(run_folder),
         questions=QUESTIONS.read(run_folder),
-        cells=cells.read(run_folder),
+        cells=pair_scores.read(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):

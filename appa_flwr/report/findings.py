@@ -17,7 +17,7 @@ from appa_flwr.analysis.diagnosis import SAME_REWARD, plain_means
 from appa_flwr.analysis.disagreement import Disagreement
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, table
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.records import Iteration
 
 Measure = Literal["Avg AS", "Min AS"]

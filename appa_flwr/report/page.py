@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from appa_flwr.config.ranges import AUTO_METRICS
-from appa_flwr.report import findings, predictor, template
+from appa_flwr.report import accuracy, findings, template
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.report.plots.style import POLICY_STYLE
 from appa_flwr.run.records import CEILINGS, DO, FEW_SHOT, POLICIES, TRAINED_POLICIES, TRIVIAL_BASELINES, Card
@@ -279,14 +279,14 @@ def facts(run: Run) -> Iterable[tuple[str, str]]:
 
 def predictor_table(found: Card) -> Table:
     """The preference predictor's scores, a block of rows per part."""
-    rows = [(row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in predictor.rows(found)]
-    return _plain_table(predictor.HEAD, rows, texts=2, caption=predictor.note(found))
+    rows = [(row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in accuracy.rows(found)]
+    return _plain_table(accuracy.HEAD, rows, texts=2, caption=accuracy.note(found))
 
 
 def context_table(found: Card) -> Table | None:
     """Its scores by number of context answers, None where these were not measured."""
-    curves = predictor.context_curves(found)
-    return _plain_table(*predictor.context_rows(curves), texts=1, caption=predictor.CONTEXT_TITLE) if curves else None
+    curves = accuracy.context_curves(found)
+    return _plain_table(*accuracy.context_rows(curves), texts=1, caption=accuracy.CONTEXT_TITLE) if curves else None
 
 
 _JINJA = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -295,7 +295,7 @@ _JINJA.filters |= {
     "number": _number,
     "percent": _percent,
 }
-_JINJA.globals |= {"findings": findings, "predictor": predictor}
+_JINJA.globals |= {"findings": findings, "accuracy": accuracy}
 _JINJA.globals |= {
     made.__name__: made
     for made in (

@@ -1,4 +1,4 @@
-"""What a run writes, as models: its writers dump them and every reader loads them (`appa_flwr.run.files`).
+"""What a run writes, as models: its writers dump them and every reader loads them (`appa_flwr.run.run_files`).
 
 A field's place and name here are its place and name in the file.
 """
@@ -114,7 +114,7 @@ class Scores(Record):
     Attributes:
         fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
             takes for perfectly fair. NaN where none could; None in runs that did not measure it.
-        skill: Avg AS as a skill score (`appa_flwr.analysis.scores.skill_score`); None without the uniform answer's row.
+        skill: Avg AS as a skill score (`appa_flwr.analysis.alignment.skill_score`); None without a uniform row.
     """
 
     fi: float
@@ -352,7 +352,7 @@ class Card(Record):
         chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
             validated, 0 without training.
         population: the sums over the groups, None where none were made.
-        scores: agreement with the groups' own survey answers; see `server_app.predictor.scores`.
+        scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
         groups: group -> the same for it alone.
         calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
             survey answers within them as "coverage".

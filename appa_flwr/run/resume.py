@@ -8,7 +8,8 @@ from pathlib import Path
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import (
+from appa_flwr.run.records import Progress
+from appa_flwr.run.run_files import (
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -26,7 +27,6 @@ from appa_flwr.run.files import (
     WEIGHTS_FILE,
     read_config,
 )
-from appa_flwr.run.records import Progress
 
 LAST_PHASE = "report"
 # Where a run lies, how long it waits and how often it saves changes none of its numbers.

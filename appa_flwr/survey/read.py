@@ -21,11 +21,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.answers import Answer, Policy, answer_of
+from appa_flwr.survey.answer_filter import Answer, Policy, answer_of
 from appa_flwr.survey.cells import CellError, Reason
+from appa_flwr.survey.loaders import open_source
 from appa_flwr.survey.names import resolve
-from appa_flwr.survey.questions import Catalogue, PublicRow, Refusals, groups_of, public_rows
-from appa_flwr.survey.sources import open_source
+from appa_flwr.survey.question_rows import Catalogue, PublicRow, Refusals, groups_of, public_rows
 from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Table
 from appa_flwr.survey.types import FloatArray, Question, Rejection, Survey
 

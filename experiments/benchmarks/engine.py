@@ -39,7 +39,7 @@ from appa_flwr.config import Config, Scalar
 from appa_flwr.core import markdown
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run import files
+from appa_flwr.run import run_files
 from experiments import entry
 from experiments.benchmarks import sides
 from experiments.benchmarks.models import PAPER_MODELS, SMOLLM2, matmul_parameters, published, save_random, small_qwen3
@@ -178,7 +178,7 @@ def run_side(python: str, side: str, workload: Workload, *, scratch: Path, envir
     module, _, function = side.partition(".")
     code = f"from experiments.benchmarks import sides, {module}; sides.answer({module}.{function})"
     source, result, output = (scratch / f"{side}.{name}" for name in ("workload", "result", "log"))
-    files.write(source, asdict(workload))
+    run_files.write(source, asdict(workload))
     result.unlink(missing_ok=True)
     given = {**os.environ, **_QUIET, "PYTHONPATH": str(Path(experiments.__file__).parents[1]), **environment}
     with output.open("w") as log:
@@ -337,7 +337,7 @@ def table(results: Sequence[Result]) -> str:
 def save(out: Path, numbers: object, text: str) -> None:
     """Write a benchmark's numbers and table."""
     out.mkdir(parents=True, exist_ok=True)
-    files.write(out / "results.json", numbers)
+    run_files.write(out / "results.json", numbers)
     replace_file(out / "results.md", text.encode())
 
 
@@ -347,9 +347,9 @@ def federation_wait(run: Path) -> tuple[float, float]:
     Raises:
         UserError: the folder holds no iterations, or something else.
     """
-    lines = files.METRICS.read(run)
+    lines = run_files.METRICS.read(run)
     if not lines:
-        raise UserError(f"--run {run}: {files.METRICS.name} is not there, or holds no iteration yet")
+        raise UserError(f"--run {run}: {run_files.METRICS.name} is not there, or holds no iteration yet")
     return sum(line.seconds["federation_wait"] for line in lines), sum(sum(line.seconds.values()) for line in lines)
 
 

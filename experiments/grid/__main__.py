@@ -18,9 +18,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from experiments import entry
+from experiments.grid.grid_results import write_results
 from experiments.grid.plan import cells, read_grid
-from experiments.grid.results import write_results
-from experiments.grid.run import plan_text, run_cells
+from experiments.grid.runner import plan_text, run_cells
 
 
 def main(

@@ -19,8 +19,8 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import LEAST_SPIDER_GROUPS, RULE_STYLE, spider
-from appa_flwr.run.files import METRICS, SUMMARY
 from appa_flwr.run.records import Iteration, SummaryRow
+from appa_flwr.run.run_files import METRICS, SUMMARY
 from experiments.grid.plan import Cell
 
 COLUMN = 5.0

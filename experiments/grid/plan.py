@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 from appa_flwr.config import Config, Scalar, assemble, to_toml
 from appa_flwr.config.sources import flatten, on_its_preset
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.run.files import SFT_MODEL, WEIGHTS_FILE
 from appa_flwr.run.resume import FREE_KEYS
+from appa_flwr.run.run_files import SFT_MODEL, WEIGHTS_FILE
 
 Stage = Literal["predictor", "sft", "rule"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -37,8 +37,8 @@ from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, gr
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
+from pluralllm.group_mean import mean_from_sums, population_sums
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.population import mean_from_sums, population_sums
 from pluralllm.prediction import Targets, predict_targets
 from pluralllm.residual import SHARE_KEY
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, nearest_question

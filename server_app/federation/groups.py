@@ -19,7 +19,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
-from server_app.federation.keys import GroupKeys
+from server_app.federation.group_keys import GroupKeys
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -259,7 +259,7 @@ class Federation:
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
     ) -> dict[tuple[str, str], FloatArray]:
-        """Let the groups score answers; see `server_app.federation.rewards.Groups`, and `rewards` below."""
+        """Let the groups score answers; see `server_app.federation.group_rewards.Groups`, and `rewards` below."""
         messages = self.score_messages(request, iteration=iteration)
         replies = self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
         return self.rewards(request, replies)

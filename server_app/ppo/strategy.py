@@ -27,8 +27,8 @@ from appa_flwr.protocol import wire
 from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_rewards import AggregatedReward, aggregated_reward, group_means
 from server_app.federation.groups import Federation
-from server_app.federation.rewards import AggregatedReward, aggregated_reward, group_means
 from server_app.models.base import Base
 from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout

@@ -175,7 +175,7 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path):
 import pathlib
 from appa_flwr import report
 from appa_flwr.config import Config
-from appa_flwr.run.files import write_config
+from appa_flwr.run.run_files import write_config
 folder = pathlib.Path({str(tmp_path)!r}, "run")
 folder.mkdir()
 write_config(folder, Config())

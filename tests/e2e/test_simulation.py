@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.config import preset, split_names
 from appa_flwr.protocol import formats
-from appa_flwr.run.files import read_config
+from appa_flwr.run.run_files import read_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey

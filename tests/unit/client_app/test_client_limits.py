@@ -15,7 +15,7 @@ from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import wire
 from appa_flwr.survey.generate import generate
-from client_app import data, state
+from client_app import state, survey_answers
 from server_app.federation.catalogue import build_catalogue
 
 SURVEY = generate(num_questions=160, num_groups=2, seed=3)
@@ -118,7 +118,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
     """The other's answers would be used, and replies about them counted for the first one's questions."""
     node = Owned(tmp_path)
     first, other = node.cut(training=12, held_out=10), node.cut(training=30, held_out=10)
-    read, codes = data.answers, []
+    read, codes = survey_answers.answers, []
 
     def meanwhile(*args):
         found = read(*args)
@@ -127,7 +127,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
             codes[0] = node.take(other)
         return found
 
-    monkeypatch.setattr(data, "answers", meanwhile)
+    monkeypatch.setattr(survey_answers, "answers", meanwhile)
     assert node.take(first) == wire.OTHER_CATALOGUE
     assert codes == [0]
     memory = state.memory_of(node.context)

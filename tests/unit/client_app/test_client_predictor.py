@@ -17,7 +17,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from client_app import data, predictor
+from client_app import predictor, survey_answers
 from client_app.predictor import Predictor
 from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, group_data
@@ -56,7 +56,7 @@ def embedding() -> OptionEmbedding:
 def groups(embedding) -> list[GroupData]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
     found = []
-    for g, (name, mine) in enumerate(data.answers(CONFIG, {}, data.all_groups(CONFIG)).items()):
+    for g, (name, mine) in enumerate(survey_answers.answers(CONFIG, {}, survey_answers.all_groups(CONFIG)).items()):
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
         found.append(group_data(name, answers, embedding=embedding))
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.owner.policy import SIMULATION, Policy
+from appa_flwr.owner.owner_policy import SIMULATION, Policy
 from appa_flwr.protocol import wire
 from appa_flwr.survey.types import Question
 from client_app import scoring

@@ -14,10 +14,10 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch.checks import claim_run_folder
 from appa_flwr.launch.endings import RunFailed
-from appa_flwr.run import cells as single
-from appa_flwr.run.files import write_config
+from appa_flwr.run import pair_scores as single
 from appa_flwr.run.records import Iteration, SummaryRow
-from experiments.grid import pictures, plan, results, run
+from appa_flwr.run.run_files import write_config
+from experiments.grid import grid_results, pictures, plan, runner
 
 HERE = Path(__file__).parent
 EXPERIMENTS = Path(plan.__file__).parents[1]
@@ -193,7 +193,7 @@ class Launcher:
 
 
 def go(grid, cells, tmp_path, launcher):
-    return run.run_cells(grid, cells, tmp_path / "out", launch=launcher, say=lambda text: None)
+    return runner.run_cells(grid, cells, tmp_path / "out", launch=launcher, say=lambda text: None)
 
 
 def test_killed_and_started_again_no_cell_is_repeated(grid_file, tmp_path):
@@ -244,15 +244,15 @@ def test_a_failed_cell_stops_only_those_that_need_it_and_is_tried_again(grid_fil
 def test_a_cell_that_another_process_runs_is_left_to_it(grid_file, tmp_path, monkeypatch):
     grid, cells = planned(grid_file, tmp_path, only=["one", "tiny", "average"])
     launcher, output = Launcher(), tmp_path / "out"
-    (output / run.LOCKS).mkdir(parents=True)
-    held = lock(output / run.LOCKS / cells[1].name)
+    (output / runner.LOCKS).mkdir(parents=True)
+    held = lock(output / runner.LOCKS / cells[1].name)
 
     def pause(seconds):  # the other one ends while this one waits
         write_run(cells[1].config)
-        run.mark(output, cells[1]).write_text('{"seconds": 60}')
+        runner.mark(output, cells[1]).write_text('{"seconds": 60}')
         held.release()
 
-    monkeypatch.setattr(run.time, "sleep", pause)
+    monkeypatch.setattr(runner.time, "sleep", pause)
     outcome = go(grid, cells, tmp_path, launcher)
     assert outcome.done[cells[1].name] == 60
     assert cells[1].name not in [name for name, _ in launcher.started]
@@ -261,7 +261,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it(grid_file, tmp_path, mon
 
 def test_hours_are_measured_where_they_can_be(grid_file, tmp_path):
     grid, cells = planned(grid_file, tmp_path)
-    said = run.hours(grid, cells, {})
+    said = runner.hours(grid, cells, {})
     of = {cell.name: cell for cell in cells}
     assert {(of[name].stage, of[name].model, value) for name, value in said.items() if value == value} == {
         ("predictor", "", 0.5),
@@ -269,18 +269,18 @@ def test_hours_are_measured_where_they_can_be(grid_file, tmp_path):
         ("rule", "tiny", 2),
     }
     first = next(cell for cell in cells if (cell.stage, cell.model) == ("rule", "other"))
-    measured = run.hours(grid, cells, {first.name: 5400.0})
+    measured = runner.hours(grid, cells, {first.name: 5400.0})
     assert {value for name, value in measured.items() if (of[name].stage, of[name].model) == ("rule", "other")} == {1.5}
-    text = run.plan_text(grid, cells, tmp_path / "out")
+    text = runner.plan_text(grid, cells, tmp_path / "out")
     # 4 predictors of half an hour, 4 SFT of one and 8 rules of two
     assert "28 cells (4 predictor, 8 sft, 16 rule), 0 done; left: 22.0 h and those of unknown time" in text
 
 
 def test_the_tables_have_the_numbers_of_the_runs(grid_file, tmp_path):
     grid, cells = planned(grid_file, tmp_path, only=["one", "tiny"])
-    assert results.write_results(grid, cells, tmp_path / "out") is None
+    assert grid_results.write_results(grid, cells, tmp_path / "out") is None
     go(grid, cells, tmp_path, Launcher())
-    path = results.write_results(grid, cells, tmp_path / "out")
+    path = grid_results.write_results(grid, cells, tmp_path / "out")
     frame = pd.read_csv(path.with_suffix(".csv"))
 
     def value(policy, against, measure, less=None, column="value"):
@@ -318,14 +318,14 @@ def test_the_paper_s_figures_stand_beside_ours_where_the_models_are_the_paper_s(
         output = tmp_path / f"out-{scale}"
         grid = plan.read_grid(grid_file, scale=scale, only=["globalqa", "gemma-2-2b"])
         cells = plan.cells(grid, output, here=HERE)
-        run.run_cells(grid, cells, output, launch=Launcher(), say=lambda text: None)
-        text = results.write_results(grid, cells, output).read_text()
+        runner.run_cells(grid, cells, output, launch=Launcher(), say=lambda text: None)
+        text = grid_results.write_results(grid, cells, output).read_text()
         # ours .66; the paper's table has .839 for AVERAGE
         assert ("[paper 0.839, -0.179]" in text) == shown
 
 
 def test_the_paper_s_figures_are_those_of_its_tables():
-    figures = results._paper()
+    figures = grid_results._paper()
     assert len({key[:4] for key in figures}) == 60
     # from "tab:combined-value-ppo-base-sft" and "tab:combined-order-ppo-base-sft"
     assert figures["globalqa", "dpa", "llama-3.2-3b", "appa", "cosine", "Min AS"] == 0.885

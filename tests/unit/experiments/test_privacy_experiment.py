@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.owner.policy import Policy
+from appa_flwr.owner.owner_policy import Policy
 from experiments import attacks, privacy
 from experiments.stand_in import population
 

@@ -12,7 +12,7 @@ from scipy.spatial.distance import jensenshannon
 
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.scores import local_sums
-from server_app.predictor.scores import fault, scores
+from server_app.predictor.pooled_scores import fault, scores
 
 SIZES = {"training": 20, "held-out": 5}
 

@@ -19,7 +19,7 @@ from appa_flwr.protocol import formats, rewards, wire
 from appa_flwr.run.records import Scores, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.rewards import aggregated_reward
+from server_app.federation.group_rewards import aggregated_reward
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])

@@ -19,7 +19,7 @@ from in_process import flower_task
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import read_config
+from appa_flwr.run.run_files import read_config
 from server_app import main, run
 from server_app.models import base
 

@@ -20,8 +20,8 @@ from small import SMALL_PREDICTOR
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import METRICS
 from appa_flwr.run.records import BASE_ROWS
+from appa_flwr.run.run_files import METRICS
 from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue

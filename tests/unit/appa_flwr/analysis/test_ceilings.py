@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import (
     GAP_TOLERANCE,
     OBJECTIVES,
@@ -15,7 +16,6 @@ from appa_flwr.analysis.ceilings import (
     ceiling,
     shared_answer,
 )
-from appa_flwr.analysis.scores import alignment_scores
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import METRICS
 

@@ -10,8 +10,8 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
-from appa_flwr.run.files import ERROR_FILE
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import ERROR_FILE
 from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[4]

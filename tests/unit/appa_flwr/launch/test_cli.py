@@ -15,8 +15,8 @@ from appa_flwr.analysis.aggregation import RULES
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.run.files import write_config
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import write_config
 from appa_flwr.survey.cells import Reason
 
 REPO = Path(__file__).parents[4]

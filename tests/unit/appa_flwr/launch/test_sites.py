@@ -27,7 +27,7 @@ from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.credentials import make_certificates
 from appa_flwr.launch.sites import POLICY_FILE, prepare
 from appa_flwr.owner import guard
-from appa_flwr.owner.policy import POLICY_VARIABLE, Policy, read_policy
+from appa_flwr.owner.owner_policy import POLICY_VARIABLE, Policy, read_policy
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.policy import SIMULATION, Policy, described, policy_file, policy_of, read_policy
+from appa_flwr.owner.owner_policy import SIMULATION, Policy, described, policy_file, policy_of, read_policy
 
 
 def written(tmp_path, text):

@@ -27,7 +27,7 @@ from report_runs import (
 )
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import build, predictor
+from appa_flwr.report import accuracy, build
 from appa_flwr.run.records import POLICIES
 
 
@@ -266,7 +266,7 @@ def test_unseen_groups_are_marked(tmp_path: Path) -> None:
 def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Path) -> None:
     found = found_predictor(tmp_path)
     page = page_of(tmp_path)
-    table = page[page.index(escape(predictor.CONTEXT_TITLE)) :].split("</table>")[0]
+    table = page[page.index(escape(accuracy.CONTEXT_TITLE)) :].split("</table>")[0]
     assert cells(table, "Groups / questions") == ["Groups / questions", *SIZES, "Answers"]
     # 0.80 and 0.02 more a doubling
     seen = ["0.800", "0.820", "0.840", "0.860", "0.880", "0.900", "0.920", "240"]
@@ -274,7 +274,7 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
     # not measured at 4, 32 and 64; 240 answers scored at size 1 and 236 at 16
     unseen = ["0.700", "0.710", "–", "0.730", "0.740", "–", "–", "236 to 240"]
     assert cells(table, "unseen / held-out")[1:] == unseen
-    shown = predictor.by_context(found)
+    shown = accuracy.by_context(found)
     assert shown is not None
     assert [tuple(column.cells) for column in shown.columns[1:]] == list(zip(seen, unseen, strict=True))
     assert [column.header for column in shown.columns[1:]] == [*SIZES, "Answers"]
@@ -283,8 +283,8 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changed", "absent", "drawn"),
     [
-        ({"by_context": {}}, escape(predictor.CONTEXT_TITLE), "pluralllm"),
-        ({"by_context": {"seen/held-out": {}}}, escape(predictor.CONTEXT_TITLE), "pluralllm"),
+        ({"by_context": {}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
+        ({"by_context": {"seen/held-out": {}}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
         ({"rounds": [], "chosen": 0}, "were kept", "pluralllm_context"),
     ],
 )
@@ -292,7 +292,7 @@ def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
     tmp_path: Path, changed: dict[str, object], absent: str, drawn: str
 ) -> None:
     found = found_predictor(tmp_path, **changed)
-    assert (predictor.by_context(found) is None) == ("by_context" in changed)
+    assert (accuracy.by_context(found) is None) == ("by_context" in changed)
     page = built_page(tmp_path)
     assert absent not in page
     assert ">None<" not in page

@@ -15,9 +15,9 @@ import pytest
 import report_runs as made
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import build, findings, predictor
+from appa_flwr.report import accuracy, build, findings
 from appa_flwr.report.artifacts import read_run
-from appa_flwr.run import cells
+from appa_flwr.run import pair_scores
 
 
 def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
@@ -44,7 +44,10 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
     for policy, base in level.items():
         reward_GQ = np.full((2, 40), base)
         reward_GQ[:, :] += np.tile(gain_Q, 20) if policy == "ppo" else 0.0
-        cells.put(folder, cells.cells(policy, "js", cells.PREDICTIONS, reward_GQ, groups=groups, questions=questions))
+        pair_scores.put(
+            folder,
+            pair_scores.cells(policy, "js", pair_scores.PREDICTIONS, reward_GQ, groups=groups, questions=questions),
+        )
     summary = [made.row(policy, base + 0.02 * (policy == "ppo"), base + 0.02 * (policy == "ppo"))
                for policy, base in level.items()]  # fmt: skip
     run = read_run(made.write_run(folder, summary=summary))
@@ -159,7 +162,7 @@ def test_a_run_of_the_predictor_alone_lacks_nothing(tmp_path: Path) -> None:
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path) -> None:
     found = read_run(made.fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)).pluralllm
     assert found is not None
-    assert [(group.name, group.unseen, group.js) for group in predictor.by_group(found)] == [
+    assert [(group.name, group.unseen, group.js) for group in accuracy.by_group(found)] == [
         ("c", False, {"PluralLLM": 0.88}),
         ("b", False, {"PluralLLM": 0.89}),
         ("a", True, {"PluralLLM": 0.9}),
@@ -170,7 +173,7 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
     page = made.page_of(made.write_run(tmp_path, config=made.CONFIG, pluralllm=made.predictor_card()))
     shown = [
         (entry.part, entry.predictor, entry.scores[0], entry.cells)
-        for entry in predictor.rows(made.found_predictor(tmp_path))
+        for entry in accuracy.rows(made.found_predictor(tmp_path))
     ]
     assert shown == [
         ("seen / held-out", "PluralLLM", 0.93, 240),
@@ -190,15 +193,15 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
 
 
 def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
-    note = predictor.note(made.found_predictor(tmp_path, population={"min_groups": 4, "held_out": 35}))
+    note = accuracy.note(made.found_predictor(tmp_path, population={"min_groups": 4, "held_out": 35}))
     assert "each of at least 4, were made for 35 held-out questions." in note
     scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
     found = made.found_predictor(tmp_path, scores=scores, population=None)
-    assert predictor.note(found).endswith(
+    assert accuracy.note(found).endswith(
         "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), too few groups "
         "answered the same questions (key sums.min-groups), or they are deployed, and send no answers."
     )
-    assert "mean of the other" not in predictor.trust(found)[0]
+    assert "mean of the other" not in accuracy.trust(found)[0]
 
 
 def test_the_worst_group_is_named_before_and_after_ppo(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, 
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import files
-from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
+from appa_flwr.run import run_files
+from appa_flwr.run.run_files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
 FILES = {"metrics": METRICS, "summary": SUMMARY, "phases": PHASES, "examples": EXAMPLES, "pluralllm": CARD} | {
@@ -28,13 +28,13 @@ def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
             rows[0] |= {"fi": math.nan, "min_as": 1e-06, "survey": None}
         path.write_text(json.dumps(rows, indent=1) + "\n")
         before = path.read_bytes()
-        files.write(path, file.read(tmp_path))
+        run_files.write(path, file.read(tmp_path))
         assert path.read_bytes() == before
-    text = "".join(files.dumps(entry) + "\n" for entry in METRICS.read(tmp_path))
+    text = "".join(run_files.dumps(entry) + "\n" for entry in METRICS.read(tmp_path))
     assert text == (tmp_path / METRICS.name).read_text()
     card = CARD.read(tmp_path)
     assert list(card.by_context["unseen/held-out"]) == [16, 1, 2, 8]
-    files.write(tmp_path / CARD.name, card)
+    run_files.write(tmp_path / CARD.name, card)
     assert CARD.read(tmp_path) == card
 
 
@@ -44,8 +44,8 @@ def test_what_is_not_there_is_none(tmp_path):
 
 def test_the_config_reads_back(tmp_path):
     config = Config.load({"rule": "alpha", "appa.alpha": float("-inf"), "groups": "Österreich;b, c"})
-    files.write_config(tmp_path, config)
-    assert files.read_config(tmp_path) == config
+    run_files.write_config(tmp_path, config)
+    assert run_files.read_config(tmp_path) == config
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
     if content is not None:
         (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError) as refused:
-        files.read_config(tmp_path)
+        run_files.read_config(tmp_path)
     assert str(refused.value).startswith(says.format(folder=tmp_path))
     assert "\n" not in str(refused.value)
 

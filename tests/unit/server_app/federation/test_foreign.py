@@ -15,10 +15,10 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from server_app.federation.foreign import LENGTH, listed, plain
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import GroupKeys
 from server_app.federation.groups import MOST_NAMES, Federation
-from server_app.federation.keys import GroupKeys
+from server_app.predictor.pooled_scores import ALWAYS, fault
 from server_app.predictor.pretraining import pretrain
-from server_app.predictor.scores import ALWAYS, fault
 from server_app.run_folder import RunFolder
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07ends\r\nA line\x00of\u2028its\u202eown\u2066\ud800\x9b"

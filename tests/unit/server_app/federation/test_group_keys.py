@@ -20,8 +20,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.protocol import wire
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
-from server_app.federation.keys import read_group_keys
 
 NAMES = ("A", "B of the north")
 CATALOGUE = catalogue_of([2, 2], train=[True, False])

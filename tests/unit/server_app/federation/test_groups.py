@@ -17,7 +17,7 @@ from appa_flwr.protocol import wire
 from server_app.federation import groups as federations
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
-from server_app.predictor.scores import fault
+from server_app.predictor.pooled_scores import fault
 
 KEY = ("js", wire.TARGET_SIDE)
 TRUTH_KEY = ("js", wire.TRUTH_SIDE)

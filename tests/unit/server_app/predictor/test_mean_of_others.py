@@ -18,10 +18,10 @@ from appa_flwr.protocol import wire
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 from client_app import predictor, state
-from client_app.data import all_groups
 from client_app.main import app
+from client_app.survey_answers import all_groups
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import mean_from_sums, population_sums
+from pluralllm.group_mean import mean_from_sums, population_sums
 from pluralllm.scores import measure_sums
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from appa_flwr.survey.cells import CellError, Reason, parse_distribution, parse_quantity
-from appa_flwr.survey.questions import Entry, PublicRow, Refusals
+from appa_flwr.survey.question_rows import Entry, PublicRow, Refusals
 from appa_flwr.survey.tables import PRIVATE
 from appa_flwr.survey.types import FloatArray
 

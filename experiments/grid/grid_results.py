@@ -19,11 +19,11 @@ from appa_flwr.analysis.intervals import MEASURES, Interval, levels, paired_diff
 from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, read, table
-from appa_flwr.run.files import SUMMARY
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, read, table
+from appa_flwr.run.run_files import SUMMARY
 from experiments.grid import pictures
 from experiments.grid.plan import Cell, Grid
-from experiments.grid.run import done
+from experiments.grid.runner import done
 from experiments.study import interval
 
 FORMAT = "format"

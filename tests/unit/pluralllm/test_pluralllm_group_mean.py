@@ -7,7 +7,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import mean_from_sums, population_sums
+from pluralllm.group_mean import mean_from_sums, population_sums
 
 TABLE = OptionEmbedding(("a", "b", "c"), np.zeros((3, 2, 5), np.float32), np.ones((3, 2), np.bool_))
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.files import SCORES_FILE
+from appa_flwr.run.run_files import SCORES_FILE
 
 COLUMNS = ("policy", "metric", "against", "group", "question", "reward")
 PREDICTIONS, SURVEY = "predictions", "survey"

@@ -13,7 +13,7 @@ from flwr.app import Context
 
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.policy import Policy
+from appa_flwr.owner.owner_policy import Policy
 from appa_flwr.protocol import wire
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, cells, put, read, table
-from appa_flwr.run.files import SCORES_FILE
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, cells, put, read, table
+from appa_flwr.run.run_files import SCORES_FILE
 
 GROUPS, QUESTIONS = ("A", "B"), ("q1", "q2", "q3")
 NAN = np.nan

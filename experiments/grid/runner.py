@@ -14,8 +14,8 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, replace_file
 from appa_flwr.launch.endings import RunFailed
-from appa_flwr.run.files import CONFIG_FILE, dumps, read
 from appa_flwr.run.resume import finished
+from appa_flwr.run.run_files import CONFIG_FILE, dumps, read
 from experiments.grid.plan import STAGES, Cell, Grid, Stage
 
 DONE, LOCKS = "done", "locks"

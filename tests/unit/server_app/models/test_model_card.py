@@ -7,7 +7,7 @@ from huggingface_hub import ModelCard
 
 from appa_flwr.config import Config
 from appa_flwr.run.records import Scores, SummaryRow
-from server_app.models.card import model_card
+from server_app.models.model_card import model_card
 
 ROWS = [
     SummaryRow(

@@ -73,7 +73,7 @@ def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> Flo
         questions, np.ones(len(questions), bool), np.zeros((*option_QK.shape, 0), np.float32), option_QK
     )
     asked: list[list[FloatArray]] = [[] for _ in questions]
-    heard: list[list[float]] = [[] for _ in questions]
+    given_by_question: list[list[float]] = [[] for _ in questions]
     with tempfile.TemporaryDirectory() as folder:
         node = Protection(policy, Ledger(Path(folder) / "ledger.sqlite"))
         for turn in range(scores):
@@ -86,12 +86,12 @@ def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> Flo
                 break
             for q, score in enumerate(given_Q):
                 asked[q].append(answer_QK[q])
-                heard[q].append(2.0 * score - 1.0)
+                given_by_question[q].append(2.0 * score - 1.0)
     trust = max(EXACT, (2.0 * policy.reward_noise / SPREAD) ** 2)
     found_QK = people.target_GQK[1:].mean(0)
     for q, option_K in enumerate(option_QK):
         found_QK[q, option_K] = _solved(
-            np.array(asked[q])[:, option_K], np.array(heard[q]), found_QK[q, option_K], trust=trust
+            np.array(asked[q])[:, option_K], np.array(given_by_question[q]), found_QK[q, option_K], trust=trust
         )
     return np.asarray(found_QK)
 

@@ -21,8 +21,8 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.analysis.disagreement import disagreement
 from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import RULE_STYLE
 from experiments import entry
@@ -52,8 +52,8 @@ def ends(setting: Setting, seed: int, *, iterations: int, num_questions: int, nu
     scale, rule = setting
     people = population(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
     if rule == BEST:
-        stakes = disagreement(people.target_GQK, people.option_QK, metric="js")
-        return {"avg_as": np.nan, "min_as": stakes.min_of_fairest, "fi": np.nan}
+        differences = group_differences(people.target_GQK, people.option_QK, metric="js")
+        return {"avg_as": np.nan, "min_as": differences.min_of_fairest, "fi": np.nan}
     score_GQ = trained(RULES[rule], people, iterations=iterations, seed=seed)
     score_G = score_GQ.mean(axis=1)
     return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min()), "fi": fairness_index(score_GQ)}

@@ -20,7 +20,7 @@ import typer
 from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation import Rule, make
-from appa_flwr.analysis.diagnosis import NEVER
+from appa_flwr.analysis.group_differences import NEVER
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey import generate
 from appa_flwr.survey.arrays import as_arrays

@@ -15,13 +15,12 @@ from transformers import PreTrainedModel
 
 from appa_flwr.analysis.alignment import alignment_scores, skill_score
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
-from appa_flwr.analysis.deviations import deviations
-from appa_flwr.analysis.disagreement import disagreement
+from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, cells
-from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
+from appa_flwr.run.records import CEILINGS, CapturedRecord, Differences, DifferencesRecord, Example, Scores, SummaryRow
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.models.base import Base
@@ -201,16 +200,16 @@ def frame(
             scored.append(score(federation, name, best, metrics=[metric], config=config, catalogue=catalogue))
     if config.reward_metric not in SOLVED_METRICS:
         return framed(None)
-    predicted = _stakes(target_GQK, option_JK, config)
+    predicted = _differences(target_GQK, option_JK, config)
     if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
         return framed(Differences(predicted=predicted))
-    heard = deviations(target_GQK, truth_GQK, option_JK)
-    survey = _stakes(truth_GQK, option_JK, config)
-    return framed(Differences(predicted=predicted, survey=survey, heard=Heard(**vars(heard))))
+    captured = deviations(target_GQK, truth_GQK, option_JK)
+    survey = _differences(truth_GQK, option_JK, config)
+    return framed(Differences(predicted=predicted, survey=survey, captured=CapturedRecord(**vars(captured))))
 
 
-def _stakes(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Stakes:
-    return Stakes(**vars(disagreement(target_GQK, option_QK, metric=config.reward_metric)))
+def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> DifferencesRecord:
+    return DifferencesRecord(**vars(group_differences(target_GQK, option_QK, metric=config.reward_metric)))
 
 
 def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from appa_flwr import report
 from appa_flwr.analysis import aggregation
-from appa_flwr.analysis.disagreement import generated_population
+from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
@@ -92,8 +92,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
     if config.survey == GENERATED_SURVEY:
         drawn = population(config.data, config.seed)
-        stakes = generated_population(**drawn).sentence(threshold=config.appa.fairness_threshold)
-        folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
+        differences = generated_differences(**drawn).sentence(threshold=config.appa.fairness_threshold)
+        folder.progress("survey", 1, 1, f"the generated population, by JS: {differences}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
     held_out = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.train_Q)]

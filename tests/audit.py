@@ -273,7 +273,7 @@ def holds(value: np.ndarray, row: np.ndarray) -> bool:
 
 
 def talked(world: World) -> InProcessGrid:
-    """A talk without a policy; ends early where the server refuses what it hears."""
+    """A talk without a policy; ends early where the server refuses a message."""
     grid = InProcessGrid(deployed(world.config, world.files))
     with contextlib.suppress(UserError, AggregationError):
         talk(grid, world.config)

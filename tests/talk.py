@@ -29,7 +29,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     """Ask the grid's groups everything that a run would, up to the first score.
 
     Raises:
-        UserError: the server refuses what it hears.
+        UserError: the server refuses a message.
         AggregationError: of Flower's, for the same reason.
     """
     catalogue = build_catalogue(config)

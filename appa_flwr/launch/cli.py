@@ -259,10 +259,10 @@ def diagnose(
 ) -> None:
     """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr.analysis import diagnosis
+    from appa_flwr.analysis import group_differences
 
-    found = diagnosis.diagnose(
-        read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=diagnosis.rules(chosen.appa)
+    found = group_differences.diagnose(
+        read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=group_differences.rules(chosen.appa)
     )
     table = Table("rule", "correlation of its reward with the plain mean's")
     for name, value in found.agreement.items():

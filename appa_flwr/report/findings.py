@@ -13,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from appa_flwr.analysis.diagnosis import SAME_REWARD, plain_means
-from appa_flwr.analysis.disagreement import Disagreement
+from appa_flwr.analysis.group_differences import SAME_REWARD, GroupDifferences, plain_means
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import Run, is_known
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
@@ -207,26 +206,26 @@ def worst_group(run: Run, *, survey: bool) -> str | None:
 
 
 def differences(run: Run) -> list[str]:
-    """How far this run could tell rules apart, in plain words; empty where nothing was compared."""
-    return [*_at_stake(run), *_other_rules(run.iterations)]
+    """The room that this run left rules to differ, in plain words; empty where nothing was compared."""
+    return [*_group_differences(run), *_other_rules(run.iterations)]
 
 
-def _at_stake(run: Run) -> Iterator[str]:
+def _group_differences(run: Run) -> Iterator[str]:
     found, threshold = run.differences, run.settings.appa.fairness_threshold
     if found is None:
         return
-    heard = found.heard
-    if heard is not None and is_known(heard.r) and is_known(heard.pair):
+    captured = found.captured
+    if captured is not None and is_known(captured.r) and is_known(captured.order):
         yield (
-            f"What PluralLLM hears of each group: its differences from the groups' mean correlate {heard.r:.2f} with "
-            f"the survey's (R2 {heard.r2:.2f}; 0 for a predictor that says the same for all), it tells of two groups "
-            f"which gives an option more in {heard.pair:.0%} of the clear cases (a coin: 50 %), and its differences "
-            f"are {heard.spread:.2f} times as large as the survey's (a best guess is as flat as the correlation)."
+            "How well PluralLLM captures what sets each group apart: predicted and true deviations from the groups' "
+            f"mean correlate {captured.r:.2f} (R2 {captured.r2:.2f}; 0 for one prediction for all), their pairwise "
+            f"order is right in {captured.order:.0%} of the clear cases (50 % by chance), and the predicted ones are "
+            f"{captured.spread:.2f} times as large (the best guess is as flat as the correlation)."
         )
     both = {"survey's answers": found.survey, "predictions, which rewards follow": found.predicted}
-    for name, stakes in both.items():
-        if stakes is not None:
-            words = Disagreement(**stakes.model_dump()).sentence(threshold=threshold)
+    for name, differences in both.items():
+        if differences is not None:
+            words = GroupDifferences(**differences.model_dump()).sentence(threshold=threshold)
             yield f"By the {name}: {words}."
 
 

@@ -173,8 +173,8 @@ class QuestionCounts(Record):
         return "; ".join([used, *left_out])
 
 
-class Stakes(Record):
-    """What is at stake among the groups on held-out questions; see `appa_flwr.analysis.disagreement.Disagreement`."""
+class DifferencesRecord(Record):
+    """Distance between groups on held-out questions, see `appa_flwr.analysis.group_differences.GroupDifferences`."""
 
     size: float
     min_of_average: float
@@ -182,28 +182,28 @@ class Stakes(Record):
     fairness: float
 
 
-class Heard(Record):
-    """How much of the groups' differences the predictions hold; see `appa_flwr.analysis.deviations.Deviations`."""
+class CapturedRecord(Record):
+    """Predicted beside true deviations, see `appa_flwr.analysis.group_differences.Deviations`."""
 
     r: float
     r2: float
-    pair: float
+    order: float
     spread: float
     size: float
 
 
 class Differences(Record):
-    """How the groups differ on the held-out questions by the training metric.
+    """Differences between the groups on the held-out questions, by the training metric.
 
     Attributes:
         predicted: of PluralLLM's targets.
         survey: of the groups' survey answers; None in a deployed run, where nobody but the group sees these.
-        heard: the one compared with the other; None as above.
+        captured: the one compared with the other; None as above.
     """
 
-    predicted: Stakes
-    survey: Stakes | None = None
-    heard: Heard | None = None
+    predicted: DifferencesRecord
+    survey: DifferencesRecord | None = None
+    captured: CapturedRecord | None = None
 
 
 class Phase(Record):

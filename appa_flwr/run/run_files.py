@@ -10,7 +10,7 @@ metrics.jsonl          a line a PPO iteration
 questions.json         how many questions the policy is asked
 summary.json           the scores of every policy, trivial baseline and ceiling
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
-differences.json       how the groups differ, and how much of it the predictor hears
+differences.json       differences between the groups, and how well PluralLLM captures them
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration

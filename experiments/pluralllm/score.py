@@ -37,7 +37,7 @@ from server_app.models.base import cache_folder
 
 # the share of training questions that choose the round, where the scored questions are in another file
 VALIDATION_SHARE = 0.1
-FIRST = ("js", "js_distance", "r", "r2", "pair", "spearman")
+FIRST = ("js", "js_distance", "r", "r2", "order", "spearman")
 SCORED = "scored"
 SIZES = "4,8,16,32,64,128"
 

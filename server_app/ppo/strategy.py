@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import Rule, State
-from appa_flwr.analysis.diagnosis import rollout_agreement
+from appa_flwr.analysis.group_differences import rollout_agreement
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
 from appa_flwr.protocol import wire

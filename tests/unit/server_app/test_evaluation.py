@@ -220,15 +220,15 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
         value_GQK = np.stack([tables[name][TEST_J] for name in there])
         away.append((value_GQK - value_GQK.mean(0))[:, CATALOGUE.option_QK[TEST_J]].ravel())
     assert (found.predicted.size, found.survey.size) == pytest.approx([values.std() for values in away])
-    assert found.heard.r == pytest.approx(np.corrcoef(*away)[0, 1])
-    assert found.heard.size == pytest.approx(found.survey.size)
+    assert found.captured.r == pytest.approx(np.corrcoef(*away)[0, 1])
+    assert found.captured.size == pytest.approx(found.survey.size)
 
 
 def test_deployed_the_survey_s_answers_are_not_probed(federation):
     assert not federation.simulated
     found = baselines(federation, CONFIG).differences
     assert truth_probed(federation) == [False] * 3
-    assert (found.survey, found.heard) == (None, None)
+    assert (found.survey, found.captured) == (None, None)
     assert found.predicted.size > 0
 
 
@@ -237,7 +237,7 @@ def test_without_survey_answers_to_held_out_questions_only_predictions_are_compa
     federation = federated({g: scoring_node({n: TABLES[n]}, {n: nothing}) for g, n in enumerate(GROUPS)}, CATALOGUE)
     federation.grid.simulated = True
     found = baselines(federation, CONFIG).differences
-    assert (found.survey, found.heard) == (None, None)
+    assert (found.survey, found.captured) == (None, None)
 
 
 def test_by_a_metric_without_ceilings_nothing_is_compared(federation):

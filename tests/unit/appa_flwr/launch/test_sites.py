@@ -37,7 +37,7 @@ PINNED = "ab" * 32
 
 
 def greeted(folder: Path, *, name: str, trusts: Path) -> bytes:
-    """What a client hears that calls a server of this folder by this name."""
+    """The answer to a client that calls a server of this folder by this name."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from surveys import bits, refused
 
-from appa_flwr.analysis.deviations import deviations
-from appa_flwr.analysis.disagreement import disagreement
+from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import (
@@ -129,7 +128,7 @@ def tables(questions, answers):
 @pytest.mark.parametrize("seed", range(5))
 def test_rules_can_differ_by_more_than_runs_do(seed):
     questions, truth = ground_truth(**SIZE, seed=seed)
-    found = disagreement(*tables(questions, truth), metric="js")
+    found = group_differences(*tables(questions, truth), metric="js")
     assert found.gap >= 0.03
     assert 0.85 < found.min_of_fairest < 0.95
 

@@ -23,7 +23,7 @@ from experiments.pluralllm.measures import Measured
 from experiments.pluralllm.protocol import recipe, train
 from pluralllm.encoders import hashed_ngrams
 
-FIRST = ["js", "js_distance", "r", "r2", "pair", "spearman"]
+FIRST = ["js", "js_distance", "r", "r2", "order", "spearman"]
 TRAINING, SCORED = ("A", "B", "C"), ("X", "Y")
 OPTIONS = ("Yes", "No", "Rarely")
 OLD = tuple(f"q{number}" for number in range(14))

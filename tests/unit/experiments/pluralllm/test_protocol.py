@@ -183,7 +183,7 @@ def test_scores_are_those_of_scipy_for_the_answers_of_each_part(problem):
         for score in (*uniform, *found.by_context[name].values()):
             assert score.answers == len(distances)
             assert score.js_distance == pytest.approx(1 - np.mean(distances), abs=1e-5)
-            assert (score.r, score.pair, score.spread) == pytest.approx((0.0, 0.5, 0.0), abs=1e-6)
+            assert (score.r, score.order, score.spread) == pytest.approx((0.0, 0.5, 0.0), abs=1e-6)
 
 
 def test_the_mean_of_others_knows_the_seen_groups_answers_and_never_the_own(survey, problem):
@@ -240,7 +240,7 @@ def test_measures_by_hand():
     natural = [math.sqrt(divergence * math.log(2)) for divergence in (0.3113, 0.0, 0.1379)]
     assert found.js_distance == pytest.approx(1 - sum(natural) / 3, abs=1e-4)
     # only question a has both groups: true deviations +-1/2, predicted +-1/8
-    assert (found.r, found.pair, found.spread) == pytest.approx((1.0, 1.0, 0.25))
+    assert (found.r, found.order, found.spread) == pytest.approx((1.0, 1.0, 0.25))
     assert found.r2 == pytest.approx(1 - 0.375**2 / 0.5**2)
     # stated 0.3, 0.1, 0.2 beside errors 0.46, 0, 0.31
     assert found.spearman == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""The starting model: its special tokens, its prompts, and what a user hears who names a wrong one.
+"""The starting model: its special tokens, its prompts, and what a user is told who names a wrong one.
 
 Axis letters: J answers, T tokens.
 """

@@ -34,7 +34,7 @@ from experiments.pluralllm.protocol import (
     report,
     train,
 )
-from experiments.study import Column, Setting, mean, spread, study
+from experiments.study import Setting, StudyColumn, mean, spread, study
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, UNIFORM
 from server_app.predictor.strategies import DELTA, epsilon
 
@@ -108,8 +108,8 @@ def main(
         range(seeds),
         partial(score, configs=configs),
         (
-            *(Column(f"lies: {lie}", "js", spread, case=lie) for lie in LIES),
-            Column(f"epsilon at delta = {DELTA:g}", "epsilon", partial(mean, form=".3g"), case=HONEST),
+            *(StudyColumn(f"lies: {lie}", "js", spread, case=lie) for lie in LIES),
+            StudyColumn(f"epsilon at delta = {DELTA:g}", "epsilon", partial(mean, form=".3g"), case=HONEST),
         ),
         output=output,
     )

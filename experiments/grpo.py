@@ -63,12 +63,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Score:
-    """One policy's, or one reference answer's, scores on the held-out questions against the true distributions.
+    """One method's scores on the held-out questions against the true distributions.
 
     All in [0, 1]; the format score is None for answers that no model wrote.
     """
 
-    policy: str
+    method: str
     avg_as: float
     min_as: float
     fi: float
@@ -206,17 +206,17 @@ def _rewards(line: Mapping[str, float]) -> list[float]:
     return [value for key, value in line.items() if key.startswith(LOGGED) and key not in WORDS]
 
 
-def score(policy: str, answers: Answers, setup: Setup) -> Score:
+def score(method: str, answers: Answers, setup: Setup) -> Score:
     """Scores of answers to the held-out questions."""
     config, metric = setup.config, setup.config.reward_metric
     reward_GJ = setup.groups.score(answers.request([metric]))[metric, wire.TARGET_SIDE]
     scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
     written = None if np.isnan(answers.format_score_J).any() else float(answers.format_score_J.mean())
-    return Score(policy, scores.avg_as, scores.min_as, scores.fairness_index, written)
+    return Score(method, scores.avg_as, scores.min_as, scores.fairness_index, written)
 
 
 def reference_scores(setup: Setup) -> list[Score]:
-    """The uniform answer and the best shared answers: the frame in which a learned score must be read."""
+    """The uniform answer and the best shared answers: the scale of a learned score."""
     test_J, option_JK = setup.test_J, setup.catalogue.option_QK[setup.test_J]
     found = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
     metric = setup.config.reward_metric
@@ -243,12 +243,12 @@ def plot(log: Sequence[Mapping[str, float]], *, title: str) -> Figure:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """A Markdown table, a row a policy."""
+    """A Markdown table, a row a method."""
     rows = [
-        [row.policy, *("-" if v is None else f"{v:.3f}" for v in (row.avg_as, row.min_as, row.fi, row.format_score))]
+        [row.method, *("-" if v is None else f"{v:.3f}" for v in (row.avg_as, row.min_as, row.fi, row.format_score))]
         for row in scores
     ]
-    return markdown.table(["policy", "Avg AS", "Min AS", "FI", "format"], rows)
+    return markdown.table(["method", "Avg AS", "Min AS", "FI", "format"], rows)
 
 
 def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(line, flush=True)) -> list[Score]:
@@ -269,12 +269,12 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     out.mkdir(parents=True, exist_ok=True)
     setup = set_up(config, say)
 
-    def evaluated(policy: str, model: PreTrainedModel) -> Score:
+    def evaluated(method: str, model: PreTrainedModel) -> Score:
         answers = evaluation.greedy_answers(
             model, setup.base, config, prompts=setup.prompts, question_J=setup.test_J, catalogue=setup.catalogue
         )
-        found = score(policy, answers, setup)
-        say(f"{policy}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")
+        found = score(method, answers, setup)
+        say(f"{method}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")
         return found
 
     before = evaluated("base", load_model(config, setup.base.source, quantized=False))

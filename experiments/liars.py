@@ -22,8 +22,8 @@ import typer
 
 from appa_flwr.analysis.aggregation import Rule
 from experiments import entry, stand_in
-from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, population, trained
-from experiments.study import Column, Setting, spread, study
+from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, trained, true_targets
+from experiments.study import Setting, StudyColumn, spread, study
 
 STRETCH = 3.0
 CAP = 2.0
@@ -49,10 +49,10 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 HONEST = "nobody"
 COLUMNS = (
-    Column("Avg AS", "avg_as", spread, case=HONEST),
-    Column("Min AS", "min_as", spread, case=HONEST),
+    StudyColumn("Avg AS", "avg_as", spread, case=HONEST),
+    StudyColumn("Min AS", "min_as", spread, case=HONEST),
     *(
-        Column(f"{who}, {lie}", who, partial(spread, form="+.3f"), case=lie, less=HONEST)
+        StudyColumn(f"{who}, {lie}", who, partial(spread, form="+.3f"), case=lie, less=HONEST)
         for lie in LIES
         for who in ("liar", "others")
     ),
@@ -62,7 +62,7 @@ COLUMNS = (
 def scores(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """What a rule ends with where the liar lies so: the score of the liar, and of the others on average."""
     rule, lie = setting
-    people = population(seed, num_questions=num_questions, num_groups=num_groups)
+    people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
     score_G = trained(RULES[rule], people, iterations=iterations, seed=seed, lie=LIES.get(lie)).mean(axis=1)
     others_G = np.delete(score_G, people.liar)
     found = {"avg_as": score_G.mean(), "min_as": score_G.min(), "liar": score_G[people.liar], "others": others_G.mean()}

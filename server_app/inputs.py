@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunInputs:
     """What every phase needs."""
 
     config: Config
@@ -55,7 +55,7 @@ class PolicyInputs:
     sft_QK: FloatArray | None
 
 
-def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray | None) -> PolicyInputs:
+def policy_inputs(run: RunInputs, base: Base, votes_GQK: FloatArray | None) -> PolicyInputs:
     """Prompts, the questions that can be asked and answered, and SFT's targets."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
@@ -83,7 +83,7 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray | None) -> PolicyI
     return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
 
 
-def taught_texts(run: Run, inputs: PolicyInputs) -> list[str]:
+def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:
     """What SFT teaches for every question, in the format asked for."""
     assert inputs.sft_QK is not None  # votes are needed where SFT is
     return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK)

@@ -1,4 +1,4 @@
-"""The rows of summary.json: the groups score what the policies, the same models otherwise read, and baselines answer.
+"""The rows of summary.json: the groups score what the models, the same models otherwise read, and baselines answer.
 
 No axis letters: arrays pass through.
 """
@@ -20,13 +20,13 @@ from appa_flwr.run.run_files import DIFFERENCES, SUMMARY
 from server_app import evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
-from server_app.inputs import PolicyInputs, Run, taught_texts
+from server_app.inputs import PolicyInputs, RunInputs, taught_texts
 
 
 def evaluate(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
+    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
-    """Let the groups score a policy's greedy answers to the held-out questions; `earlier` rows stay in summary.json.
+    """Let the groups score a model's greedy answers to the held-out questions; `earlier` rows stay in summary.json.
 
     With `eval.extra-rows` the result's rows go on with those of the same model otherwise read.
     """
@@ -41,12 +41,12 @@ def evaluate(
             evaluation.score, run.federation, metrics=metrics, config=config, catalogue=run.catalogue
         )
         scored = judged(name, answers)
-        rows, cells, shown = scored.rows, [scored.cells], [in_words(scored.rows[0])]
-        for policy, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
-            found = judged(policy, others)
-            rows, cells = [*rows, *found.rows], [*cells, found.cells]
-            shown.append(f"{policy}, {note}: {in_words(found.rows[0])}")
-        put(run.folder.path, pd.concat(cells))
+        rows, pair_scores, shown = scored.rows, [scored.pair_scores], [in_words(scored.rows[0])]
+        for method, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
+            found = judged(method, others)
+            rows, pair_scores = [*rows, *found.rows], [*pair_scores, found.pair_scores]
+            shown.append(f"{method}, {note}: {in_words(found.rows[0])}")
+        put(run.folder.path, pd.concat(pair_scores))
         run.folder.write(SUMMARY, (*earlier, *rows))
         for step, line in enumerate(shown, start=1):
             phase.step(step, len(shown), line)
@@ -54,9 +54,9 @@ def evaluate(
 
 
 def _otherwise_read(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs
+    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs
 ) -> Iterator[tuple[str, Answers, str]]:
-    """(policy, its answers, a note): the base model behind answered questions, and what each model would choose."""
+    """(method, its answers, a note): the base model behind answered questions, and what each model would choose."""
     config, catalogue, test_J = run.config, run.catalogue, inputs.test_J
     if name == "base":
         seen = getattr(model.config.get_text_config(), "max_position_embeddings", config.policy.max_sequence_length)
@@ -91,14 +91,14 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
+def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
     with run.folder.phase("baselines") as phase:
-        found = evaluation.frame(
+        found = evaluation.baseline_scores(
             run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
         )
         rows = evaluation.with_skill([*earlier, *found.rows])
-        put(run.folder.path, found.cells)
+        put(run.folder.path, found.pair_scores)
         run.folder.write(SUMMARY, tuple(rows))
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)

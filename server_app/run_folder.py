@@ -100,14 +100,14 @@ class RunFolder:
             self._append(LOG_FILE, f"failed: {reason}")
 
     @contextmanager
-    def phase(self, name: str, *, done: int = 0) -> Iterator[Phase]:
+    def phase(self, name: str, *, done: int = 0) -> Iterator[OpenPhase]:
         """Time a phase and report its steps.
 
         Args:
             name: of the phase; seconds of earlier sessions are added to.
             done: its steps that an earlier session has done.
         """
-        phase = Phase(self, name, done)
+        phase = OpenPhase(self, name, done)
         phase.step(0, 1, "begins")
         yield phase
         phase.save_seconds()
@@ -162,7 +162,7 @@ def _peak_mib() -> float | None:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
 
 
-class Phase:
+class OpenPhase:
     """One phase of a run; see `RunFolder.phase`."""
 
     def __init__(self, folder: RunFolder, name: str, done: int) -> None:

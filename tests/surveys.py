@@ -34,13 +34,15 @@ def write(path, rows):
     return path
 
 
-def read_group(path, group, *, strict=False, **policy):
+def read_group(path, group, *, strict=False, **answer_filter):
     """One group's answers.
 
     Raises:
         UserError: it has none that count.
     """
-    found = read.read_groups(path, (group,), policy=read.Policy(**{"refusals": "keep"} | policy), strict=strict)[group]
+    found = read.read_groups(
+        path, (group,), answer_filter=read.AnswerFilter(**{"refusals": "keep"} | answer_filter), strict=strict
+    )[group]
     if isinstance(found, UserError):
         raise found
     return found

@@ -1,4 +1,4 @@
-"""Every kind of message once, from the server's own code, without a policy."""
+"""Every kind of message once, from the server's own code, without a language model."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def ceiling(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: st
         raise unknown_name("objective", objective, valid=OBJECTIVES)
     targets_GQK, options_QK, present_GQ = _checked_targets(targets_GQK, options_QK)
     METRICS[metric](targets_GQK, targets_GQK, options_QK)  # says what is wrong with targets it cannot score
-    # A group's score is the mean over its own questions, so each of its cells weighs one over their number.
+    # A group's score is the mean over its own questions, so each of its pairs weighs one over their number.
     cell_GQ = present_GQ / present_GQ.sum(axis=1, keepdims=True)
     if objective == "min":
         return _fairest_answer(targets_GQK, options_QK, cell_GQ, metric=metric)
@@ -118,7 +118,7 @@ def best_weighted_answer(
     targets. `borda`: an assignment of options to positions. These are exact.
 
     Args:
-        targets_GQK: (G, Q, K), valid for the metric in every cell with a positive weight and free of NaN.
+        targets_GQK: (G, Q, K), valid for the metric and free of NaN where the weight is positive.
         options_QK: True for a real option (Q, K).
         weights_GQ: non-negative (G, Q). A question whose weights are all 0 is answered as if they were equal.
         metric: one of `SOLVED_METRICS`.
@@ -378,7 +378,7 @@ def _directions(values: FloatArray) -> FloatArray:
 
 
 def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> tuple[FloatArray, BoolArray, BoolArray]:
-    """Targets of the groups that have any, uniform where absent (such cells get no weight), and where they are."""
+    """Targets of the groups that have any, uniform where absent (such pairs get no weight), and where they are."""
     targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
     options_QK = np.asarray(options_QK, dtype=bool)
     if targets_GQK.ndim != 3 or targets_GQK.shape[1:] != options_QK.shape or not options_QK.any(axis=-1).all():
@@ -386,7 +386,7 @@ def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> t
         raise ValueError(f"expected targets (G, Q, K) and options (Q, K) with an option in every row, got {shapes}")
     present_GQ = ~(np.isnan(targets_GQK) & options_QK).any(axis=-1)
     if not present_GQ.any():
-        raise ValueError("there is no target to meet: every cell is absent")
+        raise ValueError("there is no target to meet: every (group, question) pair is absent")
     targets_GQK = np.where(options_QK, np.where(present_GQ[..., None], targets_GQK, 1.0), 0.0)
     has_any_G = present_GQ.any(axis=1)
     return targets_GQK[has_any_G], options_QK, present_GQ[has_any_G]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from appa_flwr.analysis.aggregation import RULES, Rule, State, make, parameters
 from appa_flwr.analysis.ceilings import ceiling
-from appa_flwr.analysis.fairness import fairness_of_cells
+from appa_flwr.analysis.fairness import sparse_fairness_index
 from appa_flwr.config.sections import APPASection
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.arrays import as_arrays
@@ -86,22 +86,22 @@ def deviations(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: Boo
     nothing = float("nan")
     known_GQ = ~np.isnan(np.where(option_QK, truth_GQK, 0.0)).any(axis=2)
     known_GQ &= (known_GQ.sum(axis=0) > 1) & (option_QK.sum(axis=1) > 1)
-    cell_GQK = known_GQ[:, :, None] & option_QK
-    if not cell_GQK.any():
+    valid_GQK = known_GQ[:, :, None] & option_QK
+    if not valid_GQK.any():
         return Deviations(nothing, nothing, nothing, nothing, nothing)
     count_Q1 = np.maximum(known_GQ.sum(axis=0), 1)[:, None]
 
     def centred(value_GQK: FloatArray) -> FloatArray:
-        kept_GQK = np.where(cell_GQK, value_GQK, 0.0)
-        deviation_L: FloatArray = (kept_GQK - kept_GQK.sum(axis=0) / count_Q1)[cell_GQK]
+        kept_GQK = np.where(valid_GQK, value_GQK, 0.0)
+        deviation_L: FloatArray = (kept_GQK - kept_GQK.sum(axis=0) / count_Q1)[valid_GQK]
         return deviation_L
 
     true_L, predicted_L = centred(truth_GQK), centred(prediction_GQK)
     true_size, predicted_size = float(true_L.std()), float(predicted_L.std())
     right = clear = 0.0
     for a, b in itertools.combinations(range(len(known_GQ)), 2):
-        cell_QK = cell_GQK[a] & cell_GQK[b]
-        true_gap_L, gap_L = ((value[a] - value[b])[cell_QK] for value in (truth_GQK, prediction_GQK))
+        valid_QK = valid_GQK[a] & valid_GQK[b]
+        true_gap_L, gap_L = ((value[a] - value[b])[valid_QK] for value in (truth_GQK, prediction_GQK))
         clear_L = np.abs(true_gap_L) > CLEAR_DIFFERENCE
         clear += clear_L.sum()
         right += (0.5 + 0.5 * np.sign(true_gap_L) * np.sign(gap_L))[clear_L].sum()
@@ -159,15 +159,15 @@ def group_differences(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, 
         return score_GQ
 
     average_GQ, fairest_GQ = scores("average"), scores("min")
-    cell_GQK = known_GQ[:, :, None] & option_QK
-    kept_GQK = np.where(cell_GQK, targets_GQK, 0.0)
+    valid_GQK = known_GQ[:, :, None] & option_QK
+    kept_GQK = np.where(valid_GQK, targets_GQK, 0.0)
     mean_QK = kept_GQK.sum(axis=0) / np.maximum(known_GQ.sum(axis=0), 1)[:, None]
     there_G = known_GQ.any(axis=1)
     return GroupDifferences(
-        size=float((kept_GQK - mean_QK)[cell_GQK].std()),
+        size=float((kept_GQK - mean_QK)[valid_GQK].std()),
         min_of_average=float(np.nanmean(average_GQ[there_G], axis=1).min()),
         min_of_fairest=float(np.nanmean(fairest_GQ[there_G], axis=1).min()),
-        fairness=fairness_of_cells(average_GQ, min_groups=2),
+        fairness=sparse_fairness_index(average_GQ, min_groups=2),
     )
 
 

@@ -115,7 +115,7 @@ def deploy(
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Make a folder for each party of a deployment, with certificate, key, policy, data and start script."""
+    """Make a folder for each party of a deployment, with certificate, key, owner's policy, data and start script."""
     if resume and (file or overrides or groups or not local):
         raise UserError(
             "--resume goes on with the keys the run began with: it takes --local, no FILE, no -c, no --groups"
@@ -145,7 +145,7 @@ def deploy(
     show(table)
     kept = deployment.not_pinning(sites, bundle)
     for name, pinned in kept.items():
-        show(f"{name}'s policy stays as it was, and pins {'another bundle' if pinned else 'none'}")
+        show(f"{name}'s owner's policy stays as it was, and pins {'another bundle' if pinned else 'none'}")
     if len(kept) < len(sites.groups):
         show(
             f"{'the other' if kept else 'all'} groups pin this checkout's app, bundle {bundle}; once it changes, each "

@@ -47,11 +47,11 @@ from appa_flwr.launch.sites import (
     GUARD,
     GUARD_SCRIPT,
     KEYS_FILE,
-    POLICY_FILE,
+    OWNER_POLICY_FILE,
     PROGRAMS,
     STATE_FILE,
 )
-from appa_flwr.owner.owner_policy import read_policy
+from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.export import QUESTIONS_FILE
 
@@ -141,7 +141,7 @@ def party(folder: Path) -> Iterator[Finding]:
 
 def is_group(folder: Path) -> bool:
     """Whether it is a group's folder, whose machine needs less."""
-    return _has(folder, "node.key", f"node.key{PUBLIC}", POLICY_FILE)
+    return _has(folder, "node.key", f"node.key{PUBLIC}", OWNER_POLICY_FILE)
 
 
 def _is_submitter(folder: Path) -> bool:
@@ -169,9 +169,9 @@ def _group(folder: Path) -> Iterator[Finding]:
     yield _look("folder", lambda: _private(folder, *folder.glob("*.sqlite*")))
     yield _look("node.key", lambda: _matches_public(folder / "node.key"))
     yield _look("data", lambda: _answers(folder / _named(_DATA, folder / "start.sh")))
-    yield (policy := _look(POLICY_FILE, lambda: str(read_policy(folder / POLICY_FILE))))
-    if policy.good:
-        yield _look("bundle", lambda: _pinned(folder / POLICY_FILE))
+    yield (owner_policy := _look(OWNER_POLICY_FILE, lambda: str(read_owner_policy(folder / OWNER_POLICY_FILE))))
+    if owner_policy.good:
+        yield _look("bundle", lambda: _pinned(folder / OWNER_POLICY_FILE))
     yield _look(GUARD, lambda: _guarded(folder))
     yield from _way_to_server(folder, "start.sh")
 
@@ -191,7 +191,7 @@ def _answers(path: Path) -> str:
 
 
 def _pinned(path: Path) -> str:
-    pinned = read_policy(path).bundle.split()
+    pinned = read_owner_policy(path).bundle.split()
     if not pinned:
         return "none is pinned: whatever code a run brings runs here; `appa group bundle` says what to pin"
     try:

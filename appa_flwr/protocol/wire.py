@@ -128,8 +128,8 @@ class GroupReply:
         votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft.target`
             is "mean" only, the distribution.
         counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its policy allows.
-        sums: (part, predictor) -> measure -> its sum over the group's answers of that part, with their number "cells":
-            how good PluralLLM is, and what costs nothing next to it.
+        sums: (part, predictor) -> measure -> its sum over the group's answers of that part, "answers" their number: how
+            good PluralLLM is, and what costs nothing next to it.
         held_out_HK: its answers to held-out questions, rows of NaN where it has none. In a simulation only.
     """
 

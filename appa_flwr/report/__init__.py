@@ -9,7 +9,7 @@ from pathlib import Path
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import accuracy, findings
-from appa_flwr.report.artifacts import Run, read_run
+from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
 from appa_flwr.run.records import Card
@@ -17,7 +17,7 @@ from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
-SPIDER_POLICIES = ("base", "sft", "ppo", "uniform")
+SPIDER_METHODS = ("base", "sft", "ppo", "uniform")
 
 Picture = tuple[str, bytes, str]
 """Name, PNG, text for those who cannot see it."""
@@ -40,14 +40,14 @@ def build(run_folder: Path) -> Path:
     return run.folder / REPORT_FILE
 
 
-def _pictures(run: Run) -> Iterable[Picture]:
+def _pictures(run: RunArtifacts) -> Iterable[Picture]:
     """Every picture the run has the numbers for."""
     metric = run.training_metric
     ways = [(name, way) for name, survey in truths(run) for way in findings.ways(run, survey=survey)]
     if ways:
         yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
-    scores = {policy: run.scores(policy, metric, survey=False) for policy in SPIDER_POLICIES}
-    per_group = {policy: found.per_group for policy, found in scores.items() if found is not None}
+    scores = {method: run.scores(method, metric, survey=False) for method in SPIDER_METHODS}
+    per_group = {method: found.per_group for method, found in scores.items() if found is not None}
     if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
         yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
     if run.iterations:
@@ -77,7 +77,7 @@ def _predictor_pictures(found: Card) -> Iterable[Picture]:
         )
 
 
-def _training_pictures(run: Run) -> Iterable[Picture]:
+def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
     """The pictures that need iterations; the run has at least one."""
     lines, found = run.iterations, findings.fall_back(run.iterations)
     title, threshold = "Fairness index", None

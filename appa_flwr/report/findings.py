@@ -15,7 +15,7 @@ import numpy as np
 
 from appa_flwr.analysis.group_differences import SAME_REWARD, GroupDifferences, plain_means
 from appa_flwr.analysis.intervals import Interval, paired_differences
-from appa_flwr.report.artifacts import Run, is_known
+from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
 from appa_flwr.run.records import Iteration
 
@@ -37,7 +37,7 @@ class Gain:
     """PPO's score in [0, 1] on a measure, and how far it lies above others, in [-1, 1] or None where they have none.
 
     Attributes:
-        intervals: policy -> PPO's difference to it with its interval, where the single scores are known.
+        intervals: method -> PPO's difference to it with its interval, where the single scores are known.
     """
 
     measure: Measure
@@ -47,9 +47,9 @@ class Gain:
     over_sft: float | None
     intervals: Mapping[str, Interval] = field(default_factory=dict)
 
-    def _above(self, policy: str, over: float) -> bool:
+    def _above(self, method: str, over: float) -> bool:
         """Whether PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
-        interval = self.intervals.get(policy)
+        interval = self.intervals.get(method)
         return over > SHOWN_TIE and (interval is None or interval.low > 0)
 
     @property
@@ -69,10 +69,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class Way:
-    """Where the policies stand between base and ceiling on one measure.
+    """Where the methods stand between base and ceiling on one measure.
 
     Attributes:
-        positions: policy -> score, of those measured among base, uniform, sft, ppo and the measure's ceiling.
+        positions: method -> score, of those measured among base, uniform, sft, ppo and the measure's ceiling.
         covered: (ppo - base) / (ceiling - base); None where the ceiling does not lie above base. 1 is the
             ceiling, negative is below base.
     """
@@ -101,25 +101,27 @@ class FallBack:
         return (self.total - self.fell_back) * HARDLY_EVER < self.total
 
 
-def _measured(run: Run, policies: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
-    """Policy -> score on the training metric, of those that were measured."""
+def _measured(run: RunArtifacts, methods: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
+    """Method -> score on the training metric, of those that were measured."""
     found = {}
-    for policy in policies:
-        if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
-            found[policy] = scores.avg_as if measure == "Avg AS" else scores.min_as
-    return {policy: value for policy, value in found.items() if is_known(value)}
+    for method in methods:
+        if (scores := run.scores(method, run.training_metric, survey=survey)) is not None:
+            found[method] = scores.avg_as if measure == "Avg AS" else scores.min_as
+    return {method: value for method, value in found.items() if is_known(value)}
 
 
-def gains(run: Run, *, survey: bool) -> tuple[Gain, ...]:
+def gains(run: RunArtifacts, *, survey: bool) -> tuple[Gain, ...]:
     """PPO's gains on the training metric, for Avg AS and Min AS; none where PPO was not evaluated.
 
     `survey`: against the survey truth instead of PluralLLM's targets.
     """
     intervals = {}
-    if run.cells is not None:
+    if run.pair_scores is not None:
         tables = {
-            policy: table(run.cells, policy, metric=run.training_metric, against=SURVEY if survey else PREDICTIONS)
-            for policy in ("ppo", *COMPARED)
+            method: table(
+                run.pair_scores, method, metric=run.training_metric, against=SURVEY if survey else PREDICTIONS
+            )
+            for method in ("ppo", *COMPARED)
         }
         pairs = {other: aligned(tables["ppo"], tables[other]) for other in COMPARED}
         intervals = {other: paired_differences([both]) for other, both in pairs.items() if both is not None}
@@ -171,15 +173,15 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
     return "PPO did not gain."
 
 
-def ways(run: Run, *, survey: bool) -> tuple[Way, ...]:
+def ways(run: RunArtifacts, *, survey: bool) -> tuple[Way, ...]:
     """How much of the way from base to the best shared answer PPO covers on the training metric.
 
     One way a measure for which base, PPO and that measure's ceiling were evaluated; `survey` as in `gains`.
     """
     found = []
     for measure in MEASURES:
-        policies = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
-        positions = _measured(run, policies, measure, survey=survey)
+        methods = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
+        positions = _measured(run, methods, measure, survey=survey)
         if {"base", "ppo", CEILING_OF[measure]} <= positions.keys():
             base, ceiling = positions["base"], positions[CEILING_OF[measure]]
             covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None
@@ -187,15 +189,15 @@ def ways(run: Run, *, survey: bool) -> tuple[Way, ...]:
     return tuple(found)
 
 
-def worst_group(run: Run, *, survey: bool) -> str | None:
+def worst_group(run: RunArtifacts, *, survey: bool) -> str | None:
     """What PPO under this rule did for the worst group, on the training metric; None where PPO was not evaluated."""
     worst = {}
-    for policy in ("sft", "ppo"):
-        scores = run.scores(policy, run.training_metric, survey=survey)
+    for method in ("sft", "ppo"):
+        scores = run.scores(method, run.training_metric, survey=survey)
         known = {name: value for name, value in (scores.per_group if scores else {}).items() if is_known(value)}
         if known:
             name = min(known, key=known.__getitem__)
-            worst[policy] = name, known[name]
+            worst[method] = name, known[name]
     if worst.keys() != {"sft", "ppo"}:
         return None
     (before, low), (after, high) = worst["sft"], worst["ppo"]
@@ -205,12 +207,12 @@ def worst_group(run: Run, *, survey: bool) -> str | None:
     )
 
 
-def differences(run: Run) -> list[str]:
+def differences(run: RunArtifacts) -> list[str]:
     """The room that this run left rules to differ, in plain words; empty where nothing was compared."""
     return [*_group_differences(run), *_other_rules(run.iterations)]
 
 
-def _group_differences(run: Run) -> Iterator[str]:
+def _group_differences(run: RunArtifacts) -> Iterator[str]:
     found, threshold = run.differences, run.settings.appa.fairness_threshold
     if found is None:
         return
@@ -263,7 +265,7 @@ def federation_share(iterations: tuple[Iteration, ...]) -> float | None:
     return sum(line.seconds.get("federation_wait", 0.0) for line in iterations) / total if total > 0 else None
 
 
-def total_seconds(run: Run) -> float | None:
+def total_seconds(run: RunArtifacts) -> float | None:
     """Seconds of all phases, or of all iterations where phases are unknown; None where both are."""
     if run.phases:
         return sum(phase.seconds for phase in run.phases)

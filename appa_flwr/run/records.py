@@ -12,25 +12,25 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 
-CARD_FORMAT = 3
+CARD_FORMAT = 4
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
-TRAINED_POLICIES = ("base", "sft", "ppo")
+TRAINED_METHODS = ("base", "sft", "ppo")
 FEW_SHOT = "few-shot"
 """The base model, not trained, behind answered training questions."""
-DO = {policy: f"{policy}-do" for policy in TRAINED_POLICIES}
-"""Policy -> the same model, read by the probabilities of the letters it would choose."""
+DO = {method: f"{method}-do" for method in TRAINED_METHODS}
+"""Method -> the same model, read by the probabilities of the letters it would choose."""
 BASE_ROWS = ("base", FEW_SHOT, DO["base"])
 TRIVIAL_BASELINES = ("uniform", "majority")
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
-"""Policy -> objective of the best shared answer."""
-POLICIES = (*TRAINED_POLICIES, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)
+"""Method -> objective of the best shared answer."""
+METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)
 
 MOSTLY = 0.5
 
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
-"""Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "cells", the answers scored."""
+"""Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "answers", their number."""
 
 
 class Record(BaseModel):
@@ -95,19 +95,19 @@ class Iteration(Record):
     sampler_outside_clip: float | None = None
 
 
-def _policy(name: str) -> str:
-    if name not in POLICIES:
-        raise ValueError(f"'{name}' is not one of {', '.join(POLICIES)}")
+def _method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")
     return name
 
 
 class _Evaluated(Record):
-    policy: Annotated[str, AfterValidator(_policy)]
+    method: Annotated[str, AfterValidator(_method)]
     metric: str
 
 
-class Scores(Record):
-    """One policy under one metric, against one kind of target; all but the skill in [0, 1].
+class ScoreRecord(Record):
+    """One method under one metric, against one kind of target; all but the skill in [0, 1].
 
     Source: Appendix "Group, Average, and Minimum Alignment Scores".
 
@@ -125,8 +125,8 @@ class Scores(Record):
     skill: float | None = None
 
 
-class SummaryRow(Scores, _Evaluated):
-    """A row of summary.json: a policy's scores under a metric, against PluralLLM's targets.
+class SummaryRow(ScoreRecord, _Evaluated):
+    """A row of summary.json: a method's scores under a metric, against PluralLLM's targets.
 
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
@@ -135,12 +135,12 @@ class SummaryRow(Scores, _Evaluated):
     """
 
     format_score: float | None
-    survey: Scores | None
+    survey: ScoreRecord | None
     readable: float | None = None
 
     @property
     def mostly_unreadable(self) -> bool:
-        """Whether less than half of the answers could be read, so that FI says nothing about the policy."""
+        """Whether less than half of the answers could be read, so that FI says nothing about the method."""
         return self.readable is not None and self.readable < MOSTLY
 
 
@@ -221,7 +221,7 @@ class Phase(Record):
 
 
 class Example(Record):
-    """A row of examples.json: a held-out question with the answers of two policies.
+    """A row of examples.json: a held-out question with the answers of two methods.
 
     Attributes:
         mean_reward: of PPO's answer, over the groups.
@@ -310,7 +310,7 @@ class Round(Record):
     validation: float | None = None
 
 
-class PopulationSummary(Record):
+class GroupSums(Record):
     """Of how many held-out questions the answers were summed over the groups.
 
     Attributes:
@@ -351,12 +351,12 @@ class Card(Record):
         rounds: every round.
         chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
             validated, 0 without training.
-        population: the sums over the groups, None where none were made.
+        group_sums: the sums over the groups, None where none were made.
         scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
         groups: group -> the same for it alone.
         calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
             survey answers within them as "coverage".
-        by_context: part -> number of context answers -> measure -> mean over answers, and "cells".
+        by_context: part -> number of context answers -> measure -> mean over answers, and "answers".
     """
 
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
@@ -368,7 +368,7 @@ class Card(Record):
     training: dict[str, Scalar]
     rounds: tuple[Round, ...] = ()
     chosen: int = Field(0, ge=0)
-    population: PopulationSummary | None = None
+    group_sums: GroupSums | None = None
     scores: PartScores = {}
     groups: dict[str, PartScores] = {}
     calibration: dict[str, Means] = {}

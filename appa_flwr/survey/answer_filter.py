@@ -12,7 +12,7 @@ from appa_flwr.survey.types import FloatArray
 
 
 @dataclass(frozen=True)
-class Policy:
+class AnswerFilter:
     """Which answers count; as in `read.read_survey`."""
 
     refusals: Refusals
@@ -30,7 +30,7 @@ class Answer:
     refusal_rate: float | None
 
 
-def answer_of(row: PublicRow, entry: Entry, policy: Policy) -> Answer:
+def answer_of(row: PublicRow, entry: Entry, answer_filter: AnswerFilter) -> Answer:
     """The answer in a row to its question.
 
     Raises:
@@ -39,13 +39,13 @@ def answer_of(row: PublicRow, entry: Entry, policy: Policy) -> Answer:
     cells = row.row.cells
     if PRIVATE not in cells:
         raise CellError(Reason.MISSING)
-    respondents = _respondents(cells, policy.min_respondents)
+    respondents = _respondents(cells, answer_filter.min_respondents)
     cell, num_options = cells[PRIVATE], len(entry.wording.options)
     shares = parse_distribution(cell, num_options, entry.kept)
     rate: float | None = None
-    if policy.refusals == "separate" and entry.kept is None:
+    if answer_filter.refusals == "separate" and entry.kept is None:
         rate = _reported_rate(cells)
-    elif policy.refusals == "separate":
+    elif answer_filter.refusals == "separate":
         rate = float(parse_distribution(cell, num_options)[list(entry.wording.refused)].sum())
     return Answer(row, shares, respondents, rate)
 

@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.answer_filter import Answer, Policy, answer_of
+from appa_flwr.survey.answer_filter import Answer, AnswerFilter, answer_of
 from appa_flwr.survey.cells import CellError, Reason
 from appa_flwr.survey.loaders import open_source
 from appa_flwr.survey.names import resolve
-from appa_flwr.survey.question_rows import Catalogue, PublicRow, Refusals, groups_of, public_rows
-from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Table
+from appa_flwr.survey.question_rows import PublicRow, QuestionEntries, Refusals, groups_of, public_rows
+from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyTable
 from appa_flwr.survey.types import FloatArray, Question, Rejection, Survey
 
 if TYPE_CHECKING:
@@ -35,7 +35,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 UNREADABLE: Final = "(unreadable)"
-__all__ = ["UNREADABLE", "PathLike", "Policy", "group_names", "read_groups", "read_questions", "read_survey", "summary"]
+__all__ = [
+    "UNREADABLE",
+    "AnswerFilter",
+    "PathLike",
+    "group_names",
+    "read_groups",
+    "read_questions",
+    "read_survey",
+    "summary",
+]
 
 
 def read_survey(
@@ -61,22 +70,24 @@ def read_survey(
 
     Returns:
         Questions with at least one usable answer, in the order of the file; distributions (K,), >= 0, sum 1; the
-        rejected rows (numbered as in `tables.Row`).
+        rejected rows (numbered as in `tables.SurveyRow`).
 
     Raises:
         UserError: a file that is missing, unreadable, of another format or without a needed column; an unknown or
             ambiguous group; a wanted group, or the whole file, without a usable answer; a wanted group with fewer than
             `min_questions`; with `strict` any rejection.
     """
-    return _survey(_open(path, refusals), groups, Policy(refusals, min_respondents, min_questions), strict=strict)
+    return _survey(_open(path, refusals), groups, AnswerFilter(refusals, min_respondents, min_questions), strict=strict)
 
 
-def _survey(table: Table, groups: Sequence[str] | None, policy: Policy, *, strict: bool = False) -> Survey:
+def _survey(
+    table: SurveyTable, groups: Sequence[str] | None, answer_filter: AnswerFilter, *, strict: bool = False
+) -> Survey:
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
     wanted = _wanted(table, groups)
-    catalogue: Catalogue = {}
-    rows = public_rows(table, catalogue, refusals=policy.refusals)
-    answers, rejections = _collect(table.source, rows, wanted, policy=policy, strict=strict)
+    catalogue: QuestionEntries = {}
+    rows = public_rows(table, catalogue, refusals=answer_filter.refusals)
+    answers, rejections = _collect(table.source, rows, wanted, answer_filter=answer_filter, strict=strict)
     if not answers:
         raise _unusable(table.source, "no usable answer", rejections)
     answered = {question_id for mine in answers.values() for question_id in mine}
@@ -110,7 +121,7 @@ def read_questions(
     table = _open(path, refusals)
     table.require(*PUBLIC_REQUIRED)
     wanted = _wanted(table, groups) if "group" in table.columns else None
-    catalogue: Catalogue = {}
+    catalogue: QuestionEntries = {}
     asked: set[str] = set()
     rejections: list[Rejection] = []
     for row in public_rows(table, catalogue, refusals=refusals):
@@ -126,14 +137,14 @@ def read_questions(
 
 
 def read_groups(
-    path: PathLike, groups: Sequence[str], *, policy: Policy, strict: bool = False
+    path: PathLike, groups: Sequence[str], *, answer_filter: AnswerFilter, strict: bool = False
 ) -> dict[str, Mapping[str, FloatArray] | UserError]:
     """Several groups' answers, each alone; other groups' answers are not looked at.
 
     Args:
         path: as in `read_survey`; a file of a single group may leave the column `group` out.
         groups: names, as in `read_survey`.
-        policy: which answers count; a group with fewer usable questions than its minimum has none.
+        answer_filter: which answers count; a group with fewer usable questions than its minimum has none.
         strict: a group with a bad row has none.
 
     Returns:
@@ -143,9 +154,9 @@ def read_groups(
     Raises:
         UserError: the file is missing, unreadable, of another format or without a needed column.
     """
-    table = _open(path, policy.refusals)
+    table = _open(path, answer_filter.refusals)
     table.require(*PUBLIC_REQUIRED, PRIVATE)
-    rows = tuple(public_rows(table, {}, refusals=policy.refusals))
+    rows = tuple(public_rows(table, {}, refusals=answer_filter.refusals))
     names = groups_of(table)
     found: dict[str, Mapping[str, FloatArray] | UserError] = {}
     for group in groups:
@@ -155,7 +166,7 @@ def read_groups(
                 concerned = [row for row in rows if row.group in ("", name)]
             else:
                 name, concerned = group, [replace(row, group=group) for row in rows]
-            answers, _ = _collect(table.source, concerned, (name,), policy=policy, strict=strict)
+            answers, _ = _collect(table.source, concerned, (name,), answer_filter=answer_filter, strict=strict)
             found[group] = _known(answers[name], lambda cell: cell.shares)
         except UserError as error:
             found[group] = error
@@ -175,7 +186,7 @@ def group_names(
     """
     table = _open(path, refusals)
     if min_questions > 1 and PRIVATE in table.columns:
-        return _survey(table, None, Policy(refusals, min_respondents, min_questions)).groups
+        return _survey(table, None, AnswerFilter(refusals, min_respondents, min_questions)).groups
     return tuple(dict.fromkeys(name.full for name in groups_of(table)))
 
 
@@ -196,18 +207,18 @@ def summary(survey: Survey) -> pd.DataFrame:
     return pd.DataFrame(data, index=pd.Index(groups, name="group"))
 
 
-def _open(path: PathLike, refusals: str) -> Table:
+def _open(path: PathLike, refusals: str) -> SurveyTable:
     if refusals not in get_args(Refusals):
         raise UserError(f"refusals: {refusals!r} is not one of {', '.join(map(repr, get_args(Refusals)))}")
     return open_source(path)
 
 
-def _wanted(table: Table, groups: Sequence[str] | None) -> tuple[str, ...] | None:
+def _wanted(table: SurveyTable, groups: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if groups is None else resolve(groups, groups_of(table), source=table.source)
 
 
 def _collect(
-    source: str, rows: Iterable[PublicRow], wanted: Sequence[str] | None, *, policy: Policy, strict: bool
+    source: str, rows: Iterable[PublicRow], wanted: Sequence[str] | None, *, answer_filter: AnswerFilter, strict: bool
 ) -> tuple[dict[str, dict[str, Answer]], list[Rejection]]:
     """The answers of the wanted groups, or of all that have enough, and the rows that gave none.
 
@@ -225,18 +236,18 @@ def _collect(
                 raise CellError(row.reason or Reason.MISSING)
             if row.question_id in mine:
                 raise CellError(Reason.DUPLICATE)
-            mine[row.question_id] = answer_of(row, row.entry, policy)
+            mine[row.question_id] = answer_of(row, row.entry, answer_filter)
         except CellError as error:
             rejections.append(_rejection(source, row, error.reason, strict=strict))
     for name, mine in answers.items():
         if wanted is not None and not mine:
             raise _unusable(source, f"group {name!r} has no usable answer", rejections, name)
-        if len(mine) < policy.min_questions:
+        if len(mine) < answer_filter.min_questions:
             if wanted is not None:
-                count = f"{len(mine)} usable questions, fewer than min-questions = {policy.min_questions}"
+                count = f"{len(mine)} usable questions, fewer than min-questions = {answer_filter.min_questions}"
                 raise UserError(f"{source}: group {name!r} has {count}")
             rejections += [_rejection(source, cell.row, Reason.FEW_QUESTIONS, strict=strict) for cell in mine.values()]
-    least = max(1, policy.min_questions)
+    least = max(1, answer_filter.min_questions)
     return {name: mine for name, mine in answers.items() if len(mine) >= least}, rejections
 
 

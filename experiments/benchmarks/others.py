@@ -40,7 +40,7 @@ from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GUARD, prepare
 from appa_flwr.protocol import wire
-from appa_flwr.report.artifacts import Run, read_run
+from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.survey.generate import generate
 from client_app.scoring import score
 from experiments import entry
@@ -241,7 +241,7 @@ def floor(
     print(markdown.table(["a message starts", "waited, mean", "standard deviation", "longest"], rows))
 
 
-def grown(groups: int, folder: Path) -> Run:
+def grown(groups: int, folder: Path) -> RunArtifacts:
     """A shortened run with so many groups; one that is there already is not repeated."""
     name = f"groups-{groups}"
     if not (folder / name / "report.html").exists():
@@ -255,7 +255,7 @@ def grown(groups: int, folder: Path) -> Run:
     return read_run(folder / name)
 
 
-def scale_row(groups: int, run: Run) -> list[str]:
+def scale_row(groups: int, run: RunArtifacts) -> list[str]:
     """A line of the table: seconds of each phase and of an iteration, of which the first one warms up, and memory."""
     seconds = {phase.phase: phase.seconds for phase in run.phases}
     later = [line.seconds for line in run.iterations[1:]]

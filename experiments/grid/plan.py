@@ -1,7 +1,7 @@
-"""A grid file, and the cells it asks for: which runs, with which keys, and what each begins with.
+"""A grid file, and the trials it asks for: which runs, with which keys, and what each begins with.
 
-A grid is datasets x tasks x models x rules x seeds. Three kinds of cells share what they can: PluralLLM is trained once
-for a dataset and seed, SFT once for a dataset, task, model and seed, and every rule begins with both.
+A grid is datasets x tasks x models x rules x seeds. Three kinds of trials share what they can: PluralLLM is trained
+once for a dataset and seed, SFT once for a dataset, task, model and seed, and every rule begins with both.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ OTHERS = ("seeds", "baseline", "keys", "hours", "scale")
 CODE = ("appa_flwr", "client_app", "server_app", "pluralllm")
 SHOWING = ("report", "launch")
 HASH_DIGITS = 8
-CELLS = "cells"
+TRIALS = "trials"
 CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
 
 Keys = Mapping[str, Scalar]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """A run of the grid.
 
     Attributes:
         stage: which of a run's parts it makes.
         dataset: its name in the file; task, model and rule too, "" where it is made for all of them.
         config: complete, with the folder it runs in.
-        needs: the cell whose result it begins with.
+        needs: the trial whose result it begins with.
     """
 
     stage: Stage
@@ -56,7 +56,7 @@ class Cell:
     rule: str
     seed: int
     config: Config
-    needs: Cell | None = None
+    needs: Trial | None = None
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Grid:
     Attributes:
         axes: axis -> name -> keys.
         baseline: the rule that others are compared with.
-        hours: model, or "all" -> hours of a cell of each stage, for the estimate.
+        hours: model, or "all" -> hours of a trial of each stage, for the estimate.
         last: keys that come after all others: those of [scale.NAME].
     """
 
@@ -175,8 +175,8 @@ def _hours(path: Path, table: Mapping[str, object]) -> dict[str, dict[str, float
     return found
 
 
-def cells(grid: Grid, output: Path, *, here: Path) -> list[Cell]:
-    """The cells in an order in which each comes after what it needs; a seed is complete before the next one begins.
+def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
+    """The trials in an order in which each comes after what it needs; a seed is complete before the next one begins.
 
     Args:
         grid: the file.
@@ -184,12 +184,12 @@ def cells(grid: Grid, output: Path, *, here: Path) -> list[Cell]:
         here: folder that relative paths count from.
 
     Raises:
-        UserError: keys that make no config; the message names the cell.
+        UserError: keys that make no config; the message names the trial.
     """
-    return list(_cells(grid, output.absolute(), here))
+    return list(_trials(grid, output.absolute(), here))
 
 
-def _cells(grid: Grid, output: Path, here: Path) -> Iterator[Cell]:
+def _trials(grid: Grid, output: Path, here: Path) -> Iterator[Trial]:
     axes = grid.axes
     for seed in grid.seeds:
         predictors = {}
@@ -225,16 +225,16 @@ def _cell(
     seed: int,
     tables: list[Keys],
     *,
-    needs: Cell | None = None,
+    needs: Trial | None = None,
     output: Path,
     here: Path,
-) -> Cell:
+) -> Trial:
     stage, dataset, task, model, rule = names
     keys: dict[str, Scalar] = {}
     for table in (grid.keys, *tables, grid.last):
         keys |= table
-    keys |= {"seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / CELLS)}
-    if stage == "rule":  # the ceilings stand in SFT's cell
+    keys |= {"seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / TRIALS)}
+    if stage == "rule":  # the ceilings stand in SFT's trial
         keys["eval.ceilings"] = False
     label = "-".join([name for name in names[1:] if name] + ([stage] if stage != "rule" else []) + [f"s{seed}"])
     try:
@@ -248,11 +248,11 @@ def _cell(
             changed["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
         config = Config.load({**config.flat(), **changed})
     except UserError as error:
-        raise UserError(f"{grid.path}: cell {label}: {error}") from None
-    return Cell(stage, dataset, task, model, rule, seed, config, needs)
+        raise UserError(f"{grid.path}: trial {label}: {error}") from None
+    return Trial(stage, dataset, task, model, rule, seed, config, needs)
 
 
-def _hash(config: Config, needs: Cell | None) -> str:
+def _hash(config: Config, needs: Trial | None) -> str:
     keys = {key: value for key, value in config.flat().items() if key not in (*FREE_KEYS, *CHECKPOINTS)}
     content = json.dumps([keys, needs.name if needs else "", code_version()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]

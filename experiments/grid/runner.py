@@ -1,6 +1,6 @@
-"""Runs the cells of a grid: each once, in order, and a failed one stops only those that need it.
+"""Runs the trials of a grid: each once, in order, and a failed one stops only those that need it.
 
-Several processes may work on one output folder, one for each GPU say: a cell that another one runs is left to it.
+Several processes may work on one output folder, one for each GPU say: a trial that another one runs is left to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from appa_flwr.core.files import lock, replace_file
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.run.resume import finished
 from appa_flwr.run.run_files import CONFIG_FILE, dumps, read
-from experiments.grid.plan import STAGES, Cell, Grid, Stage
+from experiments.grid.plan import STAGES, Grid, Stage, Trial
 
 DONE, LOCKS = "done", "locks"
 PAUSE_SECONDS = 5.0
@@ -29,102 +29,102 @@ Launch = Callable[[Config], object]
 
 @dataclass
 class Outcome:
-    """What became of the cells.
+    """What became of the trials.
 
     Attributes:
-        done: cell -> its seconds, in this or an earlier session.
-        failed: cell -> why; those that needed it among them.
+        done: trial -> its seconds, in this or an earlier session.
+        failed: trial -> why; those that needed it among them.
     """
 
     done: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def mark(output: Path, cell: Cell) -> Path:
-    """The file that says a cell is done, with its seconds."""
-    return output / DONE / f"{cell.name}.json"
+def mark(output: Path, trial: Trial) -> Path:
+    """The file that says a trial is done, with its seconds."""
+    return output / DONE / f"{trial.name}.json"
 
 
-def done(output: Path, cells: Sequence[Cell]) -> dict[str, float]:
-    """The cells that are done -> their seconds.
+def done(output: Path, trials: Sequence[Trial]) -> dict[str, float]:
+    """The trials that are done -> their seconds.
 
     Raises:
         UserError: a mark cannot be read.
     """
-    found = {cell.name: read(mark(output, cell), dict[str, float]) for cell in cells}
+    found = {trial.name: read(mark(output, trial), dict[str, float]) for trial in trials}
     return {name: content["seconds"] for name, content in found.items() if content is not None}
 
 
-def run_cells(grid: Grid, cells: Sequence[Cell], output: Path, *, launch: Launch, say: Say) -> Outcome:
+def run_trials(grid: Grid, trials: Sequence[Trial], output: Path, *, launch: Launch, say: Say) -> Outcome:
     """Run what is not done yet, and wait for what other processes are running.
 
     Raises:
         UserError: the output folder cannot be written.
     """
-    outcome = Outcome(done(output, cells))
-    say(f"{len(outcome.done)} of {len(cells)} cells are done")
-    left = [cell for cell in cells if cell.name not in outcome.done]
+    outcome = Outcome(done(output, trials))
+    say(f"{len(outcome.done)} of {len(trials)} trials are done")
+    left = [trial for trial in trials if trial.name not in outcome.done]
     while left:
         before = len(left)
-        left = [cell for cell in left if not _settled(grid, cell, cells, outcome, output, launch=launch, say=say)]
+        left = [trial for trial in left if not _settled(grid, trial, trials, outcome, output, launch=launch, say=say)]
         if len(left) == before:  # all of them are run elsewhere, or need one that is
             time.sleep(PAUSE_SECONDS)
     return outcome
 
 
 def _settled(
-    grid: Grid, cell: Cell, cells: Sequence[Cell], outcome: Outcome, output: Path, *, launch: Launch, say: Say
+    grid: Grid, trial: Trial, trials: Sequence[Trial], outcome: Outcome, output: Path, *, launch: Launch, say: Say
 ) -> bool:
-    """Run the cell if it can be run; False where it is for later."""
-    needed = cell.needs
+    """Run the trial if it can be run; False where it is for later."""
+    needed = trial.needs
     if needed is not None and needed.name in outcome.failed:
-        outcome.failed[cell.name] = f"needs {needed.name}"
+        outcome.failed[trial.name] = f"needs {needed.name}"
         return True
     if needed is not None and needed.name not in outcome.done:
         return False
-    path = output / LOCKS / cell.name
+    path = output / LOCKS / trial.name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         held = lock(path)
     except UserError:
         return False
     try:
-        seconds = read(mark(output, cell), dict[str, float])
+        seconds = read(mark(output, trial), dict[str, float])
         if seconds is None:
             started = time.monotonic()
-            if not finished(cell.folder):  # killed between its end and its mark
-                launch(_resumed(cell))
+            if not finished(trial.folder):  # killed between its end and its mark
+                launch(_resumed(trial))
             seconds = {"seconds": round(time.monotonic() - started, 1)}
-            replace_file(mark(output, cell), dumps(seconds).encode(), parents=True)
+            replace_file(mark(output, trial), dumps(seconds).encode(), parents=True)
     except (RunFailed, UserError) as error:
-        outcome.failed[cell.name] = str(error).splitlines()[0]
-        say(f"{cell.name}: FAILED: {outcome.failed[cell.name]}")
+        outcome.failed[trial.name] = str(error).splitlines()[0]
+        say(f"{trial.name}: FAILED: {outcome.failed[trial.name]}")
         return True
     finally:
         held.release()
-    outcome.done[cell.name] = seconds["seconds"]
-    left = sum(hours(grid, cells, outcome.done).values())
-    say(f"{cell.name}: done; {len(outcome.done)} of {len(cells)} cells, about {_duration(left)} left")
+    outcome.done[trial.name] = seconds["seconds"]
+    left = sum(hours(grid, trials, outcome.done).values())
+    say(f"{trial.name}: done; {len(outcome.done)} of {len(trials)} trials, about {_duration(left)} left")
     return True
 
 
-def _resumed(cell: Cell) -> Config:
+def _resumed(trial: Trial) -> Config:
     # The launcher's first file: it starts nothing new where there is one, were the server never begun.
-    return Config.load({**cell.config.flat(), "run.resume": (cell.folder / CONFIG_FILE).exists()})
+    return Config.load({**trial.config.flat(), "run.resume": (trial.folder / CONFIG_FILE).exists()})
 
 
-def hours(grid: Grid, cells: Sequence[Cell], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Cell that is not done -> hours it may take: the mean of those like it, else what the grid file says, else NaN."""
+def hours(grid: Grid, trials: Sequence[Trial], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Trial not done -> hours it may take: the mean of those like it, else what the grid file says, else NaN."""
     like: dict[tuple[Stage, str], list[float]] = {}
-    for cell in cells:
-        if cell.name in seconds:
-            like.setdefault((cell.stage, cell.model), []).append(seconds[cell.name] / HOUR)
+    for trial in trials:
+        if trial.name in seconds:
+            like.setdefault((trial.stage, trial.model), []).append(seconds[trial.name] / HOUR)
     found = {}
-    for cell in cells:
-        if cell.name not in seconds:
-            known = like.get((cell.stage, cell.model))
-            said = grid.hours.get(cell.model or "all", {}).get(cell.stage, float("nan"))
-            found[cell.name] = sum(known) / len(known) if known else said
+    for trial in trials:
+        if trial.name not in seconds:
+            known = like.get((trial.stage, trial.model))
+            said = grid.hours.get(trial.model or "all", {}).get(trial.stage, float("nan"))
+            found[trial.name] = sum(known) / len(known) if known else said
     return found
 
 
@@ -134,24 +134,26 @@ def _duration(hours: float) -> str:
     return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
-def plan_text(grid: Grid, cells: Sequence[Cell], output: Path) -> str:
-    """What `--dry-run` prints: a line a cell, and what all of them will take."""
-    ended = done(output, cells)
-    expected = hours(grid, cells, ended)
-    lines = [f"{cell.name}: " + ("done" if cell.name in ended else _duration(expected[cell.name])) for cell in cells]
+def plan_text(grid: Grid, trials: Sequence[Trial], output: Path) -> str:
+    """What `--dry-run` prints: a line a trial, and what all of them will take."""
+    ended = done(output, trials)
+    expected = hours(grid, trials, ended)
+    lines = [
+        f"{trial.name}: " + ("done" if trial.name in ended else _duration(expected[trial.name])) for trial in trials
+    ]
     known = [value for value in expected.values() if value == value]
     total = f"{_duration(sum(known))}" + ("" if len(known) == len(expected) else " and those of unknown time")
-    disk = sum(map(_gibibytes, cells))
-    counts = ", ".join(f"{sum(cell.stage == stage for cell in cells)} {stage}" for stage in STAGES)
-    lines.append(f"{len(cells)} cells ({counts}), {len(ended)} done; left: {total}; disk: about {disk:.1f} GiB")
+    disk = sum(map(_gibibytes, trials))
+    counts = ", ".join(f"{sum(trial.stage == stage for trial in trials)} {stage}" for stage in STAGES)
+    lines.append(f"{len(trials)} trials ({counts}), {len(ended)} done; left: {total}; disk: about {disk:.1f} GiB")
     return "\n".join(lines)
 
 
-def _gibibytes(cell: Cell) -> float:
-    """A cell's models on disk: adapters and PPO's state, or whole models; by the shapes of the paper's models."""
-    if cell.stage == "predictor":
+def _gibibytes(trial: Trial) -> float:
+    """A trial's models on disk: adapters and PPO's state, or whole models; by the shapes of the paper's models."""
+    if trial.stage == "predictor":
         return 0.01
-    return FOLDER_GIBIBYTES["full" if cell.config.policy.tuning == "full" else "lora"][cell.stage]
+    return FOLDER_GIBIBYTES["full" if trial.config.policy.tuning == "full" else "lora"][trial.stage]
 
 
 FOLDER_GIBIBYTES: Mapping[str, Mapping[Stage, float]] = {

@@ -19,7 +19,7 @@ from pluralllm.scores import covered
 
 
 @dataclass(frozen=True)
-class Measured:
+class PredictorScores:
     """Means over answers to questions of at least two options; NaN where a measure does not apply.
 
     Attributes:
@@ -43,7 +43,7 @@ class Measured:
     answers: int
 
 
-def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding: OptionEmbedding) -> Measured:
+def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding: OptionEmbedding) -> PredictorScores:
     """Compare (G,) tables of predictions with the groups' answers."""
     option_QK = embedding.option_QK
     truth_GQK = np.full((len(truth), *option_QK.shape), np.nan)
@@ -60,7 +60,7 @@ def measure(predicted: Sequence[Targets], truth: Sequence[GroupData], embedding:
     agreement_L, distance_L, stated_L = map(np.concatenate, (agreement, distance, stated))
     captured = deviations(np.stack([targets.probability_QK for targets in predicted]), truth_GQK, option_QK)
     ranked = np.ptp(stated_L) > 0 and np.ptp(distance_L) > 0
-    return Measured(
+    return PredictorScores(
         js=float(agreement_L.mean()),
         js_distance=float(distance_L.mean()),
         r=captured.r,

@@ -111,12 +111,12 @@ def validation_errors(reply: Message, count: int, most_answers: float) -> tuple[
         return None
     try:
         metrics = reply.content.metric_records["metrics"]
-        cells, errors = int(str(metrics["num-examples"])), metrics["errors"]
+        num_answers, errors = int(str(metrics["num-examples"])), metrics["errors"]
     except (KeyError, ValueError):
-        cells, errors = -1, None
+        num_answers, errors = -1, None
     numbers = [float(error) for error in errors] if isinstance(errors, list) else []
-    usable = 0 <= cells <= most_answers and len(numbers) == count
+    usable = 0 <= num_answers <= most_answers and len(numbers) == count
     if not usable or not all(0.0 <= error <= LARGEST_DISTANCE for error in numbers):
         log.warning("node %s: its validation errors cannot be used", reply.metadata.src_node_id)
         return None
-    return cells, numbers
+    return num_answers, numbers

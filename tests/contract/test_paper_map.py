@@ -112,5 +112,5 @@ def test_the_three_readings_of_the_papers_batch():
     assert found == READINGS
     # On the page too, beside what each is a reading of.
     numbers = re.findall(r"^\| `(paper[^`]*)` \|[^|]+\|([\d|, ]+)\|$", PAGE, flags=re.MULTILINE)
-    told = {name: tuple(int(cell.replace(",", "")) for cell in cells.split("|")) for name, cells in numbers}
+    told = {name: tuple(int(number.replace(",", "")) for number in counts.split("|")) for name, counts in numbers}
     assert told == READINGS

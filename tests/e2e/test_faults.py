@@ -225,8 +225,8 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     rng = random.Random(time.time_ns())
     folder = tmp_path / "trial"
     subprocess.run([*APPA, "deploy", str(folder), *keys], cwd=tmp_path, env=environment, check=True)
-    for policy in folder.glob("groups/*/policy.toml"):
-        policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{AS_SIMULATED}')
+    for owner_policy in folder.glob("groups/*/policy.toml"):
+        owner_policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{AS_SIMULATED}')
     for number in range(KILLS + 1):
         more = ["--resume"] if any((folder / "server" / "runs").glob("*/config.json")) else keys
         command = [*APPA, "deploy", str(folder), "--local", *more]

@@ -92,7 +92,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     )
     assert found_card["by_context"].keys() == parts
     assert found_card["chosen"] == 3
-    assert found_card["population"]["held_out"] > 0
+    assert found_card["group_sums"]["held_out"] > 0
     assert all(measured["spread"] > 0 for measured in found.pluralllm.calibration.values())
     assert card(config)["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
     assert card(config)["survey"]["unseen_groups"].keys() == {"Castria"}
@@ -139,7 +139,9 @@ def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, together):
         return sum(int(content.metric_records["metrics"]["num-examples"]) for content in replies)
 
     held_out = {
-        group: sum(sums["cells"] for part, sums in ((p, s["uniform"]) for p, s in parts.items()) if "held-out" in part)
+        group: sum(
+            sums["answers"] for part, sums in ((p, s["uniform"]) for p, s in parts.items()) if "held-out" in part
+        )
         for group, parts in card(alone[0])["groups"].items()
     }
     assert (

@@ -69,7 +69,7 @@ def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
     config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
-    contexts = deployed(config, files, policy=f"truth = true\n{AS_SIMULATED}")
+    contexts = deployed(config, files, owner_policy=f"truth = true\n{AS_SIMULATED}")
     nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
     return survey, nodes, build_catalogue(config)
 
@@ -204,17 +204,17 @@ def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one()
         assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
 
 
-def owned(folder, policy):
+def owned(folder, owner_policy):
     """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
     node_config = {"group": "Avaria", "ledger": str(folder / "ledger.sqlite")}
-    if policy is not None:
-        (folder / "policy.toml").write_text(policy)
+    if owner_policy is not None:
+        (folder / "policy.toml").write_text(owner_policy)
         node_config["policy"] = str(folder / "policy.toml")
     return node_config
 
 
 @pytest.mark.parametrize(
-    ("policy", "code"),
+    ("owner_policy", "code"),
     [
         (None, wire.MEAN_REFUSED),
         ("", wire.MEAN_REFUSED),
@@ -224,9 +224,9 @@ def owned(folder, policy):
     ],
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
-def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, code, tmp_path):
+def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, owner_policy, code, tmp_path):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, policy))
+    node.owned(owned(tmp_path, owner_policy))
     node.context.run_config = dict(config_of(sft__target="mean").flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -236,7 +236,7 @@ def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, c
 
 @pytest.mark.parametrize("target", ["own-answer", "posterior"])
 @pytest.mark.parametrize(
-    ("policy", "code"),
+    ("owner_policy", "code"),
     [
         (None, wire.OWN_ANSWERS_REFUSED),
         ("own-answers = false", wire.OWN_ANSWERS_REFUSED),
@@ -246,10 +246,10 @@ def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, c
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.TARGETS])
 def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows_it(
-    kind, policy, code, target, tmp_path
+    kind, owner_policy, code, target, tmp_path
 ):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, policy))
+    node.owned(owned(tmp_path, owner_policy))
     node.context.run_config = dict(config_of(pluralllm__reward_target=target).flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -258,16 +258,16 @@ def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "code"),
+    ("owner_policy", "kind", "code"),
     [
         ("training = false", TRAIN, wire.TRAINING_REFUSED),
         ("training = false", "evaluate", wire.TRAINING_REFUSED),
         ("votes = false", wire.VOTE, wire.VOTES_REFUSED),
     ],
 )
-def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(policy, kind, code, tmp_path):
+def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(owner_policy, kind, code, tmp_path):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, policy))
+    node.owned(owned(tmp_path, owner_policy))
     content = node.content(TRAIN if kind == "evaluate" else kind, catalogue)
     reply = node.ask(kind, content)
     assert (reply.error.code, reply.error.reason) == (code, wire.REFUSALS[code])

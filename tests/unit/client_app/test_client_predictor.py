@@ -228,8 +228,8 @@ def test_few_training_answers_are_not_scored_for_the_server(start, embedding, gr
     assert few.keys() == {"held-out"}
     enough, held_out = scored(start, embedding, groups[1], count=10)
     assert enough.keys() == {"held-out", "training"}
-    assert enough["training"]["pluralllm"]["cells"] == 10
-    assert enough["held-out"]["pluralllm"]["cells"] == held_out
+    assert enough["training"]["pluralllm"]["answers"] == 10
+    assert enough["held-out"]["pluralllm"]["answers"] == held_out
 
 
 def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
@@ -246,11 +246,11 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
 
 def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
     found, held_out = scored(weights(CONFIG), embedding, groups[1], count=12, **{"pluralllm.num-context-questions": 16})
-    for part, cells in (("held-out", held_out), ("training", 12)):
+    for part, num_answers in (("held-out", held_out), ("training", 12)):
         sums = found[part]
         by_size = [name for name in sums if name.startswith("context-")]
         assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64, 128)]
-        assert {sums[name]["cells"] for name in by_size} == {cells}
+        assert {sums[name]["answers"] for name in by_size} == {num_answers}
         assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
         assert sums["context-32"] == sums["context-64"]  # more than the group has
@@ -285,7 +285,7 @@ def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embeddin
     ours = loaded(embedding, start)
     for count in (len(whole), 0):
         known = GroupData("B", whole.question_N[:count], whole.answer_NK[:count])
-        assert sums_of(ours, known, truth_QK)["held-out"]["pluralllm"]["cells"] == 0.0
+        assert sums_of(ours, known, truth_QK)["held-out"]["pluralllm"]["answers"] == 0.0
 
 
 def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:
@@ -339,6 +339,6 @@ def test_validation_tells_what_each_share_of_learned_features_would_be_worth(emb
     expected = [np.mean(distances(predicted(share), truth, embedding)) for share in (0.0, 0.5, 1.0)]
     assert np.ptp(expected) > 1e-3
     ours = loaded(embedding, wire.join_weights(given), train_Q=train_Q)
-    cells, errors = ours.validate([(mine, truth)])
-    assert (cells, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
+    num_answers, errors = ours.validate([(mine, truth)])
+    assert (num_answers, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
     assert ours.model.share == 0.5  # as it came

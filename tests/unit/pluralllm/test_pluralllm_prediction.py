@@ -229,7 +229,7 @@ def test_sums_of_measures_by_hand() -> None:
     # JSD = (1/2) [1/2 log2(2/3) + 1/2 log2 2] + (1/2) log2(4/3) = 0.1038 + 0.2075 = 0.3113; the second is right;
     # natural distance: sqrt(0.3113 ln 2) = 0.4645; half the people are one place away
     assert found == pytest.approx(
-        {"cells": 2, "js": 2 - 0.3113, "js_distance": 2 - 0.4645, "wasserstein": 1.5}, abs=1e-4
+        {"answers": 2, "js": 2 - 0.3113, "js_distance": 2 - 0.4645, "wasserstein": 1.5}, abs=1e-4
     )
 
 

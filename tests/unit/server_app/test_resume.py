@@ -217,7 +217,7 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
     session(same)
     found = results(same.run_folder)
     assert found["metrics"] == expected["metrics"]
-    assert found["summary.json"] == [row for row in expected["summary.json"] if row["policy"] not in BASE_ROWS]
+    assert found["summary.json"] == [row for row in expected["summary.json"] if row["method"] not in BASE_ROWS]
     other = config_of(shared, "other", rule="min", **given)
     session(other)
     first, of_appa = results(other.run_folder)["metrics"][0], expected["metrics"][0]
@@ -230,7 +230,7 @@ def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):
     session(until_sft)
     folder = until_sft.run_folder
     found = json.loads((folder / "summary.json").read_text())
-    assert found == [row for row in expected["summary.json"] if not row["policy"].startswith("ppo")]
+    assert found == [row for row in expected["summary.json"] if not row["method"].startswith("ppo")]
     assert not any((folder / name).exists() for name in ("policy", "examples.json", "checkpoint.pt"))
     assert not METRICS.read(folder)
     of_model, of_unbroken = (

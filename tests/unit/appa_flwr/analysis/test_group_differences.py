@@ -195,7 +195,7 @@ def test_a_group_counts_where_it_has_answered():
     asked = differences(of_two_options(*[(0.9, 0.4)] * 3, (0.1, nothing), (nothing, nothing)))
     assert asked.min_of_average == pytest.approx(0.2, abs=TOLERANCE)
     assert asked.min_of_fairest == pytest.approx(11 / 15, abs=TOLERANCE)
-    # in the cells of the first question .12 on average, in the three of the second nothing
+    # in the pairs of the first question .12 on average, in the three of the second nothing
     assert asked.size == pytest.approx((0.12 * 4 / 7) ** 0.5)
     # one index a question: .64 / .76 and 1, weighted alike
     assert asked.fairness == pytest.approx((0.64 / 0.76 + 1.0) / 2, abs=TOLERANCE)

@@ -28,12 +28,12 @@ from report_runs import (
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import accuracy, build
-from appa_flwr.run.records import POLICIES
+from appa_flwr.run.records import METHODS
 
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     page = page_of(scored_run(tmp_path))
-    # policy, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey truth (each score 0.1
+    # method, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey truth (each score 0.1
     # lower), format. Skill: 100 (1 - .14 / .21), and 100 (1 - .24 / .31)
     ppo = ["0.9876", "0.8765", "0.860", "0.800", "33.3", "0.9876", "0.8765", "0.760", "0.700", "22.6", "0.950"]
     assert cells(page, "PPO") == ["PPO", "appa", *ppo]
@@ -58,8 +58,8 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     assert page.index("<h2>Per group") < page.index(">a<") < page.index(">b<")
 
 
-def test_a_policy_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path) -> None:
-    summary = [row(policy, 0.05, 0.04, readable=share) for policy, share in (("base", 0.49), ("sft", 0.5))]
+def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path) -> None:
+    summary = [row(method, 0.05, 0.04, readable=share) for method, share in (("base", 0.49), ("sft", 0.5))]
     summary[0]["fi_readable"] = float("nan")
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
     assert cells(page, "Base‡")[2:4] == ["0.9876", "–"]
@@ -86,9 +86,9 @@ def test_a_summary_from_before_readable_answers_were_counted_is_still_read(tmp_p
 
 def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
     summary = [
-        row(policy, avg, low, metric=metric)
+        row(method, avg, low, metric=metric)
         for metric, avg, low in (("cosine", 0.66, 0.55), ("js", 0.86, 0.75), ("wasserstein", 0.76, 0.65))
-        for policy in ("base", "ppo")
+        for method in ("base", "ppo")
     ]
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
     found = cells(page, "PluralLLM targets")
@@ -172,7 +172,7 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
         tmp_path,
         config=CONFIG | {"model": evil, "survey": evil, "groups": f"a,{evil}"},
         summary=[
-            {"policy": policy, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for policy in POLICIES
+            {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for method in METHODS
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
@@ -299,8 +299,8 @@ def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {drawn, "pluralllm_groups"}
 
 
-def test_missing_policies_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
-    summary = [row(policy, *GOOD[policy], survey=False) for policy in ("base", "ppo")]
+def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
+    summary = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
     page = built_page(write_run(tmp_path, config=CONFIG, summary=summary))
     assert "no row for sft, uniform, majority, ceiling-average, ceiling-min" in page
     assert "No verdict: the uniform answer was not evaluated." in page

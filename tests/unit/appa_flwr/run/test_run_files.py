@@ -71,7 +71,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("summary", [PPO, PPO | {"policy": "gpt"}], "summary.json, row 2, key 'policy': 'gpt' is not one of"),
+        ("summary", [PPO, PPO | {"method": "gpt"}], "summary.json, row 2, key 'method': 'gpt' is not one of"),
         ("summary", [PPO | {"fi": "0.5"}], "row 1, key 'fi': input should be a valid number, found \"0.5\""),
         ("summary", [PPO | {"fi": True}], "row 1, key 'fi': input should be a valid number, found true"),
         ("summary", {}, "summary.json: input should be a valid array, found {}"),
@@ -88,8 +88,8 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
         ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 3"),
         (
             "pluralllm",
-            predictor_card(population={"held_out": 36}),
-            "key 'population', key 'min_groups': field required",
+            predictor_card(group_sums={"held_out": 36}),
+            "key 'group_sums', key 'min_groups': field required",
         ),
         (
             "pluralllm",
@@ -115,7 +115,7 @@ def test_a_wrong_value_is_named(tmp_path, name, content, says):
             "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
         ),
         (PHASES, b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),
-        (SUMMARY, b'[{"policy": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
+        (SUMMARY, b'[{"method": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
     ],
 )
 def test_what_is_no_json_is_named_with_its_place(tmp_path, file, data, says):

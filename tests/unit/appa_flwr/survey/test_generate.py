@@ -15,9 +15,9 @@ from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import (
     CLUSTER_SHARES,
     COVERAGE,
-    FRAMES,
     REFUSAL_OPTION,
     RESPONDENTS,
+    TEMPLATES,
     TOPICS,
     generate,
     ground_truth,
@@ -148,7 +148,7 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
 
 
 def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_stay_distinct():
-    most = len(FRAMES) * len(TOPICS)
+    most = len(TEMPLATES) * len(TOPICS)
     questions, truth = ground_truth(num_questions=most, num_groups=60, seed=0)
     assert len({q.text for q in questions}) == most
     assert len(truth) == 60  # more than the list of names has

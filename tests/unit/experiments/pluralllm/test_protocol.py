@@ -321,8 +321,8 @@ def test_no_two_rows_of_a_table_are_the_same_and_every_one_can_be_run(table):
 
 
 def test_a_cell_gives_mean_and_range_and_nothing_where_a_value_is_missing():
-    assert tables.cell([0.25, 0.5, 0.3]) == "0.350 (0.250 to 0.500)"
-    assert tables.cell([0.25, float("nan")]) == ""
+    assert tables.spread_text([0.25, 0.5, 0.3]) == "0.350 (0.250 to 0.500)"
+    assert tables.spread_text([0.25, float("nan")]) == ""
 
 
 # for each part the rows asked for, the two context sizes of the first, and three of what costs nothing

@@ -51,7 +51,7 @@ def names(*said):
 
 
 def strange_sums(message):
-    sums = {("held-out", name): {"cells": 0.0} for name in (HUGE, *ALWAYS)}
+    sums = {("held-out", name): {"answers": 0.0} for name in (HUGE, *ALWAYS)}
     return replying(wire.GroupReply("B", sums=sums))(message)
 
 

@@ -432,8 +432,13 @@ def test_too_few_votes_are_an_error():
 
 
 def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
-    def reported(name, cells, predictors=("pluralllm", "uniform", "nearest-question")):
-        sums = {"cells": cells, "js": 0.9 * cells, "js_distance": 0.7 * cells, "wasserstein": 0.8 * cells}
+    def reported(name, num_answers, predictors=("pluralllm", "uniform", "nearest-question")):
+        sums = {
+            "answers": num_answers,
+            "js": 0.9 * num_answers,
+            "js_distance": 0.7 * num_answers,
+            "wasserstein": 0.8 * num_answers,
+        }
         spread = {"pluralllm": {"spread": 0.0}}
         return replying(
             wire.GroupReply(name, sums={(wire.HELD_OUT_PART, p): sums | spread.get(p, {}) for p in predictors})

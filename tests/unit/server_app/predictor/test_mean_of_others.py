@@ -21,7 +21,7 @@ from client_app import predictor, state
 from client_app.main import app
 from client_app.survey_answers import all_groups
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.group_mean import mean_from_sums, population_sums
+from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.scores import measure_sums
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -70,7 +70,7 @@ def scores(data: GroupData, others: Iterable[GroupData], catalogue: wire.Catalog
     """What a group must tell of the others' mean, from a place that has all answers."""
     ids = tuple(question.question_id for question in catalogue.questions)
     table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
-    mean_QK = mean_from_sums(*population_sums(others, table), min_groups=least)
+    mean_QK = mean_from_sums(*group_sums(others, table), min_groups=least)
     known = mean_QK[data.question_N].any(axis=1)
     rows = data.question_N[known]
     return measure_sums(mean_QK[rows], data.answer_NK[known].astype(np.float64), catalogue.option_QK[rows])
@@ -121,7 +121,7 @@ def two_deployed(tmp_path) -> tuple[Config, dict[int, Context]]:
     survey = generate(num_questions=40, num_groups=3, seed=0)
     written = export_split(survey, tmp_path)
     chosen = config(survey=str(written.questions), sums__min_groups=1)
-    return chosen, deployed(chosen, written.groups, policy=FEW)
+    return chosen, deployed(chosen, written.groups, owner_policy=FEW)
 
 
 def test_a_deployed_group_sends_no_answer_and_has_no_such_row(tmp_path):

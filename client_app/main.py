@@ -94,8 +94,8 @@ def catalogue(message: Message, context: Context) -> Message:
         counts = {"answered": len(d_g), "known": len(answers)}
         counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
-        told = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
-        held_out_HK = truth_QK[~public.train_Q] if told else None
+        sends_answers = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
+        held_out_HK = truth_QK[~public.train_Q] if sends_answers else None
         replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
     if not replies and refused:
         raise outgoing.Refused(refused)

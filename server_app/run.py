@@ -216,7 +216,7 @@ def train_predictor(
                 federation.grid,
                 config,
                 start,
-                nodes=federation.homes(seen),
+                nodes=federation.nodes_of(seen),
                 most=_most_answers(run, seen),
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
@@ -232,7 +232,7 @@ def train_predictor(
 def _most_answers(run: RunInputs, groups: Collection[str]) -> dict[int, tuple[int, int]]:
     """Node -> most training and held-out answers that its groups among these can have."""
     train_Q = run.catalogue.train_Q
-    at_node = Counter(run.federation.homes([name])[0] for name in groups)
+    at_node = Counter(run.federation.nodes_of([name])[0] for name in groups)
     return {node: (count * int(train_Q.sum()), count * int((~train_Q).sum())) for node, count in at_node.items()}
 
 

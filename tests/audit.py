@@ -105,10 +105,10 @@ RECORDS: dict[str, dict[str, type]] = {
 def audit(grid: InProcessGrid, world: World) -> list[str]:
     """What is wrong with the replies, one line a finding; empty when only the protocol's fields left the groups."""
     public = build_catalogue(world.config)
-    homes = dict(zip(grid.contexts, world.files, strict=True))
+    group_of = dict(zip(grid.contexts, world.files, strict=True))
     findings = []
     for asked, reply in zip(grid.requests, grid.replies, strict=True):
-        group = homes[asked.message.metadata.dst_node_id]
+        group = group_of[asked.message.metadata.dst_node_id]
         found = [*structure(asked, reply, group=group, public=public, world=world), *private_values(reply, world)]
         findings += [f"{group}, {reply.kind}: {finding}" for finding in found]
     return findings
@@ -185,9 +185,9 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
         ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(8))), measures
     ) | {"calibration": {"answers", "rank_correlation"}, "coverage": {"answers", "coverage"}}
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}
-    told = [part for part in sizes if f"0|{part}|pluralllm|answers" in found]
+    scored = [part for part in sizes if f"0|{part}|pluralllm|answers" in found]
     expected, allowed = (
-        {f"0|{part}|{name}|{measure}" for part in told for name, those in names.items() for measure in those}
+        {f"0|{part}|{name}|{measure}" for part in scored for name, those in names.items() for measure in those}
         for names in (always, always | sometimes)
     )
     if set(found) - allowed:

@@ -46,7 +46,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
             overlap,
             config,
             initial_weights(config),
-            nodes=federation.homes(federation.groups),
+            nodes=federation.nodes_of(federation.groups),
             progress=lambda step, of, loss: None,
         ).weights
         federation.send_targets(weights, fault=lambda reply: None)

@@ -317,10 +317,10 @@ def _in_step(folder: Path, host: str, port: int) -> str:
     trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     with closing(http.client.HTTPSConnection(host, port, timeout=SECONDS_TO_CONNECT, context=trusting)) as connection:
         connection.request("GET", "/health")
-        told = connection.getresponse().getheader("Date")
-    if told is None:
+        date = connection.getresponse().getheader("Date")
+    if date is None:
         return "the server does not tell its own"
-    ahead = round((datetime.now(UTC) - parsedate_to_datetime(told)).total_seconds())
+    ahead = round((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
     differs = f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     if not -BEHIND < ahead < AHEAD:
         raise UserError(f"this machine's clock is {differs}; Flower refuses such nodes (401): set it by NTP")

@@ -71,8 +71,8 @@ class Sequences:
         """
         if not by_prompt:
             return _chunks(rows, self.length_J[rows], tokens=tokens)
-        told_apart_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
-        _, prompt_J = told_apart_JP.unique(dim=0, return_inverse=True)
+        marked_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
+        _, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
         alone, chunks = [], []
         for prompt in range(int(prompt_J.max()) + 1):
             members = rows[prompt_J == prompt]

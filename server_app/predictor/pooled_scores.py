@@ -31,7 +31,7 @@ SOMETIMES = (MEAN_OF_OTHERS, SHARED)
 BY_SIZE = {by_size(size): size for size in CONTEXT_SIZES}
 # what says whether the stated uncertainty is right -> its measure
 UNCERTAINTY = {CALIBRATION: RANK_CORRELATION, COVERAGE: COVERAGE}
-NAME_LENGTH = 40  # of a stranger's name in a message
+NAME_LENGTH = 40  # of a foreign name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
 ROUNDING = 1e-6

@@ -110,8 +110,8 @@ def test_the_progress_says_which_round_was_the_best_where_it_is_not_the_last(tmp
 
 def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
     config, grid = alone
-    homes = dict(zip(grid.contexts, GROUPS, strict=True))
-    trained = [homes[asked.message.metadata.dst_node_id] for asked in grid.requests if asked.kind == "train"]
+    group_of = dict(zip(grid.contexts, GROUPS, strict=True))
+    trained = [group_of[asked.message.metadata.dst_node_id] for asked in grid.requests if asked.kind == "train"]
     assert sorted(trained) == sorted(3 * ["Avaria", "Belmora", "Dorvane"])
     others, _ = run(tmp_path, "others", groups="Avaria,Belmora,Dorvane", num_nodes=3)
     everyone, _ = run(tmp_path, "everyone")
@@ -155,11 +155,11 @@ def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     path = first.run_folder / "pluralllm.safetensors"
     second, grid = run(tmp_path, "second", pluralllm__checkpoint=str(path), **WITH_AN_UNSEEN_GROUP)
     assert "train" not in {reply.kind for reply in grid.replies}
-    told, retold = (
+    first, second = (
         [reply.message.content.metric_records["sums"] for reply in each.replies if reply.kind == wire.TARGETS]
         for each in (before, grid)
     )
-    assert told == retold
+    assert first == second
     # the run can be carried away and serve others in turn
     assert (second.run_folder / "pluralllm.safetensors").read_bytes() == path.read_bytes()
     assert card(second) == card(first)

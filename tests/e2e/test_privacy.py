@@ -246,8 +246,8 @@ def test_answers_are_scored_once_whatever_the_server_asks(tmp_path):
     (first, *_) = [asked for asked in grid.requests if asked.kind == wire.TARGETS]
     again = InProcessGrid(grid.contexts)
     again.push_messages([first.message])
-    told = next(reply for reply in grid.replies if reply.kind == wire.TARGETS).message.content
-    assert {key.split("|")[1] for key in told.metric_records["sums"]} == {"training", "held-out"}
+    reply = next(reply for reply in grid.replies if reply.kind == wire.TARGETS).message.content
+    assert {key.split("|")[1] for key in reply.metric_records["sums"]} == {"training", "held-out"}
     assert set(again.replies[0].message.content) == {"groups"}
 
 

@@ -228,15 +228,15 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
         assert rows[method, metric]["format_score"] == pytest.approx(np.mean([p.format_score for p in parsed]))
     for method, given in answers.items():
         per_group, per_question = survey_scores(given, survey, metric)
-        told = rows[method, metric]["survey"]
-        assert told["per_group"] == pytest.approx(per_group, abs=1e-9)
+        by_survey = rows[method, metric]["survey"]
+        assert by_survey["per_group"] == pytest.approx(per_group, abs=1e-9)
         # Equation fi: mean of 1 / (1 + CoV^2) over the questions of at least two groups; equal rewards count 1
         fairness = [
             1.0 if min(rewards) == max(rewards) else 1 / (1 + (np.std(rewards) / np.mean(rewards)) ** 2)
             for rewards in per_question.values()
             if len(rewards) > 1
         ]
-        assert told["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
+        assert by_survey["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
 
 
 def test_the_report_shows_the_summary(finished):

@@ -31,11 +31,11 @@ def deployed_node(**node_config):
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 7])
 def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
     config = config_of(data__num_groups=5)
-    homes = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, num_nodes).values()]
+    groups_by_node = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, num_nodes).values()]
     everyone = generate(num_questions=24, num_groups=5, seed=0).groups
-    assert sorted(name for home in homes for name in home) == sorted(everyone)
+    assert sorted(name for names in groups_by_node for name in names) == sorted(everyone)
     if num_nodes == 2:
-        assert homes == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
+        assert groups_by_node == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
 
 
 def test_in_simulation_only_the_groups_of_the_run_are_there():
@@ -154,12 +154,12 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
 
 
 def test_a_node_that_lacks_what_an_action_needs_answers_with_an_error():
-    forgetful, catalogue = prepared_node()
-    forgetful.context.state = RecordDict()
+    restarted, catalogue = prepared_node()
+    restarted.context.state = RecordDict()
     untargeted = one_node(config_of())
     assert untargeted.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
     for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
-        reply = forgetful.ask(kind, forgetful.content(kind, catalogue))
+        reply = restarted.ask(kind, restarted.content(kind, catalogue))
         assert reply.error.code == wire.FORGOTTEN, kind
     for kind in (wire.VOTE, wire.SCORE):
         reply = untargeted.ask(kind, untargeted.content(kind, catalogue))

@@ -236,11 +236,11 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
     """The sum over 16 answers less that over 15 of them would be one answer's score."""
     answers = groups[1]
     mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
-    for unknown, told in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
+    for unknown, sent in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
         known_QK = mean_QK.copy()
         known_QK[answers.question_N[:unknown]] = 0.0
         found, _ = scored(start, embedding, answers, count=len(answers), mean_of_others=known_QK)
-        assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (told, told), unknown
+        assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (sent, sent), unknown
         assert "mean-of-others" in found["held-out"]
 
 

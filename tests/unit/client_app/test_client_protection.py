@@ -81,7 +81,7 @@ def test_what_stands_in_padding_makes_no_other_answer(tmp_path):
     assert mine.ledger.spent("Avaria: targets") == {"q0": 1}
 
 
-def test_scores_against_predictions_end_with_the_purse(tmp_path):
+def test_scores_against_predictions_end_with_the_allowance(tmp_path):
     mine = protection(tmp_path, scores_per_question=4)
     released(mine)
     released(mine)  # nothing new

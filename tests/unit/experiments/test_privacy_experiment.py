@@ -22,7 +22,7 @@ def test_as_many_scores_as_options_tell_all():
     assert after(PEOPLE.option_QK.shape[1]) < 0.005 < after(1) < KNOWN
 
 
-def test_a_purse_of_one_score_keeps_what_one_score_tells():
+def test_an_allowance_of_one_score_keeps_what_one_score_tells():
     assert after(40, scores_per_question=1) == pytest.approx(after(1), abs=1e-12)
 
 

@@ -130,7 +130,7 @@ def test_the_probe_is_the_same_whatever_the_order_of_the_questions():
     value_QKE = rng.normal(size=(6, 2, 3)).astype(np.float32)
     option_QK = np.ones((6, 2), dtype=bool)
     ids = tuple(question.question_id for question in QUESTIONS)
-    told = cards.probe(OptionEmbedding(ids, value_QKE, option_QK), QUESTIONS)
+    probed = cards.probe(OptionEmbedding(ids, value_QKE, option_QK), QUESTIONS)
     turned = cards.probe(OptionEmbedding(ids[::-1], value_QKE[::-1], option_QK), QUESTIONS[::-1])
-    assert told == turned
-    assert any(np.allclose(told, row, atol=1e-4) for row in value_QKE[:, 0])
+    assert probed == turned
+    assert any(np.allclose(probed, row, atol=1e-4) for row in value_QKE[:, 0])

@@ -98,7 +98,7 @@ def sums(answers: float, js: float, **more: float) -> dict[str, float]:
     }
 
 
-def told(answers: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[tuple[str, str], dict[str, float]]:
+def sent_sums(answers: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[tuple[str, str], dict[str, float]]:
     return {
         (part, "pluralllm"): sums(answers, js, spread=0.02 * answers),
         (part, "uniform"): sums(answers, 0.7),
@@ -109,13 +109,13 @@ def told(answers: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[
 def test_means_are_over_answers_and_unseen_groups_stand_apart():
     by_group = {
         "A": {
-            **told(4, 0.9),
+            **sent_sums(4, 0.9),
             ("held-out", "calibration"): {"answers": 4.0, "rank_correlation": 2.0},
             ("held-out", "coverage"): {"answers": 4.0, "coverage": 3.0},
         },
-        "B": {**told(1, 0.4), **told(20, 0.95, "training")},
-        "C": told(3, 0.5),
-        "D": told(0),  # has answered no held-out question
+        "B": {**sent_sums(1, 0.4), **sent_sums(20, 0.95, "training")},
+        "C": sent_sums(3, 0.5),
+        "D": sent_sums(0),  # has answered no held-out question
     }
     found = scores(by_group, {"C"})
     assert found["scores"].keys() == {"seen/held-out", "seen/training", "unseen/held-out"}
@@ -133,7 +133,7 @@ def test_means_are_over_answers_and_unseen_groups_stand_apart():
 
 
 def changed(name: str, part: str = "held-out", **measures: float) -> dict[tuple[str, str], dict[str, float]]:
-    good = told()
+    good = sent_sums()
     return {**good, (part, name): {**good.get((part, name), {}), **measures}}
 
 
@@ -141,7 +141,7 @@ def changed(name: str, part: str = "held-out", **measures: float) -> dict[tuple[
     ("given", "says"),
     [
         ({}, "no score of pluralllm on held-out"),
-        ({key: value for key, value in told().items() if key[1] != "uniform"}, "no score of uniform"),
+        ({key: value for key, value in sent_sums().items() if key[1] != "uniform"}, "no score of uniform"),
         (changed("diary", answers=1.0), "'diary' on 'held-out', which nobody asked for"),
         (changed("uniform", "diary", answers=1.0), "'uniform' on 'diary', which nobody asked for"),
         (changed("uniform", diary=1.0), "other measures of uniform than answers, js, js_distance, wasserstein"),
@@ -170,5 +170,5 @@ def test_sums_that_cannot_be_are_named(given, says):
 def test_sums_that_can_be_are_taken():
     calibrated = changed("calibration", answers=4.0, rank_correlation=-4.0)
     covered = changed("coverage", answers=4.0, coverage=4.0)
-    for good in (told(), told(0), calibrated, covered, {**told(), **told(20, 1.0, "training")}):
+    for good in (sent_sums(), sent_sums(0), calibrated, covered, {**sent_sums(), **sent_sums(20, 1.0, "training")}):
         assert fault(good, SIZES) is None

@@ -174,11 +174,11 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
     config = config_of(shared, "broken")
     resumed = Config.load({**config.flat(), "run.resume": True})
-    folder, told_before = config.run_folder, 0
+    folder, lines_before = config.run_folder, 0
     # What the session before this one has left: at first nothing.
     left = (0, True, True)
     for kill, *leaves in [*KILLS, (None, ITERATIONS, False, False)]:
-        begins = config if told_before == 0 else resumed
+        begins = config if lines_before == 0 else resumed
         if kill is None:
             session(begins)
         else:
@@ -186,12 +186,12 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
                 kill(patched)
                 with pytest.raises(UserError if kill is full_disk else Killed):
                     session(begins)
-        told = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][told_before:]
-        told_before += len(told)
+        progress = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][lines_before:]
+        lines_before += len(progress)
         kept, pretrains, tunes = left
-        done = [line["step"] for line in told if line["phase"] == "ppo" and "reward" in line["message"]]
+        done = [line["step"] for line in progress if line["phase"] == "ppo" and "reward" in line["message"]]
         assert done == list(range(kept + 1, kept + 1 + len(done)))
-        messages = [f"{line['phase']}: {line['message']}" for line in told]
+        messages = [f"{line['phase']}: {line['message']}" for line in progress]
         assert (f"ppo: resumed at iteration {kept}" in messages) == (kept > 0 and "ppo: begins" in messages)
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
@@ -200,7 +200,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         full = f"{folder / 'checkpoint.pt'}: cannot be written (No space left on device)\n"
         assert reason == (full if kill is full_disk else None)
         left = tuple(leaves)
-    assert told[-1]["phase"] == "report"
+    assert progress[-1]["phase"] == "report"
     assert results(folder) == expected
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]
     phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]

@@ -169,9 +169,9 @@ CELL = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(info=st.lists(st.tuples(CELL, CELL, CELL, CELL), max_size=3), rows=st.lists(st.tuples(CELL, CELL, CELL)))
 def test_fuzzed_opinionqa_gives_distributions_or_a_users_error(tmp_path_factory, info, rows):
-    told = pd.DataFrame(rows, columns=["RACE", "WEIGHT_W26", "Q"])
+    answered = pd.DataFrame(rows, columns=["RACE", "WEIGHT_W26", "Q"])
     asked = [dict(zip(INFO | SCALE, cells, strict=True)) for cells in [*info, ("Q", "?", "['A', 'B']", "[1, 2]")]]
-    folder = opinionqa(tmp_path_factory.mktemp("oqa"), told, *asked, metadata=("RACE",))
+    folder = opinionqa(tmp_path_factory.mktemp("oqa"), answered, *asked, metadata=("RACE",))
     try:
         survey = read.read_survey(folder)
     except UserError:

@@ -315,8 +315,8 @@ def test_each_group_of_opinionqa_is_left_out_by_one_of_three_seeds(tmp_path):
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_no_two_rows_of_a_table_are_the_same_and_every_one_can_be_run(table):
     rows = tables.TABLES[table]
-    told = {(str(recipe(*row.keys).flat()), row.embedding, row.central, row.num_training) for row in rows}
-    assert len(told) == len({row.name for row in rows}) == len(rows)
+    keys = {(str(recipe(*row.keys).flat()), row.embedding, row.central, row.num_training) for row in rows}
+    assert len(keys) == len({row.name for row in rows}) == len(rows)
     assert all(("attention" in row.name) == (recipe(*row.keys).pluralllm.architecture == "attention") for row in rows)
 
 

@@ -126,7 +126,7 @@ def test_a_roll_call_too(kind, with_keys, expected, run_log):
 
 
 def test_names_that_nobody_asked_for_are_few_in_the_error_too():
-    grid = FakeGrid({1: names("A"), 2: names(*(f"stranger {n}" for n in range(MOST_NAMES)))})
+    grid = FakeGrid({1: names("A"), 2: names(*(f"unrelated {n}" for n in range(MOST_NAMES)))})
     federation = Federation(OverlapGrid(grid), min_groups=2, timeout=5.0)
     with pytest.raises(UserError, match=rf"not in `groups`: .* and {MOST_NAMES - 3} more$") as refused:
         federation.gather(("A", "B"), patience=0.0)

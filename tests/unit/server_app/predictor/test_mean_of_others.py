@@ -42,7 +42,7 @@ def config(**changes: object) -> Config:
     return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
 
 
-def told(chosen: Config, contexts: Mapping[int, Context]):
+def replies_to_targets(chosen: Config, contexts: Mapping[int, Context]):
     """Join, catalogue and targets: the groups' replies to the last, the catalogue, and all messages."""
     in_simulation = any("partition-id" in context.node_config for context in contexts.values())
     grid = (SimulatedGrid if in_simulation else InProcessGrid)(contexts)
@@ -85,7 +85,7 @@ def totals_sent(grid: InProcessGrid) -> list[wire.Totals | None]:
 def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train(num_nodes, least):
     unseen = all_groups(config())[-1]
     chosen = config(pluralllm__unseen_groups=unseen, sums__min_groups=least)
-    replies, catalogue, grid = told(chosen, simulated(chosen, num_nodes))
+    replies, catalogue, grid = replies_to_targets(chosen, simulated(chosen, num_nodes))
     everyone = held_out(grid, catalogue)
     seen = [data for data in everyone if data.group != unseen]
     count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))
@@ -104,14 +104,14 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
 
 
 def test_how_groups_share_nodes_changes_no_digit():
-    one, other = (told(config(), simulated(config(), num_nodes))[0] for num_nodes in (6, 1))
+    one, other = (replies_to_targets(config(), simulated(config(), num_nodes))[0] for num_nodes in (6, 1))
     assert {name: reply.sums for name, reply in one.items()} == {name: reply.sums for name, reply in other.items()}
 
 
 @pytest.mark.parametrize("changes", [{"sums__mean_of_others": False}, {"sums__min_groups": 7}])
 def test_where_it_is_off_or_too_few_groups_train_there_is_no_row(changes):
     chosen = config(**changes)
-    replies, _, grid = told(chosen, simulated(chosen, 2))
+    replies, _, grid = replies_to_targets(chosen, simulated(chosen, 2))
     assert not any(ROW in reply.sums for reply in replies.values())
     if "sums__mean_of_others" in changes:
         assert totals_sent(grid) == [None, None]
@@ -126,7 +126,7 @@ def two_deployed(tmp_path) -> tuple[Config, dict[int, Context]]:
 
 def test_a_deployed_group_sends_no_answer_and_has_no_such_row(tmp_path):
     chosen, contexts = two_deployed(tmp_path)
-    replies, catalogue, grid = told(chosen, contexts)
+    replies, catalogue, grid = replies_to_targets(chosen, contexts)
     assert len(replies) == 3
     assert all((data.question_N >= 0).any() for data in held_out(grid, catalogue))
     for reply in grid.replies:
@@ -165,7 +165,7 @@ def test_the_server_uses_no_answers_that_a_deployed_node_sends(tmp_path, monkeyp
         return honest(replies)
 
     monkeypatch.setattr(wire, "pack_replies", generous)
-    replies, _, grid = told(chosen, contexts)
+    replies, _, grid = replies_to_targets(chosen, contexts)
     assert len(replies) == 3
     assert liars
     assert totals_sent(grid) == [None] * 3

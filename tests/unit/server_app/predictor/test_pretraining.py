@@ -81,12 +81,12 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
 MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
 
 
-@pytest.mark.parametrize(("strategy", "told"), [("fedavg", [None] * 4), ("fedprox", [0.01] * 4)])
-def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_its_mu(strategy, told):
+@pytest.mark.parametrize(("strategy", "sent_mu"), [("fedavg", [None] * 4), ("fedprox", [0.01] * 4)])
+def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_its_mu(strategy, sent_mu):
     first, second, sent = rounds(strategy=strategy)
     np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
     assert MEAN.tolist() == [0.0, -0.34375]
-    assert [content["config"].get("proximal-mu") for content in sent] == told
+    assert [content["config"].get("proximal-mu") for content in sent] == sent_mu
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_no_rounds_leave_the_start():
 
 
 @pytest.mark.timeout(30)
-def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stranger():
+def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_an_unrelated_node():
     def node(name, reply):
         joins = replying(wire.GroupReply(name))
         return lambda message: (reply if message.metadata.message_type == "train" else joins)(message)
@@ -417,7 +417,7 @@ def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stra
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
     federation.gather(("A", "B"), patience=0.0)
     grid.get_node_ids = lambda: [1, 9]
-    found = pretrained(federation.grid, federation.homes(federation.groups), rounds=2)
+    found = pretrained(federation.grid, federation.nodes_of(federation.groups), rounds=2)
     assert [entry.loss for entry in found.rounds] == [0.5, 0.5]
     asked = [m.metadata.dst_node_id for m in grid.pushed if m.metadata.message_type == "train"]
     assert sorted(asked) == [1, 1, 2, 2]

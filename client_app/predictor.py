@@ -148,7 +148,7 @@ class Predictor:
         return found
 
     def reward_table(self, data: GroupData, predicted: Targets, *, draw: int) -> FloatArray:
-        """What rollouts are scored against, (Q, K): `predicted`, or for its own questions what the config says."""
+        """Targets of the rollouts' rewards, (Q, K): `predicted`, or for its own questions what the config says."""
         table_QK = predicted.probability_QK.copy()
         match self.settings.reward_target:
             case "own-answer":
@@ -192,7 +192,7 @@ class Predictor:
         least: int,
         mean_of_others: FloatArray | None,
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """How good a group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
+        """Scores of a group's targets against its own answers: part -> predictor -> sums, see `scores.local_sums`.
 
         Args:
             data: the group's training answers.

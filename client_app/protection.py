@@ -1,4 +1,4 @@
-"""What the owner's policy does to numbers before they leave: how many there are, how exact they are.
+"""Protection of numbers before they leave, by the owner's policy: how many there are, how exact they are.
 
 Axis letters: J scored answers, Q public questions, K options.
 """
@@ -36,7 +36,7 @@ def count_reply(context: Context, kind: str, *, digest: str, limit: int) -> None
 
 
 def secret(node_config: Mapping[str, object], owner_policy: OwnerPolicy) -> str:
-    """What a deployed node's training draws by beside the run's seed; empty where the owner's policy says so."""
+    """A deployed node's secret seed of training, beside the run's; empty where the owner's policy says so."""
     ledger = ledger_of(node_config)
     return "" if ledger is None or not owner_policy.secret_draws else ledger.secret().hex()
 

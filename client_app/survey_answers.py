@@ -25,7 +25,7 @@ log = logging.getLogger("appa.client")
 
 
 def deployed(node_config: Mapping[str, object]) -> bool:
-    """Whether the node is a party of its own, and not a part of a simulation."""
+    """True if the node is a party of its own, and not a part of a simulation."""
     return bool(node_config.get("group"))
 
 

@@ -1,4 +1,4 @@
-"""How a server that chooses catalogue, weights and messages reads a group's own answers through PluralLLM.
+"""Attacks by a server that chooses catalogue, weights and messages on a group's own answers, through PluralLLM.
 
 The group is its real ClientApp with its owner's policy and ledger. The server knows all else: the run's seed, the code,
 and what the group would reply if its answers were others. So it looks for the answers whose replies are those it got.

@@ -57,11 +57,11 @@ def _steps(times: float) -> Sent:
 
 
 LIES: Mapping[str, Sent] = {HONEST: _steps(1.0), "three steps back": _steps(-3.0), "a million steps": _steps(-1e6)}
-"""What the liar sends: what it trained; three times its step the other way; a million times."""
+"""Weights that the liar sends: what it trained; three times its step the other way; a million times."""
 
 
 def recipes() -> dict[str, Config]:
-    """What is compared: each strategy, and FedAvg with noise."""
+    """Settings that are compared: each strategy, and FedAvg with noise."""
     given = {name: [f"pluralllm.strategy={name}"] for name in STRATEGIES}
     for noise in NOISES:
         given[f"fedavg, dp-noise = {noise:g}"] = [

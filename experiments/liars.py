@@ -44,7 +44,7 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "zero": np.zeros_like,
     "stretched": _stretched,
 }
-"""What the liar sends in place of its rewards (J,): half of them; nothing; three times their distance from the mean."""
+"""Rewards (J,) that the liar sends: half of its own; nothing; three times their distance from the mean."""
 
 
 HONEST = "nobody"
@@ -60,7 +60,7 @@ COLUMNS = (
 
 
 def scores(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """What a rule ends with where the liar lies so: the score of the liar, and of the others on average."""
+    """A rule's result where the liar lies so: the score of the liar, and of the others on average."""
     rule, lie = setting
     people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
     score_G = trained(RULES[rule], people, iterations=iterations, seed=seed, lie=LIES.get(lie)).mean(axis=1)

@@ -69,7 +69,7 @@ GUESSES: Mapping[str, Callable[[TrueTargets], FloatArray]] = {
 
 
 def attack(owner_policy: OwnerPolicy, people: TrueTargets, *, scores: int, seed: int) -> FloatArray:
-    """What a server makes of the first group's targets (Q, K) from so many scores of each question, or all it gets."""
+    """A server's reconstruction of the first group's targets (Q, K), from so many scores of each question at most."""
     target_QK, option_QK = people.target_GQK[0], people.option_QK
     rng = np.random.default_rng(seed)
     questions = tuple(Question(f"q{q}", "", ("",) * int(real.sum())) for q, real in enumerate(option_QK))
@@ -128,7 +128,7 @@ def learned(setting: Setting, seed: int, *, people: TrueTargets) -> dict[str, fl
 
 
 def price(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """What rule `RULE` ends with from rewards that an owner's policy has changed."""
+    """Result of rule `RULE` on rewards that an owner's policy has changed."""
     (name,) = setting
     owner_policy, noise = OWNER_POLICIES[name], np.random.default_rng([seed, 1])
 

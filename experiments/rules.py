@@ -1,4 +1,4 @@
-"""Which rule lifts the worst group, and at what price, as groups differ more and more?
+"""Comparison of rules: gain for the worst group and its price, as groups differ more and more.
 
     python -m experiments.rules
 
@@ -30,7 +30,7 @@ from experiments.stand_in import RULES, Groups, Iterations, Questions, Seeds, tr
 from experiments.study import Setting, StudyColumn, difference, study
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
-"""How far groups lie from their mean, as a multiple of the default population's distance."""
+"""Distances of the groups from their mean, as a multiple of the default population's distance."""
 FEW_TICKS = 3
 
 AGAINST = ("average", "appa")
@@ -48,7 +48,7 @@ COLUMNS = (
 
 
 def ends(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """What a rule ends with at this disagreement, or, as `BEST`, the best shared answers for the worst group."""
+    """A rule's result at this disagreement, or, as `BEST`, that of the best shared answers for the worst group."""
     scale, rule = setting
     people = true_targets(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
     if rule == BEST:

@@ -21,7 +21,7 @@ from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 
 Setting = tuple[Any, ...]
-"""What is measured, by names and numbers: a rule and a lie, say."""
+"""A setting, by names and numbers: a rule and a lie, say."""
 
 
 def mean(values: pd.Series[float], *, form: str = ".3f") -> str:

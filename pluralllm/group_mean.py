@@ -1,4 +1,4 @@
-"""What the other groups answered on average, from sums over groups: a score to compare a predictor with.
+"""The mean of the other groups, from sums over groups: a score to compare a predictor with.
 
 A question that fewer than `min_groups` groups answered has no mean.
 

@@ -1,4 +1,4 @@
-"""How close a group's predictions come to its own survey answers, beside what costs nothing to predict.
+"""Scores of a group's predictions against its own survey answers, beside what costs nothing to predict.
 
 `local_sums` is what a group computes of its own answers and may tell.
 

@@ -239,7 +239,7 @@ def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, af
 def probe_targets(
     federation: Federation, question_J: IntArray, option_JK: BoolArray, *, sides: Sequence[str]
 ) -> dict[str, FloatArray]:
-    """What the groups score against, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
+    """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
 
     Side -> (G, J, K), rows sum to 1, NaN where a group has nothing to score against or did not answer.
     """

@@ -1,4 +1,4 @@
-"""What a run's phases work on: the run itself, and what its policy starts from.
+"""Inputs of a run's phases: the run itself, and what its policy starts from.
 
 Axis letters: G groups, Q questions, K options, J held-out or training questions.
 """
@@ -26,7 +26,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class RunInputs:
-    """What every phase needs."""
+    """Inputs of every phase."""
 
     config: Config
     folder: RunFolder
@@ -36,7 +36,7 @@ class RunInputs:
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
-    """What the policy starts from and learns from.
+    """Starting point of the policy, and what it learns from.
 
     Attributes:
         base: the starting point.
@@ -84,7 +84,7 @@ def policy_inputs(run: RunInputs, base: Base, votes_GQK: FloatArray | None) -> P
 
 
 def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:
-    """What SFT teaches for every question, in the format asked for."""
+    """SFT's target answer to every question, in the format asked for."""
     assert inputs.sft_QK is not None  # votes are needed where SFT is
     return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK)
 
@@ -92,8 +92,8 @@ def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:
 def answer_tokens(base: Base, task: str, num_options: int) -> int:
     """Tokens of an answer in the format asked for with the token that ends it.
 
-    The witness is what `formats.answer` writes of equal scores: for DPA the uniform distribution, whose two decimals a
-    number take as many characters as any other's; for OPA the options in their order.
+    Measured on the uniform answer: for DPA its two decimals a number take as many characters as any other answer's, for
+    OPA it is the options in their order.
     """
     text = formats.answer(task, np.ones(num_options))
     return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1

@@ -253,7 +253,7 @@ def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
 
 
 def _group_sums(run: RunInputs) -> GroupSums | None:
-    """What the mean of the other groups rests on; None where nobody was asked for it, or too few groups train."""
+    """Basis of the mean of the other groups; None where nobody was asked for it, or too few groups train."""
     totals, least = run.federation.totals, run.config.sums.min_groups
     if totals is None or len(totals.groups) < least:
         return None

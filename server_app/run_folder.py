@@ -119,11 +119,11 @@ class RunFolder:
         self.write(PHASES, tuple(self._phases.values()))
 
     def seconds(self, phase: str) -> float:
-        """What a phase has taken in earlier sessions."""
+        """Seconds of a phase in earlier sessions."""
         return self._phases[phase].seconds if phase in self._phases else 0.0
 
     def peak_mib(self, phase: str) -> float | None:
-        """What earlier sessions of a phase have used; see `records.Phase`."""
+        """Peak memory of a phase in earlier sessions; see `records.Phase`."""
         return self._phases[phase].peak_mib if phase in self._phases else None
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:

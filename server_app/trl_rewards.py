@@ -212,7 +212,7 @@ class GroupRewards:
 
 
 def _text(completion: Completion) -> str:
-    """What a completion answers: the text, or the last message's content, whose parts may be given apart."""
+    """Text of a completion: the text, or the last message's content, whose parts may be given apart."""
     if isinstance(completion, str):
         return completion
     content = completion[-1]["content"]

@@ -48,7 +48,7 @@ def sparse_fairness_index(
 def fairness_per_question(
     reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
 ) -> FloatArray:
-    """What `sparse_fairness_index` takes the mean of: (J,), NaN for a question that is left out."""
+    """Terms of the mean in `sparse_fairness_index`: (J,), NaN for a question that is left out."""
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
         raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
@@ -72,7 +72,7 @@ def fairness_per_question(
 
 
 def present_groups(reward_GJ: FloatArray) -> BoolArray:
-    """Which groups answered: (G,) True where a row of rewards (G, J) holds numbers, False where it is NaN.
+    """Mask of the groups that answered: (G,) True where a row of rewards (G, J) holds numbers, False where it is NaN.
 
     Raises:
         ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.

@@ -178,7 +178,7 @@ def generated_differences(**drawn: Unpack[Population]) -> GroupDifferences:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What can be said of a survey before anything is trained on it.
+    """Findings on a survey before anything is trained on it.
 
     Attributes:
         metric: of the scores.
@@ -236,7 +236,7 @@ def rules(settings: APPASection) -> dict[str, Rule]:
 
 
 def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> Diagnosis:
-    """What the groups' own answers say of rules, by one metric.
+    """Diagnosis of a survey from the groups' own answers, by one metric.
 
     Args:
         survey: with two groups or more.

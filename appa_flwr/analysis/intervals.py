@@ -39,7 +39,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
+        """True if the interval lies on one side of 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -50,7 +50,7 @@ def paired_differences(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[Measure, Interval]:
-    """How far the first method of each pair lies above the second in Avg AS, Min AS and FI, each with an interval.
+    """Differences between the two methods of each pair in Avg AS, Min AS and FI, each with an interval.
 
     The bootstrap draws the questions of a run anew, the same for both methods, and with several runs first the runs:
     with a single run the interval is about other questions, not about another training. FI is taken with the paper's

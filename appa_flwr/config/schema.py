@@ -143,7 +143,7 @@ class Config(Section):
 
     @property
     def run_folder(self) -> Path:
-        """Where everything of this run is written.
+        """Folder of everything this run writes.
 
         Raises:
             UserError: the run has no name yet; see `named`.
@@ -176,7 +176,7 @@ def keys_in(section: str) -> tuple[Key, ...]:
 
 
 def check_groups(config: Config, groups: Sequence[str]) -> None:
-    """Whether the keys about groups fit those that take part in a run.
+    """Check that the keys about groups fit those that take part in a run.
 
     Raises:
         UserError: there are too few of them, or too few that train the predictor.

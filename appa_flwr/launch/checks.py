@@ -1,4 +1,4 @@
-"""What is refused before anything starts: no app, a survey or groups that do not fit, a run folder in use."""
+"""Checks before anything starts: no app, a survey or groups that do not fit, a run folder in use."""
 
 from __future__ import annotations
 

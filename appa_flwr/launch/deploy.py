@@ -106,7 +106,7 @@ def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, ve
 
 @dataclass
 class Started:
-    """What runs here: each party's Flower by its name, the server's SuperLink, and each group's node."""
+    """The programs that run here: each party's Flower by its name, the server's SuperLink, and each group's node."""
 
     parties: Mapping[str, Flower]
     superlink: subprocess.Popen[bytes]
@@ -119,7 +119,7 @@ class Started:
 
 
 def _environment(sites: Sites, party: str, home: Path) -> dict[str, str]:
-    """What a party's processes have in their environment; a group's as its start script says."""
+    """Environment of a party's processes; a group's as its start script says."""
     if party not in sites.groups:
         return _ENVIRONMENT
     folder, path = sites.group(party), flower_environment(home, sites.port)["PATH"]

@@ -140,17 +140,17 @@ def party(folder: Path) -> Iterator[Finding]:
 
 
 def is_group(folder: Path) -> bool:
-    """Whether it is a group's folder, whose machine needs less."""
+    """True if it is a group's folder, whose machine needs less."""
     return _has(folder, "node.key", f"node.key{PUBLIC}", OWNER_POLICY_FILE)
 
 
 def _is_submitter(folder: Path) -> bool:
-    """Whether it is a submitter's folder, whose way to the server may be a tunnel."""
+    """True if it is a submitter's folder, whose way to the server may be a tunnel."""
     return _has(folder, KEYS_FILE, "submit.sh")
 
 
 def _has(folder: Path, *names: str) -> bool:
-    """Whether one of these files is there: others may be missing, which is to be found."""
+    """True if one of these files is there: others may be missing, which is to be found."""
     return any((folder / name).exists() for name in names)
 
 
@@ -313,7 +313,7 @@ def _reached(folder: Path, host: str, port: int) -> str:
 
 
 def _in_step(folder: Path, host: str, port: int) -> str:
-    """Whether this machine's clock is the server's, which tells it with each answer, in whole seconds."""
+    """Check of this machine's clock against the server's, which each answer names in whole seconds."""
     trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     with closing(http.client.HTTPSConnection(host, port, timeout=SECONDS_TO_CONNECT, context=trusting)) as connection:
         connection.request("GET", "/health")
@@ -328,7 +328,7 @@ def _in_step(folder: Path, host: str, port: int) -> str:
 
 
 def _unreached(host: str, port: int, authority: Path) -> str | None:
-    """What keeps a TLS connection from being made; None where it was."""
+    """The reason why a TLS connection cannot be made; None where it was."""
     trusting = ssl.create_default_context(cafile=str(authority))
     try:
         with (

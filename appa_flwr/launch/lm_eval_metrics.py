@@ -1,4 +1,4 @@
-"""How lm-evaluation-harness scores answers to a survey; `appa export lm-eval` puts a copy of this file beside the task.
+"""lm-evaluation-harness's scores of survey answers; `appa export lm-eval` puts a copy of this file beside the task.
 
 It needs appa-flwr in the harness's environment: what counts as readable and how scores are made stands there once.
 

@@ -44,7 +44,7 @@ _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 
 @dataclass(frozen=True)
 class Sites:
-    """Where each party's folder lies.
+    """Paths of each party's folder.
 
     Attributes:
         root: the folder of folders.

@@ -1,4 +1,4 @@
-"""What a group's node takes part in and gives away: the owner's file, whatever the config of a run says.
+"""The owner's policy, a file: what a group's node takes part in and gives away, whatever a run's config says.
 
 A deployed node reads it anew for each message; a simulation has no owners, and allows everything.
 """
@@ -82,7 +82,7 @@ class OwnerPolicy(BaseModel):
 
     @property
     def changes_rewards(self) -> bool:
-        """Whether rewards leave otherwise than they were computed."""
+        """True if rewards leave otherwise than they were computed."""
         return self.reward_noise > 0 or self.reward_decimals < 15
 
 
@@ -96,7 +96,7 @@ AS_IN_SIMULATION: dict[str, object] = {
     "validation_replies": 0,
     "target_replies": 0,
 }
-"""What makes a node's PluralLLM that of a simulation, to every digit."""
+"""Values that make a node's PluralLLM that of a simulation, to every digit."""
 
 SIMULATION = OwnerPolicy(truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
 

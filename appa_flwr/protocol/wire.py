@@ -1,4 +1,4 @@
-"""What travels between server and groups: every message's fields, to and from Flower records.
+"""Messages between server and groups: every message's fields, to and from Flower records.
 
 The only module below the apps that knows Flower. What a group may send is exactly the fields of `GroupReply`, in
 PluralLLM's training the weights with their example count (`train` messages of Flower's stock strategies), and in its
@@ -30,13 +30,13 @@ SCORE = "query.score"
 QUERIES = (ROLL_CALL, CATALOGUE, TARGETS, VOTE, SCORE)
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
-"""What an answer is scored against: PluralLLM's predictions, or the group's own survey answers where it has them."""
+"""Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
 
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
-"""Which of a group's own answers PluralLLM is measured on."""
+"""The parts of a group's own answers that PluralLLM is measured on."""
 
 ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
-"""What scores are asked for: what a policy or a trivial baseline answered, or answers made to find the ceilings."""
+"""Kinds of scored answers: those of a model or a trivial baseline, or probes, made to find the ceilings."""
 
 FAILED, FORGOTTEN = 100, 101
 MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUSED = range(110, 115)
@@ -73,7 +73,7 @@ REFUSALS = {
     " preset = deployed does without both",
     UNKNOWN_ACTION: "it knows no such message",
 }
-"""What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
+"""A refusal's words, by its error code: the same words for every group, so that none of its own can leave."""
 
 _SEPARATOR, _WEIGHTS, _TOTALS, _WITHIN = "|", "weights", "totals", "within"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -233,7 +233,7 @@ def join_weights(weights: ArrayRecord) -> ArrayRecord:
 
 
 def split_weights(joined: ArrayRecord, shapes: Mapping[str, Sequence[int]]) -> ArrayRecord:
-    """What `join_weights` made of arrays with these shapes, in their order; a ValueError where it cannot have been."""
+    """The arrays that `join_weights` joined, by these shapes, in their order; a ValueError where they do not fit."""
     with _following_the_protocol("a message with weights"):
         (array,) = joined.values()
         flat = _array(array.numpy(), np.float32, axes=1)
@@ -330,7 +330,7 @@ def _flat(by_group: Sequence[Mapping[Any, _T]]) -> dict[str, _T]:
 
 
 def _entries(records: Mapping[str, Any], name: str, groups: Sequence[str]) -> Iterator[tuple[int, list[str], Any]]:
-    """What `_flat` made of one record: (group's place, its parts, value).
+    """The inverse of `_flat` for one record: (group's place, its parts, value).
 
     Raises:
         IndexError: a group the reply does not name; a negative place would pass for one counted from the end.

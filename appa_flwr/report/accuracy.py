@@ -1,4 +1,4 @@
-"""What a run says of its preference predictor, in rows and sentences for the page and the terminal."""
+"""A run's findings on its preference predictor, in rows and sentences for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def table(found: Card) -> Table:
 
 
 def note(found: Card) -> str:
-    """What the table holds, and how the mean of the other groups came about or why it is not there."""
+    """Caption of the table, and the origin of the mean of the other groups or the reason it is missing."""
     sums = found.group_sums
     if not any("mean-of-others" in predictors for predictors in found.scores.values()):
         others = (

@@ -160,5 +160,5 @@ def read_run(run_folder: Path) -> RunArtifacts:
 
 
 def is_known(value: float | None) -> TypeGuard[float]:
-    """Whether a number was measured: neither absent nor NaN nor infinite."""
+    """True if a number was measured: neither absent nor NaN nor infinite."""
     return value is not None and math.isfinite(value)

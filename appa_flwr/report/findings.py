@@ -1,4 +1,4 @@
-"""What the numbers of a run say, computed from them and put into plain sentences.
+"""Findings of a run, computed from its numbers and put into plain sentences.
 
 A gain over the base policy can be nothing but hedging: a policy that learns to answer uniformly beats a
 bad base. So a gain counts only where PPO also beats the uniform answer, and only as PPO's own where it beats
@@ -48,7 +48,7 @@ class Gain:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
 
     def _above(self, method: str, over: float) -> bool:
-        """Whether PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
+        """True if PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
         interval = self.intervals.get(method)
         return over > SHOWN_TIE and (interval is None or interval.low > 0)
 
@@ -69,7 +69,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Way:
-    """Where the methods stand between base and ceiling on one measure.
+    """Positions of the methods between base and ceiling on one measure.
 
     Attributes:
         positions: method -> score, of those measured among base, uniform, sft, ppo and the measure's ceiling.
@@ -96,7 +96,7 @@ class FallBack:
 
     @property
     def hardly_adaptive(self) -> bool:
-        """Whether the adaptive branch was taken in less than a tenth of the iterations."""
+        """True if the adaptive branch was taken in less than a tenth of the iterations."""
         # In whole numbers: 1 - 0.9 is a little less than 0.1.
         return (self.total - self.fell_back) * HARDLY_EVER < self.total
 
@@ -174,7 +174,7 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
 
 
 def ways(run: RunArtifacts, *, survey: bool) -> tuple[Way, ...]:
-    """How much of the way from base to the best shared answer PPO covers on the training metric.
+    """Share of the way from base to the best shared answer that PPO covers on the training metric.
 
     One way a measure for which base, PPO and that measure's ceiling were evaluated; `survey` as in `gains`.
     """
@@ -190,7 +190,7 @@ def ways(run: RunArtifacts, *, survey: bool) -> tuple[Way, ...]:
 
 
 def worst_group(run: RunArtifacts, *, survey: bool) -> str | None:
-    """What PPO under this rule did for the worst group, on the training metric; None where PPO was not evaluated."""
+    """PPO's effect under this rule on the worst group, on the training metric; None where PPO was not evaluated."""
     worst = {}
     for method in ("sft", "ppo"):
         scores = run.scores(method, run.training_metric, survey=survey)
@@ -250,7 +250,7 @@ def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:
 
 
 def agreement(iterations: tuple[Iteration, ...]) -> str | None:
-    """How far the rule's reward was another one than the plain mean's, in words; None where nothing was measured."""
+    """Correlation of the rule's reward with the plain mean's, in words; None where nothing was measured."""
     known = [line.agreement for line in iterations if is_known(line.agreement)]
     if not known:
         return None

@@ -179,7 +179,7 @@ def _name(run: RunArtifacts, method: str) -> str:
 
 
 def _notes(run: RunArtifacts) -> Iterable[str]:
-    """What a reader has to know of the rows and columns that are there."""
+    """Notes a reader needs on the rows and columns that are there."""
     yield TABLE_NOTE
     if any(row.mostly_unreadable for row in run.summary):
         yield UNREADABLE_NOTE

@@ -39,7 +39,7 @@ _ROOM_FOR_COUNT: Final = 0.1  # share of the longest bar from which on its numbe
 
 
 def divergence_from_mean(survey: Survey) -> dict[str, float]:
-    """How far the groups lie from their common mean, per question.
+    """Mean divergence of the groups from their common mean, per question.
 
     The mean over groups of the Jensen-Shannon divergence (base 2) between a group's distribution and the mean of all
     groups': one minus what answering that mean would score in the `js` reward.

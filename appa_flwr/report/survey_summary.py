@@ -1,4 +1,4 @@
-"""What `appa survey` prints: a bar per group, and why cells were left out.
+"""Output of `appa survey`: a bar per group, and why cells were left out.
 
 Axis letters: G groups, Q questions.
 """

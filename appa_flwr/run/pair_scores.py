@@ -20,7 +20,7 @@ from appa_flwr.run.run_files import SCORES_FILE
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 PREDICTIONS, SURVEY = "predictions", "survey"
-"""What answers are compared with: PluralLLM's targets, or the groups' own answers."""
+"""Targets that answers are compared with: PluralLLM's targets, or the groups' own answers."""
 
 FloatArray = npt.NDArray[np.float64]
 

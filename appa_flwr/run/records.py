@@ -1,4 +1,4 @@
-"""What a run writes, as models: its writers dump them and every reader loads them (`appa_flwr.run.run_files`).
+"""Records that a run writes: its writers dump them and every reader loads them (`appa_flwr.run.run_files`).
 
 A field's place and name here are its place and name in the file.
 """
@@ -140,7 +140,7 @@ class SummaryRow(ScoreRecord, _Evaluated):
 
     @property
     def mostly_unreadable(self) -> bool:
-        """Whether less than half of the answers could be read, so that FI says nothing about the method."""
+        """True if less than half of the answers could be read, so that FI says nothing about the method."""
         return self.readable is not None and self.readable < MOSTLY
 
 
@@ -256,7 +256,7 @@ class EpisodeShape(Record):
 
 
 class EmbeddingSummary(Record):
-    """Which features the network was trained on.
+    """Features that the network was trained on.
 
     Attributes:
         kind: as the config's `embedding.encoder`.
@@ -272,7 +272,7 @@ class EmbeddingSummary(Record):
 
 
 class SurveySummary(Record):
-    """What the network was trained on.
+    """Survey that the network was trained on.
 
     Attributes:
         table: hash of all public questions, whatever their order.

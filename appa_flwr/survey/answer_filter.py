@@ -13,7 +13,7 @@ from appa_flwr.survey.types import FloatArray
 
 @dataclass(frozen=True)
 class AnswerFilter:
-    """Which answers count; as in `read.read_survey`."""
+    """Conditions under which answers count, as in `read.read_survey`."""
 
     refusals: Refusals
     min_respondents: int = 0
@@ -51,7 +51,7 @@ def answer_of(row: PublicRow, entry: Entry, answer_filter: AnswerFilter) -> Answ
 
 
 def _respondents(cells: Mapping[str, object], minimum: int) -> float | None:
-    """How many people answered, where the row has it; what is no number counts only if there is a minimum."""
+    """Number of people who answered, where the row has it; what is no number counts only if there is a minimum."""
     try:
         respondents = parse_quantity(cells.get("n"), Reason.BAD_COUNT)
     except CellError:

@@ -46,7 +46,7 @@ TOPICS = (
 
 
 class Population(TypedDict):
-    """What a population is drawn from: the arguments of `ground_truth`."""
+    """Arguments of a population: those of `ground_truth`."""
 
     num_questions: int
     num_groups: int

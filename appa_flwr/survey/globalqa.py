@@ -28,7 +28,7 @@ _HEAD: Final = re.compile(r"defaultdict\(\s*+<class 'list'>\s*+,\s*+")
 
 
 def is_globalqa(table: SurveyTable) -> bool:
-    """Whether a file has the columns of GlobalOpinionQA instead of our own."""
+    """True if a file has the columns of GlobalOpinionQA instead of our own."""
     return "selections" in table.columns and PRIVATE not in table.columns
 
 

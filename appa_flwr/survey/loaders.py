@@ -1,4 +1,4 @@
-"""What `survey` may name, told apart and turned into one table: a file, a folder of OpinionQA, the hub's data set."""
+"""Sources that `survey` may name, each turned into one table: a file, a folder of OpinionQA, the hub's data set."""
 
 from __future__ import annotations
 

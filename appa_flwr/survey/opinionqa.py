@@ -128,7 +128,7 @@ def _weight(cell: str) -> float:
 
 
 def _groups(cells: pd.Series[str]) -> tuple[IntArray, list[str]]:
-    """Which group each respondent is in (R,), and the groups' names; who did not say is in none."""
+    """Each respondent's group (R,), and the groups' names; one who did not say is in none."""
     names = [name for name in sorted(set(cells)) if name and not is_refusal(name)]
     codes = {name: code for code, name in enumerate(names)}
     return np.array([codes.get(cell, _NONE) for cell in cells], dtype=np.intp), names

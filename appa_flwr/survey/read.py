@@ -191,7 +191,7 @@ def group_names(
 
 
 def summary(survey: Survey) -> pd.DataFrame:
-    """What was kept and what was not, and why.
+    """Counts of what was kept and what was not, and why.
 
     Returns:
         One row a group (index `group`; rows of none come last under `UNREADABLE`), integer columns: `kept`

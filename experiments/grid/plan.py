@@ -60,7 +60,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What was asked for, and a hash of its keys, of what it begins with and of the code."""
+        """Name made of what was asked for, and a hash of its keys, of what it begins with and of the code."""
         return self.config.run_name
 
     @property
@@ -90,7 +90,7 @@ class Grid:
 
     @property
     def scaled(self) -> bool:
-        """Whether a [scale.NAME] changes what runs."""
+        """True if a [scale.NAME] changes what runs."""
         return bool(self.last)
 
 

@@ -29,7 +29,7 @@ Launch = Callable[[Config], object]
 
 @dataclass
 class Outcome:
-    """What became of the trials.
+    """Outcome of the trials.
 
     Attributes:
         done: trial -> its seconds, in this or an earlier session.
@@ -135,7 +135,7 @@ def _duration(hours: float) -> str:
 
 
 def plan_text(grid: Grid, trials: Sequence[Trial], output: Path) -> str:
-    """What `--dry-run` prints: a line a trial, and what all of them will take."""
+    """Output of `--dry-run`: a line a trial, and what all of them will take."""
     ended = done(output, trials)
     expected = hours(grid, trials, ended)
     lines = [

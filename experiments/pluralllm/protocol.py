@@ -1,4 +1,4 @@
-"""How PluralLLM is measured: the data, the split, the training as a run does it, the scores.
+"""Measurement of PluralLLM: the data, the split, the training as a run does it, the scores.
 
 Groups are seen (they train) or unseen (they bring context only); questions are for training or held out from everyone's
 training. A part is which groups are scored on which questions. Seen groups on training questions are no part:
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained on, and what is scored.
+    """Data to train on, and data to score.
 
     Attributes:
         embedding: the public table, of all questions.
@@ -182,7 +182,7 @@ class TrainedPredictor:
 
 
 Sent = Callable[[int, ArrayRecord, ArrayRecord], ArrayRecord]
-"""What a group sends in place of what it trained, from its place, the weights it got, and those it trained."""
+"""A false update in place of what a group trained, made from its place, the weights it got, and those it trained."""
 
 
 def train(
@@ -243,7 +243,7 @@ def train(
 
 @dataclass(frozen=True)
 class Report:
-    """What one training run scored: part -> predictor -> measures, and part -> context size -> measures."""
+    """Scores of one training run: part -> predictor -> measures, and part -> context size -> measures."""
 
     scores: dict[str, dict[str, PredictorScores]]
     by_context: dict[str, dict[int, PredictorScores]]
@@ -291,7 +291,7 @@ def report(
 
 
 def baselines(problem: Problem, part: Part) -> dict[str, list[Targets]]:
-    """What costs nothing to predict, a table a group.
+    """Baselines that need no training, a table a group.
 
     The mean of the others reads what the seen groups answered to the very question, held-out ones too: no predictor of
     a new question knows that. Where nobody else answered it is the uniform answer.

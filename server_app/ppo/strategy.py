@@ -66,7 +66,7 @@ def questions_of(order: QuestionOrder, rollout: RolloutSection) -> IntArray:
 
 @dataclass
 class _Round:
-    """What the server keeps of a round while the groups score its rollouts."""
+    """State of a round that the server keeps while the groups score its rollouts."""
 
     rollout: Rollout
     answers: Answers

@@ -38,7 +38,7 @@ ROUNDING = 1e-6
 
 
 def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with a group's sums, in words; None where they can be used.
+    """Fault in a group's sums, in words; None where they can be used.
 
     Args:
         sums: as the group sent them.

@@ -175,7 +175,7 @@ def initial_weights(config: Config) -> ArrayRecord:
 
 @dataclass(frozen=True, eq=False)
 class Pretraining:
-    """What pretraining came to.
+    """Result of pretraining.
 
     Attributes:
         weights: of the chosen round.

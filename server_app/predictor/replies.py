@@ -1,4 +1,4 @@
-"""What nodes send in PluralLLM's pretraining, checked and bounded: it is another party's.
+"""Nodes' replies in PluralLLM's pretraining, checked and bounded: they are another party's.
 
 Texts quote nothing from a reply, since they go into a log line.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger("appa.server")
 
 
 def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_move: bool = False) -> str | None:
-    """What is wrong with a node's trained weights, which must be as many as it was sent.
+    """Fault in a node's trained weights, which must be as many as it was sent.
 
     Args:
         reply: to a training round.

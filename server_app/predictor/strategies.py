@@ -97,7 +97,7 @@ def fit(strategy: Strategy, config: Config, num_replies: int) -> None:
 
 
 def epsilon(noise: float, rounds: int, *, delta: float = DELTA) -> float:
-    """What so many rounds' weights tell of what one node sent: the epsilon of (epsilon, delta)-differential privacy.
+    """Privacy loss of one node over so many rounds: the epsilon of (epsilon, delta)-differential privacy.
 
     Of two runs that differ in all that one node sent, for the same nodes. It moves a round's mean by up to twice the
     clip / nodes, and the noise is `noise` times the clip / nodes. Each round is a Gaussian mechanism, and together they

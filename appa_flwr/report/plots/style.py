@@ -1,4 +1,4 @@
-"""How every picture looks: colours, one set of defaults, and the helpers that the charts share.
+"""Style of every picture: colours, one set of defaults, and the helpers that the charts share.
 
 Figures are built without pyplot, so nothing global is touched and no display is needed. Colours are those of Okabe and
 Ito, which the colour-blind tell apart; methods and rules differ in marker or dash too.

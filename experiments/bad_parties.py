@@ -1,4 +1,4 @@
-"""Does PluralLLM's pretraining stand a group that sends what it likes, and what does noise cost?
+"""Robustness of PluralLLM's pretraining to a group that sends what it likes, and the cost of noise.
 
     python -m experiments.bad_parties
 

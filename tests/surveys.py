@@ -71,8 +71,8 @@ def ids(questions):
 
 
 def reasons(survey):
-    return [(cell.row, cell.reason) for cell in survey.rejections]
+    return [(rejection.row, rejection.reason) for rejection in survey.rejections]
 
 
 def reasons_of_groups(survey):
-    return [(cell.row, cell.group, cell.reason) for cell in survey.rejections]
+    return [(rejection.row, rejection.group, rejection.reason) for rejection in survey.rejections]

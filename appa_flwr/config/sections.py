@@ -18,7 +18,7 @@ LocalOptimizer = Literal["sgd", "adam"]
 # strategies without a server optimizer, so clients use Adam
 AVERAGING = ("fedavg", "fedprox")
 ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
-BAD_NODES = 1  # that krum, multikrum and fedtrimmedavg tolerate: for more, few deployments have enough nodes
+BYZANTINE_NODES = 1  # that krum, multikrum and fedtrimmedavg tolerate: for more, few deployments have enough nodes
 HEADS = 4  # of the attention architecture; they divide its width
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
@@ -162,7 +162,7 @@ class PluralLLMSection(Section):
     @property
     def least_nodes(self) -> int:
         """Nodes that the strategy needs: n >= 2f + 3 for Krum (Blanchard et al. 2017), n > 2f for a trimmed mean."""
-        return {"krum": 2 * BAD_NODES + 3, "fedtrimmedavg": 2 * BAD_NODES + 1, "fedmedian": 3}.get(
+        return {"krum": 2 * BYZANTINE_NODES + 3, "fedtrimmedavg": 2 * BYZANTINE_NODES + 1, "fedmedian": 3}.get(
             self.strategy.removeprefix("multi"), 1
         )
 

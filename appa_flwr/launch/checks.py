@@ -37,7 +37,7 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
     """The survey of a run, read or generated; of a file these groups, or all with enough questions if empty.
 
     Raises:
-        UserError: it cannot be read; `data.strict` is set and a cell is left out; or a group has too few answers.
+        UserError: it cannot be read; `data.strict` is set and an answer is left out; or a group has too few answers.
     """
     from appa_flwr.survey import generate, read
 
@@ -97,11 +97,11 @@ def _survey_groups(config: Config) -> tuple[str, ...]:
 
 
 def show_left_out(rejections: Sequence[Rejection]) -> None:
-    """Print the first cells of a survey file that the run leaves out, and how many there are."""
-    for cell in rejections[:SHOWN_REJECTIONS]:
-        print(f"left out: {cell.source}, row {cell.row}, {cell.group}, {cell.question_id}: {cell.reason}", flush=True)
+    """Print the first answers of a survey file that the run leaves out, and how many there are."""
+    for one in rejections[:SHOWN_REJECTIONS]:
+        print(f"left out: {one.source}, row {one.row}, {one.group}, {one.question_id}: {one.reason}", flush=True)
     if len(rejections) > SHOWN_REJECTIONS:
-        print(f"left out: {len(rejections)} cells in all; `appa survey` counts them by reason", flush=True)
+        print(f"left out: {len(rejections)} answers in all; `appa survey` counts them by reason", flush=True)
 
 
 def claim_run_folder(config: Config) -> Path:

@@ -145,7 +145,7 @@ def deploy(
     show(table)
     kept = deployment.not_pinning(sites, bundle)
     for name, pinned in kept.items():
-        show(f"{name}'s owner's policy stays as it was, and pins {'another bundle' if pinned else 'none'}")
+        show(f"the owner's policy of {name} stays as it was, and pins {'another bundle' if pinned else 'none'}")
     if len(kept) < len(sites.groups):
         show(
             f"{'the other' if kept else 'all'} groups pin this checkout's app, bundle {bundle}; once it changes, each "
@@ -245,7 +245,7 @@ def survey(
     drawn = picture.draw(found, folder / picture.FILE)
     show(
         *report.tables(found),
-        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out",
+        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
         *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
         f"public, for the server: {written.questions}",
         f"picture of all groups: {drawn}",

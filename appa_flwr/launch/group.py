@@ -75,7 +75,7 @@ def audit(
 
 def _answers(found: Survey) -> Table:
     table = Table("group", "questions answered", "left out")
-    out = Counter(cell.group for cell in found.rejections)
+    out = Counter(rejection.group for rejection in found.rejections)
     for name, answers in found.answers.items():
         table.add_row(name, str(len(answers)), str(out[name]))
     return table
@@ -85,8 +85,8 @@ def _left_out(found: Survey) -> RenderableType | None:
     if not found.rejections:
         return None
     table = Table("left out because", "rows", "first: row, question")
-    for reason, count in Counter(cell.reason for cell in found.rejections).most_common():
-        first = next(cell for cell in found.rejections if cell.reason == reason)
+    for reason, count in Counter(rejection.reason for rejection in found.rejections).most_common():
+        first = next(rejection for rejection in found.rejections if rejection.reason == reason)
         table.add_row(reason, str(count), f"{first.row}, {first.question_id}")
     return table
 

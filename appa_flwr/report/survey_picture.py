@@ -106,7 +106,7 @@ def _short(text: str, limit: int) -> str:
 
 def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
     """Bars of kept and rejected questions per group, the fullest group on top of the first column."""
-    rejected = Counter(cell.group for cell in survey.rejections)
+    rejected = Counter(rejection.group for rejection in survey.rejections)
     ranked = sorted(survey.groups, key=lambda name: -len(survey.answers[name]))
     longest = max(len(survey.answers[name]) + rejected[name] for name in survey.groups)
     for column, axes in enumerate(columns):

@@ -5,7 +5,7 @@ Our columns: `question_id, question, options, group, distribution`, optionally `
 `refusal_rate` or `refusals` (people who refused, next to `n`) where refusals are already apart. Others are ignored. In
 CSV the list cells hold JSON or Python-literal text.
 
-Bad cells (question x group) are rejected one by one with a counted reason, everything else is renormalised.
+Bad answers are rejected one by one with a counted reason, everything else is renormalised.
 Names of groups are "attribute/group" where the file has an attribute, and one name stands for every spelling of a
 country (`names.ALIASES`); where two spellings answer the same question the first in the file counts.
 
@@ -59,14 +59,14 @@ def read_survey(
     """A survey as questions and answers of all groups, or of some.
 
     Args:
-        path: a file, folder or hub id, as in `sources.open_source`.
+        path: a file, folder or hub id, as in `loaders.open_source`.
         groups: names in the wanted order; a bare name will do where only one attribute has it. None: all groups with
             a usable answer, in the order of the file. Other groups' answers are not looked at.
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
             renormalises the rest; "separate" does the same and gives the share they had in `refusal_rates`.
         strict: the first bad row is an error.
-        min_respondents: cells of fewer people are rejected; those without a number stay.
-        min_questions: groups with fewer usable questions are left out, each of their cells a rejection.
+        min_respondents: answers of fewer people are rejected; those without a number stay.
+        min_questions: groups with fewer usable questions are left out, each of their answers a rejection.
 
     Returns:
         Questions with at least one usable answer, in the order of the file; distributions (K,), >= 0, sum 1; the
@@ -93,10 +93,10 @@ def _survey(
     answered = {question_id for mine in answers.values() for question_id in mine}
     return Survey(
         tuple(entry.question for question_id, entry in catalogue.items() if question_id in answered),
-        {name: _known(mine, lambda cell: cell.shares) for name, mine in answers.items()},
+        {name: _known(mine, lambda answer: answer.shares) for name, mine in answers.items()},
         tuple(rejections),
-        respondents={name: _known(mine, lambda cell: cell.respondents) for name, mine in answers.items()},
-        refusal_rates={name: _known(mine, lambda cell: cell.refusal_rate) for name, mine in answers.items()},
+        respondents={name: _known(mine, lambda answer: answer.respondents) for name, mine in answers.items()},
+        refusal_rates={name: _known(mine, lambda answer: answer.refusal_rate) for name, mine in answers.items()},
     )
 
 
@@ -167,7 +167,7 @@ def read_groups(
             else:
                 name, concerned = group, [replace(row, group=group) for row in rows]
             answers, _ = _collect(table.source, concerned, (name,), answer_filter=answer_filter, strict=strict)
-            found[group] = _known(answers[name], lambda cell: cell.shares)
+            found[group] = _known(answers[name], lambda answer: answer.shares)
         except UserError as error:
             found[group] = error
     return found
@@ -200,7 +200,7 @@ def summary(survey: Survey) -> pd.DataFrame:
     # Imported here: reading a file on a client needs no data frames.
     import pandas as pd
 
-    counts = Counter((cell.group or UNREADABLE, cell.reason) for cell in survey.rejections)
+    counts = Counter((rejection.group or UNREADABLE, rejection.reason) for rejection in survey.rejections)
     groups = sorted(dict.fromkeys((*survey.groups, *(group for group, _ in counts))), key=UNREADABLE.__eq__)
     data = {"kept": [len(survey.answers.get(group, {})) for group in groups]}
     data |= {reason: [counts[group, reason] for group in groups] for _, reason in counts}
@@ -246,13 +246,15 @@ def _collect(
             if wanted is not None:
                 count = f"{len(mine)} usable questions, fewer than min-questions = {answer_filter.min_questions}"
                 raise UserError(f"{source}: group {name!r} has {count}")
-            rejections += [_rejection(source, cell.row, Reason.FEW_QUESTIONS, strict=strict) for cell in mine.values()]
+            rejections += [
+                _rejection(source, answer.row, Reason.FEW_QUESTIONS, strict=strict) for answer in mine.values()
+            ]
     least = max(1, answer_filter.min_questions)
     return {name: mine for name, mine in answers.items() if len(mine) >= least}, rejections
 
 
 def _known(mine: Mapping[str, Answer], of: Callable[[Answer], T | None]) -> dict[str, T]:
-    return {question_id: value for question_id, cell in mine.items() if (value := of(cell)) is not None}
+    return {question_id: value for question_id, answer in mine.items() if (value := of(answer)) is not None}
 
 
 def _rejection(source: str, row: PublicRow, reason: Reason, *, strict: bool) -> Rejection:
@@ -266,6 +268,6 @@ def _rejection(source: str, row: PublicRow, reason: Reason, *, strict: bool) -> 
 
 def _unusable(source: str, what: str, rejections: Iterable[Rejection], group: str = "") -> UserError:
     """The error for a group, or a file, whose rows were all rejected; it says why, rows of nobody included."""
-    counts = Counter(cell.reason for cell in rejections if not group or cell.group in ("", group))
+    counts = Counter(rejection.reason for rejection in rejections if not group or rejection.group in ("", group))
     causes = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common())
     return UserError(f"{source}: {what} ({causes or 'it has no rows'})")

@@ -91,7 +91,7 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     assert "distribution is off one" in small
     assert "60" in large  # the median of 50 and 70
     assert large.count("█") == 30 == 2 * small.count("█")
-    assert "2 questions, 2 groups, 1 cells left out" in lines
+    assert "2 questions, 2 groups, 1 answers left out" in lines
     split = tmp_path / "mine-split"
     files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl", "survey.png"]
     assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files

@@ -52,9 +52,9 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 2)"),
-        ({"schema": 2, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
-        ({"schema": 2, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 3)"),
+        ({"schema": 3, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
+        ({"schema": 3, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],
@@ -85,7 +85,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
             predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
             "row 1, key 'round': input should be a val",
         ),
-        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 3"),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 4"),
         (
             "pluralllm",
             predictor_card(group_sums={"held_out": 36}),

@@ -1,1 +1,1 @@
-"""Protocol between server and groups: messages, answers' formats, rewards, votes. Both sides may enter."""
+"""Protocol between server and groups: messages, answers' formats, rewards, votes. Imported by both sides."""

@@ -127,7 +127,7 @@ class GroupReply:
         rewards: (metric, side) -> rewards (J,) in [0, 1]; NaN only on `TRUTH_SIDE`, where the group has no answer.
         votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft.target`
             is "mean" only, the distribution.
-        counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its policy allows.
+        counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its owner allows.
         sums: (part, predictor) -> measure -> its sum over the group's answers of that part, "answers" their number: how
             good PluralLLM is, and what costs nothing next to it.
         held_out_HK: its answers to held-out questions, rows of NaN where it has none. In a simulation only.

@@ -1,4 +1,4 @@
-"""The report of a run: pictures and one self-contained page, of the files in its folder. No group's side may enter."""
+"""The report of a run: pictures and one self-contained page, of the files in its folder. Never imported by groups."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def deviations(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: Boo
 
 @dataclass(frozen=True)
 class GroupDifferences:
-    """Distance between groups, and the room it leaves a rule, on some questions by one metric.
+    """Distance between groups, and what it lets a rule win, on some questions by one metric.
 
     Attributes:
         size: standard deviation of shares around the mean over the groups.

@@ -208,7 +208,7 @@ def worst_group(run: RunArtifacts, *, survey: bool) -> str | None:
 
 
 def differences(run: RunArtifacts) -> list[str]:
-    """The room that this run left rules to differ, in plain words; empty where nothing was compared."""
+    """Differences between groups and between rules in this run, in plain words; empty where nothing was compared."""
     return [*_group_differences(run), *_other_rules(run.iterations)]
 
 

@@ -311,7 +311,7 @@ class Round(Record):
 
 
 class GroupSums(Record):
-    """Of how many held-out questions the answers were summed over the groups.
+    """Sums of the groups' answers to held-out questions.
 
     Attributes:
         min_groups: a sum is of the answers of so many groups at least.

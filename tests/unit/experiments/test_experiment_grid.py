@@ -14,7 +14,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch.checks import claim_run_folder
 from appa_flwr.launch.endings import RunFailed
-from appa_flwr.run import pair_scores as single
+from appa_flwr.run import pair_scores
 from appa_flwr.run.records import Iteration, SummaryRow
 from appa_flwr.run.run_files import write_config
 from experiments.grid import grid_results, pictures, plan, runner
@@ -84,7 +84,7 @@ def test_what_rules_share_is_made_once(grid_file, tmp_path):
     assert [trial.seed for trial in trials] == [0] * 14 + [1] * 14
 
 
-def test_a_cell_s_name_changes_with_its_keys_with_what_it_needs_and_with_the_code(grid_file, tmp_path, monkeypatch):
+def test_a_trial_s_name_changes_with_its_keys_with_what_it_needs_and_with_the_code(grid_file, tmp_path, monkeypatch):
     def names(**given):
         return {(c.stage, c.dataset, c.model, c.rule, c.seed): c.name for c in planned(grid_file, tmp_path, **given)[1]}
 
@@ -156,16 +156,16 @@ def write_run(config) -> None:
     for method, value in values.items():
         # group b is .1 worse; one question more in one seed, and b has no survey answer to the last half
         reward_GQ = value + 0.02 * config.seed - np.array([[0.0], [0.1]]) * np.ones((2, 20))
-        for against in (single.PREDICTIONS, single.SURVEY):
-            if against == single.SURVEY:
+        for against in (pair_scores.PREDICTIONS, pair_scores.SURVEY):
+            if against == pair_scores.SURVEY:
                 reward_GQ = reward_GQ - 0.1
                 reward_GQ[1, 10:] = np.nan
-            single.put(
+            pair_scores.put(
                 folder,
                 pd.concat(
                     [
-                        *([] if (old := single.read(folder)) is None else [old[old["method"] == method]]),
-                        single.trials(method, "js", against, reward_GQ, groups=("a", "b"), questions=QUESTIONS),
+                        *([] if (old := pair_scores.read(folder)) is None else [old[old["method"] == method]]),
+                        pair_scores.as_rows(method, "js", against, reward_GQ, groups=("a", "b"), questions=QUESTIONS),
                     ]
                 ),
             )
@@ -196,7 +196,7 @@ def go(grid, trials, tmp_path, launcher):
     return runner.run_trials(grid, trials, tmp_path / "out", launch=launcher, say=lambda text: None)
 
 
-def test_killed_and_started_again_no_cell_is_repeated(grid_file, tmp_path):
+def test_killed_and_started_again_no_trial_is_repeated(grid_file, tmp_path):
     grid, trials = planned(grid_file, tmp_path)
     launcher = Launcher()
     for killed_at in (3, 10):
@@ -223,7 +223,7 @@ def test_a_run_that_ended_before_its_mark_was_written_is_not_repeated(grid_file,
     assert trials[0].name not in [name for name, _ in launcher.started]
 
 
-def test_a_failed_cell_stops_only_those_that_need_it_and_is_tried_again(grid_file, tmp_path):
+def test_a_failed_trial_stops_only_those_that_need_it_and_is_tried_again(grid_file, tmp_path):
     grid, trials = planned(grid_file, tmp_path)
     launcher = Launcher()
     launcher.fails = {"one-dpa-tiny-sft-s0", "two-dpa-other-open-s1"}
@@ -241,7 +241,7 @@ def test_a_failed_cell_stops_only_those_that_need_it_and_is_tried_again(grid_fil
     assert len(launcher.started) == 4
 
 
-def test_a_cell_that_another_process_runs_is_left_to_it(grid_file, tmp_path, monkeypatch):
+def test_a_trial_that_another_process_runs_is_left_to_it(grid_file, tmp_path, monkeypatch):
     grid, trials = planned(grid_file, tmp_path, only=["one", "tiny", "average"])
     launcher, output = Launcher(), tmp_path / "out"
     (output / runner.LOCKS).mkdir(parents=True)

@@ -328,7 +328,7 @@ def test_a_cell_gives_mean_and_range_and_nothing_where_a_value_is_missing():
 # for each part the rows asked for, the two context sizes of the first, and three of what costs nothing
 @pytest.mark.parametrize(("rows", "lines"), [(0, 2 + 2 + 3), (1, 1 + 2 + 3)])
 def test_a_table_is_printed_whole(problem, monkeypatch, capsys, rows, lines):
-    monkeypatch.setitem(tables.TABLES, "ours", (tables.DEFAULT, tables.Row("pooled", central=True)))
+    monkeypatch.setitem(tables.TABLES, "ours", (tables.DEFAULT, tables.TableRow("pooled", central=True)))
     monkeypatch.setattr(tables, "SIZES", (1, 4))
     monkeypatch.setattr(tables, "load_problem", lambda *_, **__: problem)
     monkeypatch.setattr(tables, "recipe", lambda *given: small(*given, "pluralllm.rounds=1"))

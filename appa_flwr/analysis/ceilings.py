@@ -99,12 +99,12 @@ def ceiling(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: st
     targets_GQK, options_QK, present_GQ = _checked_targets(targets_GQK, options_QK)
     METRICS[metric](targets_GQK, targets_GQK, options_QK)  # says what is wrong with targets it cannot score
     # A group's score is the mean over its own questions, so each of its pairs weighs one over their number.
-    cell_GQ = present_GQ / present_GQ.sum(axis=1, keepdims=True)
+    pair_GQ = present_GQ / present_GQ.sum(axis=1, keepdims=True)
     if objective == "min":
-        return _fairest_answer(targets_GQK, options_QK, cell_GQ, metric=metric)
-    weights_G = np.full(len(cell_GQ), 1.0 / len(cell_GQ))
-    answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric)
-    value = float(weights_G @ _group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric))
+        return _fairest_answer(targets_GQK, options_QK, pair_GQ, metric=metric)
+    weights_G = np.full(len(pair_GQ), 1.0 / len(pair_GQ))
+    answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * pair_GQ, metric=metric)
+    value = float(weights_G @ _group_scores(answer_QK, targets_GQK, options_QK, pair_GQ, metric=metric))
     return Ceiling(answer_QK, value, value + _INNER_GAP)
 
 
@@ -236,7 +236,7 @@ SOLVED_METRICS = tuple(_SOLVERS)
 """Metrics that have ceilings. `js-distance` has none: its weighted problem can have several local optima."""
 
 
-def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray, *, metric: str) -> Ceiling:
+def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray, *, metric: str) -> Ceiling:
     """Maximise the worst group's score over the answers of all questions.
 
     Every weighted optimum gives an upper bound (its weighted score) and a vector of group scores. The best mixture of
@@ -244,17 +244,17 @@ def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: Flo
     answers can be mixed, its dual is the next weights to try, drawn half-way to the best ones so far, without which
     cutting planes jump about.
     """
-    weights_G = best_weights_G = np.full(len(cell_GQ), 1.0 / len(cell_GQ))
+    weights_G = best_weights_G = np.full(len(pair_GQ), 1.0 / len(pair_GQ))
     answers_NQK: list[FloatArray] = []
     scores_NG: list[FloatArray] = []
     upper = np.inf
 
     def collect(answer_QK: FloatArray) -> None:
         answers_NQK.append(answer_QK)
-        scores_NG.append(_group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric))
+        scores_NG.append(_group_scores(answer_QK, targets_GQK, options_QK, pair_GQ, metric=metric))
 
     for _ in range(_MAX_CUTS):
-        collect(best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric))
+        collect(best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * pair_GQ, metric=metric))
         weighted = float(weights_G @ scores_NG[-1])
         if weighted < upper:
             upper, best_weights_G = weighted, weights_G
@@ -266,8 +266,8 @@ def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: Flo
         weights_G = best_weights_G + _TOWARDS_BEST_WEIGHTS * (game_weights_G - best_weights_G)
     best_QK = answers_NQK[int(np.min(scores_NG, axis=1).argmax())]
     if metric == "borda":
-        best_QK = _improved_rankings(best_QK, np.array(answers_NQK), targets_GQK, options_QK, cell_GQ)
-    value = float(_group_scores(best_QK, targets_GQK, options_QK, cell_GQ, metric=metric).min())
+        best_QK = _improved_rankings(best_QK, np.array(answers_NQK), targets_GQK, options_QK, pair_GQ)
+    value = float(_group_scores(best_QK, targets_GQK, options_QK, pair_GQ, metric=metric).min())
     return Ceiling(best_QK, value, upper + _INNER_GAP)
 
 
@@ -302,7 +302,7 @@ def _mix(answers_NQK: FloatArray, share_N: FloatArray, *, metric: str) -> FloatA
 
 
 def _improved_rankings(
-    answer_QK: FloatArray, answers_NQK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray
+    answer_QK: FloatArray, answers_NQK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray
 ) -> FloatArray:
     """Exchange the ranking of one question after the other while the worst group gains.
 
@@ -312,7 +312,7 @@ def _improved_rankings(
     """
     candidates = [_candidate_rankings(q, answers_NQK, targets_GQK, options_QK) for q in range(len(options_QK))]
     gains = [
-        borda(candidate_CK[:, None], targets_GQK[:, q], options_QK[q]) * cell_GQ[:, q]
+        borda(candidate_CK[:, None], targets_GQK[:, q], options_QK[q]) * pair_GQ[:, q]
         for q, candidate_CK in enumerate(candidates)
     ]
     chosen = [int((tried_CK == answer_QK[q]).all(axis=-1).argmax()) for q, tried_CK in enumerate(candidates)]
@@ -358,10 +358,10 @@ def _soft_minimum(score_CG: FloatArray, *, sharpness: float) -> FloatArray:
 
 
 def _group_scores(
-    answer_QK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray, *, metric: str
+    answer_QK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray, *, metric: str
 ) -> FloatArray:
     """Alignment score of every group (G,) if all are given the same answers."""
-    score_G: FloatArray = (METRICS[metric](answer_QK, targets_GQK, options_QK) * cell_GQ).sum(axis=1)
+    score_G: FloatArray = (METRICS[metric](answer_QK, targets_GQK, options_QK) * pair_GQ).sum(axis=1)
     return score_G
 
 

@@ -194,13 +194,13 @@ def _trials(grid: Grid, output: Path, here: Path) -> Iterator[Trial]:
     for seed in grid.seeds:
         predictors = {}
         for dataset, keys in axes["datasets"].items():
-            predictors[dataset] = _cell(
+            predictors[dataset] = _trial(
                 grid, ("predictor", dataset, "", "", ""), seed, [keys], output=output, here=here
             )
             yield predictors[dataset]
         for dataset, task, model in product(axes["datasets"], axes["tasks"], axes["models"]):
             tables = [axes[axis][name] for axis, name in zip(AXES, (dataset, task, model), strict=False)]
-            sft = _cell(
+            sft = _trial(
                 grid,
                 ("sft", dataset, task, model, ""),
                 seed,
@@ -212,14 +212,14 @@ def _trials(grid: Grid, output: Path, here: Path) -> Iterator[Trial]:
             yield sft
             for rule, keys in axes["rules"].items():
                 names: Names = ("rule", dataset, task, model, rule)
-                yield _cell(grid, names, seed, [*tables, keys], needs=sft, output=output, here=here)
+                yield _trial(grid, names, seed, [*tables, keys], needs=sft, output=output, here=here)
 
 
 Names = tuple[Stage, str, str, str, str]
 PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
 
 
-def _cell(
+def _trial(
     grid: Grid,
     names: Names,
     seed: int,

@@ -92,7 +92,7 @@ def catalogue(message: Message, context: Context) -> Message:
                 truth_QK[row, : len(own)] = own
         state.remember_data(memory, d_g, truth_QK)
         counts = {"answered": len(d_g), "known": len(answers)}
-        counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes)}
+        counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes), "mean": int(owner_policy.mean)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
         sends_answers = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
         held_out_HK = truth_QK[~public.train_Q] if sends_answers else None
@@ -213,7 +213,11 @@ def vote(message: Message, context: Context) -> Message:
     survey_answers.check_allowed(config, owner_policy)
     if not owner_policy.votes:
         raise outgoing.Refused(wire.VOTES_REFUSED)
-    kind = votes.DISTRIBUTION if config.sft.target == "mean" else votes.BALLOTS[config.task]
+    kind = votes.BALLOTS[config.task]
+    if config.sft.target == "mean" or wire.asks_distributions(message.content):
+        if not owner_policy.mean:
+            raise outgoing.Refused(wire.MEAN_REFUSED)
+        kind = votes.DISTRIBUTION
     memory = state.memory_of(context)
     public = state.catalogue(memory)
     replies = []

@@ -112,13 +112,16 @@ def measure_sums(
     }
 
 
-def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None) -> FloatArray:
+def nearest_question(
+    data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None, *, count: int = 1
+) -> FloatArray:
     """Answer each question as the group answered the most similar other one with as many options.
 
     Args:
         data: the group's answers to choose from.
         embedding: similar means near in the features of the options, in their order.
         rows: the questions to answer, R of them; all Q if None.
+        count: the mean over so many similar ones, or over as many as there are.
 
     Returns:
         (R, K) distributions, uniform where the group has answered no other question with as many options.
@@ -135,9 +138,11 @@ def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray
     distance_RN = (flat_RF**2).sum(axis=1)[:, None] + (flat_NF**2).sum(axis=1) - 2.0 * flat_RF @ flat_NF.T
     distance_RN[size_R[:, None] != size_N] = np.inf
     distance_RN[rows[:, None] == data.question_N] = np.inf  # never the question itself
-    nearest_R = distance_RN.argmin(axis=1)
-    found_R = np.isfinite(distance_RN.min(axis=1))
-    table_RK[found_R] = data.answer_NK[nearest_R[found_R]]
+    nearest_RC = distance_RN.argsort(axis=1, kind="stable")[:, :count]
+    there_RC = np.isfinite(np.take_along_axis(distance_RN, nearest_RC, axis=1))
+    found_R = there_RC[:, 0]
+    sum_RK = (data.answer_NK[nearest_RC] * there_RC[..., None]).sum(axis=1)
+    table_RK[found_R] = sum_RK[found_R] / there_RC[found_R].sum(axis=1, keepdims=True)
     return table_RK
 
 

@@ -22,6 +22,7 @@ from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows
 from appa_flwr.run.records import (
     CEILINGS,
+    MEAN_PREDICTION,
     CapturedRecord,
     Differences,
     DifferencesRecord,
@@ -166,9 +167,9 @@ def baseline_scores(
     catalogue: wire.Catalogue,
     *,
     question_J: IntArray,
-    majority_QK: FloatArray | None,
+    known_JK: Mapping[str, FloatArray],
 ) -> Baselines:
-    """Score the trivial baselines (uniform, majority) and the two ceilings, and compare the groups with each other.
+    """Score the trivial baselines and the two ceilings, and compare the groups with each other.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
     them away (docs/decisions.md), so this asks for those, in a simulation against the survey answers too;
@@ -179,13 +180,11 @@ def baseline_scores(
         config: the run's.
         catalogue: the public questions.
         question_J: the held-out questions.
-        majority_QK: the majority's answer to every question, as scores; None where it is not known.
+        known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
     option_JK = catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
-    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
-    if majority_QK is not None:
-        trivial["majority"] = majority_QK[question_J]
+    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [
         score(
             federation, name, given_answers(question_J, answer_JK), metrics=metrics, config=config, catalogue=catalogue
@@ -203,6 +202,8 @@ def baseline_scores(
     probed = probe_targets(federation, question_J, option_JK, sides=sides)
     there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
     target_GQK = probed[wire.TARGET_SIDE][there_G]
+    mean = given_answers(question_J, target_GQK.mean(axis=0))
+    scored.append(score(federation, MEAN_PREDICTION, mean, metrics=metrics, config=config, catalogue=catalogue))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)

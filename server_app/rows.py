@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
@@ -21,6 +23,9 @@ from server_app import evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
 from server_app.inputs import PolicyInputs, RunInputs, taught_texts
+from server_app.lookups import look_ups
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def evaluate(
@@ -91,18 +96,31 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
+def _known_answers(run: RunInputs, inputs: PolicyInputs) -> dict[str, FloatArray]:
+    """The majority's answers to the held-out questions, and those by look-up, as far as groups let them be known."""
+    known = {}
+    if inputs.majority_QK is not None:
+        known["majority"] = inputs.majority_QK[inputs.test_J]
+    if not run.federation.without_mean:
+        given_GQK = run.federation.votes(needed=False, distributions=True)
+        if given_GQK is not None:
+            known |= look_ups(given_GQK.mean(axis=0), run.catalogue, inputs.test_J)
+    return known
+
+
 def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
     with run.folder.phase("baselines") as phase:
+        known = _known_answers(run, inputs)
         found = evaluation.baseline_scores(
-            run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
+            run.federation, run.config, run.catalogue, question_J=inputs.test_J, known_JK=known
         )
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)
         run.folder.write(SUMMARY, tuple(rows))
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)
-        said = "uniform" if inputs.majority_QK is None else "uniform, majority"
+        said = ", ".join(["uniform", *known])
         if run.config.eval.ceilings:
             against = ", ".join(run.federation.without_probes)
             said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"

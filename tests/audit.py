@@ -88,7 +88,7 @@ def make_world(folder: Path, **changes: object) -> World:
     return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
 
 
-COUNTS = [f"0|{name}" for name in ("answered", "known", "truth", "probes")]
+COUNTS = [f"0|{name}" for name in ("answered", "known", "truth", "probes", "mean")]
 _NAMES = {"groups": ConfigRecord}
 RECORDS: dict[str, dict[str, type]] = {
     "train": {"arrays": ArrayRecord, "metrics": MetricRecord},

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from appa_flwr.protocol.votes import DISTRIBUTION
 from appa_flwr.survey.types import Question
 
 ROLL_CALL = "query.roll_call"
@@ -53,8 +54,8 @@ LONGEST_ID = 1000
 """Characters of a question's id, which a group writes down."""
 
 REFUSALS = {
-    MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
-    " mean = true in its owner's policy",
+    MEAN_REFUSED: "sft.target = mean, or votes as distributions, would send training answers themselves; a deployed"
+    " node allows that only by mean = true in its owner's policy",
     OWN_ANSWERS_REFUSED: "pluralllm.reward-target = own-answer or posterior would score against training answers"
     " themselves; a deployed node allows that only by own-answers = true in its owner's policy",
     TRAINING_REFUSED: "its owner's policy has training = false: it trains no PluralLLM; pluralllm.checkpoint does"
@@ -75,7 +76,7 @@ REFUSALS = {
 }
 """A refusal's words, by its error code: the same words for every group, so that none of its own can leave."""
 
-_SEPARATOR, _WEIGHTS, _TOTALS, _WITHIN = "|", "weights", "totals", "within"
+_SEPARATOR, _WEIGHTS, _TOTALS, _WITHIN, _BALLOT = "|", "weights", "totals", "within", "ballot"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _T = TypeVar("_T")
 
@@ -269,6 +270,16 @@ def unpack_totals(content: RecordDict) -> Totals | None:
         arrays = numpy_arrays(content.array_records[_TOTALS])
         answer_QK, count_Q = _array(arrays["answer"], np.float64, axes=2), _array(arrays["count"], np.int64, axes=1)
         return Totals(answer_QK, count_Q, tuple(_strings(content.config_records[_WITHIN]["names"])))
+
+
+def pack_distributions_asked() -> RecordDict:
+    """A request for votes as distributions, whatever the run's SFT learns."""
+    return RecordDict({_BALLOT: ConfigRecord({"kind": DISTRIBUTION})})
+
+
+def asks_distributions(content: RecordDict) -> bool:
+    """Whether a request for votes is one for distributions."""
+    return _BALLOT in content and content.config_records[_BALLOT].get("kind") == DISTRIBUTION
 
 
 def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:

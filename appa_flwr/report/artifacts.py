@@ -21,6 +21,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores
 from appa_flwr.run.records import (
     CEILINGS,
+    LOOK_UPS,
+    MEAN_PREDICTION,
     TRAINED_METHODS,
     TRIVIAL_BASELINES,
     Card,
@@ -116,12 +118,15 @@ def _missing(run: RunArtifacts) -> Iterator[str]:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
     expected = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
     elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the SFT model's run
-    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS] * (not run.settings.eval.ceilings)
+    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS, MEAN_PREDICTION] * (not run.settings.eval.ceilings)
     present = {row.method for row in run.summary}
     if "uniform" in present:  # written together with these, so groups have refused what is not there
         if run.settings.eval.ceilings and not present.intersection(CEILINGS):
-            elsewhere += CEILINGS
+            elsewhere += [*CEILINGS, MEAN_PREDICTION]
             yield f"There are no ceilings: some groups let nobody probe for them ({LOG_FILE} says which)."
+        if not present.intersection(LOOK_UPS):
+            elsewhere += LOOK_UPS
+            yield "There are no look-ups: some groups let nobody know their training answers (mean, in their policies)."
         if "majority" not in present:
             elsewhere.append("majority")
             yield f"There is no majority's answer: too few groups voted ({LOG_FILE} says why)."

@@ -1,8 +1,8 @@
 """Findings of a run, computed from its numbers and put into plain sentences.
 
 A gain over the base policy can be nothing but hedging: a policy that learns to answer uniformly beats a
-bad base. So a gain counts only where PPO also beats the uniform answer, and only as PPO's own where it beats
-SFT too, each with its whole interval.
+bad base. So a gain counts only where PPO also beats the uniform answer and the best look-up in the groups' mean
+answers, and only as PPO's own where it beats SFT too, each with its whole interval.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from appa_flwr.analysis.group_differences import SAME_REWARD, GroupDifferences, 
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
-from appa_flwr.run.records import Iteration
+from appa_flwr.run.records import LOOK_UPS, Iteration
 
 Measure = Literal["Avg AS", "Min AS"]
-Verdict = Literal["gain", "not over sft", "none", "unknown"]
+Verdict = Literal["gain", "not over sft", "not over look-up", "none", "unknown"]
 MEASURES: tuple[Measure, Measure] = ("Avg AS", "Min AS")
-COMPARED = ("base", "uniform", "sft")
+COMPARED = ("base", "uniform", *LOOK_UPS, "sft")
+_NAMES = {
+    "base": "base",
+    "uniform": "the uniform answer",
+    "option-list": "the look-up by options",
+    "nearest-questions": "the look-up by nearest questions",
+    "sft": "SFT",
+}
 CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceiling-min"}
 
 SHOWN_TIE = 0.0005
@@ -34,37 +41,50 @@ HARDLY_EVER = 10
 
 @dataclass(frozen=True)
 class Gain:
-    """PPO's score in [0, 1] on a measure, and how far it lies above others, in [-1, 1] or None where they have none.
+    """PPO's score in [0, 1] on a measure, and its differences to the other methods that were measured.
 
     Attributes:
-        intervals: method -> PPO's difference to it with its interval, where the single scores are known.
+        over: method, one of `COMPARED` -> PPO's score less its score.
+        intervals: method -> that difference with its interval, where the single scores are known.
     """
 
     measure: Measure
     ppo: float
-    over_base: float | None
-    over_uniform: float | None
-    over_sft: float | None
+    over: Mapping[str, float]
     intervals: Mapping[str, Interval] = field(default_factory=dict)
 
-    def _above(self, method: str, over: float) -> bool:
+    @property
+    def look_up(self) -> str | None:
+        """The best look-up on this measure, None where none was measured."""
+        return min((name for name in LOOK_UPS if name in self.over), key=self.over.__getitem__, default=None)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The methods that the verdict rests on, as far as they were measured: of the look-ups only the best."""
+        known = ("base", "uniform", *filter(None, [self.look_up]), "sft")
+        return tuple(method for method in known if method in self.over)
+
+    def _above(self, method: str) -> bool:
         """True if PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
         interval = self.intervals.get(method)
-        return over > SHOWN_TIE and (interval is None or interval.low > 0)
+        return self.over[method] > SHOWN_TIE and (interval is None or interval.low > 0)
 
     @property
     def verdict(self) -> Verdict:
-        """A gain over all; over base and the uniform answer only; not even these; or the uniform one unmeasured.
+        """The first of base, uniform answer, look-up and SFT that PPO is not above; else a gain.
 
-        The base is not scored by a run that begins with another's SFT model.
+        The base is not scored by a run that begins with another's SFT model, and a run without the uniform answer's
+        scores has no verdict.
         """
-        if self.over_base is not None and not self._above("base", self.over_base):
+        if "base" in self.over and not self._above("base"):
             return "none"
-        if self.over_uniform is None:
+        if "uniform" not in self.over:
             return "unknown"
-        if not self._above("uniform", self.over_uniform):
+        if not self._above("uniform"):
             return "none"
-        return "not over sft" if self.over_sft is not None and not self._above("sft", self.over_sft) else "gain"
+        if self.look_up is not None and not self._above(self.look_up):
+            return "not over look-up"
+        return "not over sft" if "sft" in self.over and not self._above("sft") else "gain"
 
 
 @dataclass(frozen=True)
@@ -129,33 +149,30 @@ def gains(run: RunArtifacts, *, survey: bool) -> tuple[Gain, ...]:
     for measure in MEASURES:
         scores = _measured(run, ("ppo", *COMPARED), measure, survey=survey)
         if (ppo := scores.get("ppo")) is not None:
-            over = {f"over_{other}": ppo - scores[other] if other in scores else None for other in COMPARED}
-            with_intervals = {other: of[measure] for other, of in intervals.items()}
-            found.append(Gain(measure, ppo, intervals=with_intervals, **over))
+            over = {other: ppo - scores[other] for other in COMPARED if other in scores}
+            found.append(Gain(measure, ppo, over, {other: of[measure] for other, of in intervals.items()}))
     return tuple(found)
 
 
 def sentence(gain: Gain) -> str:
     """The verdict on one measure in one sentence."""
-    over = {"base": gain.over_base, "uniform": gain.over_uniform, "sft": gain.over_sft}
-    names = {"base": "base", "uniform": "the uniform answer", "sft": "SFT"}
-    figures = ", ".join(f"{_figure(gain, other, value)} over {names[other]}" for other, value in over.items())
+    figures = ", ".join(f"{_figure(gain, other)} over {_NAMES[other]}" for other in gain.compared)
     verdict = {
         "gain": "a gain",
-        "not over sft": "above base and the uniform answer, but not above SFT, so PPO itself added nothing",
-        "unknown": "whether this is a gain cannot be said",
+        "not over sft": "above base and the uniform answer, but what PPO itself added cannot be told from 0",
+        "not over look-up": "above base and the uniform answer, but not above a look-up in the groups' mean answers to "
+        "training questions, which needs no language model",
+        "unknown": "the uniform answer's score is missing, so whether this is a gain cannot be said",
         "none": "no gain, because the uniform answer, which knows nothing of any group, does as well or better; "
         "what was won over base is hedging",
     }[gain.verdict]
-    if gain.over_base is not None and gain.over_base <= SHOWN_TIE:
+    if "base" in gain.over and gain.over["base"] <= SHOWN_TIE:
         verdict = "no gain, not even over base"
     return f"{gain.measure} {gain.ppo:.3f}: {figures}: {verdict}."
 
 
-def _figure(gain: Gain, other: str, over: float | None) -> str:
-    if over is None:
-        return "unknown"
-    interval = gain.intervals.get(other)
+def _figure(gain: Gain, other: str) -> str:
+    over, interval = gain.over[other], gain.intervals.get(other)
     return f"{over:+.3f}" if interval is None else f"{over:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
@@ -168,8 +185,11 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
     gained = [gain.measure for gain in found if gain.verdict == "gain"]
     if gained:
         return f"PPO gained on {' and '.join(gained)}{'' if len(gained) == len(found) else ' only'}."
-    if all(gain.verdict == "not over sft" for gain in found):
+    verdicts = {gain.verdict for gain in found}
+    if verdicts == {"not over sft"}:
         return "PPO did not gain over SFT."
+    if verdicts <= {"not over sft", "not over look-up"}:
+        return "PPO did not gain over a look-up."
     return "PPO did not gain."
 
 

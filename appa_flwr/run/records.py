@@ -21,7 +21,10 @@ FEW_SHOT = "few-shot"
 DO = {method: f"{method}-do" for method in TRAINED_METHODS}
 """Method -> the same model, read by the probabilities of the letters it would choose."""
 BASE_ROWS = ("base", FEW_SHOT, DO["base"])
-TRIVIAL_BASELINES = ("uniform", "majority")
+OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
+LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
+"""Mean answers to training questions with the same options, and to the nearest ones."""
+TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
 METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)

@@ -42,6 +42,7 @@ class Federation:
         # groups whose owners keep survey answers to themselves, and refuse probes for ceilings
         self.without_truth: tuple[str, ...] = ()
         self.without_probes: tuple[str, ...] = ()
+        self.without_mean: tuple[str, ...] = ()
         self.totals: wire.Totals | None = None  # of answers to held-out questions, in a simulation
         self._nodes: tuple[int, ...] = ()
         self._node_of: dict[str, int] = {}
@@ -201,8 +202,9 @@ class Federation:
         self._vote_shape = catalogue.option_QK.shape
         replies = self._send_setup(wire.CATALOGUE, wire.pack_catalogue(catalogue))
         self._require(replies, "take the catalogue of questions")
-        self.without_truth, self.without_probes = (
-            tuple(name for name, reply in replies.items() if not reply.counts.get(what)) for what in ("truth", "probes")
+        self.without_truth, self.without_probes, self.without_mean = (
+            tuple(name for name, reply in replies.items() if not reply.counts.get(what))
+            for what in ("truth", "probes", "mean")
         )
         given = {name: reply.held_out_HK for name, reply in replies.items() if reply.held_out_HK is not None}
         self.totals = _totals(given, catalogue) if given and self.simulated else None
@@ -231,9 +233,10 @@ class Federation:
         self._restarted |= set(self._nodes) - {reply.metadata.src_node_id for reply in replies}
         return self._replies(replies)
 
-    def votes(self, *, needed: bool = True) -> FloatArray | None:
+    def votes(self, *, needed: bool = True, distributions: bool = False) -> FloatArray | None:
         """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
 
+        `distributions` asks for these, whatever the run's SFT learns; only groups whose owners allow it send them.
         Where fewer vote than `federation.min-groups`, there are none, if they are not needed.
 
         Raises:
@@ -241,7 +244,8 @@ class Federation:
         """
         given: dict[str, FloatArray] = {}
         faults: dict[str, str] = {}
-        for name, reply in self._replies(self._ask(wire.VOTE, RecordDict())).items():
+        asked = wire.pack_distributions_asked() if distributions else RecordDict()
+        for name, reply in self._replies(self._ask(wire.VOTE, asked)).items():
             votes_QK = reply.votes_QK
             if votes_QK is None or votes_QK.shape != self._vote_shape:
                 faults[name] = f"no votes of shape {self._vote_shape}"

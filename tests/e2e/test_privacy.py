@@ -144,9 +144,9 @@ def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert not any(reply.message.has_error() for reply in grid.replies)
     # roll call, catalogue, 2 rounds, validation of the last, targets, votes, 2 iterations, base, SFT, PPO and their
-    # choices, few-shot, uniform, majority, the probe for the ceilings and 2 ceilings in 3 metrics: 25 messages to each
-    # of 3 groups
-    assert len(grid.replies) == 3 * 25
+    # choices, few-shot, uniform, majority, the probe for the ceilings, the mean of predictions and 2 ceilings in 3
+    # metrics: 26 messages to each of 3 groups
+    assert len(grid.replies) == 3 * 26
     assert audit(grid, world) == []
 
 
@@ -199,7 +199,7 @@ def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
     world = make_world(tmp_path, sft__target="mean")
     grid = InProcessGrid(deployed(world.config, world.files))
     with pytest.raises(
-        UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* mean = true in its owner"
+        UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean, .* mean = true in its owner"
     ):
         talk(grid, world.config)
     # Nor where the run began with another target: the vote is refused for itself.

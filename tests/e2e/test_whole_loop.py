@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 from appa_flwr.config import Config, preset, split_names
 from appa_flwr.protocol import formats
+from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
 from server_app import evaluation, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
@@ -92,9 +93,9 @@ def test_the_ranking_task(tmp_path):
     config = run_of(tmp_path, **ranking, **tiny, **learning)
     folder = config.run_folder
     rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
-    answers = ("base", "few-shot", "sft", "ppo", "uniform", "majority")  # no choices: they give no ranking
-    assert rows.keys() == {(method, "borda") for method in (*answers, "ceiling-average", "ceiling-min")}
-    for method in answers:
+    written = ("base", "few-shot", "sft", "ppo")  # no choices: they give no ranking
+    assert rows.keys() == {(method, "borda") for method in (*written, *TRIVIAL_BASELINES, *CEILINGS)}
+    for method in (*written, *TRIVIAL_BASELINES):
         # the ceilings are found by an optimiser
         assert rows[method, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + 1e-4
         assert rows[method, "borda"]["min_as"] <= rows["ceiling-min", "borda"]["min_as"] + 0.02

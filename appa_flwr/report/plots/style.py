@@ -44,6 +44,9 @@ METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     "ppo-do": ("PPO (do)", VERMILION, "d", ":"),
     "uniform": ("Uniform answer", BLACK, "x", ":"),
     "majority": ("Majority answer", PURPLE, "P", ":"),
+    "option-list": ("Look-up, same options", PURPLE, "s", ":"),
+    "nearest-questions": ("Look-up, 3 nearest", PURPLE, "D", ":"),
+    "mean-prediction": ("Mean of predictions", GREEN, "P", ":"),
     "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
     "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
 }

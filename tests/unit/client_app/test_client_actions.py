@@ -21,6 +21,8 @@ from appa_flwr.survey.types import Survey
 from client_app import state
 from server_app.federation.catalogue import build_catalogue
 
+DISTRIBUTIONS = f"{wire.VOTE} as distributions"
+
 # --- who lives here -------------------------------------------------------------------------------
 
 
@@ -82,7 +84,7 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert reply.counts == {"answered": len(training), "known": len(own), "truth": 1, "probes": 0}
+        assert reply.counts == {"answered": len(training), "known": len(own), "truth": 1, "probes": 0, "mean": 0}
         kept = state.data(state.memory_of(node.context), group)
         assert kept.question_N.tolist() == sorted(training)
         for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
@@ -192,9 +194,11 @@ def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(ta
         assert sources == {True, False}
 
 
-def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one():
-    node, catalogue = prepared_node(sft__target="mean")
-    for group, reply in node.groups(wire.VOTE).items():
+@pytest.mark.parametrize("target", ["mean", "votes"])
+def test_distributions_that_are_asked_for_hold_no_held_out_answer(target):
+    node, catalogue = prepared_node(sft__target=target)
+    asked = RecordDict() if target == "mean" else wire.pack_distributions_asked()
+    for group, reply in node.groups(wire.VOTE, asked).items():
         truth_QK = state.truth(state.memory_of(node.context), group)
         known_Q = ~np.isnan(truth_QK).any(1)
         own_Q = known_Q & catalogue.train_Q
@@ -263,12 +267,15 @@ def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows
         ("training = false", TRAIN, wire.TRAINING_REFUSED),
         ("training = false", "evaluate", wire.TRAINING_REFUSED),
         ("votes = false", wire.VOTE, wire.VOTES_REFUSED),
+        ("mean = false", DISTRIBUTIONS, wire.MEAN_REFUSED),
     ],
 )
 def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(owner_policy, kind, code, tmp_path):
     node, catalogue = prepared_node()
     node.owned(owned(tmp_path, owner_policy))
     content = node.content(TRAIN if kind == "evaluate" else kind, catalogue)
+    if kind == DISTRIBUTIONS:
+        kind, content = wire.VOTE, wire.pack_distributions_asked()
     reply = node.ask(kind, content)
     assert (reply.error.code, reply.error.reason) == (code, wire.REFUSALS[code])
     (line,) = Ledger(tmp_path / "ledger.sqlite").releases()

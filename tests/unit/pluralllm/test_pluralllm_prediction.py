@@ -218,6 +218,9 @@ def test_the_nearest_question_by_hand() -> None:
     third = 1 / 3
     expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
     np.testing.assert_allclose(nearest_question(known, table), expected, atol=1e-7)
+    # of two, never itself: b has both, a and c only the other
+    both = [[0.2, 0.8, 0.0], [0.55, 0.45, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
+    np.testing.assert_allclose(nearest_question(known, table, count=2), both, atol=1e-7)
 
 
 def test_sums_of_measures_by_hand() -> None:

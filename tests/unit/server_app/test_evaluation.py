@@ -158,7 +158,9 @@ def test_groups_without_survey_answers_leave_the_truth_empty():
 
 def baselines(federation, config):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    return evaluation.baseline_scores(federation, config, CATALOGUE, question_J=TEST_J, majority_QK=majority_QK)
+    return evaluation.baseline_scores(
+        federation, config, CATALOGUE, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]}
+    )
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation):
@@ -167,6 +169,7 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation
     metrics = rewards.metrics_of("dpa")
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
     solved = ("js", "wasserstein", "cosine")  # js-distance has no ceilings
+    pairs += [("mean-prediction", metric) for metric in metrics]
     pairs += [(method, metric) for method in ("ceiling-average", "ceiling-min") for metric in solved]
     assert [(row.method, row.metric) for row in rows] == pairs
     sizes = {1: 3, 2: 4, 4: 5}
@@ -175,6 +178,12 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation
         for group in GROUPS
     ]
     assert list(found["uniform", "js"].per_group.values()) == pytest.approx(uniform)
+    mean = {q: np.mean([TABLES[group][q, :n] for group in GROUPS], axis=0) for q, n in sizes.items()}
+    by_mean = [
+        np.mean([float(rewards.js(mean[q], TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
+        for group in GROUPS
+    ]
+    assert list(found["mean-prediction", "js"].per_group.values()) == pytest.approx(by_mean, abs=1e-6)
     for metric in solved:
         best_average, best_minimum = found["ceiling-average", metric], found["ceiling-min", metric]
         for method in ("uniform", "majority", "ceiling-min"):

@@ -102,12 +102,14 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
 @pytest.mark.parametrize(
     ("changed", "expected", "gained"),
     [
-        # .860 - .700, .860 - .790, .860 - .810; and .800 - .600, .800 - .750, .800 - .770
+        # .860 less .700, .790, .820 (the better look-up), .810; and .800 less .600, .750, .775, .770
         (
             {},
             (
-                "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, +0.050 over SFT: a gain.",
-                "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, +0.030 over SFT: a gain.",
+                "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, "
+                "+0.040 over the look-up by options, +0.050 over SFT: a gain.",
+                "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, "
+                "+0.025 over the look-up by nearest questions, +0.030 over SFT: a gain.",
                 "PPO gained on Avg AS and Min AS.",
             ),
             True,
@@ -115,11 +117,17 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
         # above base, but not above the uniform answer
         (
             {"ppo": (0.780, 0.740), "sft": (0.760, 0.720)},
-            ("+0.080 over base, -0.010 over the uniform answer, +0.020 over SFT: no gain", "hedging", "did not gain."),
+            (
+                "+0.080 over base, -0.010 over the uniform answer, -0.040 over the look-up by options, "
+                "+0.020 over SFT: no gain",
+                "hedging",
+                "did not gain.",
+            ),
             False,
         ),
         ({"ppo": (0.860, 0.740)}, ("PPO gained on Avg AS only.",), True),
-        ({"ppo": (0.800, 0.760)}, ("PPO did not gain over SFT.",), False),
+        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ("PPO did not gain over SFT.",), False),
+        ({"ppo": (0.815, 0.770)}, ("PPO did not gain over a look-up.", "needs no language model"), False),
         ({"ppo": (0.690, 0.590)}, ("not even over base",), False),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
         ({"ppo": (0.7904, 0.7504)}, ("PPO did not gain.", "<td>0.790<sup>†</sup></td>"), False),
@@ -302,7 +310,8 @@ def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
 def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
     summary = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
     page = built_page(write_run(tmp_path, config=CONFIG, summary=summary))
-    assert "no row for sft, uniform, majority, ceiling-average, ceiling-min" in page
+    lost = "sft, uniform, majority, option-list, nearest-questions, mean-prediction, ceiling-average, ceiling-min"
+    assert f"no row for {lost}" in page
     assert "No verdict: the uniform answer was not evaluated." in page
     assert "survey truth" not in page
 

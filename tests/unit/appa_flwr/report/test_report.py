@@ -64,6 +64,7 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
         (False, ("ceiling-average", "ceiling-min"), []),
         (True, ("ceiling-average", "ceiling-min"), ["There are no ceilings: some groups let nobody probe for them"]),
         (True, ("ceiling-min",), ["summary.json has no row for ceiling-min."]),
+        (True, ("option-list", "nearest-questions"), ["There are no look-ups: some groups let nobody know"]),
         (True, ("majority",), ["There is no majority's answer: too few groups voted"]),
     ],
 )

@@ -38,7 +38,7 @@ from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from experiments import entry
-from experiments.benchmarks.engine import CPU_ONE_THREAD, PHASES, Out, run_side, save, save_random, shown, small_qwen3
+from experiments.benchmarks.engine import PHASES, Out, run_side, save, save_random, shown, small_qwen3
 from experiments.benchmarks.sides import TRL_VERSION, PeakMemory, Workload, now
 from experiments.pluralllm.protocol import SEEN_COUNTRIES, SURVEYS, survey_file
 from server_app.models import sft
@@ -104,7 +104,7 @@ def ppo(
             turns = [(TRL, "sides.trl", trl_python), (OURS, "engine.ours", sys.executable)] * repeats
             found = []
             for side, place, python in turns:
-                found.append(run_side(python, place, work, environment=CPU_ONE_THREAD).assign(case=name, side=side))
+                found.append(run_side(python, place, work).assign(case=name, side=side))
                 took = found[-1].median(numeric_only=True)
                 print(f"{name}, {side}: {took['total']:.2f} CPU s, {took['added']:.0f} MiB added", flush=True)
         done.append(pd.concat(found))

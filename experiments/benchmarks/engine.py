@@ -71,7 +71,6 @@ _PUBLISHED: dict[str, tuple[type[PretrainedConfig], tuple[int, ...], dict[str, i
 PAPER_MODELS = [name for name in _PUBLISHED if name != SMOLLM2]
 
 PHASES = ["rollout", "reference", "update", "total"]
-CPU_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
@@ -135,12 +134,12 @@ def ours(workload: Workload) -> list[Update]:
     engine = make_engine(workload)
     models = engine.models
     recorder = Recorder(workload, models.policy_parameters(), models.value_parameters())
+    rolled_out, referred = recorder.timed("rollout", engine.rollout), recorder.timed("reference", engine.reference_pass)
     recorder.start()
     for prompts in workload.batches:
-        with recorder.phase("rollout"), sides.keeping_to_plan(models.policy(), ends=workload.ends):
-            rollout = engine.rollout(prompts)
-        with recorder.phase("reference"):
-            reference = engine.reference_pass(rollout.sequences)
+        with sides.keeping_to_plan(models.policy(), ends=workload.ends):
+            rollout = rolled_out(prompts)
+        reference = referred(rollout.sequences)
         mask_JT = rollout.sequences.mask_JT
         even_JT = ((rollout.sequences.response_JT % 2 == 0) & mask_JT).float()
         engine.update(rollout, reference, even_JT.sum(1) / mask_JT.sum(1))
@@ -148,14 +147,18 @@ def ours(workload: Workload) -> list[Update]:
     return recorder.measured()
 
 
-def run_side(python: str, side: str, workload: Workload, *, environment: dict[str, str]) -> pd.DataFrame:
+def run_side(python: str, side: str, workload: Workload, *, threads: int = 1, gpu: bool = False) -> pd.DataFrame:
     """Measure a workload by `MODULE.FUNCTION` of this package, in a process of that Python; a row an update.
+
+    It has so many threads of the CPU, or the GPU.
 
     Raises:
         UserError: the side failed; what it said has been printed.
     """
     code = f"from experiments.benchmarks import sides, {side.partition('.')[0]}; sides.answer({side})"
-    given = {**os.environ, **_QUIET, "PYTHONPATH": str(Path(experiments.__file__).parents[1]), **environment}
+    given = {**os.environ, **_QUIET, "PYTHONPATH": str(Path(experiments.__file__).parents[1])}
+    if not gpu:
+        given |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     work = json.dumps(asdict(workload))
     done = subprocess.run([python, "-c", code], input=work, env=given, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -263,14 +266,13 @@ def matmul_rate(dtype: torch.dtype) -> float:
 
 def measure(cell: Cell, *, threads: int = 1) -> pd.DataFrame:
     """A row for each counted update; the floor is the matrix products' seconds here."""
-    environment = {} if torch.cuda.is_available() else {**CPU_ONE_THREAD, "OMP_NUM_THREADS": str(threads)}
     dtype = torch.bfloat16 if cell.work.config.get("policy.compute-dtype") == "bfloat16" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
         save_random(cell.model, Path(folder), dtype=dtype)
-        if torch.cuda.is_available():
+        if gpu := torch.cuda.is_available():
             torch.cuda.empty_cache()
         cell = cell._replace(work=replace(cell.work, model=folder, vocabulary=cell.model.vocab_size))
-        found = run_side(sys.executable, "engine.ours", cell.work, environment=environment)
+        found = run_side(sys.executable, "engine.ours", cell.work, threads=threads, gpu=gpu)
     return found.assign(varied=cell.varied, to=cell.to, floor=matmul_flops(cell) / matmul_rate(dtype))
 
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -210,19 +210,15 @@ class Recorder:
         self._spent = {"rollout": 0.0, "reference": 0.0, "steps": 0.0}
         self._began, self._wall = now(), time.perf_counter()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a block; blocks of one name add up within an update."""
-        started = now()
-        yield
-        self._spent[name] += now() - started
-
     def timed(self, name: str, function: Callable[..., Any], when: Callable[..., bool] = lambda *_: True) -> Any:
-        """`function`, timed under this phase where `when` says so of its arguments."""
+        """`function`, whose seconds add up under this name where `when` says so of its arguments."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(name) if when(*args) else nullcontext():
-                return function(*args, **kwargs)
+            started = now()
+            found = function(*args, **kwargs)
+            if when(*args):
+                self._spent[name] += now() - started
+            return found
 
         return call
 

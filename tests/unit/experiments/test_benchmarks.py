@@ -108,7 +108,7 @@ def test_the_table_gives_medians_and_their_ratio():
 
 def test_another_trl_is_refused(model):
     with pytest.raises(UserError, match=r"needs trl==1\.12\.0, found"):
-        engine.run_side(sys.executable, "sides.trl", replace(SMALL, model=model), environment={})
+        engine.run_side(sys.executable, "sides.trl", replace(SMALL, model=model))
 
 
 def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):

@@ -154,7 +154,7 @@ def pluralllm_costs(problem: Problem, config: Config, *, repeats: int) -> pd.Ser
         scoring = partial(score, request, tables[0].probability_QK, option_QK)
         laps = repeat(scoring, timer=time.process_time, number=1, repeat=repeats)
         found[f"scoring {ROLLOUTS} answers of one group, {' + '.join(metrics)}"] = median(laps)
-    return pd.Series(found, name="CPU s")
+    return pd.Series(found)
 
 
 @app.command()
@@ -171,7 +171,8 @@ def pluralllm(
         print(f"{error}; the generated survey stands in for it")
         problem = load_problem("generated", seed=SEED)
     config = recipe(f"pluralllm.rounds={rounds}", f"pluralllm.validate-every={rounds}")
-    print(shown(pluralllm_costs(problem, config, repeats=repeats).to_frame(), digits=5))
+    seconds = pluralllm_costs(problem, config, repeats=repeats)
+    print(shown((1000 * seconds).to_frame("CPU ms")))
 
 
 def waits(folder: Path, *, rounds: int, seconds: float) -> list[float]:

@@ -155,12 +155,10 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
     )
     questions = [catalogue.questions[q] for q in setup.train_J]
     rows = [{"prompt": setup.base.prompt_text(config, q), "question_id": q.question_id} for q in questions]
-    log: list[dict[str, float]] = []
 
     class Report(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
             if logs and "reward" in logs:
-                log.append({"step": state.global_step, **logs})
                 rest = ", ".join(f"{word} {logs[key]:.3f}" for key, word in WORDS.items())
                 reward_G = _rewards(logs)
                 say(
@@ -198,7 +196,7 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-    return log
+    return [line for line in trainer.state.log_history if "reward" in line]
 
 
 def _rewards(line: Mapping[str, float]) -> list[float]:

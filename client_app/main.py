@@ -94,7 +94,7 @@ def catalogue(message: Message, context: Context) -> Message:
         counts = {"answered": len(d_g), "known": len(answers)}
         counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes), "mean": int(owner_policy.mean)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
-        sends_answers = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
+        sends_answers = simulated and name not in config.unseen_group_names
         held_out_HK = truth_QK[~public.train_Q] if sends_answers else None
         replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
     if not replies and refused:
@@ -196,8 +196,7 @@ def targets(message: Message, context: Context) -> Message:
         truth, others = _held_out(memory, name, public, owner_policy), None
         if totals is not None:
             own = truth if name in totals.groups else None
-            least = config.sums.min_groups
-            others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own, min_groups=least)
+            others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own)
         parts = ours.scores(mine, found, truth, least=owner_policy.least_answers, mean_of_others=others)
         sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0), found.interval())

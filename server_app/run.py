@@ -46,6 +46,7 @@ from appa_flwr.run.run_files import (
 )
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
+from pluralllm.group_mean import MIN_GROUPS
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
@@ -253,11 +254,11 @@ def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
 
 
 def _group_sums(run: RunInputs) -> GroupSums | None:
-    """Basis of the mean of the other groups; None where nobody was asked for it, or too few groups train."""
-    totals, least = run.federation.totals, run.config.sums.min_groups
-    if totals is None or len(totals.groups) < least:
+    """Basis of the mean of the other groups; None in a deployment, or where too few groups train."""
+    totals = run.federation.totals
+    if totals is None or len(totals.groups) < MIN_GROUPS:
         return None
-    return GroupSums(min_groups=least, held_out=int((totals.count_Q >= least).sum()))
+    return GroupSums(min_groups=MIN_GROUPS, held_out=int((totals.count_Q >= MIN_GROUPS).sum()))
 
 
 def collect_votes(run: RunInputs, *, needed: bool) -> FloatArray | None:

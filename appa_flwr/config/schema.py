@@ -34,7 +34,6 @@ from appa_flwr.config.sections import (
     RunSection,
     Section,
     SFTSection,
-    SumsSection,
 )
 from appa_flwr.core.errors import UserError
 
@@ -76,7 +75,6 @@ class Config(Section):
     data: DataSection = DataSection()
     embedding: EmbeddingSection = EmbeddingSection()
     pluralllm: PluralLLMSection = PluralLLMSection()
-    sums: SumsSection = SumsSection()
     policy: PolicySection = PolicySection()
     lora: LoRASection = LoRASection()
     sft: SFTSection = SFTSection()

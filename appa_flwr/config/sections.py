@@ -174,19 +174,6 @@ class PluralLLMSection(Section):
         )
 
 
-class SumsSection(Section):
-    """[sums]: what is added up over the groups of a simulation."""
-
-    mean_of_others: bool = Field(
-        True, description="in a simulation score the mean of the other groups too; a deployment has no such row"
-    )
-    min_groups: int = Field(
-        3,
-        ge=1,
-        description="sums are made of answers to questions of so many groups; under 3 they can show one group's",
-    )
-
-
 class PolicySection(Section):
     """[policy]: the language model, its prompts and number format."""
 

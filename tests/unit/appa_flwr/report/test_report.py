@@ -199,8 +199,8 @@ def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
     scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
     found = made.found_predictor(tmp_path, scores=scores, group_sums=None)
     assert accuracy.note(found).endswith(
-        "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), too few groups "
-        "answered the same questions (key sums.min-groups), or they are deployed, and send no answers."
+        "The mean of the other groups is not shown: too few groups answered the same questions, or they are deployed "
+        "and send no answers."
     )
     assert "mean of the other" not in accuracy.trust(found)[0]
 

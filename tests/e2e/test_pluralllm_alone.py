@@ -155,11 +155,11 @@ def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     path = first.run_folder / "pluralllm.safetensors"
     second, grid = run(tmp_path, "second", pluralllm__checkpoint=str(path), **WITH_AN_UNSEEN_GROUP)
     assert "train" not in {reply.kind for reply in grid.replies}
-    first, second = (
+    sums_before, sums_again = (
         [reply.message.content.metric_records["sums"] for reply in each.replies if reply.kind == wire.TARGETS]
         for each in (before, grid)
     )
-    assert first == second
+    assert sums_before == sums_again
     # the run can be carried away and serve others in turn
     assert (second.run_folder / "pluralllm.safetensors").read_bytes() == path.read_bytes()
     assert card(second) == card(first)

@@ -100,8 +100,8 @@ def note(found: Card) -> str:
     sums = found.group_sums
     if not any("mean-of-others" in predictors for predictors in found.scores.values()):
         others = (
-            "The mean of the other groups is not shown: too few groups answered the same questions, or they are deployed "
-            "and send no answers."
+            "The mean of the other groups is not shown: too few groups answered the same questions, or they are "
+            "deployed and send no answers."
         )
     else:
         others = (

@@ -151,7 +151,8 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     )
     assert f'--node-config group="{name}" data="{slug}.jsonl" policy="policy.toml" at' in started
     (server,) = said(sites.server / "start.sh")
-    assert server.startswith("python -P -m appa_flwr.launch.door --host 0.0.0.0 --port 9100 --database state.db")
+    for part in ("python -P -m appa_flwr.launch.door ", " --host 0.0.0.0 --port 9100 ", " --enable-supernode-auth "):
+        assert part in server
 
 
 def test_what_a_party_has_is_for_its_own_eyes(tmp_path):

@@ -1,1 +1,1 @@
-"""What both sides may know: pure maths, survey formats, prompts, the wire, typed config and the launcher."""
+"""Code that both sides may know: pure maths, survey formats, prompts, the wire, typed config and the launcher."""

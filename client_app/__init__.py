@@ -1,1 +1,1 @@
-"""What only a group knows: its private survey answers, scoring, and the one exit for replies."""
+"""A group's side: its private survey answers, scoring, and the one exit for replies."""

@@ -20,9 +20,9 @@ from flwr.clientapp import ClientApp
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import ledger_of
-from appa_flwr.owner.policy import Policy, policy_of
+from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import votes, wire
-from client_app import data, outgoing, protection, scoring, state
+from client_app import outgoing, protection, scoring, state, survey_answers
 from client_app.protection import Protection
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def _unknown(message: Message, context: Context) -> Message:
 @outgoing.guarded
 def roll_call(message: Message, context: Context) -> Message:
     """Say which groups live here."""
-    config = data.context_config(context)
-    policy_of(context.node_config)  # one that cannot be read lets nothing out, no name either
-    names = data.my_groups(config, context.node_config)
+    config = survey_answers.context_config(context)
+    owner_policy_of(context.node_config)  # one that cannot be read lets nothing out, no name either
+    names = survey_answers.my_groups(config, context.node_config)
     return outgoing.send(message, [wire.GroupReply(name) for name in names])
 
 
@@ -65,23 +65,23 @@ def catalogue(message: Message, context: Context) -> Message:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
     from pluralllm.data import group_data
 
-    config, policy = data.context_config(context), policy_of(context.node_config)
-    data.check_allowed(config, policy)
+    config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
+    survey_answers.check_allowed(config, owner_policy)
     memory, digest = state.memory_of(context), state.digest(message.content)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = state.embedding(public)
     replies, refused = [], 0
-    simulated = not data.deployed(context.node_config)
-    names = data.my_groups(config, context.node_config)
-    for name, mine in data.answers(config, context.node_config, names).items():
+    simulated = not survey_answers.deployed(context.node_config)
+    names = survey_answers.my_groups(config, context.node_config)
+    for name, mine in survey_answers.answers(config, context.node_config, names).items():
         if isinstance(mine, UserError):
             # Only this group is missing then: which groups share a node is chance and must not change a run.
             log.error("group %s takes no part: its answers cannot be used: %s", name, mine)
             continue
-        answers = data.known_answers(config, context.node_config, mine, public.questions)
+        answers = survey_answers.known_answers(config, context.node_config, mine, public.questions)
         parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
-        if refused := _refusal(context, policy, digest, name, parts):
+        if refused := _refusal(context, owner_policy, digest, name, parts):
             log.error("group %s takes no part: %s", name, wire.REFUSALS[refused])
             continue
         d_g = group_data(name, answers, embedding=embedding, question_ids=training)
@@ -92,10 +92,10 @@ def catalogue(message: Message, context: Context) -> Message:
                 truth_QK[row, : len(own)] = own
         state.remember_data(memory, d_g, truth_QK)
         counts = {"answered": len(d_g), "known": len(answers)}
-        counts |= {"truth": int(policy.truth), "probes": int(policy.probes)}
+        counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes), "mean": int(owner_policy.mean)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
-        told = simulated and config.sums.mean_of_others and name not in config.unseen_group_names
-        held_out_HK = truth_QK[~public.train_Q] if told else None
+        sends_answers = simulated and name not in config.unseen_group_names
+        held_out_HK = truth_QK[~public.train_Q] if sends_answers else None
         replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
     if not replies and refused:
         raise outgoing.Refused(refused)
@@ -105,15 +105,17 @@ def catalogue(message: Message, context: Context) -> Message:
     return outgoing.send(message, replies)
 
 
-def _refusal(context: Context, policy: Policy, digest: str, group: str, parts: Mapping[str, Collection[str]]) -> int:
+def _refusal(
+    context: Context, owner_policy: OwnerPolicy, digest: str, group: str, parts: Mapping[str, Collection[str]]
+) -> int:
     """Why a group's owner lets it take no part in a catalogue; 0 where they do."""
     if (ledger := ledger_of(context.node_config)) is None:
         return 0
-    if len(parts["training"]) < policy.least_answers:
+    if len(parts["training"]) < owner_policy.least_answers:
         return wire.FEW_ANSWERS
     if not ledger.first_of(str(context.run_id), digest):
         return wire.OTHER_CATALOGUE
-    return 0 if ledger.enter(digest, group, parts, least=policy.least_answers) else wire.NEARLY_SAME
+    return 0 if ledger.enter(digest, group, parts, least=owner_policy.least_answers) else wire.NEARLY_SAME
 
 
 @app.train()
@@ -122,12 +124,12 @@ def train(message: Message, context: Context) -> Message:
     """One round of PluralLLM's federated pretraining; the groups of a node are averaged by their number of answers."""
     from client_app import predictor
 
-    policy, config = policy_of(context.node_config), data.context_config(context)
-    data.check_training(config, policy)
+    owner_policy, config = owner_policy_of(context.node_config), survey_answers.context_config(context)
+    survey_answers.check_training(config, owner_policy)
     memory = state.memory_of(context)
     public, groups = state.catalogue(memory), _training_groups(memory, config)
     settings = message.content.config_records["config"]
-    protection.count_reply(context, "train", digest=state.catalogue_digest(memory), limit=policy.training_replies)
+    protection.count_reply(context, "train", digest=state.catalogue_digest(memory), limit=owner_policy.training_replies)
     trained = predictor.train_round(
         config,
         message.content.array_records["arrays"],
@@ -135,9 +137,9 @@ def train(message: Message, context: Context) -> Message:
         state.embedding(public),
         round_number=int(str(settings["server-round"])),
         proximal=float(str(settings.get("proximal-mu", 0.0))),
-        secret=protection.secret(context.node_config, policy),
+        secret=protection.secret(context.node_config, owner_policy),
     )
-    loss = protection.rounded_mean(trained.loss, trained.num_examples, policy)
+    loss = protection.rounded_mean(trained.loss, trained.num_examples, owner_policy)
     return outgoing.send_weights(message, trained.weights, num_examples=trained.num_examples, loss=loss)
 
 
@@ -147,16 +149,18 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score a round's weights on the training groups' held-out questions: the server keeps the best round's."""
     from client_app import predictor
 
-    policy, config = policy_of(context.node_config), data.context_config(context)
-    if not policy.training:
+    owner_policy, config = owner_policy_of(context.node_config), survey_answers.context_config(context)
+    if not owner_policy.training:
         raise outgoing.Refused(wire.TRAINING_REFUSED)
     memory = state.memory_of(context)
     public, groups = state.catalogue(memory), _training_groups(memory, config)
-    protection.count_reply(context, "evaluate", digest=state.catalogue_digest(memory), limit=policy.validation_replies)
+    protection.count_reply(
+        context, "evaluate", digest=state.catalogue_digest(memory), limit=owner_policy.validation_replies
+    )
     ours = predictor.load(config, message.content.array_records["arrays"], state.embedding(public), public.train_Q)
-    truths = [_held_out(memory, mine.group, public, policy) for mine in groups]
+    truths = [_held_out(memory, mine.group, public, owner_policy) for mine in groups]
     num_answers, errors = ours.validate(list(zip(groups, truths, strict=True)))
-    errors = [protection.rounded_mean(error, num_answers, policy, most=wire.LARGEST_ERROR) for error in errors]
+    errors = [protection.rounded_mean(error, num_answers, owner_policy, most=wire.LARGEST_ERROR) for error in errors]
     return outgoing.send_errors(message, num_examples=num_answers, errors=errors)
 
 
@@ -169,35 +173,34 @@ def targets(message: Message, context: Context) -> Message:
     since weights made for the purpose, sent again and again, would tell the answers bit by bit.
     """
     from client_app import predictor
-    from pluralllm.population import mean_from_sums
+    from pluralllm.group_mean import mean_from_sums
 
-    config, policy = data.context_config(context), policy_of(context.node_config)
-    data.check_allowed(config, policy)
+    config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
+    survey_answers.check_allowed(config, owner_policy)
     memory = state.memory_of(context)
     public, weights = state.catalogue(memory), wire.unpack_weights(message.content)
     names = state.groups(memory)
     if all(state.has_targets(memory, name) for name in names):
         return outgoing.send(message, [wire.GroupReply(name) for name in names])
     digest = state.catalogue_digest(memory)
-    protection.count_reply(context, wire.TARGETS, digest=digest, limit=policy.target_replies)
+    protection.count_reply(context, wire.TARGETS, digest=digest, limit=owner_policy.target_replies)
     if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(memory, weights)
     ours = predictor.load(config, weights, state.embedding(public), public.train_Q)
     # Totals made for the purpose would tell a deployed group's answers by the scores that they earn.
-    totals = None if data.deployed(context.node_config) else wire.unpack_totals(message.content)
+    totals = None if survey_answers.deployed(context.node_config) else wire.unpack_totals(message.content)
     replies = []
     for name in names:
         mine = state.data(memory, name)
         found = ours.table(mine, draw=0)
-        truth, others = _held_out(memory, name, public, policy), None
+        truth, others = _held_out(memory, name, public, owner_policy), None
         if totals is not None:
             own = truth if name in totals.groups else None
-            least = config.sums.min_groups
-            others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own, min_groups=least)
-        parts = ours.scores(mine, found, truth, least=policy.least_answers, mean_of_others=others)
+            others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own)
+        parts = ours.scores(mine, found, truth, least=owner_policy.least_answers, mean_of_others=others)
         sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0), found.interval())
-        replies.append(wire.GroupReply(name, sums=protection.rounded_sums(sums, policy)))
+        replies.append(wire.GroupReply(name, sums=protection.rounded_sums(sums, owner_policy)))
     return outgoing.send(message, replies)
 
 
@@ -205,11 +208,15 @@ def targets(message: Message, context: Context) -> Message:
 @outgoing.guarded
 def vote(message: Message, context: Context) -> Message:
     """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
-    config, policy = data.context_config(context), policy_of(context.node_config)
-    data.check_allowed(config, policy)
-    if not policy.votes:
+    config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
+    survey_answers.check_allowed(config, owner_policy)
+    if not owner_policy.votes:
         raise outgoing.Refused(wire.VOTES_REFUSED)
-    kind = votes.DISTRIBUTION if config.sft.target == "mean" else votes.BALLOTS[config.task]
+    kind = votes.BALLOTS[config.task]
+    if config.sft.target == "mean" or wire.asks_distributions(message.content):
+        if not owner_policy.mean:
+            raise outgoing.Refused(wire.MEAN_REFUSED)
+        kind = votes.DISTRIBUTION
     memory = state.memory_of(context)
     public = state.catalogue(memory)
     replies = []
@@ -227,8 +234,8 @@ def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
     protection = Protection.of(context.node_config)
-    data.check_allowed(data.context_config(context), protection.policy)
-    if request.asked == wire.PROBES_ASKED and not protection.policy.probes:
+    survey_answers.check_allowed(survey_answers.context_config(context), protection.owner_policy)
+    if request.asked == wire.PROBES_ASKED and not protection.owner_policy.probes:
         raise outgoing.Refused(wire.PROBES_REFUSED)
     memory = state.memory_of(context)
     public = state.catalogue(memory)
@@ -256,18 +263,18 @@ def _training_groups(memory: state.Memory, config: Config) -> list[GroupData]:
     return [state.data(memory, name) for name in state.groups(memory) if name not in config.unseen_group_names]
 
 
-def _held_out(memory: state.Memory, group: str, public: wire.Catalogue, policy: Policy) -> GroupData:
+def _held_out(memory: state.Memory, group: str, public: wire.Catalogue, owner_policy: OwnerPolicy) -> GroupData:
     """A group's answers to held-out questions, none where they are fewer than its owner's policy asks for."""
     from client_app import predictor
 
     found = predictor.held_out_answers(group, state.truth(memory, group), public.train_Q)
-    return found if len(found) >= policy.least_answers else found.first(0)
+    return found if len(found) >= owner_policy.least_answers else found.first(0)
 
 
 def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
     from client_app import predictor
 
-    memory, config = state.memory_of(context), data.context_config(context)
+    memory, config = state.memory_of(context), survey_answers.context_config(context)
     public = state.catalogue(memory)
     ours = predictor.load(config, state.weights(memory), state.embedding(public), public.train_Q)
     mine = state.data(memory, group)

@@ -31,11 +31,11 @@ from pluralllm.scores import CONTEXT_SIZES, MEASURES, PREDICTOR, by_size, local_
 from pluralllm.training import local_update, step_size_factor
 
 # sums over a few training answers would tell what these answers are
-MIN_TRAINING_CELLS = 10
+MIN_TRAINING_ANSWERS = 10
 
 
 @dataclass(frozen=True)
-class Trained:
+class LocalUpdate:
     """A node's result of a round: the groups' joined weights, averaged by number of answers, that number, the loss."""
 
     weights: ArrayRecord
@@ -52,7 +52,7 @@ def train_round(
     round_number: int,
     proximal: float = 0.0,
     secret: str = "",
-) -> Trained:
+) -> LocalUpdate:
     """Train a copy of the server's joined weights on each group's answers and average the copies.
 
     The weighted mean over a node's groups, weighted again over nodes by the server, is FedAvg over all groups. The
@@ -93,7 +93,7 @@ def train_round(
     if not examples:
         raise UserError("no group of this node has an answer to train on")
     mean = OrderedDict((key, value / examples) for key, value in total.items())
-    return Trained(wire.join_weights(ArrayRecord(mean)), examples, loss / examples)
+    return LocalUpdate(wire.join_weights(ArrayRecord(mean)), examples, loss / examples)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Predictor:
         return found
 
     def reward_table(self, data: GroupData, predicted: Targets, *, draw: int) -> FloatArray:
-        """What rollouts are scored against, (Q, K): `predicted`, or for its own questions what the config says."""
+        """Targets of the rollouts' rewards, (Q, K): `predicted`, or for its own questions what the config says."""
         table_QK = predicted.probability_QK.copy()
         match self.settings.reward_target:
             case "own-answer":
@@ -165,7 +165,7 @@ class Predictor:
         for each of `architectures.choices`.
         """
         torch.set_num_threads(1)
-        cells, error_V = 0.0, np.zeros(len(choices(self.model.config)))
+        num_answers, error_V = 0.0, np.zeros(len(choices(self.model.config)))
         for data, truth in groups:
             if not len(truth):
                 continue
@@ -179,9 +179,9 @@ class Predictor:
                 rows=truth.question_N,
             )
             sums = [self._measured(predicted_NK, truth) for predicted_NK in predicted_VNK]
-            cells += sums[0]["cells"]
-            error_V += [one["cells"] - one["js_distance"] for one in sums]
-        return int(cells), [float(error) / cells if cells else 0.0 for error in error_V]
+            num_answers += sums[0]["answers"]
+            error_V += [one["answers"] - one["js_distance"] for one in sums]
+        return int(num_answers), [float(error) / num_answers if num_answers else 0.0 for error in error_V]
 
     def scores(
         self,
@@ -192,20 +192,20 @@ class Predictor:
         least: int,
         mean_of_others: FloatArray | None,
     ) -> dict[str, dict[str, dict[str, float]]]:
-        """How good a group's targets are against its own answers: part -> predictor -> sums, see `scores.local_sums`.
+        """Scores of a group's targets against its own answers: part -> predictor -> sums, see `scores.local_sums`.
 
         Args:
             data: the group's training answers.
             targets: its table; training answers are each predicted from the others.
             held_out: its answers to held-out questions.
-            least: fewest answers in a sum, and between two sums; of training answers at least `MIN_TRAINING_CELLS`.
+            least: fewest answers in a sum, and between two sums; of training answers at least `MIN_TRAINING_ANSWERS`.
             mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown.
 
         Returns:
             The part of the training answers is left out where they are so few. "context-4" and the like are PluralLLM
             with so many context questions, left out for both parts then.
         """
-        parts, least_training = {wire.HELD_OUT_PART: held_out}, max(MIN_TRAINING_CELLS, least)
+        parts, least_training = {wire.HELD_OUT_PART: held_out}, max(MIN_TRAINING_ANSWERS, least)
         if len(data) >= least_training:
             parts[wire.TRAINING_PART] = data
         found = {
@@ -231,12 +231,12 @@ class Predictor:
     def _sums_by_size(self, data: GroupData, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
         """Part -> sums of PluralLLM's scores with `size` context questions.
 
-        Small contexts are drawn so often that at least `MIN_TRAINING_CELLS` answers have been in one: the server knows
-        the weights, and the scores that follow from a single answer would tell it.
+        Small contexts are drawn so often that at least `MIN_TRAINING_ANSWERS` answers have been in one: the server
+        knows the weights, and the scores that follow from a single answer would tell it.
         """
         answered = np.sort(np.concatenate([truth.question_N for truth in parts.values()]))
-        num_draws = -(-MIN_TRAINING_CELLS // size)
-        total = {part: dict.fromkeys((*MEASURES, "cells"), 0.0) for part in parts}
+        num_draws = -(-MIN_TRAINING_ANSWERS // size)
+        total = {part: dict.fromkeys((*MEASURES, "answers"), 0.0) for part in parts}
         for draw in range(num_draws):
             found = self.table(data, draw=draw, rows=answered, num_context=size)
             for part, truth in parts.items():
@@ -244,7 +244,7 @@ class Predictor:
                 for name, value in self._measured(found.probability_QK[places], truth).items():
                     total[part][name] += value / num_draws
         # a number of answers divided and added up again may miss itself by a bit
-        return {part: sums | {"cells": float(round(sums["cells"]))} for part, sums in total.items()}
+        return {part: sums | {"answers": float(round(sums["answers"]))} for part, sums in total.items()}
 
     def _measured(self, prediction_NK: FloatArray, truth: GroupData) -> dict[str, float]:
         return measure_sums(prediction_NK, truth.answer_NK, self.embedding.option_QK[truth.question_N])
@@ -271,9 +271,9 @@ def held_out_answers(group: str, truth_QK: npt.NDArray[np.float64], train_Q: Boo
 
 def _without_small_differences(sums: dict[str, dict[str, float]], least: int) -> dict[str, dict[str, float]]:
     """Leave out sums over a part of the answers where it, or what is missing from it, are few answers."""
-    every = sums[PREDICTOR]["cells"]
+    every = sums[PREDICTOR]["answers"]
     return {
         name: measures
         for name, measures in sums.items()
-        if measures["cells"] == every or least <= measures["cells"] <= every - least
+        if measures["answers"] == every or least <= measures["answers"] <= every - least
     }

@@ -1,4 +1,4 @@
-"""What the owner's policy does to numbers before they leave: how many there are, how exact they are.
+"""Protection of numbers before they leave, by the owner's policy: how many there are, how exact they are.
 
 Axis letters: J scored answers, Q public questions, K options.
 """
@@ -13,14 +13,14 @@ import numpy.typing as npt
 from flwr.app import Context
 
 from appa_flwr.owner.ledger import Ledger, digest, ledger_of
-from appa_flwr.owner.policy import Policy, policy_of
+from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import wire
 from client_app.outgoing import Refused
 
 FloatArray = npt.NDArray[np.float64]
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
-_NUMBER = "cells"  # of answers, among the sums over them
+_NUMBER = "answers"  # of answers, among the sums over them
 
 
 def count_reply(context: Context, kind: str, *, digest: str, limit: int) -> None:
@@ -35,24 +35,28 @@ def count_reply(context: Context, kind: str, *, digest: str, limit: int) -> None
         raise Refused(wire.REPLIES_SPENT)
 
 
-def secret(node_config: Mapping[str, object], policy: Policy) -> str:
-    """What a deployed node's training draws by beside the run's seed; empty where the policy says so."""
+def secret(node_config: Mapping[str, object], owner_policy: OwnerPolicy) -> str:
+    """A deployed node's secret seed of training, beside the run's; empty where the owner's policy says so."""
     ledger = ledger_of(node_config)
-    return "" if ledger is None or not policy.secret_draws else ledger.secret().hex()
+    return "" if ledger is None or not owner_policy.secret_draws else ledger.secret().hex()
 
 
-def rounded_sums(sums: Sums, policy: Policy) -> Sums:
-    """Sums over own answers, each rounded as the policy says; how many answers they are over stays."""
-    step = policy.sum_rounding
+def rounded_sums(sums: Sums, owner_policy: OwnerPolicy) -> Sums:
+    """Sums over own answers, each rounded as the owner's policy says; how many answers they are over stays."""
+    step = owner_policy.sum_rounding
     return {
         key: {name: value if name == _NUMBER else _rounded(value, step, most=of[_NUMBER]) for name, value in of.items()}
         for key, of in sums.items()
     }
 
 
-def rounded_mean(mean: float, number: int, policy: Policy, *, most: float = np.inf) -> float:
-    """A mean over so many answers, whose sum is rounded as the policy says; none is above `most`."""
-    return min(_rounded(mean * number, policy.sum_rounding) / number, most) if number and policy.sum_rounding else mean
+def rounded_mean(mean: float, number: int, owner_policy: OwnerPolicy, *, most: float = np.inf) -> float:
+    """A mean over so many answers, whose sum is rounded as the owner's policy says; none is above `most`."""
+    return (
+        min(_rounded(mean * number, owner_policy.sum_rounding) / number, most)
+        if number and owner_policy.sum_rounding
+        else mean
+    )
 
 
 def _rounded(value: float, step: float, *, most: float = np.inf) -> float:
@@ -61,15 +65,15 @@ def _rounded(value: float, step: float, *, most: float = np.inf) -> float:
 
 @dataclass(frozen=True)
 class Protection:
-    """A node's policy, and the ledger that it is kept with; a simulation's node has none."""
+    """An owner's policy, and the ledger that it is kept with; a simulation's node has none."""
 
-    policy: Policy
+    owner_policy: OwnerPolicy
     ledger: Ledger | None
 
     @classmethod
     def of(cls, node_config: Mapping[str, object]) -> Protection:
         """A UserError where the node's config, or its owner's file, is wrong."""
-        return cls(policy_of(node_config), ledger_of(node_config))
+        return cls(owner_policy_of(node_config), ledger_of(node_config))
 
     def released(
         self,
@@ -86,11 +90,11 @@ class Protection:
         Against the group's own answers NaN stands for what may not; against predictions there is all or nothing.
 
         Raises:
-            Refused: more scores against the prediction of a question than the policy allows.
+            Refused: more scores against the prediction of a question than the owner's policy allows.
             UserError: the ledger cannot be written.
         """
         withheld = np.full(len(request.question_J), np.nan)
-        if side == wire.TRUTH_SIDE and not self.policy.truth:
+        if side == wire.TRUTH_SIDE and not self.owner_policy.truth:
             return dict.fromkeys(scored, withheld)
         if self.ledger is None:
             return scored
@@ -107,7 +111,11 @@ class Protection:
             for question, (metric, j) in zip(questions, asked, strict=True)
             for row in (side_QK[request.question_J[j]],)
         ]
-        limit = self.policy.truth_scores_per_question if side == wire.TRUTH_SIDE else self.policy.scores_per_question
+        limit = (
+            self.owner_policy.truth_scores_per_question
+            if side == wire.TRUTH_SIDE
+            else self.owner_policy.scores_per_question
+        )
         whole = side == wire.TARGET_SIDE
         allowed = self.ledger.spend(questions, target, digests, limit=limit, whole=whole)
         if whole and not all(allowed):
@@ -119,7 +127,7 @@ class Protection:
 
     def _blurred(self, reward: float, mark: bytes) -> float:
         """Noise comes from what is scored, so that nobody averages it away by asking again."""
-        if not self.policy.changes_rewards:
+        if not self.owner_policy.changes_rewards:
             return reward
-        noise = np.random.default_rng(int.from_bytes(mark, "little")).normal(0.0, self.policy.reward_noise)
-        return float(np.clip(round(reward + noise, self.policy.reward_decimals), 0.0, 1.0))
+        noise = np.random.default_rng(int.from_bytes(mark, "little")).normal(0.0, self.owner_policy.reward_noise)
+        return float(np.clip(round(reward + noise, self.owner_policy.reward_decimals), 0.0, 1.0))

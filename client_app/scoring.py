@@ -1,4 +1,4 @@
-"""What a group computes from its private answers and its target table: rewards.
+"""Rewards, computed by a group from its private answers and its target table.
 
 Axis letters: Q public questions, J scored answers, K options.
 """

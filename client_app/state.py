@@ -1,4 +1,4 @@
-"""What a node remembers between the messages of a run, each of which meets a fresh process where it is deployed.
+"""A node's memory between the messages of a run, each of which meets a fresh process where it is deployed.
 
 A deployed node keeps it in files that only its own account can read. Flower's `Context.state` lies in the SuperNode,
 whose Runtime API gives it to whoever on the machine takes one of the node's tasks: no answer, and nothing made from
@@ -95,7 +95,7 @@ def memory_of(context: Context) -> Memory:
 
 
 def digest(content: RecordDict) -> str:
-    """What tells one catalogue from another."""
+    """Hash that identifies a catalogue."""
     return hashlib.sha256(recorddict_to_proto(content).SerializeToString(deterministic=True)).hexdigest()
 
 
@@ -165,7 +165,7 @@ def remember_targets(
 
 
 def has_targets(memory: Memory, group: str) -> bool:
-    """Whether the group's target table has been written in this run."""
+    """True if the group's target table has been written in this run."""
     return f"targets {group}" in memory
 
 

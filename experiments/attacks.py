@@ -1,4 +1,4 @@
-"""How a server that chooses catalogue, weights and messages reads a group's own answers through PluralLLM.
+"""Attacks by a server that chooses catalogue, weights and messages on a group's own answers, through PluralLLM.
 
 The group is its real ClientApp with its owner's policy and ledger. The server knows all else: the run's seed, the code,
 and what the group would reply if its answers were others. So it looks for the answers whose replies are those it got.
@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from scipy.special import softmax
 
 from appa_flwr.config import Config
-from appa_flwr.owner.policy import AS_IN_SIMULATION, Policy
+from appa_flwr.owner.owner_policy import AS_IN_SIMULATION, OwnerPolicy
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from appa_flwr.survey.types import Question
@@ -39,7 +39,7 @@ from server_app.predictor.pretraining import initial_weights
 FloatArray = npt.NDArray[np.float64]
 
 OPTIONS = 3
-NOTHING_LIMITED = Policy.model_validate(AS_IN_SIMULATION)
+NOTHING_LIMITED = OwnerPolicy.model_validate(AS_IN_SIMULATION)
 """As before owners' limits were there."""
 
 # the smallest network: the server chooses it
@@ -71,16 +71,16 @@ class Victim:
     """A group with answers (N, K) to questions `q0`, `q1`, ..., and what the server makes it answer.
 
     Attributes:
-        folder: of its data file, policy and ledger.
+        folder: of its data file, owner's policy and ledger.
         answer_NK: what the server wants to know.
-        policy: its owner's.
+        owner_policy: what may leave.
         settings: the run's keys, which the server chooses.
         runs: how many runs there have been.
     """
 
     folder: Path
     answer_NK: FloatArray
-    policy: Policy
+    owner_policy: OwnerPolicy
     settings: dict[str, bool | int | float | str]
     runs: int = 0
 
@@ -91,7 +91,7 @@ class Victim:
             for q, a in zip(self.questions, self.answer_NK.tolist(), strict=True)
         ]
         (self.folder / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        values = self.policy.model_dump(by_alias=True)
+        values = self.owner_policy.model_dump(by_alias=True)
         (self.folder / "g.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
         self.config = Config.load({**SETTINGS, **self.settings})
 
@@ -185,7 +185,7 @@ def by_training(victim: Victim, *, rounds: int) -> FloatArray | None:
         mean: FloatArray = np.mean([array.numpy() for array in made], axis=0, dtype=np.float64)
         return mean
 
-    blur = UNKNOWN_DRAWS if victim.policy.secret_draws else 0.0
+    blur = UNKNOWN_DRAWS if victim.owner_policy.secret_draws else 0.0
     return found(replies, np.mean(got, axis=0, dtype=np.float64), number=number, blur=blur, starts=1)
 
 
@@ -208,7 +208,7 @@ def by_errors(victim: Victim, *, number: int, messages: int, kind: str = "evalua
         numbers = reply.metric_records["metrics" if kind == "evaluate" else "sums"]
         if kind == "evaluate" and numbers["num-examples"]:
             got.append(np.ravel(numbers["errors"]))
-        elif numbers.get("0|held-out|pluralllm|cells") and (
+        elif numbers.get("0|held-out|pluralllm|answers") and (
             sums := [numbers[key] for m in ("js", "wasserstein") if (key := f"0|held-out|pluralllm|{m}") in numbers]
         ):
             got.append(np.array(sums) / number)
@@ -227,7 +227,7 @@ def by_errors(victim: Victim, *, number: int, messages: int, kind: str = "evalua
             return np.array([1.0 - js_distance(*case, base=np.e).mean() for case in cases])
         return np.array([measure(*case).mean() for case in cases for measure in (js, wasserstein)])
 
-    blur = victim.policy.sum_rounding / number / 12**0.5
+    blur = victim.owner_policy.sum_rounding / number / 12**0.5
     return found(replies, np.concatenate(got), number=number, blur=blur, starts=max(3, STARTS // number))
 
 
@@ -263,11 +263,11 @@ class Attack:
     read: Callable[[Victim], FloatArray | None]
     settings: dict[str, bool | int | float | str]
 
-    def error(self, policy: Policy, *, seed: int) -> float:
-        """Against this policy, for random answers."""
+    def error(self, owner_policy: OwnerPolicy, *, seed: int) -> float:
+        """Against this owner's policy, for random answers."""
         answer_NK = self._answers(seed)
         with tempfile.TemporaryDirectory() as folder, flower_task():
-            return error(self.read(Victim(Path(folder), answer_NK, policy, self.settings)), answer_NK)
+            return error(self.read(Victim(Path(folder), answer_NK, owner_policy, self.settings)), answer_NK)
 
     def guess(self, *, seed: int) -> float:
         """Of uniform answers to the same questions."""

@@ -1,4 +1,4 @@
-"""Does PluralLLM's pretraining stand a group that sends what it likes, and what does noise cost?
+"""Robustness of PluralLLM's pretraining to a group that sends what it likes, and the cost of noise.
 
     python -m experiments.bad_parties
 
@@ -34,7 +34,7 @@ from experiments.pluralllm.protocol import (
     report,
     train,
 )
-from experiments.study import Column, Setting, mean, spread, study
+from experiments.study import Setting, StudyColumn, mean, spread, study
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, UNIFORM
 from server_app.predictor.strategies import DELTA, epsilon
 
@@ -57,11 +57,11 @@ def _steps(times: float) -> Sent:
 
 
 LIES: Mapping[str, Sent] = {HONEST: _steps(1.0), "three steps back": _steps(-3.0), "a million steps": _steps(-1e6)}
-"""What the liar sends: what it trained; three times its step the other way; a million times."""
+"""Weights that the liar sends: what it trained; three times its step the other way; a million times."""
 
 
 def recipes() -> dict[str, Config]:
-    """What is compared: each strategy, and FedAvg with noise."""
+    """Settings that are compared: each strategy, and FedAvg with noise."""
     given = {name: [f"pluralllm.strategy={name}"] for name in STRATEGIES}
     for noise in NOISES:
         given[f"fedavg, dp-noise = {noise:g}"] = [
@@ -108,8 +108,8 @@ def main(
         range(seeds),
         partial(score, configs=configs),
         (
-            *(Column(f"lies: {lie}", "js", spread, case=lie) for lie in LIES),
-            Column(f"epsilon at delta = {DELTA:g}", "epsilon", partial(mean, form=".3g"), case=HONEST),
+            *(StudyColumn(f"lies: {lie}", "js", spread, case=lie) for lie in LIES),
+            StudyColumn(f"epsilon at delta = {DELTA:g}", "epsilon", partial(mean, form=".3g"), case=HONEST),
         ),
         output=output,
     )

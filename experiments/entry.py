@@ -1,4 +1,4 @@
-"""What every `python -m experiments...` starts with."""
+"""Entry of every `python -m experiments...`."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
-from appa_flwr.analysis.scores import alignment_scores
 from appa_flwr.config import GENERATED_SURVEY, Config, assemble
 from appa_flwr.core import markdown
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import votes, wire
 from appa_flwr.report.plots import style
-from appa_flwr.run import files
+from appa_flwr.run import run_files
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import ground_truth, population
 from client_app import scoring
@@ -63,12 +63,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Score:
-    """One policy's, or one reference answer's, scores on the held-out questions against the true distributions.
+    """One method's scores on the held-out questions against the true distributions.
 
     All in [0, 1]; the format score is None for answers that no model wrote.
     """
 
-    policy: str
+    method: str
     avg_as: float
     min_as: float
     fi: float
@@ -155,12 +155,10 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
     )
     questions = [catalogue.questions[q] for q in setup.train_J]
     rows = [{"prompt": setup.base.prompt_text(config, q), "question_id": q.question_id} for q in questions]
-    log: list[dict[str, float]] = []
 
     class Report(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
             if logs and "reward" in logs:
-                log.append({"step": state.global_step, **logs})
                 rest = ", ".join(f"{word} {logs[key]:.3f}" for key, word in WORDS.items())
                 reward_G = _rewards(logs)
                 say(
@@ -198,7 +196,7 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-    return log
+    return [line for line in trainer.state.log_history if "reward" in line]
 
 
 def _rewards(line: Mapping[str, float]) -> list[float]:
@@ -206,17 +204,17 @@ def _rewards(line: Mapping[str, float]) -> list[float]:
     return [value for key, value in line.items() if key.startswith(LOGGED) and key not in WORDS]
 
 
-def score(policy: str, answers: Answers, setup: Setup) -> Score:
+def score(method: str, answers: Answers, setup: Setup) -> Score:
     """Scores of answers to the held-out questions."""
     config, metric = setup.config, setup.config.reward_metric
     reward_GJ = setup.groups.score(answers.request([metric]))[metric, wire.TARGET_SIDE]
     scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
     written = None if np.isnan(answers.format_score_J).any() else float(answers.format_score_J.mean())
-    return Score(policy, scores.avg_as, scores.min_as, scores.fairness_index, written)
+    return Score(method, scores.avg_as, scores.min_as, scores.fairness_index, written)
 
 
 def reference_scores(setup: Setup) -> list[Score]:
-    """The uniform answer and the best shared answers: the frame in which a learned score must be read."""
+    """The uniform answer and the best shared answers: the scale of a learned score."""
     test_J, option_JK = setup.test_J, setup.catalogue.option_QK[setup.test_J]
     found = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
     metric = setup.config.reward_metric
@@ -243,12 +241,12 @@ def plot(log: Sequence[Mapping[str, float]], *, title: str) -> Figure:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """A Markdown table, a row a policy."""
+    """A Markdown table, a row a method."""
     rows = [
-        [row.policy, *("-" if v is None else f"{v:.3f}" for v in (row.avg_as, row.min_as, row.fi, row.format_score))]
+        [row.method, *("-" if v is None else f"{v:.3f}" for v in (row.avg_as, row.min_as, row.fi, row.format_score))]
         for row in scores
     ]
-    return markdown.table(["policy", "Avg AS", "Min AS", "FI", "format"], rows)
+    return markdown.table(["method", "Avg AS", "Min AS", "FI", "format"], rows)
 
 
 def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(line, flush=True)) -> list[Score]:
@@ -269,12 +267,12 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     out.mkdir(parents=True, exist_ok=True)
     setup = set_up(config, say)
 
-    def evaluated(policy: str, model: PreTrainedModel) -> Score:
+    def evaluated(method: str, model: PreTrainedModel) -> Score:
         answers = evaluation.greedy_answers(
             model, setup.base, config, prompts=setup.prompts, question_J=setup.test_J, catalogue=setup.catalogue
         )
-        found = score(policy, answers, setup)
-        say(f"{policy}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")
+        found = score(method, answers, setup)
+        say(f"{method}: Avg AS {found.avg_as:.3f}, Min AS {found.min_as:.3f}")
         return found
 
     before = evaluated("base", load_model(config, setup.base.source, quantized=False))
@@ -286,7 +284,7 @@ def run(config: Config, *, steps: int, out: Path, say: Say = lambda line: print(
     after = evaluated("grpo", load_model(config, str(out / POLICY), quantized=False))
     scores = [before, start, after, *reference_scores(setup)]
     content = {"config": config.flat(), "steps": steps, "scores": [asdict(row) for row in scores], "log": log}
-    files.write(out / RESULT, content)
+    run_files.write(out / RESULT, content)
     title = f"GRPO on the rewards of {len(setup.groups.groups)} groups, rule {config.rule}"
     replace_file(out / PLOT, plot(log, title=title))
     return scores

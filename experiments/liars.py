@@ -22,8 +22,8 @@ import typer
 
 from appa_flwr.analysis.aggregation import Rule
 from experiments import entry, stand_in
-from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, population, trained
-from experiments.study import Column, Setting, spread, study
+from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, trained, true_targets
+from experiments.study import Setting, StudyColumn, spread, study
 
 STRETCH = 3.0
 CAP = 2.0
@@ -44,15 +44,15 @@ LIES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "zero": np.zeros_like,
     "stretched": _stretched,
 }
-"""What the liar sends in place of its rewards (J,): half of them; nothing; three times their distance from the mean."""
+"""Rewards (J,) that the liar sends: half of its own; nothing; three times their distance from the mean."""
 
 
 HONEST = "nobody"
 COLUMNS = (
-    Column("Avg AS", "avg_as", spread, case=HONEST),
-    Column("Min AS", "min_as", spread, case=HONEST),
+    StudyColumn("Avg AS", "avg_as", spread, case=HONEST),
+    StudyColumn("Min AS", "min_as", spread, case=HONEST),
     *(
-        Column(f"{who}, {lie}", who, partial(spread, form="+.3f"), case=lie, less=HONEST)
+        StudyColumn(f"{who}, {lie}", who, partial(spread, form="+.3f"), case=lie, less=HONEST)
         for lie in LIES
         for who in ("liar", "others")
     ),
@@ -60,9 +60,9 @@ COLUMNS = (
 
 
 def scores(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """What a rule ends with where the liar lies so: the score of the liar, and of the others on average."""
+    """A rule's result where the liar lies so: the score of the liar, and of the others on average."""
     rule, lie = setting
-    people = population(seed, num_questions=num_questions, num_groups=num_groups)
+    people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
     score_G = trained(RULES[rule], people, iterations=iterations, seed=seed, lie=LIES.get(lie)).mean(axis=1)
     others_G = np.delete(score_G, people.liar)
     found = {"avg_as": score_G.mean(), "min_as": score_G.min(), "liar": score_G[people.liar], "others": others_G.mean()}

@@ -1,12 +1,12 @@
-"""What can a server learn that asks for rewards of answers of its own choice, and what do protections cost?
+"""The attack of a server that asks for rewards of answers of its own choice, and the price of protections.
 
     python -m experiments.privacy
 
-The attack goes through the node's own code, with a policy and a ledger. By cosine, the rewards of answers are linear in
-the direction of the target, so a least-squares fit finds it, beginning with what the server knows of the other groups.
-Answers near each corner are asked in turn, each one a little different: the same one would get the same noise again.
-The price is what the policy of `experiments.stand_in` ends with from such rewards, against rewards as they are, over
-the same populations.
+The attack goes through the node's own code, with an owner's policy and a ledger. By cosine, the rewards of answers are
+linear in the direction of the target, so a least-squares fit finds it, beginning with what the server knows of the
+other groups. Answers near each corner are asked in turn, each one a little different: the same one would get the same
+noise again. The price is what the policy of `experiments.stand_in` ends with from such rewards, against rewards as they
+are, over the same populations.
 
 Legend: Q questions, K options, J answers.
 """
@@ -26,7 +26,7 @@ import typer
 
 from appa_flwr.analysis.aggregation import make
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.owner.policy import Policy
+from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.types import Question
@@ -34,38 +34,42 @@ from client_app.outgoing import Refused
 from client_app.protection import Protection
 from experiments import entry
 from experiments.attacks import ATTACKS, NOTHING_LIMITED, error
-from experiments.stand_in import Groups, Iterations, Population, Questions, Seeds, population, trained
-from experiments.study import Column, Setting, difference, spread, study
+from experiments.stand_in import Groups, Iterations, Questions, Seeds, TrueTargets, trained, true_targets
+from experiments.study import Setting, StudyColumn, difference, spread, study
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 NONE = "none"
-POLICIES: Mapping[str, Policy] = {
-    NONE: Policy(),
-    "reward-decimals = 2": Policy(reward_decimals=2),
-    "reward-decimals = 1": Policy(reward_decimals=1),
-    "reward-noise = 0.05": Policy(reward_noise=0.05),
-    "reward-noise = 0.2": Policy(reward_noise=0.2),
-    "scores-per-question = 2": Policy(scores_per_question=2),
-    "scores-per-question = 2, reward-noise = 0.05": Policy(scores_per_question=2, reward_noise=0.05),
+OWNER_POLICIES: Mapping[str, OwnerPolicy] = {
+    NONE: OwnerPolicy(),
+    "reward-decimals = 2": OwnerPolicy(reward_decimals=2),
+    "reward-decimals = 1": OwnerPolicy(reward_decimals=1),
+    "reward-noise = 0.05": OwnerPolicy(reward_noise=0.05),
+    "reward-noise = 0.2": OwnerPolicy(reward_noise=0.2),
+    "scores-per-question = 2": OwnerPolicy(scores_per_question=2),
+    "scores-per-question = 2, reward-noise = 0.05": OwnerPolicy(scores_per_question=2, reward_noise=0.05),
 }
 SCORES = (1, 2, 4, 16, 64, 256)
 """Scores asked for each question."""
 NEAR = 0.05  # how far an asked answer lies from its corner
 SPREAD, EXACT = 0.15, 1e-4  # how far a group lies from the others' mean, and what stands for no noise
 RULE = "appa"
-BLURRING = [name for name, policy in POLICIES.items() if policy.changes_rewards and not policy.scores_per_question]
+BLURRING = [
+    name
+    for name, owner_policy in OWNER_POLICIES.items()
+    if owner_policy.changes_rewards and not owner_policy.scores_per_question
+]
 UNIFORM = "no message: uniform answers"
 
-GUESSES: Mapping[str, Callable[[Population], FloatArray]] = {
+GUESSES: Mapping[str, Callable[[TrueTargets], FloatArray]] = {
     "no score: the mean of the others": lambda people: people.target_GQK[1:].mean(0),
     "no score: the uniform answer": lambda people: people.option_QK / people.option_QK.sum(1, keepdims=True),
 }
 
 
-def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> FloatArray:
-    """What a server makes of the first group's targets (Q, K) from so many scores of each question, or all it gets."""
+def attack(owner_policy: OwnerPolicy, people: TrueTargets, *, scores: int, seed: int) -> FloatArray:
+    """A server's reconstruction of the first group's targets (Q, K), from so many scores of each question at most."""
     target_QK, option_QK = people.target_GQK[0], people.option_QK
     rng = np.random.default_rng(seed)
     questions = tuple(Question(f"q{q}", "", ("",) * int(real.sum())) for q, real in enumerate(option_QK))
@@ -73,9 +77,9 @@ def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> Flo
         questions, np.ones(len(questions), bool), np.zeros((*option_QK.shape, 0), np.float32), option_QK
     )
     asked: list[list[FloatArray]] = [[] for _ in questions]
-    heard: list[list[float]] = [[] for _ in questions]
+    given_by_question: list[list[float]] = [[] for _ in questions]
     with tempfile.TemporaryDirectory() as folder:
-        node = Protection(policy, Ledger(Path(folder) / "ledger.sqlite"))
+        node = Protection(owner_policy, Ledger(Path(folder) / "ledger.sqlite"))
         for turn in range(scores):
             answer_QK = _near_corners(turn, option_QK, rng)
             request = wire.ScoreRequest(np.arange(len(questions)), answer_QK, ("cosine",))
@@ -86,12 +90,12 @@ def attack(policy: Policy, people: Population, *, scores: int, seed: int) -> Flo
                 break
             for q, score in enumerate(given_Q):
                 asked[q].append(answer_QK[q])
-                heard[q].append(2.0 * score - 1.0)
-    trust = max(EXACT, (2.0 * policy.reward_noise / SPREAD) ** 2)
+                given_by_question[q].append(2.0 * score - 1.0)
+    trust = max(EXACT, (2.0 * owner_policy.reward_noise / SPREAD) ** 2)
     found_QK = people.target_GQK[1:].mean(0)
     for q, option_K in enumerate(option_QK):
         found_QK[q, option_K] = _solved(
-            np.array(asked[q])[:, option_K], np.array(heard[q]), found_QK[q, option_K], trust=trust
+            np.array(asked[q])[:, option_K], np.array(given_by_question[q]), found_QK[q, option_K], trust=trust
         )
     return np.asarray(found_QK)
 
@@ -115,24 +119,24 @@ def _solved(answer_JK: FloatArray, cosine_J: FloatArray, prior_K: FloatArray, *,
     return np.asarray(found_K / found_K.sum())
 
 
-def learned(setting: Setting, seed: int, *, people: Population) -> dict[str, float]:
-    """The error after so many scores of each question under a policy, or of a guess without any."""
+def learned(setting: Setting, seed: int, *, people: TrueTargets) -> dict[str, float]:
+    """The error after so many scores of each question under an owner's policy, or of a guess without any."""
     name, scores = setting
     guess = GUESSES.get(name)
-    found_QK = guess(people) if guess else attack(POLICIES[name], people, scores=scores, seed=seed)
+    found_QK = guess(people) if guess else attack(OWNER_POLICIES[name], people, scores=scores, seed=seed)
     return {"error": error(found_QK, people.target_GQK[0])}
 
 
 def price(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """What rule `RULE` ends with from rewards that a policy has changed."""
+    """Result of rule `RULE` on rewards that an owner's policy has changed."""
     (name,) = setting
-    policy, noise = POLICIES[name], np.random.default_rng([seed, 1])
+    owner_policy, noise = OWNER_POLICIES[name], np.random.default_rng([seed, 1])
 
     def blur(reward_GJ: FloatArray) -> FloatArray:
-        blurred_GJ = reward_GJ + noise.normal(0.0, policy.reward_noise, reward_GJ.shape)
-        return np.asarray(np.clip(blurred_GJ.round(policy.reward_decimals), 0.0, 1.0))
+        blurred_GJ = reward_GJ + noise.normal(0.0, owner_policy.reward_noise, reward_GJ.shape)
+        return np.asarray(np.clip(blurred_GJ.round(owner_policy.reward_decimals), 0.0, 1.0))
 
-    people = population(seed, num_questions=num_questions, num_groups=num_groups)
+    people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
     score_G = trained(make(RULE), people, iterations=iterations, seed=seed, blur=blur).mean(axis=1)
     return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min())}
 
@@ -140,8 +144,10 @@ def price(setting: Setting, seed: int, *, iterations: int, num_questions: int, n
 def read_through_pluralllm(setting: Setting, seed: int) -> dict[str, float]:
     """An attack's error without an owner's limits, with the default ones, and that of uniform answers."""
     (read,) = (one for one in ATTACKS if (one.name,) == setting)
-    limits = {"no limits": NOTHING_LIMITED, "default policy": Policy()}
-    return {name: read.error(policy, seed=seed) for name, policy in limits.items()} | {UNIFORM: read.guess(seed=seed)}
+    limits = {"no limits": NOTHING_LIMITED, "owner's defaults": OwnerPolicy()}
+    return {name: read.error(owner_policy, seed=seed) for name, owner_policy in limits.items()} | {
+        UNIFORM: read.guess(seed=seed)
+    }
 
 
 def main(
@@ -153,23 +159,26 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the tables and single numbers.")] = Path("runs/privacy"),
 ) -> None:
     """Measure what chosen messages tell of a group's targets and answers, and what each protection costs."""
-    people = population(0, num_questions=questions, num_groups=groups)
+    people = true_targets(0, num_questions=questions, num_groups=groups)
     study(
         "learned",
-        ("policy", "scores"),
-        itertools.product((*POLICIES, *GUESSES), SCORES),
+        ("owner's policy", "scores"),
+        itertools.product((*OWNER_POLICIES, *GUESSES), SCORES),
         (0,),
         partial(learned, people=people),
-        [Column(f"{number} scores", "error", case=number) for number in SCORES],
+        [StudyColumn(f"{number} scores", "error", case=number) for number in SCORES],
         output=output,
     )
     study(
         "price",
-        ("policy",),
+        ("owner's policy",),
         [(name,) for name in (NONE, *BLURRING)],
         range(seeds),
         partial(price, iterations=iterations, num_questions=questions, num_groups=groups),
-        (Column("Avg AS", "avg_as", difference, less=NONE), Column("Min AS", "min_as", difference, less=NONE)),
+        (
+            StudyColumn("Avg AS", "avg_as", difference, less=NONE),
+            StudyColumn("Min AS", "min_as", difference, less=NONE),
+        ),
         output=output,
     )
     if attacks:
@@ -179,7 +188,7 @@ def main(
             [(one.name,) for one in ATTACKS],
             range(attacks),
             read_through_pluralllm,
-            [Column(name, name, partial(spread, ddof=0)) for name in ("no limits", "default policy", UNIFORM)],
+            [StudyColumn(name, name, partial(spread, ddof=0)) for name in ("no limits", "owner's defaults", UNIFORM)],
             output=output,
         )
 

@@ -1,4 +1,4 @@
-"""Which rule lifts the worst group, and at what price, as groups differ more and more?
+"""Comparison of rules: gain for the worst group and its price, as groups differ more and more.
 
     python -m experiments.rules
 
@@ -21,26 +21,26 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.analysis.disagreement import disagreement
 from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import RULE_STYLE
 from experiments import entry
-from experiments.stand_in import RULES, Groups, Iterations, Questions, Seeds, population, trained
-from experiments.study import Column, Setting, difference, study
+from experiments.stand_in import RULES, Groups, Iterations, Questions, Seeds, trained, true_targets
+from experiments.study import Setting, StudyColumn, difference, study
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
-"""How far groups lie from their mean, as a multiple of the default population's distance."""
+"""Distances of the groups from their mean, as a multiple of the default population's distance."""
 FEW_TICKS = 3
 
 AGAINST = ("average", "appa")
 BEST = "best possible"
 COLUMNS = (
-    Column("FI", "fi"),
-    Column("Avg AS", "avg_as"),
-    Column("Min AS", "min_as"),
+    StudyColumn("FI", "fi"),
+    StudyColumn("Avg AS", "avg_as"),
+    StudyColumn("Min AS", "min_as"),
     *(
-        Column(f"{title} less {other}'s", measure, difference, less=other)
+        StudyColumn(f"{title} less {other}'s", measure, difference, less=other)
         for other in AGAINST
         for title, measure in (("Avg AS", "avg_as"), ("Min AS", "min_as"))
     ),
@@ -48,12 +48,12 @@ COLUMNS = (
 
 
 def ends(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """What a rule ends with at this disagreement, or, as `BEST`, the best shared answers for the worst group."""
+    """A rule's result at this disagreement, or, as `BEST`, that of the best shared answers for the worst group."""
     scale, rule = setting
-    people = population(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
+    people = true_targets(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
     if rule == BEST:
-        stakes = disagreement(people.target_GQK, people.option_QK, metric="js")
-        return {"avg_as": np.nan, "min_as": stakes.min_of_fairest, "fi": np.nan}
+        differences = group_differences(people.target_GQK, people.option_QK, metric="js")
+        return {"avg_as": np.nan, "min_as": differences.min_of_fairest, "fi": np.nan}
     score_GQ = trained(RULES[rule], people, iterations=iterations, seed=seed)
     score_G = score_GQ.mean(axis=1)
     return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min()), "fi": fairness_index(score_GQ)}

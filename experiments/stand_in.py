@@ -20,7 +20,7 @@ import typer
 from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation import Rule, make
-from appa_flwr.analysis.diagnosis import NEVER
+from appa_flwr.analysis.group_differences import NEVER
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey import generate
 from appa_flwr.survey.arrays import as_arrays
@@ -49,7 +49,7 @@ RULES: Mapping[str, Rule] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Population:
+class TrueTargets:
     """True answers (G, Q, K), the real options (Q, K), and which group lies."""
 
     target_GQK: FloatArray
@@ -58,7 +58,7 @@ class Population:
 
 
 @functools.cache
-def population(seed: int, *, num_questions: int, num_groups: int, disagreement: float = 1.0) -> Population:
+def true_targets(seed: int, *, num_questions: int, num_groups: int, disagreement: float = 1.0) -> TrueTargets:
     """The generated population; the liar is the group that the mean of all serves worst."""
     drawn: generate.Population = {
         "num_questions": num_questions,
@@ -68,12 +68,12 @@ def population(seed: int, *, num_questions: int, num_groups: int, disagreement: 
     }
     target_GQK, option_QK = as_arrays(*generate.ground_truth(**drawn))
     scores_G = js(target_GQK.mean(0), target_GQK, option_QK).mean(axis=1)
-    return Population(target_GQK, option_QK, int(np.argmin(scores_G)))
+    return TrueTargets(target_GQK, option_QK, int(np.argmin(scores_G)))
 
 
 def trained(
     rule: Rule,
-    people: Population,
+    people: TrueTargets,
     *,
     iterations: int,
     seed: int,

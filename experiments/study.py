@@ -21,7 +21,7 @@ from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 
 Setting = tuple[Any, ...]
-"""What is measured, by names and numbers: a rule and a lie, say."""
+"""A setting, by names and numbers: a rule and a lie, say."""
 
 
 def mean(values: pd.Series[float], *, form: str = ".3f") -> str:
@@ -50,15 +50,15 @@ def interval(found: Interval, *, decimals: int = 3) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class StudyColumn:
     """A column of a study's table.
 
     Attributes:
         title: at its head.
         measure: which of a setting's numbers.
-        show: the numbers of all seeds as a cell's text.
-        case: the last name of the cell's setting, where the row does not say it.
-        less: the last name of the setting whose numbers are subtracted, seed by seed; that setting's own cell is empty.
+        show: the numbers of all seeds as text.
+        case: the last name of the number's setting, where the row does not say it.
+        less: the last name of the setting whose numbers are subtracted, seed by seed; that setting's own text is empty.
     """
 
     title: str
@@ -67,7 +67,7 @@ class Column:
     case: object = None
     less: object = None
 
-    def cell(self, row: Setting, by_setting: Mapping[Setting, pd.DataFrame]) -> str:
+    def text(self, row: Setting, by_setting: Mapping[Setting, pd.DataFrame]) -> str:
         """The text in a row; empty where its setting was not measured."""
         setting = row if self.case is None else (*row, self.case)
         if setting not in by_setting or setting[-1] == self.less:
@@ -84,7 +84,7 @@ def study(
     settings: Iterable[Setting],
     seeds: Sequence[int],
     measure: Callable[[Setting, int], Mapping[str, float]],
-    columns: Sequence[Column],
+    columns: Sequence[StudyColumn],
     *,
     output: Path,
     picture: Callable[[pd.DataFrame], bytes] | None = None,
@@ -114,15 +114,15 @@ def study(
     return found
 
 
-def table(found: pd.DataFrame, names: Sequence[str], columns: Sequence[Column]) -> str:
+def table(found: pd.DataFrame, names: Sequence[str], columns: Sequence[StudyColumn]) -> str:
     """Markdown: a row a setting, or all settings that differ by the columns' cases; no row without text."""
     by_setting = {key: part.set_index("seed") for key, part in found.groupby([*names], sort=False)}
     in_row = len(names) - any(column.case is not None for column in columns)
     rows = dict.fromkeys(setting[:in_row] for setting in by_setting)
-    cells = {row: [column.cell(row, by_setting) for column in columns] for row in rows}
-    shown = [
-        [*(part if isinstance(part, str) else f"{part:g}" for part in row), *texts]
-        for row, texts in cells.items()
-        if any(texts)
+    texts = {row: [column.text(row, by_setting) for column in columns] for row in rows}
+    lines = [
+        [*(part if isinstance(part, str) else f"{part:g}" for part in row), *shown]
+        for row, shown in texts.items()
+        if any(shown)
     ]
-    return markdown.table([*names[:in_row], *(column.title for column in columns)], shown)
+    return markdown.table([*names[:in_row], *(column.title for column in columns)], lines)

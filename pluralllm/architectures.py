@@ -13,5 +13,5 @@ def build(config: ModelConfig) -> PluralLLM:
 
 
 def choices(config: ModelConfig) -> tuple[float, ...]:
-    """What validation chooses from beside the round: how much learned features count; 0 alone where there are none."""
+    """Weights of learned features that validation chooses from beside the round; 0 alone where there are none."""
     return FEATURE_SHARES if config.architecture == "residual" and config.rank else (0.0,)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import files
+from appa_flwr.run import run_files
 from appa_flwr.run.records import Card, EmbeddingSummary
 from appa_flwr.survey.types import Question
 from pluralllm.data import OptionEmbedding
@@ -60,7 +60,7 @@ def write(weights: Path, card: Card) -> None:
     Raises:
         UserError: it cannot be written; an earlier card is intact.
     """
-    files.write(weights.with_suffix(".json"), card.model_copy(update={"weights": _sha256(weights)}))
+    run_files.write(weights.with_suffix(".json"), card.model_copy(update={"weights": _sha256(weights)}))
 
 
 def read(weights: Path) -> Card:
@@ -78,7 +78,7 @@ def read(weights: Path) -> Card:
                 f"{where}: there is no file {needed}; give the pluralllm.safetensors of an earlier run, with the "
                 "pluralllm.json beside it"
             )
-    card = files.read(path, Card)
+    card = run_files.read(path, Card)
     assert card is not None  # it is a file
     if card.weights != _sha256(weights):
         raise UserError(f"{where}: its card {path.name} belongs to other weights; both files come from one run")

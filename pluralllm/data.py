@@ -1,4 +1,4 @@
-"""What PluralLLM reads: the public option embedding and one group's private answers (NumPy only).
+"""Inputs of PluralLLM: the public option embedding and one group's private answers (NumPy only).
 
 A client process that only looks rewards up imports neither torch nor scikit-learn through this module.
 
@@ -27,7 +27,7 @@ QUESTION_SHARE = 0.6
 
 
 class EmbeddingParts(NamedTuple):
-    """Which of an option's E features say what its question's text, its own text and its place on a scale are."""
+    """Slices of an option's E features: its question's text, its own text and its place on a scale."""
 
     question: slice
     option: slice

@@ -99,7 +99,7 @@ def hashed_ngrams(texts: Sequence[str]) -> sparse.csr_matrix:
 
 @dataclass(frozen=True)
 class _Settings:
-    """How token states become a vector: pooling, whether it has norm 1, where texts are cut (None = tokenizer's)."""
+    """Sentence vector from token states: pooling, whether it has norm 1, where texts are cut (None = tokenizer's)."""
 
     pooling: Pooling
     normalised: bool
@@ -265,7 +265,7 @@ def _settings(kind: Pretrained, model: str, folder: Path) -> _Settings:
 
 
 def _sentence_settings(model: str, folder: Path) -> _Settings:
-    """What a sentence-transformers folder says of itself, as the library writes it and wrote it before version 6.
+    """Settings of a sentence-transformers folder, as the library writes it and wrote it before version 6.
 
     Raises:
         UserError: it is none, or has a step besides transformer, pooling and normalisation.

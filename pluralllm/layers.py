@@ -1,4 +1,4 @@
-"""What both networks are built of: options that see each other, and a score an option.
+"""Layers of both networks: options that see each other, and a score an option.
 
 Axis letters: B episodes, S questions, K options, D hidden features, N real option tokens in a row.
 """

@@ -1,4 +1,4 @@
-"""What both architectures of PluralLLM share: their sizes, and that they have a loss."""
+"""Base of both architectures of PluralLLM: their sizes, and that they have a loss."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ class PluralLLM(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, episodes: Episodes) -> Tensor:
-        """What training minimises on a batch of episodes: a scalar with gradient."""
+        """Training loss on a batch of episodes: a scalar with gradient."""

@@ -289,7 +289,7 @@ def _from_residual(
 
 
 def _constant(answer_NK: npt.NDArray[np.float32], option_NK: BoolArray) -> bool:
-    """Whether all answers are one and the same, or all of them uniform."""
+    """True if all answers are one and the same, or all of them uniform."""
     uniform_NK = option_NK / option_NK.sum(axis=1, keepdims=True)
     same = bool((np.ptp(answer_NK, axis=0) == 0.0).all())
     return same or bool(np.abs(answer_NK - uniform_NK).max() < UNIFORM_TOLERANCE)

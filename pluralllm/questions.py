@@ -39,7 +39,7 @@ class Questions(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the N real option tokens of a padded (B, S, K) batch lie.
+    """Positions of the N real option tokens in a padded (B, S, K) batch.
 
     Attributes:
         option_BSK: True where a token is real.

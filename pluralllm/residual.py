@@ -164,7 +164,7 @@ class ExactResidual(PluralLLM):
         return torch.stack(losses).mean()
 
     def views(self, trained_Q: BoolArray) -> dict[View, FloatArray]:
-        """How much each view counts in the prediction of each question, (Q,), views of no weight left out.
+        """Weight of each view in the prediction of each question, (Q,), views of no weight left out.
 
         `trained_Q` says which questions were trained on.
         """
@@ -180,7 +180,7 @@ class ExactResidual(PluralLLM):
 
     @property
     def share(self) -> float:
-        """How much learned features count for questions that were not trained on, in [0, 1]."""
+        """Weight of learned features for questions that were not trained on, in [0, 1]."""
         return float(self.get_buffer(SHARE_KEY)) if self.config.rank else 0.0
 
     def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
@@ -291,7 +291,7 @@ class Conditioned:
 
     @property
     def known(self) -> bool:
-        """Whether any answer was taken in."""
+        """True if any answer was taken in."""
         return len(self.difference_N) > 0
 
     def residual(self, target: _Read) -> tuple[Tensor, Tensor]:

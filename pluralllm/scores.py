@@ -1,4 +1,4 @@
-"""How close a group's predictions come to its own survey answers, beside what costs nothing to predict.
+"""Scores of a group's predictions against its own survey answers, beside what costs nothing to predict.
 
 `local_sums` is what a group computes of its own answers and may tell.
 
@@ -52,10 +52,10 @@ def local_sums(
         mean_of_others: (Q, K) mean answer of the other groups, rows of 0 where it is unknown; None if it is nowhere.
 
     Returns:
-        Predictor -> "cells", the number of answers scored, and the sums of `MEASURES` over them, all in [0, cells],
+        Predictor -> "answers", the number of answers scored, and the sums of `MEASURES` over them, all in [0, answers],
         with the natural Jensen-Shannon distance; "pluralllm" has the sum of "spread" too. "mean-of-others" is scored
         where it is known, and "pluralllm-shared" is the predictor on just these answers. "calibration" holds
-        "cells" times the rank correlation of spread and error, and is left out where that is not defined; "coverage"
+        "answers" times the rank correlation of spread and error, and is left out where that is not defined; "coverage"
         the sum over answers of the share of their options that lie in their interval.
     """
     option_QK = embedding.option_QK
@@ -79,12 +79,12 @@ def local_sums(
             sums[SHARED] = measured(prediction_QK, kept_N)
     if interval_QK is not None:
         covered_N = covered((interval_QK[0][rows], interval_QK[1][rows]), answer_NK, option_QK[rows])
-        sums[COVERAGE] = {"cells": float(len(rows)), "coverage": float(covered_N.sum())}
+        sums[COVERAGE] = {"answers": float(len(rows)), "coverage": float(covered_N.sum())}
     if len(rows) >= MIN_RANKED:
         error_N = 1.0 - js_distance(prediction_QK[rows], answer_NK, option_QK[rows], base=np.e)
         correlation = rank_correlation(spread_Q[rows], error_N)
         if not np.isnan(correlation):
-            sums[CALIBRATION] = {"cells": float(len(rows)), "rank_correlation": len(rows) * correlation}
+            sums[CALIBRATION] = {"answers": float(len(rows)), "rank_correlation": len(rows) * correlation}
     return sums
 
 
@@ -101,24 +101,27 @@ def covered(
 def measure_sums(
     prediction_NK: FloatArray, answer_NK: npt.NDArray[np.floating], option_NK: BoolArray
 ) -> dict[str, float]:
-    """Sums of `MEASURES` over answers (N, K) to questions of at least two options, and their number "cells"."""
+    """Sums of `MEASURES` over answers (N, K) to questions of at least two options, and their number "answers"."""
     several_N = option_NK.sum(axis=1) > 1
     case = prediction_NK[several_N], answer_NK[several_N].astype(np.float64), option_NK[several_N]
     return {
-        "cells": float(several_N.sum()),
+        "answers": float(several_N.sum()),
         "js": float(js(*case).sum()),
         "js_distance": float(js_distance(*case, base=np.e).sum()),
         "wasserstein": float(wasserstein(*case).sum()),
     }
 
 
-def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None) -> FloatArray:
+def nearest_question(
+    data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None, *, count: int = 1
+) -> FloatArray:
     """Answer each question as the group answered the most similar other one with as many options.
 
     Args:
         data: the group's answers to choose from.
         embedding: similar means near in the features of the options, in their order.
         rows: the questions to answer, R of them; all Q if None.
+        count: the mean over so many similar ones, or over as many as there are.
 
     Returns:
         (R, K) distributions, uniform where the group has answered no other question with as many options.
@@ -135,9 +138,11 @@ def nearest_question(data: GroupData, embedding: OptionEmbedding, rows: IntArray
     distance_RN = (flat_RF**2).sum(axis=1)[:, None] + (flat_NF**2).sum(axis=1) - 2.0 * flat_RF @ flat_NF.T
     distance_RN[size_R[:, None] != size_N] = np.inf
     distance_RN[rows[:, None] == data.question_N] = np.inf  # never the question itself
-    nearest_R = distance_RN.argmin(axis=1)
-    found_R = np.isfinite(distance_RN.min(axis=1))
-    table_RK[found_R] = data.answer_NK[nearest_R[found_R]]
+    nearest_RC = distance_RN.argsort(axis=1, kind="stable")[:, :count]
+    there_RC = np.isfinite(np.take_along_axis(distance_RN, nearest_RC, axis=1))
+    found_R = there_RC[:, 0]
+    sum_RK = (data.answer_NK[nearest_RC] * there_RC[..., None]).sum(axis=1)
+    table_RK[found_R] = sum_RK[found_R] / there_RC[found_R].sum(axis=1, keepdims=True)
     return table_RK
 
 

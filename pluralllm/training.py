@@ -26,7 +26,7 @@ FALLING_SHARE = 1 / 3
 
 
 def step_size_factor(step: int, steps: int) -> float:
-    """What the step size is multiplied with, in (0, 1]: a short rise, and a fall over the last third.
+    """Factor of the step size, in (0, 1]: a short rise, and a fall over the last third.
 
     A network that ends on large steps carries the last batches' noise, which costs more than what they teach.
 

@@ -1,1 +1,1 @@
-"""What only the server knows: the policy, SFT, rollouts, PPO, strategies and checkpoints."""
+"""The server's side: the policy, SFT, rollouts, PPO, strategies and checkpoints."""

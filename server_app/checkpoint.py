@@ -1,4 +1,4 @@
-"""What a run keeps to be resumed in PPO: its state after an iteration.
+"""Checkpoint from which a run is resumed in PPO: its state after an iteration.
 
 Axis letter: G groups.
 """

@@ -1,4 +1,4 @@
-"""Scores of policies, trivial baselines and ceilings on the held-out questions, all through the same federation.
+"""Scores of models, trivial baselines and ceilings on the held-out questions, all through the same federation.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -13,15 +13,23 @@ import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
+from appa_flwr.analysis.alignment import alignment_scores, skill_score
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
-from appa_flwr.analysis.deviations import deviations
-from appa_flwr.analysis.disagreement import disagreement
-from appa_flwr.analysis.scores import alignment_scores, skill_score
+from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, cells
-from appa_flwr.run.records import CEILINGS, Differences, Example, Heard, Scores, Stakes, SummaryRow
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows
+from appa_flwr.run.records import (
+    CEILINGS,
+    MEAN_PREDICTION,
+    CapturedRecord,
+    Differences,
+    DifferencesRecord,
+    Example,
+    ScoreRecord,
+    SummaryRow,
+)
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.groups import Federation
 from server_app.models.base import Base
@@ -68,45 +76,47 @@ def given_answers(question_J: IntArray, prediction_JK: FloatArray) -> Answers:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """One policy's result.
+    """One method's result.
 
     Attributes:
         rows: of summary.json, one a metric: scores against PluralLLM's targets, and under `survey` those against the
             groups' own answers.
-        cells: of scores.parquet, all that the rows are means of.
-        texts: the answers, as the policy wrote them.
+        pair_scores: of scores.parquet, all that the rows are means of.
+        texts: the answers, as the model wrote them.
         reward_J: each answer's reward on the first metric, averaged over the groups that answered.
     """
 
     rows: list[SummaryRow]
-    cells: pd.DataFrame
+    pair_scores: pd.DataFrame
     texts: tuple[str, ...]
     reward_J: FloatArray
 
 
 def score(
     federation: Federation,
-    policy: str,
+    method: str,
     answers: Answers,
     *,
     metrics: Sequence[str],
     config: Config,
     catalogue: wire.Catalogue,
 ) -> Scored:
-    """Let the groups score one policy's answers to the held-out questions; a row for each metric."""
+    """Let the groups score one method's answers to the held-out questions; a row for each metric."""
     rewards = federation.score(answers.request(metrics, sides=tuple(SIDES)))
     written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
     questions = [catalogue.questions[q].question_id for q in answers.question_J]
     rows, found = [], []
     for metric in metrics:
         for side, against in SIDES.items():
-            given = cells(policy, metric, against, rewards[metric, side], groups=federation.groups, questions=questions)
+            given = as_rows(
+                method, metric, against, rewards[metric, side], groups=federation.groups, questions=questions
+            )
             found.append(given)
         truth_GJ = rewards[metric, wire.TRUTH_SIDE]
         known = bool((~np.isnan(truth_GJ)).any())
         rows.append(
             SummaryRow(
-                policy=policy,
+                method=method,
                 metric=metric,
                 **vars(_scores(federation, rewards[metric, wire.TARGET_SIDE], readable_J, config)),
                 format_score=float(answers.format_score_J.mean()) if written else None,
@@ -117,9 +127,9 @@ def score(
     return Scored(rows, pd.concat(found), answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
 
 
-def _scores(federation: Federation, reward_GJ: FloatArray, readable_J: BoolArray, config: Config) -> Scores:
+def _scores(federation: Federation, reward_GJ: FloatArray, readable_J: BoolArray, config: Config) -> ScoreRecord:
     found = alignment_scores(reward_GJ, readable_J, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
-    return Scores(
+    return ScoreRecord(
         fi=found.fairness_index,
         fi_readable=found.fairness_of_readable,
         avg_as=found.avg_as,
@@ -131,7 +141,7 @@ def _scores(federation: Federation, reward_GJ: FloatArray, readable_J: BoolArray
 def with_skill(rows: Iterable[SummaryRow]) -> list[SummaryRow]:
     """The rows with their skill scores, which the uniform answer's rows give the scale for."""
     rows = list(rows)
-    uniform = {row.metric: row for row in rows if row.policy == "uniform"}
+    uniform = {row.metric: row for row in rows if row.method == "uniform"}
     return [_rated(row, uniform[row.metric]) if row.metric in uniform else row for row in rows]
 
 
@@ -143,23 +153,23 @@ def _rated(row: SummaryRow, uniform: SummaryRow) -> SummaryRow:
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
-    """In which a learned score must be read: the rows of trivial baselines and ceilings, and how the groups differ."""
+class Baselines:
+    """The scale of a learned score: rows of the trivial baselines and the ceilings, and how the groups differ."""
 
     rows: list[SummaryRow]
-    cells: pd.DataFrame
+    pair_scores: pd.DataFrame
     differences: Differences | None
 
 
-def frame(
+def baseline_scores(
     federation: Federation,
     config: Config,
     catalogue: wire.Catalogue,
     *,
     question_J: IntArray,
-    majority_QK: FloatArray | None,
-) -> Frame:
-    """Score the trivial baselines (uniform, majority) and the two ceilings, and compare the groups with each other.
+    known_JK: Mapping[str, FloatArray],
+) -> Baselines:
+    """Score the trivial baselines and the two ceilings, and compare the groups with each other.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
     them away (docs/decisions.md), so this asks for those, in a simulation against the survey answers too;
@@ -170,13 +180,11 @@ def frame(
         config: the run's.
         catalogue: the public questions.
         question_J: the held-out questions.
-        majority_QK: the majority's answer to every question, as scores; None where it is not known.
+        known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
     option_JK = catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
-    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True)}
-    if majority_QK is not None:
-        trivial["majority"] = majority_QK[question_J]
+    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [
         score(
             federation, name, given_answers(question_J, answer_JK), metrics=metrics, config=config, catalogue=catalogue
@@ -184,33 +192,35 @@ def frame(
         for name, answer_JK in trivial.items()
     ]
 
-    def framed(differences: Differences | None) -> Frame:
+    def result(differences: Differences | None) -> Baselines:
         rows = [row for one in scored for row in one.rows]
-        return Frame(rows, pd.concat([one.cells for one in scored]), differences)
+        return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences)
 
     if not config.eval.ceilings or federation.without_probes:
-        return framed(None)
+        return result(None)
     sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
     probed = probe_targets(federation, question_J, option_JK, sides=sides)
     there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
     target_GQK = probed[wire.TARGET_SIDE][there_G]
+    mean = given_answers(question_J, target_GQK.mean(axis=0))
+    scored.append(score(federation, MEAN_PREDICTION, mean, metrics=metrics, config=config, catalogue=catalogue))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
             best = given_answers(question_J, best_QK)
             scored.append(score(federation, name, best, metrics=[metric], config=config, catalogue=catalogue))
     if config.reward_metric not in SOLVED_METRICS:
-        return framed(None)
-    predicted = _stakes(target_GQK, option_JK, config)
+        return result(None)
+    predicted = _differences(target_GQK, option_JK, config)
     if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
-        return framed(Differences(predicted=predicted))
-    heard = deviations(target_GQK, truth_GQK, option_JK)
-    survey = _stakes(truth_GQK, option_JK, config)
-    return framed(Differences(predicted=predicted, survey=survey, heard=Heard(**vars(heard))))
+        return result(Differences(predicted=predicted))
+    captured = deviations(target_GQK, truth_GQK, option_JK)
+    survey = _differences(truth_GQK, option_JK, config)
+    return result(Differences(predicted=predicted, survey=survey, captured=CapturedRecord(**vars(captured))))
 
 
-def _stakes(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> Stakes:
-    return Stakes(**vars(disagreement(target_GQK, option_QK, metric=config.reward_metric)))
+def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> DifferencesRecord:
+    return DifferencesRecord(**vars(group_differences(target_GQK, option_QK, metric=config.reward_metric)))
 
 
 def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:
@@ -230,7 +240,7 @@ def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, af
 def probe_targets(
     federation: Federation, question_J: IntArray, option_JK: BoolArray, *, sides: Sequence[str]
 ) -> dict[str, FloatArray]:
-    """What the groups score against, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
+    """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
 
     Side -> (G, J, K), rows sum to 1, NaN where a group has nothing to score against or did not answer.
     """

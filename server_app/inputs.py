@@ -1,4 +1,4 @@
-"""What a run's phases work on: the run itself, and what its policy starts from.
+"""Inputs of a run's phases: the run itself, and what its policy starts from.
 
 Axis letters: G groups, Q questions, K options, J held-out or training questions.
 """
@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, votes, wire
-from appa_flwr.run.files import QUESTIONS
 from appa_flwr.run.records import QuestionCounts
+from appa_flwr.run.run_files import QUESTIONS
 from server_app.federation.catalogue import fitting_questions
 from server_app.federation.groups import Federation
 from server_app.models import sft
@@ -25,8 +25,8 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What every phase needs."""
+class RunInputs:
+    """Inputs of every phase."""
 
     config: Config
     folder: RunFolder
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
-    """What the policy starts from and learns from.
+    """Starting point of the policy, and what it learns from.
 
     Attributes:
         base: the starting point.
@@ -55,7 +55,7 @@ class PolicyInputs:
     sft_QK: FloatArray | None
 
 
-def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray | None) -> PolicyInputs:
+def policy_inputs(run: RunInputs, base: Base, votes_GQK: FloatArray | None) -> PolicyInputs:
     """Prompts, the questions that can be asked and answered, and SFT's targets."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
@@ -83,8 +83,8 @@ def policy_inputs(run: Run, base: Base, votes_GQK: FloatArray | None) -> PolicyI
     return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
 
 
-def taught_texts(run: Run, inputs: PolicyInputs) -> list[str]:
-    """What SFT teaches for every question, in the format asked for."""
+def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:
+    """SFT's target answer to every question, in the format asked for."""
     assert inputs.sft_QK is not None  # votes are needed where SFT is
     return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK)
 
@@ -92,8 +92,8 @@ def taught_texts(run: Run, inputs: PolicyInputs) -> list[str]:
 def answer_tokens(base: Base, task: str, num_options: int) -> int:
     """Tokens of an answer in the format asked for with the token that ends it.
 
-    The witness is what `formats.answer` writes of equal scores: for DPA the uniform distribution, whose two decimals a
-    number take as many characters as any other's; for OPA the options in their order.
+    Measured on the uniform answer: for DPA its two decimals a number take as many characters as any other answer's, for
+    OPA it is the options in their order.
     """
     text = formats.answer(task, np.ones(num_options))
     return len(base.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1

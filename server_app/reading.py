@@ -1,4 +1,4 @@
-"""What a model answers without training or writing: after answered questions ("few-shot"), and by what it would choose.
+"""A model's answers without training or writing: after answered questions ("few-shot"), and by what it would choose.
 
 A distribution that a model writes ("say") need not be the one it draws from when it is asked for one answer ("do").
 
@@ -28,7 +28,7 @@ IntArray = npt.NDArray[np.int64]
 
 NUM_EXAMPLES = 5
 BLANKS = ("", " ")
-"""What may stand between a prompt and a letter: nothing behind a chat template, a blank in running text."""
+"""Separator between a prompt and a letter: nothing behind a chat template, a blank in running text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def few_shot(
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What a model would choose when asked for one letter.
+    """A model's choices when asked for one letter.
 
     Attributes:
         answers: a distribution a question; NaN where its letters are no single tokens.

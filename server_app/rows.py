@@ -1,4 +1,4 @@
-"""The rows of summary.json: the groups score what the policies, the same models otherwise read, and baselines answer.
+"""The rows of summary.json: the groups score what the models, the same models otherwise read, and baselines answer.
 
 No axis letters: arrays pass through.
 """
@@ -10,23 +10,28 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.cells import put
-from appa_flwr.run.files import DIFFERENCES, SUMMARY
+from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
+from appa_flwr.run.run_files import DIFFERENCES, SUMMARY
 from server_app import evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
-from server_app.inputs import PolicyInputs, Run, taught_texts
+from server_app.inputs import PolicyInputs, RunInputs, taught_texts
+from server_app.lookups import look_ups
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def evaluate(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
+    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
-    """Let the groups score a policy's greedy answers to the held-out questions; `earlier` rows stay in summary.json.
+    """Let the groups score a model's greedy answers to the held-out questions; `earlier` rows stay in summary.json.
 
     With `eval.extra-rows` the result's rows go on with those of the same model otherwise read.
     """
@@ -41,12 +46,12 @@ def evaluate(
             evaluation.score, run.federation, metrics=metrics, config=config, catalogue=run.catalogue
         )
         scored = judged(name, answers)
-        rows, cells, shown = scored.rows, [scored.cells], [in_words(scored.rows[0])]
-        for policy, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
-            found = judged(policy, others)
-            rows, cells = [*rows, *found.rows], [*cells, found.cells]
-            shown.append(f"{policy}, {note}: {in_words(found.rows[0])}")
-        put(run.folder.path, pd.concat(cells))
+        rows, pair_scores, shown = scored.rows, [scored.pair_scores], [in_words(scored.rows[0])]
+        for method, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
+            found = judged(method, others)
+            rows, pair_scores = [*rows, *found.rows], [*pair_scores, found.pair_scores]
+            shown.append(f"{method}, {note}: {in_words(found.rows[0])}")
+        put(run.folder.path, pd.concat(pair_scores))
         run.folder.write(SUMMARY, (*earlier, *rows))
         for step, line in enumerate(shown, start=1):
             phase.step(step, len(shown), line)
@@ -54,9 +59,9 @@ def evaluate(
 
 
 def _otherwise_read(
-    run: Run, name: str, model: PreTrainedModel, inputs: PolicyInputs
+    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs
 ) -> Iterator[tuple[str, Answers, str]]:
-    """(policy, its answers, a note): the base model behind answered questions, and what each model would choose."""
+    """(method, its answers, a note): the base model behind answered questions, and what each model would choose."""
     config, catalogue, test_J = run.config, run.catalogue, inputs.test_J
     if name == "base":
         seen = getattr(model.config.get_text_config(), "max_position_embeddings", config.policy.max_sequence_length)
@@ -91,18 +96,31 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def score_baselines(run: Run, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
+def _known_answers(run: RunInputs, inputs: PolicyInputs) -> dict[str, FloatArray]:
+    """The majority's answers to the held-out questions, and those by look-up, as far as groups let them be known."""
+    known = {}
+    if inputs.majority_QK is not None:
+        known["majority"] = inputs.majority_QK[inputs.test_J]
+    if not run.federation.without_mean:
+        given_GQK = run.federation.votes(needed=False, distributions=True)
+        if given_GQK is not None:
+            known |= look_ups(given_GQK.mean(axis=0), run.catalogue, inputs.test_J)
+    return known
+
+
+def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
     with run.folder.phase("baselines") as phase:
-        found = evaluation.frame(
-            run.federation, run.config, run.catalogue, question_J=inputs.test_J, majority_QK=inputs.majority_QK
+        known = _known_answers(run, inputs)
+        found = evaluation.baseline_scores(
+            run.federation, run.config, run.catalogue, question_J=inputs.test_J, known_JK=known
         )
         rows = evaluation.with_skill([*earlier, *found.rows])
-        put(run.folder.path, found.cells)
+        put(run.folder.path, found.pair_scores)
         run.folder.write(SUMMARY, tuple(rows))
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)
-        said = "uniform" if inputs.majority_QK is None else "uniform, majority"
+        said = ", ".join(["uniform", *known])
         if run.config.eval.ceilings:
             against = ", ".join(run.federation.without_probes)
             said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"

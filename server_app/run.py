@@ -27,13 +27,15 @@ from transformers import PreTrainedModel
 
 from appa_flwr import report
 from appa_flwr.analysis import aggregation
-from appa_flwr.analysis.disagreement import generated_population
+from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.run.files import (
+from appa_flwr.run.records import BASE_ROWS, Card, GroupSums, Iteration, SFTCard, SummaryRow
+from appa_flwr.run.resume import LAST_PHASE
+from appa_flwr.run.run_files import (
     CHECKPOINT_FILE,
     EXAMPLES,
     METRICS,
@@ -42,28 +44,27 @@ from appa_flwr.run.files import (
     SUMMARY,
     WEIGHTS_FILE,
 )
-from appa_flwr.run.records import BASE_ROWS, Card, Iteration, PopulationSummary, SFTCard, SummaryRow
-from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
+from pluralllm.group_mean import MIN_GROUPS
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
-from server_app.federation.keys import read_group_keys
-from server_app.inputs import PolicyInputs, Run, policy_inputs, taught_texts
+from server_app.inputs import PolicyInputs, RunInputs, policy_inputs, taught_texts
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
-from server_app.models.card import model_card
 from server_app.models.exports import load_policy, save
+from server_app.models.model_card import model_card
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule, questions_of
 from server_app.predictor import phase as pluralllm_phase
-from server_app.predictor import scores as pluralllm_scores
+from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.predictor.strategies import DELTA, epsilon
 from server_app.predictor.weights import load_weights, save_weights
@@ -89,11 +90,11 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     tracking.check(config)
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
-    run = Run(config, folder, federation, build_catalogue(config, progress=embedded))
+    run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded))
     if config.survey == GENERATED_SURVEY:
         drawn = population(config.data, config.seed)
-        stakes = generated_population(**drawn).sentence(threshold=config.appa.fairness_threshold)
-        folder.progress("survey", 1, 1, f"the generated population, by JS: {stakes}", None)
+        differences = generated_differences(**drawn).sentence(threshold=config.appa.fairness_threshold)
+        folder.progress("survey", 1, 1, f"the generated population, by JS: {differences}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
     held_out = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.train_Q)]
@@ -121,7 +122,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress(LAST_PHASE, 1, 1, str(path), None)
 
 
-def align(run: Run, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
+def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
     torch.set_num_threads(base_models.threads(config))
@@ -139,7 +140,7 @@ def align(run: Run, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     save_policy(run, models, inputs.base, rows)
 
 
-def start_policy(run: Run, inputs: PolicyInputs, given: SFTCard | None) -> list[SummaryRow]:
+def start_policy(run: RunInputs, inputs: PolicyInputs, given: SFTCard | None) -> list[SummaryRow]:
     """The base's scores, and the SFT model in the run's folder: trained here, or that of an earlier session or run.
 
     With `given`, an earlier run's, there are no scores of the base: they stand in that run.
@@ -147,7 +148,7 @@ def start_policy(run: Run, inputs: PolicyInputs, given: SFTCard | None) -> list[
     folder = run.folder.path / SFT_MODEL
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
-        return [row for row in SUMMARY.read(run.folder.path) or () if row.policy in BASE_ROWS]
+        return [row for row in SUMMARY.read(run.folder.path) or () if row.method in BASE_ROWS]
     if given:
         sft_checkpoint.take(run.config, given, inputs.base, folder)
         run.folder.progress("sft", 1, 1, f"the model is that in {run.config.sft.checkpoint}", None)
@@ -158,7 +159,7 @@ def start_policy(run: Run, inputs: PolicyInputs, given: SFTCard | None) -> list[
     return rows
 
 
-def join(run: Run) -> dict[str, int]:
+def join(run: RunInputs) -> dict[str, int]:
     """Call the roll and hand out the catalogue; training questions that each group has answered."""
     config, federation, catalogue = run.config, run.federation, run.catalogue
     with run.folder.phase("join") as phase:
@@ -180,7 +181,7 @@ def join(run: Run) -> dict[str, int]:
     return answered
 
 
-def prepare_base(run: Run) -> Base:
+def prepare_base(run: RunInputs) -> Base:
     """The base model, built here if it is the tiny one."""
     torch.set_num_threads(1)
     training = [run.catalogue.questions[q] for q in np.flatnonzero(run.catalogue.train_Q)]
@@ -193,7 +194,7 @@ def prepare_base(run: Run) -> Base:
 
 
 def train_predictor(
-    run: Run,
+    run: RunInputs,
     start: ArrayRecord,
     given: tuple[Pretraining, Card] | None,
     answered: Mapping[str, int],
@@ -216,7 +217,7 @@ def train_predictor(
                 federation.grid,
                 config,
                 start,
-                nodes=federation.homes(seen),
+                nodes=federation.nodes_of(seen),
                 most=_most_answers(run, seen),
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
@@ -229,38 +230,38 @@ def train_predictor(
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]
 
 
-def _most_answers(run: Run, groups: Collection[str]) -> dict[int, tuple[int, int]]:
+def _most_answers(run: RunInputs, groups: Collection[str]) -> dict[int, tuple[int, int]]:
     """Node -> most training and held-out answers that its groups among these can have."""
     train_Q = run.catalogue.train_Q
-    at_node = Counter(run.federation.homes([name])[0] for name in groups)
+    at_node = Counter(run.federation.nodes_of([name])[0] for name in groups)
     return {node: (count * int(train_Q.sum()), count * int((~train_Q).sum())) for node, count in at_node.items()}
 
 
-def write_targets(run: Run, weights: ArrayRecord, card: Card) -> None:
+def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
     """Every group writes its target table; the scores that come back go into PluralLLM's card."""
     train_Q = run.catalogue.train_Q
     sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int((~train_Q).sum())}
     with run.folder.phase("targets") as phase:
-        replies = run.federation.send_targets(weights, fault=lambda reply: pluralllm_scores.fault(reply.sums, sizes))
-        found = pluralllm_scores.scores(
+        replies = run.federation.send_targets(weights, fault=lambda reply: pooled_scores.fault(reply.sums, sizes))
+        found = pooled_scores.scores(
             {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
         )
-        found["population"] = _population(run)
+        found["group_sums"] = _group_sums(run)
         cards.write(run.folder.path / WEIGHTS_FILE, card.model_copy(update=found))
         for part, predictors in found["scores"].items():
             shown = ", ".join(f"{name} {score['js']:.3f}" for name, score in predictors.items())
             phase.step(1, 1, f"JS against survey answers, {part}: {shown}")
 
 
-def _population(run: Run) -> PopulationSummary | None:
-    """What the mean of the other groups rests on; None where nobody was asked for it, or too few groups train."""
-    totals, least = run.federation.totals, run.config.sums.min_groups
-    if totals is None or len(totals.groups) < least:
+def _group_sums(run: RunInputs) -> GroupSums | None:
+    """Basis of the mean of the other groups; None in a deployment, or where too few groups train."""
+    totals = run.federation.totals
+    if totals is None or len(totals.groups) < MIN_GROUPS:
         return None
-    return PopulationSummary(min_groups=least, held_out=int((totals.count_Q >= least).sum()))
+    return GroupSums(min_groups=MIN_GROUPS, held_out=int((totals.count_Q >= MIN_GROUPS).sum()))
 
 
-def collect_votes(run: Run, *, needed: bool) -> FloatArray | None:
+def collect_votes(run: RunInputs, *, needed: bool) -> FloatArray | None:
     """Every group's votes (G, Q, K); None where too few voted and they are `needed` for the majority's row alone."""
     with run.folder.phase("votes") as phase:
         votes_GQK = run.federation.votes(needed=needed)
@@ -273,7 +274,7 @@ def collect_votes(run: Run, *, needed: bool) -> FloatArray | None:
     return votes_GQK
 
 
-def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
+def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """SFT of the model into the run's folder."""
     texts = taught_texts(run, inputs)
     training = [run.catalogue.questions[q] for q in inputs.train_J]
@@ -290,7 +291,7 @@ def fine_tune(run: Run, model: PreTrainedModel, inputs: PolicyInputs) -> None:
         sft_checkpoint.write_card(beside, run.config, inputs.base, training)
 
 
-def train_policy(run: Run, models: PolicyModels, inputs: PolicyInputs) -> None:
+def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
     """PPO on the groups' rewards, from the checkpoint where there is one."""
     config, folder, groups = run.config, run.folder, run.federation.groups
     iterations = config.iterations(len(inputs.train_J))
@@ -356,7 +357,7 @@ def _shown(line: Iteration) -> str:
     )
 
 
-def save_policy(run: Run, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:
+def save_policy(run: RunInputs, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:
     """The aligned policy in Hugging Face's layout, with its model card."""
     with replaced_folder(run.folder.path / POLICY) as beside:
         save(run.config, models, base, beside)

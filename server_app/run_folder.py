@@ -1,4 +1,4 @@
-"""Writes a run's folder while the run goes on; `appa_flwr.run.files` says what lies in it.
+"""Writes a run's folder while the run goes on; `appa_flwr.run.run_files` says what lies in it.
 
 A resumed run takes PluralLLM's weights, the SFT model and the checkpoint from here and does the rest again.
 """
@@ -15,9 +15,9 @@ from typing import Self, TypeVar
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, lock, recover, replace_file, sync, writing
-from appa_flwr.run import files, records
-from appa_flwr.run.files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, METRICS, PHASES, PROGRESS, JsonFile, LineFile
+from appa_flwr.run import records, run_files
 from appa_flwr.run.resume import check_new, check_resumable
+from appa_flwr.run.run_files import CHECKPOINT_FILE, ERROR_FILE, LOG_FILE, METRICS, PHASES, PROGRESS, JsonFile, LineFile
 
 log = logging.getLogger("appa.server")
 
@@ -50,7 +50,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.path / LOG_FILE)
         if not config.run.resume:
-            files.write_config(self.path, config)
+            run_files.write_config(self.path, config)
         with writing(self.path):
             recover(self.path)
             for name in (METRICS.name, PROGRESS.name, LOG_FILE):
@@ -69,11 +69,11 @@ class RunFolder:
 
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""
-        files.write(self.path / file.name, content)
+        run_files.write(self.path / file.name, content)
 
     def append(self, file: LineFile[T], line: T) -> None:
         """Add one line to a line file."""
-        self._append(file.name, files.dumps(line))
+        self._append(file.name, run_files.dumps(line))
 
     def _append(self, name: str, line: str) -> None:
         with writing(self.path / name), (self.path / name).open("a") as file:
@@ -100,14 +100,14 @@ class RunFolder:
             self._append(LOG_FILE, f"failed: {reason}")
 
     @contextmanager
-    def phase(self, name: str, *, done: int = 0) -> Iterator[Phase]:
+    def phase(self, name: str, *, done: int = 0) -> Iterator[OpenPhase]:
         """Time a phase and report its steps.
 
         Args:
             name: of the phase; seconds of earlier sessions are added to.
             done: its steps that an earlier session has done.
         """
-        phase = Phase(self, name, done)
+        phase = OpenPhase(self, name, done)
         phase.step(0, 1, "begins")
         yield phase
         phase.save_seconds()
@@ -119,11 +119,11 @@ class RunFolder:
         self.write(PHASES, tuple(self._phases.values()))
 
     def seconds(self, phase: str) -> float:
-        """What a phase has taken in earlier sessions."""
+        """Seconds of a phase in earlier sessions."""
         return self._phases[phase].seconds if phase in self._phases else 0.0
 
     def peak_mib(self, phase: str) -> float | None:
-        """What earlier sessions of a phase have used; see `records.Phase`."""
+        """Peak memory of a phase in earlier sessions; see `records.Phase`."""
         return self._phases[phase].peak_mib if phase in self._phases else None
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
@@ -162,7 +162,7 @@ def _peak_mib() -> float | None:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
 
 
-class Phase:
+class OpenPhase:
     """One phase of a run; see `RunFolder.phase`."""
 
     def __init__(self, folder: RunFolder, name: str, done: int) -> None:

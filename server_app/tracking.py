@@ -41,7 +41,7 @@ def check(config: Config) -> None:
 
 @contextmanager
 def tracked(config: Config, folder: Path) -> Iterator[Callable[[Iteration], None]]:
-    """What takes each iteration; TensorBoard's and wandb's files go to the run's folder.
+    """Receivers of each iteration; TensorBoard's and wandb's files go to the run's folder.
 
     wandb stays offline unless WANDB_MODE says otherwise; trackio is local by itself.
     """

@@ -20,7 +20,7 @@ from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import metrics_of
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.rewards import AggregatedReward, Groups, aggregated_reward, group_means
+from server_app.federation.group_rewards import AggregatedReward, Groups, aggregated_reward, group_means
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class LocalGroups:
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
     ) -> Mapping[tuple[str, str], FloatArray]:
-        """Ask every scorer; see `server_app.federation.rewards.Groups`.
+        """Ask every scorer; see `server_app.federation.group_rewards.Groups`.
 
         Raises:
             UserError: nobody answered, or rewards that are not one number in [0, 1] an answer.
@@ -212,7 +212,7 @@ class GroupRewards:
 
 
 def _text(completion: Completion) -> str:
-    """What a completion answers: the text, or the last message's content, whose parts may be given apart."""
+    """Text of a completion: the text, or the last message's content, whose parts may be given apart."""
     if isinstance(completion, str):
         return completion
     content = completion[-1]["content"]

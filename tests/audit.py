@@ -88,7 +88,7 @@ def make_world(folder: Path, **changes: object) -> World:
     return World(Config.load(flat), dict(written.groups), answers, tuple(texts))
 
 
-COUNTS = [f"0|{name}" for name in ("answered", "known", "truth", "probes")]
+COUNTS = [f"0|{name}" for name in ("answered", "known", "truth", "probes", "mean")]
 _NAMES = {"groups": ConfigRecord}
 RECORDS: dict[str, dict[str, type]] = {
     "train": {"arrays": ArrayRecord, "metrics": MetricRecord},
@@ -105,10 +105,10 @@ RECORDS: dict[str, dict[str, type]] = {
 def audit(grid: InProcessGrid, world: World) -> list[str]:
     """What is wrong with the replies, one line a finding; empty when only the protocol's fields left the groups."""
     public = build_catalogue(world.config)
-    homes = dict(zip(grid.contexts, world.files, strict=True))
+    group_of = dict(zip(grid.contexts, world.files, strict=True))
     findings = []
     for asked, reply in zip(grid.requests, grid.replies, strict=True):
-        group = homes[asked.message.metadata.dst_node_id]
+        group = group_of[asked.message.metadata.dst_node_id]
         found = [*structure(asked, reply, group=group, public=public, world=world), *private_values(reply, world)]
         findings += [f"{group}, {reply.kind}: {finding}" for finding in found]
     return findings
@@ -142,8 +142,8 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
         count = 3 if settings.architecture == "residual" and settings.rank else 1
         if not isinstance(errors, list) or [type(error) for error in errors] != [float] * count:
             yield f"errors {errors}"
-        if not 0 <= (cells := numbers["metrics"].get("num-examples", 0)) <= (~public.train_Q).sum():
-            yield f"an error over {cells} held-out answers"
+        if not 0 <= (num_answers := numbers["metrics"].get("num-examples", 0)) <= (~public.train_Q).sum():
+            yield f"an error over {num_answers} held-out answers"
     elif reply.kind == wire.CATALOGUE:
         yield from typed(numbers, "counts", dict.fromkeys(COUNTS, int))
     elif reply.kind == wire.TARGETS:
@@ -179,15 +179,15 @@ def rewards(asked: Crossed, record: ArrayRecord) -> Iterator[str]:
 
 def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
     """One sum a part, predictor and measure, over many answers where they are training answers."""
-    measures = {"cells", "js", "js_distance", "wasserstein"}
+    measures = {"answers", "js", "js_distance", "wasserstein"}
     always = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
     sometimes = dict.fromkeys(
         ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(8))), measures
-    ) | {"calibration": {"cells", "rank_correlation"}, "coverage": {"cells", "coverage"}}
+    ) | {"calibration": {"answers", "rank_correlation"}, "coverage": {"answers", "coverage"}}
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}
-    told = [part for part in sizes if f"0|{part}|pluralllm|cells" in found]
+    scored = [part for part in sizes if f"0|{part}|pluralllm|answers" in found]
     expected, allowed = (
-        {f"0|{part}|{name}|{measure}" for part in told for name, those in names.items() for measure in those}
+        {f"0|{part}|{name}|{measure}" for part in scored for name, those in names.items() for measure in those}
         for names in (always, always | sometimes)
     )
     if set(found) - allowed:
@@ -196,17 +196,20 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
         yield f"sums that are missing: {sorted(expected - set(found))}"
     for key, value in found.items():
         _, part, name, measure = key.split("|")
-        cells = found.get(f"0|{part}|{name}|cells")
-        if not isinstance(value, float) or not isinstance(cells, float):
+        num_answers = found.get(f"0|{part}|{name}|answers")
+        if not isinstance(value, float) or not isinstance(num_answers, float):
             yield f"{key} = {value}"
-        elif measure == "cells" and (value != int(value) or value > sizes[part]):
+        elif measure == "answers" and (value != int(value) or value > sizes[part]):
             yield f"{key} = {value} of {sizes[part]}"
-        elif part == "training" and cells < predictor.MIN_TRAINING_CELLS:
-            yield f"{key}: a sum over {cells} training answers"
-        elif part == "training" and 0 < found["0|training|pluralllm|cells"] - cells < predictor.MIN_TRAINING_CELLS:
+        elif part == "training" and num_answers < predictor.MIN_TRAINING_ANSWERS:
+            yield f"{key}: a sum over {num_answers} training answers"
+        elif (
+            part == "training"
+            and 0 < found["0|training|pluralllm|answers"] - num_answers < predictor.MIN_TRAINING_ANSWERS
+        ):
             yield f"{key}: all but a few training answers"
-        elif abs(value) > cells:
-            yield f"{key} = {value} over {cells} answers"
+        elif abs(value) > num_answers:
+            yield f"{key} = {value} over {num_answers} answers"
 
 
 def votes(record: ArrayRecord, public: wire.Catalogue, task: str) -> Iterator[str]:
@@ -273,7 +276,7 @@ def holds(value: np.ndarray, row: np.ndarray) -> bool:
 
 
 def talked(world: World) -> InProcessGrid:
-    """A talk without a policy; ends early where the server refuses what it hears."""
+    """A talk without a language model; ends early where the server refuses a message."""
     grid = InProcessGrid(deployed(world.config, world.files))
     with contextlib.suppress(UserError, AggregationError):
         talk(grid, world.config)

@@ -18,7 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.types import Survey
-from client_app import data, state
+from client_app import state, survey_answers
 from client_app.main import app
 from pluralllm.residual import SHARE_KEY
 from server_app.federation.catalogue import build_catalogue
@@ -43,7 +43,7 @@ class Node:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.config = data.context_config(context)
+        self.config = survey_answers.context_config(context)
 
     def ask(self, kind: str, content: RecordDict | None = None) -> Message:
         return cross(app(request(kind, content, node=self.context.node_id), self.context)).message

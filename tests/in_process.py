@@ -29,7 +29,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
-from appa_flwr.owner.policy import AS_IN_SIMULATION
+from appa_flwr.owner.owner_policy import AS_IN_SIMULATION
 from client_app.main import app
 
 RUN_ID = 1
@@ -88,12 +88,12 @@ AS_SIMULATED = "\n".join(f"{key.replace('_', '-')} = {json.dumps(value)}" for ke
 """In an owner's policy: PluralLLM's replies are those of a simulation."""
 
 
-def deployed(config: Config, files: Mapping[str, Path], *, policy: str = FEW) -> dict[int, Context]:
+def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = FEW) -> dict[int, Context]:
     """Contexts of deployed nodes, one a group, each with the group's own data file and its owner's policy beside it."""
     nodes: list[dict[str, int | str]] = []
     for group, path in files.items():
         written = path.with_suffix(".policy.toml")
-        written.write_text(policy)
+        written.write_text(owner_policy)
         nodes.append({"group": group, "data": str(path), "policy": str(written)})
     return _contexts(config, 2000, nodes)
 

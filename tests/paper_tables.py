@@ -19,8 +19,8 @@ class Row:
 
     Attributes:
         table: SFT (tab:sft-hparams), PPO (tab:ppo-hparams) or APPA (tab:appa-hparams).
-        name: its left cell.
-        says: its right cell.
+        name: its left text.
+        says: its right text.
         keys: the keys that say so in the preset `paper`, and their values; a row without is on docs/paper_map.md.
     """
 

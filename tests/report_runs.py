@@ -15,8 +15,8 @@ from appa_flwr.report import build
 from appa_flwr.report.artifacts import read_run
 from appa_flwr.report.page import page
 from appa_flwr.report.plots import style
-from appa_flwr.run.files import SCHEMA, SCHEMA_KEY
-from appa_flwr.run.records import POLICIES, Card
+from appa_flwr.run.records import METHODS, Card
+from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
 SIZES = ["1", "2", "4", "8", "16", "32", "64"]
@@ -24,7 +24,7 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def row(
-    policy: str,
+    method: str,
     avg_as: float,
     min_as: float,
     *,
@@ -40,13 +40,13 @@ def row(
     # the uniform answer's score is .790, and .690 against the survey
     skills = [100 * (1 - (1 - avg_as) / 0.21), 100 * (1 - (1.1 - avg_as) / 0.31)]
     truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1, "skill": skills[1]} if survey else None
-    form = 0.95 if policy in ("base", "sft", "ppo", "few-shot") else None
-    asked = {"policy": policy, "metric": metric, **scores, "skill": skills[0]}
+    form = 0.95 if method in ("base", "sft", "ppo", "few-shot") else None
+    asked = {"method": method, "metric": metric, **scores, "skill": skills[0]}
     return asked | {"format_score": form, "survey": truth, "readable": readable}
 
 
-def predictor_scores(js: float, cells: float = 240.0) -> dict[str, float]:
-    return {"js": js, "js_distance": js - 0.15, "wasserstein": js - 0.05, "cells": cells}
+def predictor_scores(js: float, answers: float = 240.0) -> dict[str, float]:
+    return {"js": js, "js_distance": js - 0.15, "wasserstein": js - 0.05, "answers": answers}
 
 
 def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
             for r in range(1, 31)
         ],
         "chosen": 20,
-        "population": {"min_groups": 3, "held_out": 36},
+        "group_sums": {"min_groups": 3, "held_out": 36},
         "scores": {
             "seen/held-out": {name: predictor_scores(js) for name, js in seen.items()},
             "unseen/held-out": {
@@ -139,9 +139,9 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
             lines[-1]["missing_groups"] = [groups[0]]
             lines[-1]["rewards"][groups[0]] = None
     summary = [
-        row(policy, *GOOD[policy], metric=metric, groups=groups)
+        row(method, *GOOD[method], metric=metric, groups=groups)
         for metric in ("js", "js-distance", "wasserstein", "cosine")
-        for policy in POLICIES
+        for method in METHODS
     ]
     phases = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
     example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
@@ -157,7 +157,8 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
 
 
 CONFIG = {"task": "dpa", "metric": "js", "rule": "appa", "seed": 7, "appa.fairness-threshold": 0.99}
-# Avg / Min: PPO .860/.800 is above base .700/.600, uniform .790/.750 and SFT .810/.770; ceilings .900, .840.
+# Avg / Min: PPO .860/.800 is above base .700/.600, uniform .790/.750, look-ups .820/.775 and SFT .810/.770; ceilings
+# .900, .840.
 GOOD = {
     "base": (0.700, 0.600),
     "sft": (0.810, 0.770),
@@ -168,14 +169,17 @@ GOOD = {
     "ppo-do": (0.690, 0.600),
     "uniform": (0.790, 0.750),
     "majority": (0.650, 0.550),
+    "option-list": (0.820, 0.760),
+    "nearest-questions": (0.815, 0.775),
+    "mean-prediction": (0.895, 0.815),
     "ceiling-average": (0.900, 0.820),
     "ceiling-min": (0.880, 0.840),
 }
 
 
 def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
-    """A run of which only config and results are known; keywords replace a policy's Avg and Min AS."""
-    summary = [row(policy, *values) for policy, values in (GOOD | changed).items()]
+    """A run of which only config and results are known; keywords replace a method's Avg and Min AS."""
+    summary = [row(method, *values) for method, values in (GOOD | changed).items()]
     return write_run(folder, config=CONFIG, summary=summary)
 
 

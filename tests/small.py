@@ -8,4 +8,4 @@ SMALL_PREDICTOR = {
 }
 
 AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
-"""How a deployed node trains PluralLLM where its owner has written no policy."""
+"""How a deployed node trains PluralLLM where there is no owner's policy."""

@@ -34,13 +34,15 @@ def write(path, rows):
     return path
 
 
-def read_group(path, group, *, strict=False, **policy):
+def read_group(path, group, *, strict=False, **answer_filter):
     """One group's answers.
 
     Raises:
         UserError: it has none that count.
     """
-    found = read.read_groups(path, (group,), policy=read.Policy(**{"refusals": "keep"} | policy), strict=strict)[group]
+    found = read.read_groups(
+        path, (group,), answer_filter=read.AnswerFilter(**{"refusals": "keep"} | answer_filter), strict=strict
+    )[group]
     if isinstance(found, UserError):
         raise found
     return found
@@ -69,8 +71,8 @@ def ids(questions):
 
 
 def reasons(survey):
-    return [(cell.row, cell.reason) for cell in survey.rejections]
+    return [(rejection.row, rejection.reason) for rejection in survey.rejections]
 
 
 def reasons_of_groups(survey):
-    return [(cell.row, cell.group, cell.reason) for cell in survey.rejections]
+    return [(rejection.row, rejection.group, rejection.reason) for rejection in survey.rejections]

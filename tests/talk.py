@@ -1,4 +1,4 @@
-"""Every kind of message once, from the server's own code, without a policy."""
+"""Every kind of message once, from the server's own code, without a language model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     """Ask the grid's groups everything that a run would, up to the first score.
 
     Raises:
-        UserError: the server refuses what it hears.
+        UserError: the server refuses a message.
         AggregationError: of Flower's, for the same reason.
     """
     catalogue = build_catalogue(config)
@@ -46,7 +46,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
             overlap,
             config,
             initial_weights(config),
-            nodes=federation.homes(federation.groups),
+            nodes=federation.nodes_of(federation.groups),
             progress=lambda step, of, loss: None,
         ).weights
         federation.send_targets(weights, fault=lambda reply: None)

@@ -1,1 +1,1 @@
-"""Aggregation rules, fairness, scores, ceilings, stakes: for server and researchers, no group may enter."""
+"""Aggregation rules, fairness, scores, ceilings, group differences: for server and researchers, never for groups."""

@@ -98,13 +98,13 @@ def ceiling(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: st
         raise unknown_name("objective", objective, valid=OBJECTIVES)
     targets_GQK, options_QK, present_GQ = _checked_targets(targets_GQK, options_QK)
     METRICS[metric](targets_GQK, targets_GQK, options_QK)  # says what is wrong with targets it cannot score
-    # A group's score is the mean over its own questions, so each of its cells weighs one over their number.
-    cell_GQ = present_GQ / present_GQ.sum(axis=1, keepdims=True)
+    # A group's score is the mean over its own questions, so each of its pairs weighs one over their number.
+    pair_GQ = present_GQ / present_GQ.sum(axis=1, keepdims=True)
     if objective == "min":
-        return _fairest_answer(targets_GQK, options_QK, cell_GQ, metric=metric)
-    weights_G = np.full(len(cell_GQ), 1.0 / len(cell_GQ))
-    answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric)
-    value = float(weights_G @ _group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric))
+        return _fairest_answer(targets_GQK, options_QK, pair_GQ, metric=metric)
+    weights_G = np.full(len(pair_GQ), 1.0 / len(pair_GQ))
+    answer_QK = best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * pair_GQ, metric=metric)
+    value = float(weights_G @ _group_scores(answer_QK, targets_GQK, options_QK, pair_GQ, metric=metric))
     return Ceiling(answer_QK, value, value + _INNER_GAP)
 
 
@@ -118,7 +118,7 @@ def best_weighted_answer(
     targets. `borda`: an assignment of options to positions. These are exact.
 
     Args:
-        targets_GQK: (G, Q, K), valid for the metric in every cell with a positive weight and free of NaN.
+        targets_GQK: (G, Q, K), valid for the metric and free of NaN where the weight is positive.
         options_QK: True for a real option (Q, K).
         weights_GQ: non-negative (G, Q). A question whose weights are all 0 is answered as if they were equal.
         metric: one of `SOLVED_METRICS`.
@@ -236,7 +236,7 @@ SOLVED_METRICS = tuple(_SOLVERS)
 """Metrics that have ceilings. `js-distance` has none: its weighted problem can have several local optima."""
 
 
-def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray, *, metric: str) -> Ceiling:
+def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray, *, metric: str) -> Ceiling:
     """Maximise the worst group's score over the answers of all questions.
 
     Every weighted optimum gives an upper bound (its weighted score) and a vector of group scores. The best mixture of
@@ -244,17 +244,17 @@ def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: Flo
     answers can be mixed, its dual is the next weights to try, drawn half-way to the best ones so far, without which
     cutting planes jump about.
     """
-    weights_G = best_weights_G = np.full(len(cell_GQ), 1.0 / len(cell_GQ))
+    weights_G = best_weights_G = np.full(len(pair_GQ), 1.0 / len(pair_GQ))
     answers_NQK: list[FloatArray] = []
     scores_NG: list[FloatArray] = []
     upper = np.inf
 
     def collect(answer_QK: FloatArray) -> None:
         answers_NQK.append(answer_QK)
-        scores_NG.append(_group_scores(answer_QK, targets_GQK, options_QK, cell_GQ, metric=metric))
+        scores_NG.append(_group_scores(answer_QK, targets_GQK, options_QK, pair_GQ, metric=metric))
 
     for _ in range(_MAX_CUTS):
-        collect(best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * cell_GQ, metric=metric))
+        collect(best_weighted_answer(targets_GQK, options_QK, weights_G[:, None] * pair_GQ, metric=metric))
         weighted = float(weights_G @ scores_NG[-1])
         if weighted < upper:
             upper, best_weights_G = weighted, weights_G
@@ -266,8 +266,8 @@ def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: Flo
         weights_G = best_weights_G + _TOWARDS_BEST_WEIGHTS * (game_weights_G - best_weights_G)
     best_QK = answers_NQK[int(np.min(scores_NG, axis=1).argmax())]
     if metric == "borda":
-        best_QK = _improved_rankings(best_QK, np.array(answers_NQK), targets_GQK, options_QK, cell_GQ)
-    value = float(_group_scores(best_QK, targets_GQK, options_QK, cell_GQ, metric=metric).min())
+        best_QK = _improved_rankings(best_QK, np.array(answers_NQK), targets_GQK, options_QK, pair_GQ)
+    value = float(_group_scores(best_QK, targets_GQK, options_QK, pair_GQ, metric=metric).min())
     return Ceiling(best_QK, value, upper + _INNER_GAP)
 
 
@@ -302,7 +302,7 @@ def _mix(answers_NQK: FloatArray, share_N: FloatArray, *, metric: str) -> FloatA
 
 
 def _improved_rankings(
-    answer_QK: FloatArray, answers_NQK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray
+    answer_QK: FloatArray, answers_NQK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray
 ) -> FloatArray:
     """Exchange the ranking of one question after the other while the worst group gains.
 
@@ -312,7 +312,7 @@ def _improved_rankings(
     """
     candidates = [_candidate_rankings(q, answers_NQK, targets_GQK, options_QK) for q in range(len(options_QK))]
     gains = [
-        borda(candidate_CK[:, None], targets_GQK[:, q], options_QK[q]) * cell_GQ[:, q]
+        borda(candidate_CK[:, None], targets_GQK[:, q], options_QK[q]) * pair_GQ[:, q]
         for q, candidate_CK in enumerate(candidates)
     ]
     chosen = [int((tried_CK == answer_QK[q]).all(axis=-1).argmax()) for q, tried_CK in enumerate(candidates)]
@@ -358,10 +358,10 @@ def _soft_minimum(score_CG: FloatArray, *, sharpness: float) -> FloatArray:
 
 
 def _group_scores(
-    answer_QK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, cell_GQ: FloatArray, *, metric: str
+    answer_QK: FloatArray, targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray, *, metric: str
 ) -> FloatArray:
     """Alignment score of every group (G,) if all are given the same answers."""
-    score_G: FloatArray = (METRICS[metric](answer_QK, targets_GQK, options_QK) * cell_GQ).sum(axis=1)
+    score_G: FloatArray = (METRICS[metric](answer_QK, targets_GQK, options_QK) * pair_GQ).sum(axis=1)
     return score_G
 
 
@@ -378,7 +378,7 @@ def _directions(values: FloatArray) -> FloatArray:
 
 
 def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> tuple[FloatArray, BoolArray, BoolArray]:
-    """Targets of the groups that have any, uniform where absent (such cells get no weight), and where they are."""
+    """Targets of the groups that have any, uniform where absent (such pairs get no weight), and where they are."""
     targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
     options_QK = np.asarray(options_QK, dtype=bool)
     if targets_GQK.ndim != 3 or targets_GQK.shape[1:] != options_QK.shape or not options_QK.any(axis=-1).all():
@@ -386,7 +386,7 @@ def _checked_targets(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike) -> t
         raise ValueError(f"expected targets (G, Q, K) and options (Q, K) with an option in every row, got {shapes}")
     present_GQ = ~(np.isnan(targets_GQK) & options_QK).any(axis=-1)
     if not present_GQ.any():
-        raise ValueError("there is no target to meet: every cell is absent")
+        raise ValueError("there is no target to meet: every (group, question) pair is absent")
     targets_GQK = np.where(options_QK, np.where(present_GQ[..., None], targets_GQK, 1.0), 0.0)
     has_any_G = present_GQ.any(axis=1)
     return targets_GQK[has_any_G], options_QK, present_GQ[has_any_G]

@@ -18,9 +18,9 @@ BoolArray = npt.NDArray[np.bool_]
 def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV) -> float:
     """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
 
-    The deviation is the population's. Safeguards of Appendix "Experiment Configurations": a question with equal rewards
-    counts 1, even if they are all 0; else it is left out where its mean is under `min_mean`, and its CoV is capped at
-    `max_cov`. If no question is left the index is 1.
+    The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": a question with
+    equal rewards counts 1, even if they are all 0; else it is left out where its mean is under `min_mean`, and its CoV
+    is capped at `max_cov`. If no question is left the index is 1.
 
     Of rewards (G, J) in [0, 1], a row of NaN is a group without an answer and is left out. The index is in
     [1 / (1 + max_cov^2), 1], and 1 means equal rewards for all groups.
@@ -30,13 +30,13 @@ def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_
     """
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     present_G = present_groups(reward_GJ)
-    return fairness_of_cells(reward_GJ[present_G], min_groups=1, min_mean=min_mean, max_cov=max_cov)
+    return sparse_fairness_index(reward_GJ[present_G], min_groups=1, min_mean=min_mean, max_cov=max_cov)
 
 
-def fairness_of_cells(
+def sparse_fairness_index(
     reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
 ) -> float:
-    """Equation 4 for a sparse survey, whose single cells may be NaN: each question compares the groups that have it.
+    """Equation 4 for a sparse survey, where rewards may be NaN: each question compares the groups that have it.
 
     A question held by fewer than `min_groups` groups is left out; all else is as in `fairness_index`.
     """
@@ -48,7 +48,7 @@ def fairness_of_cells(
 def fairness_per_question(
     reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
 ) -> FloatArray:
-    """What `fairness_of_cells` takes the mean of: (J,), NaN for a question that is left out."""
+    """Terms of the mean in `sparse_fairness_index`: (J,), NaN for a question that is left out."""
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
         raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
@@ -72,7 +72,7 @@ def fairness_per_question(
 
 
 def present_groups(reward_GJ: FloatArray) -> BoolArray:
-    """Which groups answered: (G,) True where a row of rewards (G, J) holds numbers, False where it is NaN.
+    """Mask of the groups that answered: (G,) True where a row of rewards (G, J) holds numbers, False where it is NaN.
 
     Raises:
         ValueError: not (G, J) with J >= 1, infinite, a row that is NaN only in part, or no group at all.

@@ -1,4 +1,4 @@
-"""Intervals of scores and paired differences: policies are scored on the same held-out questions, in one run or more.
+"""Intervals of scores and paired differences: methods are scored on the same held-out questions, in one run or more.
 
 Legend: G groups, Q questions, M measures, S seeds, B resamples.
 """
@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE
 from appa_flwr.analysis.fairness import FloatArray, fairness_per_question
-from appa_flwr.analysis.scores import GROUPS_TO_COMPARE
 
 Measure = Literal["Avg AS", "Min AS", "FI"]
 MEASURES: tuple[Measure, ...] = ("Avg AS", "Min AS", "FI")
@@ -39,7 +39,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
+        """True if the interval lies on one side of 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -50,14 +50,14 @@ def paired_differences(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[Measure, Interval]:
-    """How far the first policy of each pair lies above the second in Avg AS, Min AS and FI, each with an interval.
+    """Differences between the two methods of each pair in Avg AS, Min AS and FI, each with an interval.
 
-    The bootstrap draws the questions of a run anew, the same for both policies, and with several runs first the runs:
+    The bootstrap draws the questions of a run anew, the same for both methods, and with several runs first the runs:
     with a single run the interval is about other questions, not about another training. FI is taken with the paper's
     safeguards.
 
     Args:
-        pairs: for each seed the rewards (G, Q) of both policies, NaN where a group has nothing to compare with; the
+        pairs: for each seed the rewards (G, Q) of both methods, NaN where a group has nothing to compare with; the
             runs of different seeds may have different questions.
         level: of the interval, in (0, 1).
         resamples: B.
@@ -69,7 +69,7 @@ def paired_differences(
     arrays = [(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)) for a, b in pairs]
     for first_GQ, second_GQ in arrays:
         if first_GQ.shape != second_GQ.shape or (np.isnan(first_GQ) != np.isnan(second_GQ)).any():
-            raise ValueError("both policies of a pair must be scored by the same groups on the same questions")
+            raise ValueError("both methods of a pair must be scored by the same groups on the same questions")
     runs = [(first_GQ.shape[1], functools.partial(_difference, first_GQ, second_GQ)) for first_GQ, second_GQ in arrays]
     return _bootstrap(runs, level=level, resamples=resamples, seed=seed)
 
@@ -77,7 +77,7 @@ def paired_differences(
 def levels(
     runs: Sequence[npt.ArrayLike], *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[Measure, Interval]:
-    """One policy's Avg AS, Min AS and FI, each with an interval; `runs` are its rewards (G, Q) for each seed.
+    """One method's Avg AS, Min AS and FI, each with an interval; `runs` are its rewards (G, Q) for each seed.
 
     All else is as for `paired_differences`.
     """

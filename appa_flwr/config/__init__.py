@@ -1,4 +1,4 @@
-"""The config of a run: its keys, and where they come from. Both sides may enter."""
+"""The config of a run: its keys, and where they come from. Imported by both sides."""
 
 from appa_flwr.config.keys import Scalar, to_toml
 from appa_flwr.config.schema import (

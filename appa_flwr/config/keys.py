@@ -83,7 +83,7 @@ def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, str]:
-    """What each section of a model is about, by name: its docstring "[name]: what it is about."."""
+    """Topic of each section of a model, by name: its docstring "[name]: what it is about."."""
     found = {}
     for name, hint in get_type_hints(model).items():
         if isinstance(hint, type) and issubclass(hint, BaseModel):
@@ -93,7 +93,7 @@ def sections_of(model: type[BaseModel]) -> dict[str, str]:
 
 
 def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
-    """What to say of a key that does not exist: its right section, or the nearest one."""
+    """Message about a key that does not exist: its right section, or the nearest one."""
     shown = to_toml(key)  # one line, whatever it holds
     if key and (inside := [name for name in keys if keys[name].section == key]):
         return f"{shown} is a section, not a key; its keys are {', '.join(inside)}"

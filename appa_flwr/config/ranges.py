@@ -1,4 +1,4 @@
-"""What config and equations both know: the metrics of each task, and the paper's APPA hyperparameters.
+"""Values that config and equations share: the metrics of each task, and the paper's APPA hyperparameters.
 
 Of a hyperparameter (Table appa-hparams) it is the default and the range. They stand in a module of their own so that a
 group, which reads the config, does not import the aggregation.
@@ -18,7 +18,7 @@ AUTO_METRICS = {
     "auto": {task: metrics[0] for task, metrics in TASK_METRICS.items()},
     "auto-ordinal": {"dpa": "wasserstein", "opa": "borda"},
 }
-"""What leaves the metric to the task -> the paper's metric by task: of nominal and of ordinal answers."""
+"""Value that leaves the metric to the task -> the paper's metric by task: of nominal and of ordinal answers."""
 
 EMA_DECAY = 0.8
 EmaDecay = Annotated[float, Field(ge=0, lt=1)]

@@ -34,7 +34,6 @@ from appa_flwr.config.sections import (
     RunSection,
     Section,
     SFTSection,
-    SumsSection,
 )
 from appa_flwr.core.errors import UserError
 
@@ -76,7 +75,6 @@ class Config(Section):
     data: DataSection = DataSection()
     embedding: EmbeddingSection = EmbeddingSection()
     pluralllm: PluralLLMSection = PluralLLMSection()
-    sums: SumsSection = SumsSection()
     policy: PolicySection = PolicySection()
     lora: LoRASection = LoRASection()
     sft: SFTSection = SFTSection()
@@ -143,7 +141,7 @@ class Config(Section):
 
     @property
     def run_folder(self) -> Path:
-        """Where everything of this run is written.
+        """Folder of everything this run writes.
 
         Raises:
             UserError: the run has no name yet; see `named`.
@@ -176,7 +174,7 @@ def keys_in(section: str) -> tuple[Key, ...]:
 
 
 def check_groups(config: Config, groups: Sequence[str]) -> None:
-    """Whether the keys about groups fit those that take part in a run.
+    """Check that the keys about groups fit those that take part in a run.
 
     Raises:
         UserError: there are too few of them, or too few that train the predictor.

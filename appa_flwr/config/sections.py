@@ -15,10 +15,10 @@ from appa_flwr.config import ranges
 
 Architecture = Literal["residual", "attention"]
 LocalOptimizer = Literal["sgd", "adam"]
-# whose server only averages: a group's own optimizer must do what the server's step does in the others
+# strategies without a server optimizer, so clients use Adam
 AVERAGING = ("fedavg", "fedprox")
 ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
-BAD_NODES = 1  # that krum, multikrum and fedtrimmedavg do without: with more, few deployments had nodes enough
+BYZANTINE_NODES = 1  # that krum, multikrum and fedtrimmedavg tolerate: for more, few deployments have enough nodes
 HEADS = 4  # of the attention architecture; they divide its width
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
@@ -120,14 +120,14 @@ class PluralLLMSection(Section):
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
     strategy: Literal[
         "fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "krum", "multikrum"
-    ] = Field("fedadam", description="server update in pretraining; the last four stand a few bad nodes")
+    ] = Field("fedadam", description="federated strategy of pretraining; the last four are Byzantine-robust")
     dp_noise: float = Field(
         0.0,
         ge=0,
-        description="of fedavg and fedprox: noise on a round's mean, its deviation in dp-clip / nodes; 0 = none",
+        description="with fedavg or fedprox: Gaussian noise multiplier, in units of dp-clip / nodes; 0 = none",
     )
     dp_clip: float = Field(
-        1.0, gt=0, description="with dp-noise: a node's step in a round is cut to this length, and nodes weigh the same"
+        1.0, gt=0, description="with dp-noise: clipping norm of a client's update; clients are weighted equally"
     )
     rounds: int = Field(100, ge=0, description="federated pretraining rounds")
     local_steps: int = Field(2, ge=1, description="optimizer steps of a group in one round")
@@ -146,7 +146,7 @@ class PluralLLMSection(Section):
 
     @property
     def local_optimizer(self) -> LocalOptimizer:
-        """A group's optimizer: SGD where the server itself steps by Adam or its kin."""
+        """A group's optimizer: SGD where the server has an adaptive optimizer."""
         return "adam" if self.strategy in AVERAGING + ROBUST else "sgd"
 
     @property
@@ -156,35 +156,22 @@ class PluralLLMSection(Section):
 
     @property
     def by_node(self) -> bool:
-        """Whether the result depends on which groups share a node, so that each needs one of its own."""
+        """True if the result depends on which groups share a node, so that each needs one of its own."""
         return self.strategy in ROBUST or self.dp_noise > 0
 
     @property
     def least_nodes(self) -> int:
         """Nodes that the strategy needs: n >= 2f + 3 for Krum (Blanchard et al. 2017), n > 2f for a trimmed mean."""
-        return {"krum": 2 * BAD_NODES + 3, "fedtrimmedavg": 2 * BAD_NODES + 1, "fedmedian": 3}.get(
+        return {"krum": 2 * BYZANTINE_NODES + 3, "fedtrimmedavg": 2 * BYZANTINE_NODES + 1, "fedmedian": 3}.get(
             self.strategy.removeprefix("multi"), 1
         )
 
     def too_few(self, num_nodes: int) -> str:
-        """What is wrong with fewer than `least_nodes`."""
+        """Message about fewer nodes than `least_nodes`."""
         return (
             f'pluralllm.strategy = "{self.strategy}" needs {self.least_nodes} nodes that train, a group each; '
             f"there are {num_nodes}"
         )
-
-
-class SumsSection(Section):
-    """[sums]: what is added up over the groups of a simulation."""
-
-    mean_of_others: bool = Field(
-        True, description="in a simulation score the mean of the other groups too; a deployment has no such row"
-    )
-    min_groups: int = Field(
-        3,
-        ge=1,
-        description="sums are made of answers to questions of so many groups; under 3 they can show one group's",
-    )
 
 
 class PolicySection(Section):

@@ -1,4 +1,4 @@
-"""Where a run's keys come from: a preset, a TOML file, the command line."""
+"""Sources of a run's keys: a preset, a TOML file, the command line."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every room uses: errors, files, seeds, Markdown tables. Both sides may enter."""
+"""Basics for every package: errors, files, seeds, Markdown tables. Imported by both sides."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def line(cells: Iterable[str]) -> str:
-    """One row; a "|" in a cell is escaped and a line break becomes a space."""
-    return "| " + " | ".join(" ".join(cell.splitlines()).replace("|", r"\|") for cell in cells) + " |"
+def line(texts: Iterable[str]) -> str:
+    """One row; a "|" in a text is escaped and a line break becomes a space."""
+    return "| " + " | ".join(" ".join(text.splitlines()).replace("|", r"\|") for text in texts) + " |"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -1,4 +1,4 @@
-"""What `flwr run` sends to every party: the app's bundle."""
+"""Files that `flwr run` sends to every party: the app's bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before anything starts: no app, a survey or groups that do not fit, a run folder in use."""
+"""Checks before anything starts: no app, a survey or groups that do not fit, a run folder in use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, check_groups
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, writing
-from appa_flwr.run.files import ERROR_FILE, LOG_FILE, write_config
+from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, write_config
 from appa_flwr.survey.types import Rejection, Survey
 
 APP_NAME = "appa-flwr"
@@ -37,7 +37,7 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
     """The survey of a run, read or generated; of a file these groups, or all with enough questions if empty.
 
     Raises:
-        UserError: it cannot be read; `data.strict` is set and a cell is left out; or a group has too few answers.
+        UserError: it cannot be read; `data.strict` is set and an answer is left out; or a group has too few answers.
     """
     from appa_flwr.survey import generate, read
 
@@ -97,11 +97,11 @@ def _survey_groups(config: Config) -> tuple[str, ...]:
 
 
 def show_left_out(rejections: Sequence[Rejection]) -> None:
-    """Print the first cells of a survey file that the run leaves out, and how many there are."""
-    for cell in rejections[:SHOWN_REJECTIONS]:
-        print(f"left out: {cell.source}, row {cell.row}, {cell.group}, {cell.question_id}: {cell.reason}", flush=True)
+    """Print the first answers of a survey file that the run leaves out, and how many there are."""
+    for one in rejections[:SHOWN_REJECTIONS]:
+        print(f"left out: {one.source}, row {one.row}, {one.group}, {one.question_id}: {one.reason}", flush=True)
     if len(rejections) > SHOWN_REJECTIONS:
-        print(f"left out: {len(rejections)} cells in all; `appa survey` counts them by reason", flush=True)
+        print(f"left out: {len(rejections)} answers in all; `appa survey` counts them by reason", flush=True)
 
 
 def claim_run_folder(config: Config) -> Path:

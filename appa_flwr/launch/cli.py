@@ -22,8 +22,8 @@ from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.shown import show
-from appa_flwr.run.files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 
 RUN_FAILED = 1
 USER_ERROR = 2
@@ -87,13 +87,18 @@ def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbos
     from appa_flwr.launch.flower import launch
 
     folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
-    from appa_flwr.report import predictor
+    from appa_flwr.report import accuracy
     from appa_flwr.report.artifacts import read_run
 
     found = read_run(folder).pluralllm
     if found is not None:
-        show(predictor.table(found), predictor.by_context(found), predictor.kept(found), predictor.note(found))
-        show(*predictor.uncertainty(found))
+        show(
+            accuracy.table(found),
+            accuracy.by_context(found),
+            accuracy.kept(found),
+            accuracy.note(found),
+        )
+        show(*accuracy.uncertainty(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 
@@ -110,7 +115,7 @@ def deploy(
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Make a folder for each party of a deployment, with certificate, key, policy, data and start script."""
+    """Make a folder for each party of a deployment, with certificate, key, owner's policy, data and start script."""
     if resume and (file or overrides or groups or not local):
         raise UserError(
             "--resume goes on with the keys the run began with: it takes --local, no FILE, no -c, no --groups"
@@ -140,7 +145,7 @@ def deploy(
     show(table)
     kept = deployment.not_pinning(sites, bundle)
     for name, pinned in kept.items():
-        show(f"{name}'s policy stays as it was, and pins {'another bundle' if pinned else 'none'}")
+        show(f"the owner's policy of {name} stays as it was, and pins {'another bundle' if pinned else 'none'}")
     if len(kept) < len(sites.groups):
         show(
             f"{'the other' if kept else 'all'} groups pin this checkout's app, bundle {bundle}; once it changes, each "
@@ -240,7 +245,7 @@ def survey(
     drawn = picture.draw(found, folder / picture.FILE)
     show(
         *report.tables(found),
-        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} cells left out",
+        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
         *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
         f"public, for the server: {written.questions}",
         f"picture of all groups: {drawn}",
@@ -254,10 +259,10 @@ def diagnose(
 ) -> None:
     """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr.analysis import diagnosis
+    from appa_flwr.analysis import group_differences
 
-    found = diagnosis.diagnose(
-        read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=diagnosis.rules(chosen.appa)
+    found = group_differences.diagnose(
+        read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=group_differences.rules(chosen.appa)
     )
     table = Table("rule", "correlation of its reward with the plain mean's")
     for name, value in found.agreement.items():

@@ -19,10 +19,10 @@ from appa_flwr.launch.checks import claim_run_folder, participants, read_survey,
 from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, POLICY_FILE, STATE_FILE, Sites, prepare
-from appa_flwr.owner.policy import POLICY_VARIABLE, read_policy
-from appa_flwr.run.files import CONFIG_FILE, SUPERLINK_LOG
+from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
+from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_policy
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
 from appa_flwr.survey.export import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
@@ -43,12 +43,12 @@ def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str)
 
 
 def not_pinning(sites: Sites, bundle: str) -> dict[str, bool]:
-    """The groups whose policies, which were there before, pin no bundle (False) or others than this one (True).
+    """The groups whose owners' policies, which were there before, pin no bundle (False) or others than this one (True).
 
     Raises:
-        UserError: a policy cannot be read.
+        UserError: an owner's policy cannot be read.
     """
-    pinned = {name: read_policy(sites.group(name) / POLICY_FILE).bundle.split() for name in sites.groups}
+    pinned = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE).bundle.split() for name in sites.groups}
     return {name: bool(hashes) for name, hashes in pinned.items() if bundle not in hashes}
 
 
@@ -63,7 +63,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
 
     Raises:
         UserError: before anything is started: see `checks.participants`, `sites.prepare`, `checks.claim_run_folder`;
-            or a policy that was there pins another app than that of `app_folder`.
+            or an owner's policy that was there pins another app than that of `app_folder`.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
@@ -80,7 +80,7 @@ def resume_local(root: Path, *, app_folder: Path, verbose: bool = False) -> Path
     """Go on with the newest run of the parties' folders at `root`, which `deploy_local` began; else as that.
 
     Raises:
-        UserError: there is none, it is finished, or a policy pins another app.
+        UserError: there is none, it is finished, or an owner's policy pins another app.
         RunFailed, Stopped: see `deploy_local`.
     """
     runs = sorted((root / "server" / "runs").glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
@@ -93,8 +93,8 @@ def resume_local(root: Path, *, app_folder: Path, verbose: bool = False) -> Path
 
 def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, verbose: bool) -> Path:
     if others := [name for name, pinned in not_pinning(sites, bundle).items() if pinned]:
-        policy = sites.group(others[0]) / POLICY_FILE
-        raise UserError(f"{policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
+        owner_policy = sites.group(others[0]) / OWNER_POLICY_FILE
+        raise UserError(f"{owner_policy}: pins another app than {app_folder}, whose bundle is {bundle}; pin that one")
     folder = claim_run_folder(config)
     with flower_home() as home:
         started = start(sites, home, nodes=sites.groups)
@@ -106,7 +106,7 @@ def _deployed(config: Config, sites: Sites, *, app_folder: Path, bundle: str, ve
 
 @dataclass
 class Started:
-    """What runs here: each party's Flower by its name, the server's SuperLink, and each group's node."""
+    """The programs that run here: each party's Flower by its name, the server's SuperLink, and each group's node."""
 
     parties: Mapping[str, Flower]
     superlink: subprocess.Popen[bytes]
@@ -119,11 +119,11 @@ class Started:
 
 
 def _environment(sites: Sites, party: str, home: Path) -> dict[str, str]:
-    """What a party's processes have in their environment; a group's as its start script says."""
+    """Environment of a party's processes; a group's as its start script says."""
     if party not in sites.groups:
         return _ENVIRONMENT
     folder, path = sites.group(party), flower_environment(home, sites.port)["PATH"]
-    guarded = {"PATH": f"{folder / GUARD}{os.pathsep}{path}", POLICY_VARIABLE: str(folder / POLICY_FILE)}
+    guarded = {"PATH": f"{folder / GUARD}{os.pathsep}{path}", OWNER_POLICY_VARIABLE: str(folder / OWNER_POLICY_FILE)}
     return {**_ENVIRONMENT, **guarded}
 
 

@@ -47,11 +47,11 @@ from appa_flwr.launch.sites import (
     GUARD,
     GUARD_SCRIPT,
     KEYS_FILE,
-    POLICY_FILE,
+    OWNER_POLICY_FILE,
     PROGRAMS,
     STATE_FILE,
 )
-from appa_flwr.owner.policy import read_policy
+from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.export import QUESTIONS_FILE
 
@@ -140,17 +140,17 @@ def party(folder: Path) -> Iterator[Finding]:
 
 
 def is_group(folder: Path) -> bool:
-    """Whether it is a group's folder, whose machine needs less."""
-    return _has(folder, "node.key", f"node.key{PUBLIC}", POLICY_FILE)
+    """True if it is a group's folder, whose machine needs less."""
+    return _has(folder, "node.key", f"node.key{PUBLIC}", OWNER_POLICY_FILE)
 
 
 def _is_submitter(folder: Path) -> bool:
-    """Whether it is a submitter's folder, whose way to the server may be a tunnel."""
+    """True if it is a submitter's folder, whose way to the server may be a tunnel."""
     return _has(folder, KEYS_FILE, "submit.sh")
 
 
 def _has(folder: Path, *names: str) -> bool:
-    """Whether one of these files is there: others may be missing, which is to be found."""
+    """True if one of these files is there: others may be missing, which is to be found."""
     return any((folder / name).exists() for name in names)
 
 
@@ -169,9 +169,9 @@ def _group(folder: Path) -> Iterator[Finding]:
     yield _look("folder", lambda: _private(folder, *folder.glob("*.sqlite*")))
     yield _look("node.key", lambda: _matches_public(folder / "node.key"))
     yield _look("data", lambda: _answers(folder / _named(_DATA, folder / "start.sh")))
-    yield (policy := _look(POLICY_FILE, lambda: str(read_policy(folder / POLICY_FILE))))
-    if policy.good:
-        yield _look("bundle", lambda: _pinned(folder / POLICY_FILE))
+    yield (owner_policy := _look(OWNER_POLICY_FILE, lambda: str(read_owner_policy(folder / OWNER_POLICY_FILE))))
+    if owner_policy.good:
+        yield _look("bundle", lambda: _pinned(folder / OWNER_POLICY_FILE))
     yield _look(GUARD, lambda: _guarded(folder))
     yield from _way_to_server(folder, "start.sh")
 
@@ -191,7 +191,7 @@ def _answers(path: Path) -> str:
 
 
 def _pinned(path: Path) -> str:
-    pinned = read_policy(path).bundle.split()
+    pinned = read_owner_policy(path).bundle.split()
     if not pinned:
         return "none is pinned: whatever code a run brings runs here; `appa group bundle` says what to pin"
     try:
@@ -313,14 +313,14 @@ def _reached(folder: Path, host: str, port: int) -> str:
 
 
 def _in_step(folder: Path, host: str, port: int) -> str:
-    """Whether this machine's clock is the server's, which tells it with each answer, in whole seconds."""
+    """Check of this machine's clock against the server's, which each answer names in whole seconds."""
     trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     with closing(http.client.HTTPSConnection(host, port, timeout=SECONDS_TO_CONNECT, context=trusting)) as connection:
         connection.request("GET", "/health")
-        told = connection.getresponse().getheader("Date")
-    if told is None:
+        date = connection.getresponse().getheader("Date")
+    if date is None:
         return "the server does not tell its own"
-    ahead = round((datetime.now(UTC) - parsedate_to_datetime(told)).total_seconds())
+    ahead = round((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
     differs = f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'} the server's"
     if not -BEHIND < ahead < AHEAD:
         raise UserError(f"this machine's clock is {differs}; Flower refuses such nodes (401): set it by NTP")
@@ -328,7 +328,7 @@ def _in_step(folder: Path, host: str, port: int) -> str:
 
 
 def _unreached(host: str, port: int, authority: Path) -> str | None:
-    """What keeps a TLS connection from being made; None where it was."""
+    """The reason why a TLS connection cannot be made; None where it was."""
     trusting = ssl.create_default_context(cafile=str(authority))
     try:
         with (

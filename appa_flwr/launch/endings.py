@@ -1,4 +1,4 @@
-"""How a launch ends otherwise than well."""
+"""Exceptions of the launcher: a run that failed, and a signal to stop."""
 
 from __future__ import annotations
 

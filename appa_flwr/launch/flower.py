@@ -30,7 +30,7 @@ from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Show, Tail, read_progress, shown
-from appa_flwr.run.files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
+from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
 
 COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")

@@ -19,7 +19,7 @@ from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
 from appa_flwr.owner.ledger import Ledger, Release
-from appa_flwr.owner.policy import policy_file, read_policy
+from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.types import Survey
 
@@ -33,27 +33,29 @@ def check(
     questions: Annotated[
         Path | None, typer.Option(help="The run's public questions, to see how many are shared.", show_default=False)
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="Your policy file, checked too.", show_default=False)] = None,
+    owner_policy: Annotated[
+        Path | None, typer.Option("--policy", help="Your owner's policy, checked too.", show_default=False)
+    ] = None,
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
     found = read.read_survey(file, groups=[group] if group else None)
     show(_answers(found), _left_out(found), *([] if questions is None else [_shared(found, questions)]))
-    if policy is not None:
-        read_policy(policy)
-        show(f"{policy}: can be used")
+    if owner_policy is not None:
+        read_owner_policy(owner_policy)
+        show(f"{owner_policy}: can be used")
 
 
 @app.command("policy")
-def print_policy() -> None:
-    """Print a policy file with every key at its default: change it, and name it in --node-config as policy="FILE"."""
-    print(policy_file(), end="")
+def print_owner_policy() -> None:
+    """Print an owner's policy, every key at its default: change it, and name it in --node-config as policy="FILE"."""
+    print(owner_policy_file(), end="")
 
 
 @app.command()
 def bundle(
     checkout: Annotated[Path, typer.Argument(metavar="CHECKOUT", help="A clone that you have read, or trust.")],
 ) -> None:
-    """Print the hash of a checkout's app bundle, for `bundle` in your policy: no other one runs at your node then."""
+    """Print the hash of a checkout's app bundle, for `bundle` in the owner's policy: no other one runs there then."""
     folder = find_app_folder(checkout.resolve())
     if folder != checkout.resolve():  # not a folder above it, and not what is installed here
         raise UserError(f"{checkout}: is no checkout of {APP_NAME}")
@@ -73,7 +75,7 @@ def audit(
 
 def _answers(found: Survey) -> Table:
     table = Table("group", "questions answered", "left out")
-    out = Counter(cell.group for cell in found.rejections)
+    out = Counter(rejection.group for rejection in found.rejections)
     for name, answers in found.answers.items():
         table.add_row(name, str(len(answers)), str(out[name]))
     return table
@@ -83,8 +85,8 @@ def _left_out(found: Survey) -> RenderableType | None:
     if not found.rejections:
         return None
     table = Table("left out because", "rows", "first: row, question")
-    for reason, count in Counter(cell.reason for cell in found.rejections).most_common():
-        first = next(cell for cell in found.rejections if cell.reason == reason)
+    for reason, count in Counter(rejection.reason for rejection in found.rejections).most_common():
+        first = next(rejection for rejection in found.rejections if rejection.reason == reason)
         table.add_row(reason, str(count), f"{first.row}, {first.question_id}")
     return table
 

@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import CARD, POLICY, WEIGHTS_FILE, read_config
+from appa_flwr.run.run_files import CARD, POLICY, WEIGHTS_FILE, read_config
 
 ADAPTER_CONFIG, ADAPTER_BASE = "adapter_config.json", "base_model_name_or_path"
 

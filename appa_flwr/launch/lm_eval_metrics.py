@@ -1,4 +1,4 @@
-"""How lm-evaluation-harness scores answers to a survey; `appa export lm-eval` puts a copy of this file beside the task.
+"""lm-evaluation-harness's scores of survey answers; `appa export lm-eval` puts a copy of this file beside the task.
 
 It needs appa-flwr in the harness's environment: what counts as readable and how scores are made stands there once.
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from appa_flwr.analysis.scores import Scores, alignment_scores
+from appa_flwr.analysis.alignment import Scores, alignment_scores
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
 

@@ -16,7 +16,7 @@ def free_port() -> int:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server can listen there, on all of this machine's addresses."""
+    """True if a server can listen there, on all of this machine's addresses."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, to come again at once
         try:

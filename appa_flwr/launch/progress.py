@@ -39,7 +39,7 @@ class Tail:
             self.text()
 
     def text(self) -> str:
-        """What was written since the last call, up to the last complete line."""
+        """Text written since the last call, up to the last complete line."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -59,7 +59,7 @@ def read_progress(tail: Tail) -> Iterator[Progress]:
 
 @contextmanager
 def shown(console: Console) -> Iterator[Show]:
-    """What shows a record: one bar a phase on a terminal, one plain line a record in logs and pipes."""
+    """The display of records: one bar a phase on a terminal, one plain line a record in logs and pipes."""
     if not console.is_terminal:
         yield lambda record: print(plain_line(record), flush=True)
         return

@@ -1,4 +1,4 @@
-"""How commands print: tables as wide as the terminal, or as a reader of a pipe needs them."""
+"""Output of commands: tables as wide as the terminal, or as a reader of a pipe needs them."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
 from appa_flwr.launch.ports import LAST_PORT, LOOPBACK
-from appa_flwr.owner.policy import POLICY_VARIABLE, policy_file
+from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
 from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
 from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
-KEYS_FILE, GROUP_KEYS_FILE, POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
+KEYS_FILE, GROUP_KEYS_FILE, OWNER_POLICY_FILE, STATE_FILE = "keys.toml", "group-keys.toml", "policy.toml", "state.db"
 SECRET_FILE = "runtime.secret"  # between a group's SuperNode and the process that takes its tasks
 # Flower starts these programs of its own by name, so that a folder before Flower's on the PATH decides what they are. A
 # node needs the first one alone, and each of the others would run a bundle too.
@@ -44,7 +44,7 @@ _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 
 @dataclass(frozen=True)
 class Sites:
-    """Where each party's folder lies.
+    """Paths of each party's folder.
 
     Attributes:
         root: the folder of folders.
@@ -102,7 +102,7 @@ class Sites:
         takes them is a process of its own that knows a secret.
         """
         node_config = (
-            f"group={_in_quotes(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(POLICY_FILE)}"
+            f"group={_in_quotes(name)} data={to_toml(self.groups[name] + '.jsonl')} policy={to_toml(OWNER_POLICY_FILE)}"
         )
         secret = ["--superexec-auth-secret-file", SECRET_FILE]
         tasks = ["flower-superexec", "--insecure", "--runtime-api-address", f"{LOOPBACK}:{port}", *secret]
@@ -120,7 +120,7 @@ class Sites:
 def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[str, Scalar], bundle: str) -> Sites:
     """Write the folders, each for its party's eyes alone.
 
-    Keys and policies that are there stay, and other data than the survey's is left alone.
+    Keys and owners' policies that are there stay, and other data than the survey's is left alone.
 
     Args:
         survey: split into the public questions and each group's answers.
@@ -128,7 +128,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         host: name or IP address of the server.
         port: the server's.
         keys: of the run, as it will be submitted; the survey's and the groups' are added.
-        bundle: hash of the app that new policies pin; empty = none.
+        bundle: hash of the app that new owners' policies pin; empty = none.
 
     Raises:
         UserError: host or port cannot be one, or a folder cannot be written, or holds something else than a deployment
@@ -160,8 +160,8 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         folder = sites.group(name)
         replace_file(sites.data(name), answers[name], mode=0o600)
         replace_file(folder / QUESTIONS_FILE, questions)
-        if not (folder / POLICY_FILE).exists():
-            replace_file(folder / POLICY_FILE, policy_file(bundle=bundle).encode())
+        if not (folder / OWNER_POLICY_FILE).exists():
+            replace_file(folder / OWNER_POLICY_FILE, owner_policy_file(bundle=bundle).encode())
         if not (folder / f"node.key{PUBLIC}").exists():
             make_node_key(folder / "node.key")
         if not (folder / SECRET_FILE).exists():
@@ -170,7 +170,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
         for program in PROGRAMS:
             script = GUARD_SCRIPT if program == CLIENT_APP else REFUSING_SCRIPT
             replace_file(folder / GUARD / program, script.encode(), parents=True, mode=0o755)
-        guarded = f'export PATH="$PWD/{GUARD}:$PATH" {POLICY_VARIABLE}="$PWD/{POLICY_FILE}"'
+        guarded = f'export PATH="$PWD/{GUARD}:$PATH" {OWNER_POLICY_VARIABLE}="$PWD/{OWNER_POLICY_FILE}"'
         _script(folder, _NO_COLON, guarded, *sites.group_lines(name, port=port + 1 + number))
     public = {to_toml(name): (sites.group(name) / f"node.key{PUBLIC}").read_text().strip() for name in sites.groups}
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())

@@ -1,1 +1,1 @@
-"""What the owner of a group's data decides, and the ledger of what has left. Both sides may enter."""
+"""Decisions of the owner of a group's data, and the ledger of what has left. Imported by both sides."""

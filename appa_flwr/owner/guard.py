@@ -19,7 +19,7 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.policy import POLICY_VARIABLE, read_policy
+from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_policy
 
 NOT_PINNED = "its owner's policy pins other bundles (bundle)"
 UNREADABLE = "its owner's policy cannot be read"
@@ -29,10 +29,10 @@ def check(content: bytes) -> None:
     """Refuse a bundle that the owner's policy, the file that APPA_POLICY names, does not pin.
 
     Raises:
-        UserError: it is not pinned, or the policy cannot be read; nothing in the text is private, for it leaves.
+        UserError: it is not pinned, or that policy cannot be read; nothing in the text is private, for it leaves.
     """
     try:
-        pinned = read_policy(Path(os.environ[POLICY_VARIABLE])).bundle.split()
+        pinned = read_owner_policy(Path(os.environ[OWNER_POLICY_VARIABLE])).bundle.split()
     except (KeyError, UserError):
         raise UserError(UNREADABLE) from None
     if pinned and hashlib.sha256(content).hexdigest() not in pinned:

@@ -203,7 +203,7 @@ class Ledger:
             return dict(file.execute(read))
 
     def sides(self) -> list[str]:
-        """What scores have been given against."""
+        """Targets that scores have been given against."""
         with self._open() as file:
             return [side for (side,) in file.execute("select distinct side from score order by side")]
 
@@ -243,7 +243,7 @@ def ledger_of(node_config: Mapping[str, object]) -> Ledger | None:
 
 
 def digest(secret: bytes, *parts: bytes) -> bytes:
-    """What stands for a score in the ledger, and seeds its noise; only whoever has the ledger can make it."""
+    """The mark of a score in the ledger, which also seeds its noise; only the owner of the ledger can make it."""
     made = hashlib.blake2b(key=secret, digest_size=16)
     for part in parts:
         made.update(len(part).to_bytes(8, "little") + part)

@@ -1,1 +1,1 @@
-"""What server and groups say to each other: messages, answers' formats, rewards, votes. Both sides may enter."""
+"""Protocol between server and groups: messages, answers' formats, rewards, votes. Imported by both sides."""

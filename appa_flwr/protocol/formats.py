@@ -24,7 +24,7 @@ STYLES = ("full", "counted", "compact")
 same with the number of options, which small pretrained models miscount."""
 
 SUM_TOLERANCE = 0.01
-"""How far a written distribution may be from a sum of one: one unit of the two decimals asked for."""
+"""Tolerance of a written distribution's sum: one unit of the two decimals asked for."""
 
 MAX_CHARACTERS = 4096
 """Text behind this is not read: it bounds the work, and no answer to a survey question is that long."""
@@ -86,7 +86,7 @@ _LETTERS = re.compile(r"(?<!\w)[A-Z]{1,2}(?!\w)")
 
 @dataclass(frozen=True, eq=False)
 class Parsed:
-    """What could be read from an answer.
+    """Readable content of an answer.
 
     Attributes:
         prediction: float64 (K,), or None where the answer cannot be used. DPA: a distribution. OPA:
@@ -251,7 +251,7 @@ def _parse_ranking(text: str, labels: Sequence[str]) -> Parsed:
 
 
 def _first_complete(text: str, find: Callable[[str], list[str]], is_complete: Callable[[list[str]], bool]) -> list[str]:
-    """What `find` sees on the first line that satisfies `is_complete`, else in all the text.
+    """Result of `find` on the first line that satisfies `is_complete`, else in all the text.
 
     Models like to explain themselves before or behind an answer that is right in itself.
     """

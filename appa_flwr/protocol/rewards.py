@@ -1,4 +1,4 @@
-"""How well one answer meets one group's target: the paper's reward metrics, and the reward PPO trains on.
+"""Agreement of one answer with one group's target: the paper's reward metrics, and the reward PPO trains on.
 
 Legend: G groups, J rollouts, K answer options (padded to the longest question; `options` is True for a real option).
 `...` stands for any leading axes that broadcast.

@@ -1,4 +1,4 @@
-"""What a group's opinion becomes as a vote, for SFT and for the majority's answer.
+"""A group's opinion as a vote, for SFT and for the majority's answer.
 
 Axis letters: Q public questions, K options.
 """

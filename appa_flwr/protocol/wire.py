@@ -1,4 +1,4 @@
-"""What travels between server and groups: every message's fields, to and from Flower records.
+"""Messages between server and groups: every message's fields, to and from Flower records.
 
 The only module below the apps that knows Flower. What a group may send is exactly the fields of `GroupReply`, in
 PluralLLM's training the weights with their example count (`train` messages of Flower's stock strategies), and in its
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from appa_flwr.protocol.votes import DISTRIBUTION
 from appa_flwr.survey.types import Question
 
 ROLL_CALL = "query.roll_call"
@@ -30,13 +31,13 @@ SCORE = "query.score"
 QUERIES = (ROLL_CALL, CATALOGUE, TARGETS, VOTE, SCORE)
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
-"""What an answer is scored against: PluralLLM's predictions, or the group's own survey answers where it has them."""
+"""Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
 
 TRAINING_PART, HELD_OUT_PART = "training", "held-out"
-"""Which of a group's own answers PluralLLM is measured on."""
+"""The parts of a group's own answers that PluralLLM is measured on."""
 
 ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
-"""What scores are asked for: what a policy or a trivial baseline answered, or answers made to find the ceilings."""
+"""Kinds of scored answers: those of a model or a trivial baseline, or probes, made to find the ceilings."""
 
 FAILED, FORGOTTEN = 100, 101
 MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUSED = range(110, 115)
@@ -53,8 +54,8 @@ LONGEST_ID = 1000
 """Characters of a question's id, which a group writes down."""
 
 REFUSALS = {
-    MEAN_REFUSED: "sft.target = mean would send training answers themselves; a deployed node allows that only by"
-    " mean = true in its owner's policy",
+    MEAN_REFUSED: "sft.target = mean, or votes as distributions, would send training answers themselves; a deployed"
+    " node allows that only by mean = true in its owner's policy",
     OWN_ANSWERS_REFUSED: "pluralllm.reward-target = own-answer or posterior would score against training answers"
     " themselves; a deployed node allows that only by own-answers = true in its owner's policy",
     TRAINING_REFUSED: "its owner's policy has training = false: it trains no PluralLLM; pluralllm.checkpoint does"
@@ -73,9 +74,9 @@ REFUSALS = {
     " preset = deployed does without both",
     UNKNOWN_ACTION: "it knows no such message",
 }
-"""What a refusal says, by its error code: the same words for every group, so that none of its own can leave."""
+"""A refusal's words, by its error code: the same words for every group, so that none of its own can leave."""
 
-_SEPARATOR, _WEIGHTS, _TOTALS, _WITHIN = "|", "weights", "totals", "within"
+_SEPARATOR, _WEIGHTS, _TOTALS, _WITHIN, _BALLOT = "|", "weights", "totals", "within", "ballot"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _T = TypeVar("_T")
 
@@ -127,9 +128,9 @@ class GroupReply:
         rewards: (metric, side) -> rewards (J,) in [0, 1]; NaN only on `TRUTH_SIDE`, where the group has no answer.
         votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft.target`
             is "mean" only, the distribution.
-        counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its policy allows.
-        sums: (part, predictor) -> measure -> its sum over the group's answers of that part, with their number "cells":
-            how good PluralLLM is, and what costs nothing next to it.
+        counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its owner allows.
+        sums: (part, predictor) -> measure -> its sum over the group's answers of that part, "answers" their number: how
+            good PluralLLM is, and what costs nothing next to it.
         held_out_HK: its answers to held-out questions, rows of NaN where it has none. In a simulation only.
     """
 
@@ -233,7 +234,7 @@ def join_weights(weights: ArrayRecord) -> ArrayRecord:
 
 
 def split_weights(joined: ArrayRecord, shapes: Mapping[str, Sequence[int]]) -> ArrayRecord:
-    """What `join_weights` made of arrays with these shapes, in their order; a ValueError where it cannot have been."""
+    """The arrays that `join_weights` joined, by these shapes, in their order; a ValueError where they do not fit."""
     with _following_the_protocol("a message with weights"):
         (array,) = joined.values()
         flat = _array(array.numpy(), np.float32, axes=1)
@@ -269,6 +270,16 @@ def unpack_totals(content: RecordDict) -> Totals | None:
         arrays = numpy_arrays(content.array_records[_TOTALS])
         answer_QK, count_Q = _array(arrays["answer"], np.float64, axes=2), _array(arrays["count"], np.int64, axes=1)
         return Totals(answer_QK, count_Q, tuple(_strings(content.config_records[_WITHIN]["names"])))
+
+
+def pack_distributions_asked() -> RecordDict:
+    """A request for votes as distributions, whatever the run's SFT learns."""
+    return RecordDict({_BALLOT: ConfigRecord({"kind": DISTRIBUTION})})
+
+
+def asks_distributions(content: RecordDict) -> bool:
+    """Whether a request for votes is one for distributions."""
+    return _BALLOT in content and content.config_records[_BALLOT].get("kind") == DISTRIBUTION
 
 
 def pack_replies(replies: Sequence[GroupReply]) -> RecordDict:
@@ -330,7 +341,7 @@ def _flat(by_group: Sequence[Mapping[Any, _T]]) -> dict[str, _T]:
 
 
 def _entries(records: Mapping[str, Any], name: str, groups: Sequence[str]) -> Iterator[tuple[int, list[str], Any]]:
-    """What `_flat` made of one record: (group's place, its parts, value).
+    """The inverse of `_flat` for one record: (group's place, its parts, value).
 
     Raises:
         IndexError: a group the reply does not name; a negative place would pass for one counted from the end.

@@ -1,4 +1,4 @@
-"""The report of a run: pictures and one self-contained page, of the files in its folder. No group's side may enter."""
+"""The report of a run: pictures and one self-contained page, of the files in its folder. Never imported by groups."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.report import findings, predictor
-from appa_flwr.report.artifacts import Run, read_run
+from appa_flwr.report import accuracy, findings
+from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page, truths
-from appa_flwr.report.plots import predictor as predictor_plots
-from appa_flwr.report.plots import results, training
-from appa_flwr.run.files import PLOTS_FOLDER, REPORT_FILE
+from appa_flwr.report.plots import predictor_plots, results, training_curves
 from appa_flwr.run.records import Card
+from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
-SPIDER_POLICIES = ("base", "sft", "ppo", "uniform")
+SPIDER_METHODS = ("base", "sft", "ppo", "uniform")
 
 Picture = tuple[str, bytes, str]
 """Name, PNG, text for those who cannot see it."""
@@ -41,20 +40,20 @@ def build(run_folder: Path) -> Path:
     return run.folder / REPORT_FILE
 
 
-def _pictures(run: Run) -> Iterable[Picture]:
+def _pictures(run: RunArtifacts) -> Iterable[Picture]:
     """Every picture the run has the numbers for."""
     metric = run.training_metric
     ways = [(name, way) for name, survey in truths(run) for way in findings.ways(run, survey=survey)]
     if ways:
         yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
-    scores = {policy: run.scores(policy, metric, survey=False) for policy in SPIDER_POLICIES}
-    per_group = {policy: found.per_group for policy, found in scores.items() if found is not None}
+    scores = {method: run.scores(method, metric, survey=False) for method in SPIDER_METHODS}
+    per_group = {method: found.per_group for method, found in scores.items() if found is not None}
     if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
         yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
     if run.iterations:
         yield from _training_pictures(run)
     if run.phases:
-        yield "seconds_per_phase", training.seconds_per_phase(run.phases), "seconds per phase"
+        yield "seconds_per_phase", training_curves.seconds_per_phase(run.phases), "seconds per phase"
     if run.pluralllm is not None:
         yield from _predictor_pictures(run.pluralllm)
 
@@ -64,27 +63,35 @@ def _predictor_pictures(found: Card) -> Iterable[Picture]:
     if found.rounds:
         picture = predictor_plots.loss_curve(found.rounds, chosen=found.chosen)
         yield "pluralllm", picture, f"loss and validation error {of} over its rounds"
-    if curves := predictor.context_curves(found):
+    if curves := accuracy.context_curves(found):
         yield (
             "pluralllm_context",
             predictor_plots.predictor_by_context(curves),
             f"score {of} by number of context answers",
         )
     if found.groups:
-        yield "pluralllm_groups", predictor_plots.predictor_by_group(predictor.by_group(found)), f"score {of} by group"
+        yield (
+            "pluralllm_groups",
+            predictor_plots.predictor_by_group(accuracy.by_group(found)),
+            f"score {of} by group",
+        )
 
 
-def _training_pictures(run: Run) -> Iterable[Picture]:
+def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
     """The pictures that need iterations; the run has at least one."""
     lines, found = run.iterations, findings.fall_back(run.iterations)
     title, threshold = "Fairness index", None
     if found is not None:
         title += f"; grey: plain mean taken in {found.fell_back} of {found.total} iterations ({found.share:.0%})"
         threshold = run.settings.appa.fairness_threshold
-    yield "fairness", training.fairness(lines, threshold=threshold, title=title), "fairness index over the iterations"
+    yield (
+        "fairness",
+        training_curves.fairness(lines, threshold=threshold, title=title),
+        "fairness index over the iterations",
+    )
     unused = "; grey: not used, plain mean taken" if found and found.fell_back else ""
     title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(run.groups) if run.groups else None
-    curves = functools.partial(training.group_curves, lines, run.groups)
+    curves = functools.partial(training_curves.group_curves, lines, run.groups)
     weights = curves(lambda line: line.weights, title=title, axis="weight (share)", shade=True, level=level)
     yield "weights", weights, "weight per group over the iterations"
     history = curves(lambda line: line.history, title="History per group", axis="smoothed past reward (0 to 1)")
@@ -92,7 +99,7 @@ def _training_pictures(run: Run) -> Iterable[Picture]:
     title, axis = "Alignment reward per group", "mean reward (0 to 1)"
     rewards = curves(lambda line: line.rewards, title=title, axis=axis, smooth=True)
     yield "rewards", rewards, "alignment reward per group over the iterations"
-    yield "ppo_health", training.ppo_health(lines), "measures of the health of PPO over the iterations"
+    yield "ppo_health", training_curves.ppo_health(lines), "measures of the health of PPO over the iterations"
     waiting = findings.federation_share(lines)
     title = "Time per iteration" + ("" if waiting is None else f"; {waiting:.1%} of it waiting for groups")
-    yield "seconds_per_iteration", training.seconds_per_iteration(lines, title=title), "seconds per iteration"
+    yield "seconds_per_iteration", training_curves.seconds_per_iteration(lines, title=title), "seconds per iteration"

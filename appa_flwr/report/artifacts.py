@@ -1,6 +1,6 @@
 """All that a run's folder holds, read and put in order for the report.
 
-A run that stopped midway lacks files: what is absent is listed in `Run.missing` and everything else is read.
+A run that stopped midway lacks files: what is absent is listed in `RunArtifacts.missing` and everything else is read.
 A file that is there but broken is the user's to know about: `UserError` names file, line or row, and key.
 """
 
@@ -18,8 +18,23 @@ import pandas as pd
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import cells
-from appa_flwr.run.files import (
+from appa_flwr.run import pair_scores
+from appa_flwr.run.records import (
+    CEILINGS,
+    LOOK_UPS,
+    MEAN_PREDICTION,
+    TRAINED_METHODS,
+    TRIVIAL_BASELINES,
+    Card,
+    Differences,
+    Example,
+    Iteration,
+    Phase,
+    QuestionCounts,
+    ScoreRecord,
+    SummaryRow,
+)
+from appa_flwr.run.run_files import (
     CARD,
     DIFFERENCES,
     EXAMPLES,
@@ -30,30 +45,17 @@ from appa_flwr.run.files import (
     SUMMARY,
     read_config,
 )
-from appa_flwr.run.records import (
-    CEILINGS,
-    TRAINED_POLICIES,
-    TRIVIAL_BASELINES,
-    Card,
-    Differences,
-    Example,
-    Iteration,
-    Phase,
-    QuestionCounts,
-    Scores,
-    SummaryRow,
-)
 
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
 
 
 @dataclass(frozen=True)
-class Run:
+class RunArtifacts:
     """All that a run folder holds.
 
     Attributes:
         settings: the run's keys.
-        cells: the groups' scores for single answers, None in runs that kept none.
+        pair_scores: the groups' scores for single answers, None in runs that kept none.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
 
@@ -66,7 +68,7 @@ class Run:
     examples: tuple[Example, ...]
     differences: Differences | None = None
     questions: QuestionCounts | None = None
-    cells: pd.DataFrame | None = None
+    pair_scores: pd.DataFrame | None = None
     missing: tuple[str, ...] = ()
 
     @property
@@ -88,17 +90,17 @@ class Run:
         wanted = self.settings.reward_metric
         return wanted if wanted in self.metrics or not self.metrics else self.metrics[0]
 
-    def row(self, policy: str, metric: str | None) -> SummaryRow | None:
-        """The row of that policy and metric, None where there is none."""
-        return next((row for row in self.summary if (row.policy, row.metric) == (policy, metric)), None)
+    def row(self, method: str, metric: str | None) -> SummaryRow | None:
+        """The row of that method and metric, None where there is none."""
+        return next((row for row in self.summary if (row.method, row.metric) == (method, metric)), None)
 
-    def scores(self, policy: str, metric: str | None, *, survey: bool) -> Scores | None:
+    def scores(self, method: str, metric: str | None, *, survey: bool) -> ScoreRecord | None:
         """That row's scores against the survey truth or PluralLLM's targets, None where there are none."""
-        row = self.row(policy, metric)
+        row = self.row(method, metric)
         return row.survey if row is not None and survey else row
 
 
-def _missing(run: Run) -> Iterator[str]:
+def _missing(run: RunArtifacts) -> Iterator[str]:
     """A sentence for each thing that a complete run of its phases has and this one lacks."""
     until = run.settings.run.phases
     if until == "all" and not run.iterations:
@@ -114,32 +116,35 @@ def _missing(run: Run) -> Iterator[str]:
     last = run.iterations[-1] if run.iterations else None
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
-    expected = (*TRAINED_POLICIES, *TRIVIAL_BASELINES, *CEILINGS)
+    expected = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
     elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the SFT model's run
-    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS] * (not run.settings.eval.ceilings)
-    present = {row.policy for row in run.summary}
+    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS, MEAN_PREDICTION] * (not run.settings.eval.ceilings)
+    present = {row.method for row in run.summary}
     if "uniform" in present:  # written together with these, so groups have refused what is not there
         if run.settings.eval.ceilings and not present.intersection(CEILINGS):
-            elsewhere += CEILINGS
+            elsewhere += [*CEILINGS, MEAN_PREDICTION]
             yield f"There are no ceilings: some groups let nobody probe for them ({LOG_FILE} says which)."
+        if not present.intersection(LOOK_UPS):
+            elsewhere += LOOK_UPS
+            yield "There are no look-ups: some groups let nobody know their training answers (mean, in their policies)."
         if "majority" not in present:
             elsewhere.append("majority")
             yield f"There is no majority's answer: too few groups voted ({LOG_FILE} says why)."
-    absent = [policy for policy in expected if policy not in present and policy not in elsewhere]
+    absent = [method for method in expected if method not in present and method not in elsewhere]
     if run.summary and absent:
         yield f"{SUMMARY.name} has no row for {', '.join(absent)}."
 
 
-def read_run(run_folder: Path) -> Run:
+def read_run(run_folder: Path) -> RunArtifacts:
     """Reads whatever a run has written so far; absent files leave their part empty and add a line to `missing`.
 
     Raises:
-        UserError: see `appa_flwr.run.files.read_config` and `read`; or a policy has two rows under a metric.
+        UserError: see `appa_flwr.run.run_files.read_config` and `read`; or a method has two rows under a metric.
     """
     settings = read_config(run_folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
     by_number = {line.iteration: line for line in METRICS.read(run_folder) or ()}
-    run = Run(
+    run = RunArtifacts(
         folder=run_folder,
         settings=settings,
         iterations=tuple(by_number[number] for number in sorted(by_number)),
@@ -149,16 +154,16 @@ def read_run(run_folder: Path) -> Run:
         examples=EXAMPLES.read(run_folder) or (),
         differences=DIFFERENCES.read(run_folder),
         questions=QUESTIONS.read(run_folder),
-        cells=cells.read(run_folder),
+        pair_scores=pair_scores.read(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):
-        if (first := seen.setdefault((row.policy, row.metric), number)) != number:
-            both = f"rows {first} and {number} are both policy '{row.policy}', metric '{row.metric}'"
+        if (first := seen.setdefault((row.method, row.metric), number)) != number:
+            both = f"rows {first} and {number} are both method '{row.method}', metric '{row.metric}'"
             raise UserError(f"{run_folder / SUMMARY.name}: {both}")
     return replace(run, missing=tuple(_missing(run)))
 
 
 def is_known(value: float | None) -> TypeGuard[float]:
-    """Whether a number was measured: neither absent nor NaN nor infinite."""
+    """True if a number was measured: neither absent nor NaN nor infinite."""
     return value is not None and math.isfinite(value)

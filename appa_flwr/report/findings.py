@@ -1,8 +1,8 @@
-"""What the numbers of a run say, computed from them and put into plain sentences.
+"""Findings of a run, computed from its numbers and put into plain sentences.
 
 A gain over the base policy can be nothing but hedging: a policy that learns to answer uniformly beats a
-bad base. So a gain counts only where PPO also beats the uniform answer, and only as PPO's own where it beats
-SFT too, each with its whole interval.
+bad base. So a gain counts only where PPO also beats the uniform answer and the best look-up in the groups' mean
+answers, and only as PPO's own where it beats SFT too, each with its whole interval.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from typing import Literal
 
 import numpy as np
 
-from appa_flwr.analysis.diagnosis import SAME_REWARD, plain_means
-from appa_flwr.analysis.disagreement import Disagreement
+from appa_flwr.analysis.group_differences import SAME_REWARD, GroupDifferences, plain_means
 from appa_flwr.analysis.intervals import Interval, paired_differences
-from appa_flwr.report.artifacts import Run, is_known
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, table
-from appa_flwr.run.records import Iteration
+from appa_flwr.report.artifacts import RunArtifacts, is_known
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
+from appa_flwr.run.records import LOOK_UPS, Iteration
 
 Measure = Literal["Avg AS", "Min AS"]
-Verdict = Literal["gain", "not over sft", "none", "unknown"]
+Verdict = Literal["gain", "not over sft", "not over look-up", "none", "unknown"]
 MEASURES: tuple[Measure, Measure] = ("Avg AS", "Min AS")
-COMPARED = ("base", "uniform", "sft")
+COMPARED = ("base", "uniform", *LOOK_UPS, "sft")
+_NAMES = {
+    "base": "base",
+    "uniform": "the uniform answer",
+    "option-list": "the look-up by options",
+    "nearest-questions": "the look-up by nearest questions",
+    "sft": "SFT",
+}
 CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceiling-min"}
 
 SHOWN_TIE = 0.0005
@@ -35,45 +41,58 @@ HARDLY_EVER = 10
 
 @dataclass(frozen=True)
 class Gain:
-    """PPO's score in [0, 1] on a measure, and how far it lies above others, in [-1, 1] or None where they have none.
+    """PPO's score in [0, 1] on a measure, and its differences to the other methods that were measured.
 
     Attributes:
-        intervals: policy -> PPO's difference to it with its interval, where the single scores are known.
+        over: method, one of `COMPARED` -> PPO's score less its score.
+        intervals: method -> that difference with its interval, where the single scores are known.
     """
 
     measure: Measure
     ppo: float
-    over_base: float | None
-    over_uniform: float | None
-    over_sft: float | None
+    over: Mapping[str, float]
     intervals: Mapping[str, Interval] = field(default_factory=dict)
 
-    def _above(self, policy: str, over: float) -> bool:
-        """Whether PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
-        interval = self.intervals.get(policy)
-        return over > SHOWN_TIE and (interval is None or interval.low > 0)
+    @property
+    def look_up(self) -> str | None:
+        """The best look-up on this measure, None where none was measured."""
+        return min((name for name in LOOK_UPS if name in self.over), key=self.over.__getitem__, default=None)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The methods that the verdict rests on, as far as they were measured: of the look-ups only the best."""
+        known = ("base", "uniform", *filter(None, [self.look_up]), "sft")
+        return tuple(method for method in known if method in self.over)
+
+    def _above(self, method: str) -> bool:
+        """True if PPO is above: by more than what is shown as 0, and with its whole interval where there is one."""
+        interval = self.intervals.get(method)
+        return self.over[method] > SHOWN_TIE and (interval is None or interval.low > 0)
 
     @property
     def verdict(self) -> Verdict:
-        """A gain over all; over base and the uniform answer only; not even these; or the uniform one unmeasured.
+        """The first of base, uniform answer, look-up and SFT that PPO is not above; else a gain.
 
-        The base is not scored by a run that begins with another's SFT model.
+        The base is not scored by a run that begins with another's SFT model, and a run without the uniform answer's
+        scores has no verdict.
         """
-        if self.over_base is not None and not self._above("base", self.over_base):
+        if "base" in self.over and not self._above("base"):
             return "none"
-        if self.over_uniform is None:
+        if "uniform" not in self.over:
             return "unknown"
-        if not self._above("uniform", self.over_uniform):
+        if not self._above("uniform"):
             return "none"
-        return "not over sft" if self.over_sft is not None and not self._above("sft", self.over_sft) else "gain"
+        if self.look_up is not None and not self._above(self.look_up):
+            return "not over look-up"
+        return "not over sft" if "sft" in self.over and not self._above("sft") else "gain"
 
 
 @dataclass(frozen=True)
 class Way:
-    """Where the policies stand between base and ceiling on one measure.
+    """Positions of the methods between base and ceiling on one measure.
 
     Attributes:
-        positions: policy -> score, of those measured among base, uniform, sft, ppo and the measure's ceiling.
+        positions: method -> score, of those measured among base, uniform, sft, ppo and the measure's ceiling.
         covered: (ppo - base) / (ceiling - base); None where the ceiling does not lie above base. 1 is the
             ceiling, negative is below base.
     """
@@ -97,30 +116,32 @@ class FallBack:
 
     @property
     def hardly_adaptive(self) -> bool:
-        """Whether the adaptive branch was taken in less than a tenth of the iterations."""
+        """True if the adaptive branch was taken in less than a tenth of the iterations."""
         # In whole numbers: 1 - 0.9 is a little less than 0.1.
         return (self.total - self.fell_back) * HARDLY_EVER < self.total
 
 
-def _measured(run: Run, policies: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
-    """Policy -> score on the training metric, of those that were measured."""
+def _measured(run: RunArtifacts, methods: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
+    """Method -> score on the training metric, of those that were measured."""
     found = {}
-    for policy in policies:
-        if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
-            found[policy] = scores.avg_as if measure == "Avg AS" else scores.min_as
-    return {policy: value for policy, value in found.items() if is_known(value)}
+    for method in methods:
+        if (scores := run.scores(method, run.training_metric, survey=survey)) is not None:
+            found[method] = scores.avg_as if measure == "Avg AS" else scores.min_as
+    return {method: value for method, value in found.items() if is_known(value)}
 
 
-def gains(run: Run, *, survey: bool) -> tuple[Gain, ...]:
+def gains(run: RunArtifacts, *, survey: bool) -> tuple[Gain, ...]:
     """PPO's gains on the training metric, for Avg AS and Min AS; none where PPO was not evaluated.
 
     `survey`: against the survey truth instead of PluralLLM's targets.
     """
     intervals = {}
-    if run.cells is not None:
+    if run.pair_scores is not None:
         tables = {
-            policy: table(run.cells, policy, metric=run.training_metric, against=SURVEY if survey else PREDICTIONS)
-            for policy in ("ppo", *COMPARED)
+            method: table(
+                run.pair_scores, method, metric=run.training_metric, against=SURVEY if survey else PREDICTIONS
+            )
+            for method in ("ppo", *COMPARED)
         }
         pairs = {other: aligned(tables["ppo"], tables[other]) for other in COMPARED}
         intervals = {other: paired_differences([both]) for other, both in pairs.items() if both is not None}
@@ -128,33 +149,30 @@ def gains(run: Run, *, survey: bool) -> tuple[Gain, ...]:
     for measure in MEASURES:
         scores = _measured(run, ("ppo", *COMPARED), measure, survey=survey)
         if (ppo := scores.get("ppo")) is not None:
-            over = {f"over_{other}": ppo - scores[other] if other in scores else None for other in COMPARED}
-            with_intervals = {other: of[measure] for other, of in intervals.items()}
-            found.append(Gain(measure, ppo, intervals=with_intervals, **over))
+            over = {other: ppo - scores[other] for other in COMPARED if other in scores}
+            found.append(Gain(measure, ppo, over, {other: of[measure] for other, of in intervals.items()}))
     return tuple(found)
 
 
 def sentence(gain: Gain) -> str:
     """The verdict on one measure in one sentence."""
-    over = {"base": gain.over_base, "uniform": gain.over_uniform, "sft": gain.over_sft}
-    names = {"base": "base", "uniform": "the uniform answer", "sft": "SFT"}
-    figures = ", ".join(f"{_figure(gain, other, value)} over {names[other]}" for other, value in over.items())
+    figures = ", ".join(f"{_figure(gain, other)} over {_NAMES[other]}" for other in gain.compared)
     verdict = {
         "gain": "a gain",
-        "not over sft": "above base and the uniform answer, but not above SFT, so PPO itself added nothing",
-        "unknown": "whether this is a gain cannot be said",
+        "not over sft": "above base and the uniform answer, but what PPO itself added cannot be told from 0",
+        "not over look-up": "above base and the uniform answer, but not above a look-up in the groups' mean answers to "
+        "training questions, which needs no language model",
+        "unknown": "the uniform answer's score is missing, so whether this is a gain cannot be said",
         "none": "no gain, because the uniform answer, which knows nothing of any group, does as well or better; "
         "what was won over base is hedging",
     }[gain.verdict]
-    if gain.over_base is not None and gain.over_base <= SHOWN_TIE:
+    if "base" in gain.over and gain.over["base"] <= SHOWN_TIE:
         verdict = "no gain, not even over base"
     return f"{gain.measure} {gain.ppo:.3f}: {figures}: {verdict}."
 
 
-def _figure(gain: Gain, other: str, over: float | None) -> str:
-    if over is None:
-        return "unknown"
-    interval = gain.intervals.get(other)
+def _figure(gain: Gain, other: str) -> str:
+    over, interval = gain.over[other], gain.intervals.get(other)
     return f"{over:+.3f}" if interval is None else f"{over:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
@@ -167,20 +185,23 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
     gained = [gain.measure for gain in found if gain.verdict == "gain"]
     if gained:
         return f"PPO gained on {' and '.join(gained)}{'' if len(gained) == len(found) else ' only'}."
-    if all(gain.verdict == "not over sft" for gain in found):
+    verdicts = {gain.verdict for gain in found}
+    if verdicts == {"not over sft"}:
         return "PPO did not gain over SFT."
+    if verdicts <= {"not over sft", "not over look-up"}:
+        return "PPO did not gain over a look-up."
     return "PPO did not gain."
 
 
-def ways(run: Run, *, survey: bool) -> tuple[Way, ...]:
-    """How much of the way from base to the best shared answer PPO covers on the training metric.
+def ways(run: RunArtifacts, *, survey: bool) -> tuple[Way, ...]:
+    """Share of the way from base to the best shared answer that PPO covers on the training metric.
 
     One way a measure for which base, PPO and that measure's ceiling were evaluated; `survey` as in `gains`.
     """
     found = []
     for measure in MEASURES:
-        policies = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
-        positions = _measured(run, policies, measure, survey=survey)
+        methods = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
+        positions = _measured(run, methods, measure, survey=survey)
         if {"base", "ppo", CEILING_OF[measure]} <= positions.keys():
             base, ceiling = positions["base"], positions[CEILING_OF[measure]]
             covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None
@@ -188,15 +209,15 @@ def ways(run: Run, *, survey: bool) -> tuple[Way, ...]:
     return tuple(found)
 
 
-def worst_group(run: Run, *, survey: bool) -> str | None:
-    """What PPO under this rule did for the worst group, on the training metric; None where PPO was not evaluated."""
+def worst_group(run: RunArtifacts, *, survey: bool) -> str | None:
+    """PPO's effect under this rule on the worst group, on the training metric; None where PPO was not evaluated."""
     worst = {}
-    for policy in ("sft", "ppo"):
-        scores = run.scores(policy, run.training_metric, survey=survey)
+    for method in ("sft", "ppo"):
+        scores = run.scores(method, run.training_metric, survey=survey)
         known = {name: value for name, value in (scores.per_group if scores else {}).items() if is_known(value)}
         if known:
             name = min(known, key=known.__getitem__)
-            worst[policy] = name, known[name]
+            worst[method] = name, known[name]
     if worst.keys() != {"sft", "ppo"}:
         return None
     (before, low), (after, high) = worst["sft"], worst["ppo"]
@@ -206,27 +227,27 @@ def worst_group(run: Run, *, survey: bool) -> str | None:
     )
 
 
-def differences(run: Run) -> list[str]:
-    """How far this run could tell rules apart, in plain words; empty where nothing was compared."""
-    return [*_at_stake(run), *_other_rules(run.iterations)]
+def differences(run: RunArtifacts) -> list[str]:
+    """Differences between groups and between rules in this run, in plain words; empty where nothing was compared."""
+    return [*_group_differences(run), *_other_rules(run.iterations)]
 
 
-def _at_stake(run: Run) -> Iterator[str]:
+def _group_differences(run: RunArtifacts) -> Iterator[str]:
     found, threshold = run.differences, run.settings.appa.fairness_threshold
     if found is None:
         return
-    heard = found.heard
-    if heard is not None and is_known(heard.r) and is_known(heard.pair):
+    captured = found.captured
+    if captured is not None and is_known(captured.r) and is_known(captured.order):
         yield (
-            f"What PluralLLM hears of each group: its differences from the groups' mean correlate {heard.r:.2f} with "
-            f"the survey's (R2 {heard.r2:.2f}; 0 for a predictor that says the same for all), it tells of two groups "
-            f"which gives an option more in {heard.pair:.0%} of the clear cases (a coin: 50 %), and its differences "
-            f"are {heard.spread:.2f} times as large as the survey's (a best guess is as flat as the correlation)."
+            "How well PluralLLM captures what sets each group apart: predicted and true deviations from the groups' "
+            f"mean correlate {captured.r:.2f} (R2 {captured.r2:.2f}; 0 for one prediction for all), their pairwise "
+            f"order is right in {captured.order:.0%} of the clear cases (50 % by chance), and the predicted ones are "
+            f"{captured.spread:.2f} times as large (the best guess is as flat as the correlation)."
         )
     both = {"survey's answers": found.survey, "predictions, which rewards follow": found.predicted}
-    for name, stakes in both.items():
-        if stakes is not None:
-            words = Disagreement(**stakes.model_dump()).sentence(threshold=threshold)
+    for name, differences in both.items():
+        if differences is not None:
+            words = GroupDifferences(**differences.model_dump()).sentence(threshold=threshold)
             yield f"By the {name}: {words}."
 
 
@@ -249,7 +270,7 @@ def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:
 
 
 def agreement(iterations: tuple[Iteration, ...]) -> str | None:
-    """How far the rule's reward was another one than the plain mean's, in words; None where nothing was measured."""
+    """Correlation of the rule's reward with the plain mean's, in words; None where nothing was measured."""
     known = [line.agreement for line in iterations if is_known(line.agreement)]
     if not known:
         return None
@@ -264,7 +285,7 @@ def federation_share(iterations: tuple[Iteration, ...]) -> float | None:
     return sum(line.seconds.get("federation_wait", 0.0) for line in iterations) / total if total > 0 else None
 
 
-def total_seconds(run: Run) -> float | None:
+def total_seconds(run: RunArtifacts) -> float | None:
     """Seconds of all phases, or of all iterations where phases are unknown; None where both are."""
     if run.phases:
         return sum(phase.seconds for phase in run.phases)

@@ -2,7 +2,7 @@
 
 Jinja escapes every text that comes from a run: a group or a question may be called "<script>".
 
-No axis letters: everything here is one number of a named policy, metric or group.
+No axis letters: everything here is one number of a named method, metric or group.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from appa_flwr.config.ranges import AUTO_METRICS
-from appa_flwr.report import findings, predictor, template
-from appa_flwr.report.artifacts import Run, is_known
-from appa_flwr.report.plots.style import POLICY_STYLE
-from appa_flwr.run.records import CEILINGS, DO, FEW_SHOT, POLICIES, TRAINED_POLICIES, TRIVIAL_BASELINES, Card
+from appa_flwr.report import accuracy, findings, template
+from appa_flwr.report.artifacts import RunArtifacts, is_known
+from appa_flwr.report.plots.style import METHOD_STYLE
+from appa_flwr.run.records import CEILINGS, DO, FEW_SHOT, METHODS, TRAINED_METHODS, TRIVIAL_BASELINES, Card
 
 DASH = "–"
 FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
@@ -29,7 +29,7 @@ SCORE_DECIMALS = 3
 DECIMALS = {"FI": 4, FI_READABLE: 4, SKILL: 1}
 """Of other measures `SCORE_DECIMALS`: as many as the paper's tables ("Full Quantitative Results") show."""
 
-POLICY_NAMES = {policy: name for policy, (name, *_) in POLICY_STYLE.items()}
+METHOD_NAMES = {method: name for method, (name, *_) in METHOD_STYLE.items()}
 METRIC_NAMES = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
 FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairness-threshold", "seed")
 """Config keys shown before all others: what a reader asks first."""
@@ -78,11 +78,11 @@ class Column(NamedTuple):
     metric: str
     survey: bool = False
 
-    def value(self, run: Run, policy: str) -> float | None:
-        """The number of a policy, None where it was not measured."""
+    def value(self, run: RunArtifacts, method: str) -> float | None:
+        """The number of a method, None where it was not measured."""
         if self.measure == FORMAT:
-            return None if (row := run.row(policy, self.metric)) is None else row.format_score
-        scores = run.scores(policy, self.metric, survey=self.survey)
+            return None if (row := run.row(method, self.metric)) is None else row.format_score
+        scores = run.scores(method, self.metric, survey=self.survey)
         if scores is None:
             return None
         return {
@@ -129,57 +129,57 @@ def _plain_table(head: Iterable[str], rows: Iterable[Sequence[str]], *, texts: i
     return Table([[Cell(name, tag="th") for name in head]], blocks, caption)
 
 
-def metric_name(run: Run) -> str:
+def metric_name(run: RunArtifacts) -> str:
     """The training metric as tables call it."""
     return METRIC_NAMES.get(run.training_metric, run.training_metric)
 
 
-def truths(run: Run) -> list[tuple[str, bool]]:
+def truths(run: RunArtifacts) -> list[tuple[str, bool]]:
     """(name, whether it is the survey's) of what the answers are compared with."""
     both = [("PluralLLM targets", False), ("survey truth", True)]
     return both if any(row.survey is not None for row in run.summary) else both[:1]
 
 
-def _score_cell(run: Run, policy: str, column: Column, css: str | None) -> Cell:
+def _score_cell(run: RunArtifacts, method: str, column: Column, css: str | None) -> Cell:
     """One number: bold where best of base, SFT and PPO; a dagger where not above the uniform answer."""
     decimals = DECIMALS.get(column.measure, SCORE_DECIMALS)
-    value = column.value(run, policy)
+    value = column.value(run, method)
     shown = _number(value, decimals)
-    if policy not in TRAINED_POLICIES or value is None or shown == DASH:
+    if method not in TRAINED_METHODS or value is None or shown == DASH:
         return Cell(shown, css)
     of_fairness = column.measure in ("FI", FI_READABLE)
-    rated = [other for other in TRAINED_POLICIES if not (of_fairness and _unreadable(run, other))]
+    rated = [other for other in TRAINED_METHODS if not (of_fairness and _unreadable(run, other))]
     # As shown, so that two that print alike are both bold.
     others = {_number(column.value(run, other), decimals) for other in rated}
-    best = policy in rated and shown == max(others - {DASH}, key=float)
+    best = method in rated and shown == max(others - {DASH}, key=float)
     # FI of the uniform answer says little (saying nothing makes it high), so only scores are compared with it.
     uniform = column.value(run, "uniform") if column.measure in findings.MEASURES else None
     return Cell(shown, css, bold=best, dagger=uniform is not None and value - uniform <= findings.SHOWN_TIE)
 
 
-def _policy_row(run: Run, policy: str, spans: Spans) -> list[Cell]:
+def _method_row(run: RunArtifacts, method: str, spans: Spans) -> list[Cell]:
     """The rule, the numbers of each span of columns, and the format score."""
-    row = [Cell(run.settings.rule if policy in ("ppo", DO["ppo"]) else DASH, "text")]
+    row = [Cell(run.settings.rule if method in ("ppo", DO["ppo"]) else DASH, "text")]
     for columns in (*spans.values(), [Column(FORMAT, run.training_metric)]):
-        row += [_score_cell(run, policy, column, _edge(number)) for number, column in enumerate(columns)]
+        row += [_score_cell(run, method, column, _edge(number)) for number, column in enumerate(columns)]
     return row
 
 
-def _present(run: Run) -> list[str]:
-    return [policy for policy in POLICIES if any(row.policy == policy for row in run.summary)]
+def _present(run: RunArtifacts) -> list[str]:
+    return [method for method in METHODS if any(row.method == method for row in run.summary)]
 
 
-def _unreadable(run: Run, policy: str) -> bool:
-    return any(row.mostly_unreadable for row in run.summary if row.policy == policy)
+def _unreadable(run: RunArtifacts, method: str) -> bool:
+    return any(row.mostly_unreadable for row in run.summary if row.method == method)
 
 
-def _name(run: Run, policy: str) -> str:
-    """A policy as tables call it, marked where most of its answers could not be read."""
-    return POLICY_NAMES[policy] + ("‡" if _unreadable(run, policy) else "")
+def _name(run: RunArtifacts, method: str) -> str:
+    """A method as tables call it, marked where most of its answers could not be read."""
+    return METHOD_NAMES[method] + ("‡" if _unreadable(run, method) else "")
 
 
-def _notes(run: Run) -> Iterable[str]:
-    """What a reader has to know of the rows and columns that are there."""
+def _notes(run: RunArtifacts) -> Iterable[str]:
+    """Notes a reader needs on the rows and columns that are there."""
     yield TABLE_NOTE
     if any(row.mostly_unreadable for row in run.summary):
         yield UNREADABLE_NOTE
@@ -189,25 +189,25 @@ def _notes(run: Run) -> Iterable[str]:
         yield DO_NOTE
 
 
-def training_metric_table(run: Run) -> Table:
-    """Policies by all measures on the training metric, against both truths next to each other."""
+def training_metric_table(run: RunArtifacts) -> Table:
+    """Methods by all measures on the training metric, against both truths next to each other."""
     spans = {
         name: [Column(measure, run.training_metric, survey) for measure in ALL_MEASURES] for name, survey in truths(run)
     }
-    rows = {policy: [Cell(_name(run, policy), tag="th"), *_policy_row(run, policy, spans)] for policy in _present(run)}
-    kinds = (TRAINED_POLICIES, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, *CEILINGS))
-    blocks = [[rows[policy] for policy in kind if policy in rows] for kind in kinds]
-    head = _head(["Policy", "Server\nagg."], dict.fromkeys(spans, ALL_MEASURES), [FORMAT])
+    rows = {method: [Cell(_name(run, method), tag="th"), *_method_row(run, method, spans)] for method in _present(run)}
+    kinds = (TRAINED_METHODS, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, *CEILINGS))
+    blocks = [[rows[method] for method in kind if method in rows] for kind in kinds]
+    head = _head(["Method", "Server\nagg."], dict.fromkeys(spans, ALL_MEASURES), [FORMAT])
     caption = f"Training metric {metric_name(run)}, held-out questions. {' '.join(_notes(run))} {READABLE_NOTE}"
     return Table(head, [block for block in blocks if block], caption)
 
 
-def all_metrics_table(run: Run) -> Table:
+def all_metrics_table(run: RunArtifacts) -> Table:
     """Every metric in the layout of the paper's tables, with a block of rows per truth."""
     blocks = []
     for name, survey in truths(run):
         spans = {measure: [Column(measure, metric, survey) for metric in run.metrics] for measure in MEASURES}
-        block = [[Cell(_name(run, policy), "text"), *_policy_row(run, policy, spans)] for policy in _present(run)]
+        block = [[Cell(_name(run, method), "text"), *_method_row(run, method, spans)] for method in _present(run)]
         block[0].insert(0, Cell(name, tag="th", down=len(block)))
         blocks.append(block)
     names = [METRIC_NAMES.get(metric, metric) for metric in run.metrics]
@@ -215,20 +215,20 @@ def all_metrics_table(run: Run) -> Table:
     return Table(head, blocks, " ".join(_notes(run)), "wide")
 
 
-def per_group_table(run: Run) -> Table:
+def per_group_table(run: RunArtifacts) -> Table:
     """A row per group on the training metric, the worst served by PPO (or by what there is) first."""
     spans: dict[str, dict[str, Mapping[str, float]]] = {}
     for name, survey in truths(run):
-        for policy in ("base", "sft", "ppo", "uniform"):
-            if (scores := run.scores(policy, run.training_metric, survey=survey)) is not None:
-                spans.setdefault(name, {})[POLICY_NAMES[policy].removesuffix(" answer")] = scores.per_group
-    by_ppo = next(iter(spans.values()), {}).get(POLICY_NAMES["ppo"], {})
+        for method in ("base", "sft", "ppo", "uniform"):
+            if (scores := run.scores(method, run.training_metric, survey=survey)) is not None:
+                spans.setdefault(name, {})[METHOD_NAMES[method].removesuffix(" answer")] = scores.per_group
+    by_ppo = next(iter(spans.values()), {}).get(METHOD_NAMES["ppo"], {})
     unseen = run.settings.unseen_group_names
     rows = []
     for group in sorted(run.groups, key=lambda group: by_ppo[group] if is_known(by_ppo.get(group)) else math.inf):
         row = [Cell(group + (" (unseen)" if group in unseen else ""), tag="th")]
-        for policies in spans.values():
-            row += [Cell(_number(found.get(group)), _edge(number)) for number, found in enumerate(policies.values())]
+        for methods in spans.values():
+            row += [Cell(_number(found.get(group)), _edge(number)) for number, found in enumerate(methods.values())]
         if run.iterations:
             missed = sum(group in line.missing_groups for line in run.iterations)
             row += [Cell(_number(run.iterations[-1].weights.get(group)), "edge"), Cell(str(missed), "edge")]
@@ -236,12 +236,12 @@ def per_group_table(run: Run) -> Table:
     caption = f"Alignment score ({metric_name(run)}) on held-out questions, worst served first." if spans else ""
     if unseen:
         caption += " Unseen: the group has not trained the preference predictor."
-    names = {name: list(policies) for name, policies in spans.items()}
+    names = {name: list(methods) for name, methods in spans.items()}
     last = ["Last weight", "Iterations\nmissed"] if run.iterations else []
     return Table(_head(["Group"], names, last), [rows], caption)
 
 
-def shown_config(run: Run) -> dict[str, str]:
+def shown_config(run: RunArtifacts) -> dict[str, str]:
     """Every key with its value, and with what it came to where it left a choice to the run."""
     came_to = {"metric": run.settings.reward_metric if run.settings.metric in AUTO_METRICS else ""}
     if run.groups and not run.settings.group_names:
@@ -255,13 +255,13 @@ def shown_config(run: Run) -> dict[str, str]:
     }
 
 
-def config_table(run: Run) -> Table:
+def config_table(run: RunArtifacts) -> Table:
     """All keys, those that a reader asks for first on top."""
     rows = [[Cell(key, tag="th"), Cell(value, "text wrap")] for key, value in shown_config(run).items()]
     return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
 
 
-def facts(run: Run) -> Iterable[tuple[str, str]]:
+def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
     """Task, rule, metric, model, survey, its questions, seed, groups, iterations and total time."""
     config = shown_config(run)
     yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey"))
@@ -279,14 +279,16 @@ def facts(run: Run) -> Iterable[tuple[str, str]]:
 
 def predictor_table(found: Card) -> Table:
     """The preference predictor's scores, a block of rows per part."""
-    rows = [(row.part, row.predictor, *map(_number, row.scores), f"{row.cells:.0f}") for row in predictor.rows(found)]
-    return _plain_table(predictor.HEAD, rows, texts=2, caption=predictor.note(found))
+    rows = [
+        (row.part, row.predictor, *map(_number, row.scores), f"{row.num_answers:.0f}") for row in accuracy.rows(found)
+    ]
+    return _plain_table(accuracy.HEAD, rows, texts=2, caption=accuracy.note(found))
 
 
 def context_table(found: Card) -> Table | None:
     """Its scores by number of context answers, None where these were not measured."""
-    curves = predictor.context_curves(found)
-    return _plain_table(*predictor.context_rows(curves), texts=1, caption=predictor.CONTEXT_TITLE) if curves else None
+    curves = accuracy.context_curves(found)
+    return _plain_table(*accuracy.context_rows(curves), texts=1, caption=accuracy.CONTEXT_TITLE) if curves else None
 
 
 _JINJA = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -295,7 +297,7 @@ _JINJA.filters |= {
     "number": _number,
     "percent": _percent,
 }
-_JINJA.globals |= {"findings": findings, "predictor": predictor}
+_JINJA.globals |= {"findings": findings, "accuracy": accuracy}
 _JINJA.globals |= {
     made.__name__: made
     for made in (
@@ -305,7 +307,7 @@ _JINJA.globals |= {
 }  # fmt: skip
 
 
-def page(run: Run, pictures: Mapping[str, tuple[bytes, str]]) -> str:
+def page(run: RunArtifacts, pictures: Mapping[str, tuple[bytes, str]]) -> str:
     """An HTML document that needs no other file.
 
     `pictures`: name -> (PNG, text for those who cannot see it); an absent one is left out.

@@ -38,8 +38,8 @@ _FONT: Final = 8
 _ROOM_FOR_COUNT: Final = 0.1  # share of the longest bar from which on its number fits inside
 
 
-def disagreement(survey: Survey) -> dict[str, float]:
-    """How far the groups lie from their common mean, per question.
+def divergence_from_mean(survey: Survey) -> dict[str, float]:
+    """Mean divergence of the groups from their common mean, per question.
 
     The mean over groups of the Jensen-Shannon divergence (base 2) between a group's distribution and the mean of all
     groups': one minus what answering that mean would score in the `js` reward.
@@ -71,7 +71,7 @@ def draw(survey: Survey, path: Path) -> Path:
     with warnings.catch_warnings():
         # A script that the font lacks is drawn as boxes; the survey is none the worse for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        replace_file(path, _picture(survey, disagreement(survey)), parents=True)
+        replace_file(path, _picture(survey, divergence_from_mean(survey)), parents=True)
     return path
 
 
@@ -106,7 +106,7 @@ def _short(text: str, limit: int) -> str:
 
 def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
     """Bars of kept and rejected questions per group, the fullest group on top of the first column."""
-    rejected = Counter(cell.group for cell in survey.rejections)
+    rejected = Counter(rejection.group for rejection in survey.rejections)
     ranked = sorted(survey.groups, key=lambda name: -len(survey.answers[name]))
     longest = max(len(survey.answers[name]) + rejected[name] for name in survey.groups)
     for column, axes in enumerate(columns):
@@ -176,5 +176,5 @@ def _contested(axes: Axes, survey: Survey, by_question: Mapping[str, float], cou
     axes.set_ylim(len(top) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.grid(False, axis="y")
-    axes.set_xlabel("disagreement")
+    axes.set_xlabel("divergence from the groups' mean (JS)")
     axes.set_title("Most contested questions [groups that answered]")

@@ -1,4 +1,4 @@
-"""What `appa survey` prints: a bar per group, and why cells were left out.
+"""Output of `appa survey`: a bar per group, and why answers were left out.
 
 Axis letters: G groups, Q questions.
 """
@@ -44,7 +44,7 @@ def _groups(survey: Survey) -> Table:
     for position in np.argsort(-counts["kept"].to_numpy(), kind="stable"):
         name, kept = str(counts.index[position]), int(counts["kept"].iloc[position])
         out = left_out.iloc[position]
-        cells: list[RenderableType] = [
+        texts: list[RenderableType] = [
             name,
             str(kept),
             Bar(len(survey.questions), 0, kept, width=BAR_CHARS),
@@ -53,20 +53,20 @@ def _groups(survey: Survey) -> Table:
         ]
         if people:
             respondents = list(survey.respondents.get(name, {}).values())
-            cells.append(f"{np.median(respondents):.0f}" if respondents else "")
+            texts.append(f"{np.median(respondents):.0f}" if respondents else "")
         if refused:
             rates = list(survey.refusal_rates.get(name, {}).values())
-            cells.append(f"{np.mean(rates):.1%}" if rates else "")
-        table.add_row(*cells)
+            texts.append(f"{np.mean(rates):.1%}" if rates else "")
+        table.add_row(*texts)
     return table
 
 
 def _reasons(survey: Survey) -> Table:
-    table = Table("left out because", "cells", "groups", "first: file, row, group, question")
-    for reason in dict.fromkeys(cell.reason for cell in survey.rejections):
-        cells = [cell for cell in survey.rejections if cell.reason == reason]
-        first = cells[0]
+    table = Table("left out because", "answers", "groups", "first: file, row, group, question")
+    for reason in dict.fromkeys(rejection.reason for rejection in survey.rejections):
+        rejected = [rejection for rejection in survey.rejections if rejection.reason == reason]
+        first = rejected[0]
         file = Path(*Path(first.source).parts[-_FILE_PARTS:])
         where = f"{file}, {first.row}, {first.group or UNREADABLE}, {first.question_id or UNREADABLE}"
-        table.add_row(reason, str(len(cells)), str(len({cell.group for cell in cells})), where)
+        table.add_row(reason, str(len(rejected)), str(len({rejection.group for rejection in rejected})), where)
     return table

@@ -86,7 +86,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% call section("Results") %}
 {% if run.summary %}
 {{ table(training_metric_table(run)) }}
-{% for sentence in (predictor.trust(run.pluralllm) if run.pluralllm else []) %}
+{% for sentence in (accuracy.trust(run.pluralllm) if run.pluralllm else []) %}
 <p class="small">{{ sentence }}</p>
 {% endfor %}
 {% if run.metrics|length > 1 %}<h3>All metrics</h3>{{ table(all_metrics_table(run)) }}{% endif %}
@@ -136,7 +136,7 @@ is always taken.</div>
 {% set found = run.pluralllm %}
 {% if found and found.scores %}
 {{ table(predictor_table(found)) }}
-<ul>{% for sentence in [predictor.kept(found)] + predictor.uncertainty(found) if sentence %}<li>{{ sentence }}</li>
+<ul>{% for sentence in [accuracy.kept(found)] + accuracy.uncertainty(found) if sentence %}<li>{{ sentence }}</li>
 {% endfor %}</ul>
 {% endif %}
 {{ picture("pluralllm") }}

@@ -1,1 +1,1 @@
-"""What a run writes into its folder, and who may go on with it. No group's side may enter."""
+"""Contents of a run folder, and who may go on with it. Never imported by groups."""

@@ -1,4 +1,4 @@
-"""What a run writes, as models: its writers dump them and every reader loads them (`appa_flwr.run.files`).
+"""Records that a run writes: its writers dump them and every reader loads them (`appa_flwr.run.run_files`).
 
 A field's place and name here are its place and name in the file.
 """
@@ -12,25 +12,28 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 
-CARD_FORMAT = 3
+CARD_FORMAT = 4
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
-TRAINED_POLICIES = ("base", "sft", "ppo")
+TRAINED_METHODS = ("base", "sft", "ppo")
 FEW_SHOT = "few-shot"
 """The base model, not trained, behind answered training questions."""
-DO = {policy: f"{policy}-do" for policy in TRAINED_POLICIES}
-"""Policy -> the same model, read by the probabilities of the letters it would choose."""
+DO = {method: f"{method}-do" for method in TRAINED_METHODS}
+"""Method -> the same model, read by the probabilities of the letters it would choose."""
 BASE_ROWS = ("base", FEW_SHOT, DO["base"])
-TRIVIAL_BASELINES = ("uniform", "majority")
+OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
+LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
+"""Mean answers to training questions with the same options, and to the nearest ones."""
+TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
-"""Policy -> objective of the best shared answer."""
-POLICIES = (*TRAINED_POLICIES, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)
+"""Method -> objective of the best shared answer."""
+METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)
 
 MOSTLY = 0.5
 
 Means = dict[str, float]
 PartScores = dict[str, dict[str, Means]]
-"""Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "cells", the answers scored."""
+"""Part, such as "seen/held-out" (groups/questions) -> predictor -> measure -> mean, and "answers", their number."""
 
 
 class Record(BaseModel):
@@ -95,26 +98,26 @@ class Iteration(Record):
     sampler_outside_clip: float | None = None
 
 
-def _policy(name: str) -> str:
-    if name not in POLICIES:
-        raise ValueError(f"'{name}' is not one of {', '.join(POLICIES)}")
+def _method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")
     return name
 
 
 class _Evaluated(Record):
-    policy: Annotated[str, AfterValidator(_policy)]
+    method: Annotated[str, AfterValidator(_method)]
     metric: str
 
 
-class Scores(Record):
-    """One policy under one metric, against one kind of target; all but the skill in [0, 1].
+class ScoreRecord(Record):
+    """One method under one metric, against one kind of target; all but the skill in [0, 1].
 
     Source: Appendix "Group, Average, and Minimum Alignment Scores".
 
     Attributes:
         fi_readable: FI over the answers that could be read: those that could not are worth 0 to every group, which FI
             takes for perfectly fair. NaN where none could; None in runs that did not measure it.
-        skill: Avg AS as a skill score (`appa_flwr.analysis.scores.skill_score`); None without the uniform answer's row.
+        skill: Avg AS as a skill score (`appa_flwr.analysis.alignment.skill_score`); None without a uniform row.
     """
 
     fi: float
@@ -125,8 +128,8 @@ class Scores(Record):
     skill: float | None = None
 
 
-class SummaryRow(Scores, _Evaluated):
-    """A row of summary.json: a policy's scores under a metric, against PluralLLM's targets.
+class SummaryRow(ScoreRecord, _Evaluated):
+    """A row of summary.json: a method's scores under a metric, against PluralLLM's targets.
 
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
@@ -135,12 +138,12 @@ class SummaryRow(Scores, _Evaluated):
     """
 
     format_score: float | None
-    survey: Scores | None
+    survey: ScoreRecord | None
     readable: float | None = None
 
     @property
     def mostly_unreadable(self) -> bool:
-        """Whether less than half of the answers could be read, so that FI says nothing about the policy."""
+        """True if less than half of the answers could be read, so that FI says nothing about the method."""
         return self.readable is not None and self.readable < MOSTLY
 
 
@@ -173,8 +176,8 @@ class QuestionCounts(Record):
         return "; ".join([used, *left_out])
 
 
-class Stakes(Record):
-    """What is at stake among the groups on held-out questions; see `appa_flwr.analysis.disagreement.Disagreement`."""
+class DifferencesRecord(Record):
+    """Distance between groups on held-out questions, see `appa_flwr.analysis.group_differences.GroupDifferences`."""
 
     size: float
     min_of_average: float
@@ -182,28 +185,28 @@ class Stakes(Record):
     fairness: float
 
 
-class Heard(Record):
-    """How much of the groups' differences the predictions hold; see `appa_flwr.analysis.deviations.Deviations`."""
+class CapturedRecord(Record):
+    """Predicted beside true deviations, see `appa_flwr.analysis.group_differences.Deviations`."""
 
     r: float
     r2: float
-    pair: float
+    order: float
     spread: float
     size: float
 
 
 class Differences(Record):
-    """How the groups differ on the held-out questions by the training metric.
+    """Differences between the groups on the held-out questions, by the training metric.
 
     Attributes:
         predicted: of PluralLLM's targets.
         survey: of the groups' survey answers; None in a deployed run, where nobody but the group sees these.
-        heard: the one compared with the other; None as above.
+        captured: the one compared with the other; None as above.
     """
 
-    predicted: Stakes
-    survey: Stakes | None = None
-    heard: Heard | None = None
+    predicted: DifferencesRecord
+    survey: DifferencesRecord | None = None
+    captured: CapturedRecord | None = None
 
 
 class Phase(Record):
@@ -221,7 +224,7 @@ class Phase(Record):
 
 
 class Example(Record):
-    """A row of examples.json: a held-out question with the answers of two policies.
+    """A row of examples.json: a held-out question with the answers of two methods.
 
     Attributes:
         mean_reward: of PPO's answer, over the groups.
@@ -256,7 +259,7 @@ class EpisodeShape(Record):
 
 
 class EmbeddingSummary(Record):
-    """Which features the network was trained on.
+    """Features that the network was trained on.
 
     Attributes:
         kind: as the config's `embedding.encoder`.
@@ -272,7 +275,7 @@ class EmbeddingSummary(Record):
 
 
 class SurveySummary(Record):
-    """What the network was trained on.
+    """Survey that the network was trained on.
 
     Attributes:
         table: hash of all public questions, whatever their order.
@@ -310,8 +313,8 @@ class Round(Record):
     validation: float | None = None
 
 
-class PopulationSummary(Record):
-    """Of how many held-out questions the answers were summed over the groups.
+class GroupSums(Record):
+    """Sums of the groups' answers to held-out questions.
 
     Attributes:
         min_groups: a sum is of the answers of so many groups at least.
@@ -351,12 +354,12 @@ class Card(Record):
         rounds: every round.
         chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
             validated, 0 without training.
-        population: the sums over the groups, None where none were made.
-        scores: agreement with the groups' own survey answers; see `server_app.predictor.scores`.
+        group_sums: the sums over the groups, None where none were made.
+        scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
         groups: group -> the same for it alone.
         calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
             survey answers within them as "coverage".
-        by_context: part -> number of context answers -> measure -> mean over answers, and "cells".
+        by_context: part -> number of context answers -> measure -> mean over answers, and "answers".
     """
 
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
@@ -368,7 +371,7 @@ class Card(Record):
     training: dict[str, Scalar]
     rounds: tuple[Round, ...] = ()
     chosen: int = Field(0, ge=0)
-    population: PopulationSummary | None = None
+    group_sums: GroupSums | None = None
     scores: PartScores = {}
     groups: dict[str, PartScores] = {}
     calibration: dict[str, Means] = {}

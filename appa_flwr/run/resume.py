@@ -1,4 +1,4 @@
-"""Which run folders a run can begin in, which it can be resumed from, and with which config."""
+"""Conditions on run folders: those a run can begin in or be resumed from, and with which config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import (
+from appa_flwr.run.records import Progress
+from appa_flwr.run.run_files import (
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -26,7 +27,6 @@ from appa_flwr.run.files import (
     WEIGHTS_FILE,
     read_config,
 )
-from appa_flwr.run.records import Progress
 
 LAST_PHASE = "report"
 # Where a run lies, how long it waits and how often it saves changes none of its numbers.
@@ -60,7 +60,7 @@ def resumable(folder: Path) -> Config:
 
 
 def check_resumable(config: Config) -> None:
-    """Whether the run folder of a config that says `resume` holds this very run.
+    """Check that the run folder of a config with `resume` holds this very run.
 
     Raises:
         UserError: see `resumable`; or a key that matters has another value.
@@ -73,7 +73,7 @@ def check_resumable(config: Config) -> None:
 
 
 def check_new(config: Config) -> None:
-    """Whether the run folder of a config that does not say `resume` is free for it.
+    """Check that the run folder of a config without `resume` is free for it.
 
     It is where nothing was begun there; the launcher may have left this very config.
 
@@ -99,7 +99,7 @@ def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, objec
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run in this folder has come to its end."""
+    """True if the run in this folder has come to its end."""
     try:
         return Progress.model_validate_json((folder / PROGRESS.name).read_bytes().splitlines()[-1]).phase == LAST_PHASE
     except (OSError, IndexError, ValueError):

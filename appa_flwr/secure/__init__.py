@@ -1,1 +1,1 @@
-"""Masks for sums over groups. Both sides may enter."""
+"""Masks for sums over groups. Imported by both sides."""

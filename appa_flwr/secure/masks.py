@@ -36,12 +36,12 @@ def private_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """What others may know of a private key, 32 bytes."""
+    """The public key of a private key, 32 bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def usable(public: bytes) -> bool:
-    """Whether a public key can be agreed with; some points of low order cannot, and would stop every other node."""
+    """True if a public key can be agreed with; some points of low order cannot, and would stop every other node."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:

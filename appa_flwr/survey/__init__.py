@@ -1,1 +1,1 @@
-"""Surveys: the in-memory type, readers, the generated population, the split and the export. Both sides may enter."""
+"""Surveys: the in-memory type, readers, the generated population, the split and the export. Imported by both sides."""

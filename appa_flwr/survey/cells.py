@@ -194,7 +194,7 @@ def as_name(cell: object, empty: Reason) -> str:
 
 
 def is_empty(cell: object) -> bool:
-    """Whether an optional cell holds nothing: None, NaN, blanks or the words pandas and JSON write for it."""
+    """True if an optional cell holds nothing: None, NaN, blanks or the words pandas and JSON write for it."""
     if isinstance(cell, float):
         return math.isnan(cell)
     return cell is None or (isinstance(cell, str) and cell.strip().casefold() in {"", "null", "none", "nan"})

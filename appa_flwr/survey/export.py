@@ -27,7 +27,7 @@ _DEVICE: Final = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 
 @dataclass(frozen=True)
 class Exported:
-    """Where an export lies: the public file, and each group's private one by the group's name."""
+    """Paths of an export: the public file, and each group's private one by the group's name."""
 
     questions: Path
     groups: Mapping[str, Path]

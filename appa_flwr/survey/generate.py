@@ -29,7 +29,7 @@ REFUSAL_OPTION = "Don't know / refused"
 NUM_ISSUES = 3
 # how strongly a topic and a frame touch the issues: the best answers for the average leave the worst group .03 or more
 # below what it could have, and the ceiling stays about .9
-TOPIC_LOADING, FRAME_LOADING = 0.45, 0.45
+TOPIC_LOADING, TEMPLATE_LOADING = 0.45, 0.45
 
 GROUP_NAMES = (
     "Avaria", "Belmora", "Castria", "Dorvane", "Elmark", "Fenwick", "Galdor", "Harrow", "Istria", "Jorvik", "Kestria",
@@ -46,7 +46,7 @@ TOPICS = (
 
 
 class Population(TypedDict):
-    """What a population is drawn from: the arguments of `ground_truth`."""
+    """Arguments of a population: those of `ground_truth`."""
 
     num_questions: int
     num_groups: int
@@ -55,7 +55,7 @@ class Population(TypedDict):
 
 
 @dataclass(frozen=True)
-class Frame:
+class Template:
     """A question wording asked of many topics; `polarity` says which end of the scale favours the topic."""
 
     wording: str
@@ -65,23 +65,27 @@ class Frame:
     refusal: bool = False
 
 
-FRAMES = (
-    Frame("How worried are you about {}?", ("Very worried", "Somewhat worried", "Not too worried", "Not at all"), True),
-    Frame("Should there be more public money for {}?", ("Yes", "No"), True, refusal=True),
-    Frame("The rules on {} are too strict.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True, -1.0),
-    Frame("In ten years, {} will be", ("Better", "About the same", "Worse"), True, -0.6, refusal=True),
-    Frame("How important is {} to you personally?", ("Very", "Somewhat", "Not very", "Not at all"), True),
-    Frame("How much do you trust those in charge of {}?", ("A lot", "Some", "Not much", "Not at all"), True, -0.8),
-    Frame("Who should decide about {}?", ("The state", "Towns", "Companies", "Families"), False),
-    Frame("What is the main problem with {}?", ("Cost", "Quality", "Fairness"), False, refusal=True),
-    Frame("{} should be left to the market.", ("Agree", "Neither", "Disagree"), True, -1.0),
-    Frame("How often do you talk about {}?", ("Every day", "Every week", "Rarely", "Never"), True, 0.7),
-    Frame("Whom do you believe most on {}?", ("Experts", "Neighbours", "Journalists"), False),
-    Frame("Is the country doing enough about {}?", ("Too little", "Enough", "Too much"), True, 0.9),
-    Frame("How satisfied are you with {}?", ("Very", "Somewhat", "Not very", "Not at all"), True, -0.9),
-    Frame("I would pay more for better {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True),
-    Frame("Will {} matter in the next election?", ("Yes", "No"), True, 0.8),
-    Frame("Should children learn about {} at school?", ("Yes", "No"), True, 0.9, refusal=True),
+TEMPLATES = (
+    Template(
+        "How worried are you about {}?", ("Very worried", "Somewhat worried", "Not too worried", "Not at all"), True
+    ),
+    Template("Should there be more public money for {}?", ("Yes", "No"), True, refusal=True),
+    Template(
+        "The rules on {} are too strict.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True, -1.0
+    ),
+    Template("In ten years, {} will be", ("Better", "About the same", "Worse"), True, -0.6, refusal=True),
+    Template("How important is {} to you personally?", ("Very", "Somewhat", "Not very", "Not at all"), True),
+    Template("How much do you trust those in charge of {}?", ("A lot", "Some", "Not much", "Not at all"), True, -0.8),
+    Template("Who should decide about {}?", ("The state", "Towns", "Companies", "Families"), False),
+    Template("What is the main problem with {}?", ("Cost", "Quality", "Fairness"), False, refusal=True),
+    Template("{} should be left to the market.", ("Agree", "Neither", "Disagree"), True, -1.0),
+    Template("How often do you talk about {}?", ("Every day", "Every week", "Rarely", "Never"), True, 0.7),
+    Template("Whom do you believe most on {}?", ("Experts", "Neighbours", "Journalists"), False),
+    Template("Is the country doing enough about {}?", ("Too little", "Enough", "Too much"), True, 0.9),
+    Template("How satisfied are you with {}?", ("Very", "Somewhat", "Not very", "Not at all"), True, -0.9),
+    Template("I would pay more for better {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True),
+    Template("Will {} matter in the next election?", ("Yes", "No"), True, 0.8),
+    Template("Should children learn about {} at school?", ("Yes", "No"), True, 0.9, refusal=True),
 )
 
 
@@ -133,7 +137,7 @@ def ground_truth(
     Returns:
         The questions, and group name -> question id -> distribution (K,).
     """
-    most = len(TOPICS) * len(FRAMES)
+    most = len(TOPICS) * len(TEMPLATES)
     if not 2 <= num_questions <= most:
         raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
     if num_groups < 2:
@@ -151,37 +155,39 @@ def ground_truth(
 
     favour_T = rng.normal(size=len(TOPICS))  # how the whole population leans on a topic
     loading_TI = TOPIC_LOADING * rng.normal(size=(len(TOPICS), NUM_ISSUES))
-    loading_FI = FRAME_LOADING * rng.normal(size=(len(FRAMES), NUM_ISSUES))
-    lean_F = 1.1 * rng.normal(size=len(FRAMES))
-    frame_logits = [1.6 * rng.normal(size=len(f.options)) for f in FRAMES]
-    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in FRAMES)))
-    width_F = rng.uniform(0.11, 0.2, size=len(FRAMES))
-    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(FRAMES)))
+    loading_FI = TEMPLATE_LOADING * rng.normal(size=(len(TEMPLATES), NUM_ISSUES))
+    lean_F = 1.1 * rng.normal(size=len(TEMPLATES))
+    template_logits = [1.6 * rng.normal(size=len(f.options)) for f in TEMPLATES]
+    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in TEMPLATES)))
+    width_F = rng.uniform(0.11, 0.2, size=len(TEMPLATES))
+    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(TEMPLATES)))
 
     questions: list[Question] = []
     truth: dict[str, dict[str, FloatArray]] = {name: {} for name in names}
     for pair in pairs:
-        topic, frame_index = divmod(int(pair), len(FRAMES))
-        frame = FRAMES[frame_index]
-        text = frame.wording.format(TOPICS[topic])
-        options = frame.options + ((REFUSAL_OPTION,) if frame.refusal else ())
-        ordinal = tuple(map(float, range(len(options)))) if frame.ordinal and not frame.refusal else None
-        question = Question(f"T{topic:02d}F{frame_index:02d}", text[0].upper() + text[1:], options, ordinal)
+        topic, template_index = divmod(int(pair), len(TEMPLATES))
+        template = TEMPLATES[template_index]
+        text = template.wording.format(TOPICS[topic])
+        options = template.options + ((REFUSAL_OPTION,) if template.refusal else ())
+        ordinal = tuple(map(float, range(len(options)))) if template.ordinal and not template.refusal else None
+        question = Question(f"T{topic:02d}F{template_index:02d}", text[0].upper() + text[1:], options, ordinal)
         questions.append(question)
         noise = 0.15 * rng.normal()
         for g, name in enumerate(names):
-            pull = (loading_TI[topic] + loading_FI[frame_index]) @ stance_GI[g]
-            if frame.ordinal:
-                lean = lean_F[frame_index] + frame.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
+            pull = (loading_TI[topic] + loading_FI[template_index]) @ stance_GI[g]
+            if template.ordinal:
+                lean = lean_F[template_index] + template.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
                 centre = 1.0 / (1.0 + np.exp(1.3 * lean))  # 0: the first option's end of the scale
-                scale_K = (np.arange(len(frame.options)) + 0.5) / len(frame.options)
-                logits_K = -0.5 * ((scale_K - centre) / width_F[frame_index]) ** 2
+                scale_K = (np.arange(len(template.options)) + 0.5) / len(template.options)
+                logits_K = -0.5 * ((scale_K - centre) / width_F[template_index]) ** 2
             else:
-                tilt = np.cos(np.arange(len(frame.options)) * np.pi / 2.0)
-                logits_K = frame_logits[frame_index] + topic_logits[topic, : len(frame.options)] + 1.4 * pull * tilt
+                tilt = np.cos(np.arange(len(template.options)) * np.pi / 2.0)
+                logits_K = (
+                    template_logits[template_index] + topic_logits[topic, : len(template.options)] + 1.4 * pull * tilt
+                )
             share_K = np.exp(logits_K - logits_K.max())
             share_K = 0.98 * share_K / share_K.sum() + 0.02 / len(share_K)  # no option is chosen by nobody
-            if frame.refusal:
-                share_K = np.append(share_K * (1.0 - refusal_GF[g, frame_index]), refusal_GF[g, frame_index])
+            if template.refusal:
+                share_K = np.append(share_K * (1.0 - refusal_GF[g, template_index]), refusal_GF[g, template_index])
             truth[name][question.question_id] = share_K
     return tuple(questions), truth

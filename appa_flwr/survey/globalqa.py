@@ -19,7 +19,7 @@ from typing import Any, Final
 from appa_flwr.config import HUB_SURVEY
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.cells import CellError, Reason, as_text, literal_list, parse_options, syntax_tree
-from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, Row, Table
+from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyRow, SurveyTable
 
 COLUMNS: Final = ("question", "selections", "options")
 SPLIT: Final = "train"
@@ -27,12 +27,12 @@ _ID_CHARS: Final = 12  # of a hash that is the same in every copy of the data, w
 _HEAD: Final = re.compile(r"defaultdict\(\s*+<class 'list'>\s*+,\s*+")
 
 
-def is_globalqa(table: Table) -> bool:
-    """Whether a file has the columns of GlobalOpinionQA instead of our own."""
+def is_globalqa(table: SurveyTable) -> bool:
+    """True if a file has the columns of GlobalOpinionQA instead of our own."""
     return "selections" in table.columns and PRIVATE not in table.columns
 
 
-def by_country(table: Table) -> Table:
+def by_country(table: SurveyTable) -> SurveyTable:
     """One row per question and country, numbered as the question's row.
 
     A question whose text, options or selections cannot be read is one row with the reason.
@@ -42,10 +42,10 @@ def by_country(table: Table) -> Table:
     """
     table.require(*COLUMNS)
     columns = frozenset({*PUBLIC_REQUIRED, "group", PRIVATE})
-    return Table(table.source, columns, tuple(part for row in table.rows for part in _countries(row)))
+    return SurveyTable(table.source, columns, tuple(part for row in table.rows for part in _countries(row)))
 
 
-def from_hub() -> Table:
+def from_hub() -> SurveyTable:
     """The public data set from the Hugging Face hub, or from its cache on this machine.
 
     Raises:
@@ -63,7 +63,9 @@ def from_hub() -> Table:
         raise UserError(
             f"{HUB_SURVEY}: cannot be had from the hub ({cause}); download its CSV and give survey = its path"
         ) from None
-    return by_country(Table(HUB_SURVEY, frozenset(COLUMNS), tuple(Row(k, row) for k, row in enumerate(cells, start=1))))
+    return by_country(
+        SurveyTable(HUB_SURVEY, frozenset(COLUMNS), tuple(SurveyRow(k, row) for k, row in enumerate(cells, start=1)))
+    )
 
 
 def selections(cell: object) -> list[tuple[str, list[object] | None]]:
@@ -88,7 +90,7 @@ def selections(cell: object) -> list[tuple[str, list[object] | None]]:
     return found
 
 
-def _countries(row: Row) -> Iterator[Row]:
+def _countries(row: SurveyRow) -> Iterator[SurveyRow]:
     if row.reason is not None:
         yield row
         return
@@ -100,8 +102,8 @@ def _countries(row: Row) -> Iterator[Row]:
         question_id = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
         pairs = selections(row.cells.get("selections"))
     except CellError as error:
-        yield Row(row.number, {"question_id": question_id}, error.reason)
+        yield SurveyRow(row.number, {"question_id": question_id}, error.reason)
         return
     for country, shares in pairs:
         cells = {"question_id": question_id, "question": text, "options": options, "group": country, PRIVATE: shares}
-        yield Row(row.number, cells)
+        yield SurveyRow(row.number, cells)

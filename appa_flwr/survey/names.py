@@ -24,7 +24,7 @@ _NEAREST_CUTOFF: Final = 0.5
 
 @dataclass(frozen=True)
 class GroupName:
-    """How a file names a group.
+    """A group's name in a file.
 
     Attributes:
         attribute: what the group is defined by ("POLPARTY"), or None where the file does not say.

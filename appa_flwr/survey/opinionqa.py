@@ -31,7 +31,7 @@ from appa_flwr.survey.cells import (
     parse_quantity,
 )
 from appa_flwr.survey.refusals import is_refusal
-from appa_flwr.survey.tables import PRIVATE, REFUSED, Row, Table
+from appa_flwr.survey.tables import PRIVATE, REFUSED, SurveyRow, SurveyTable
 from appa_flwr.survey.types import FloatArray
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _wave_number(wave: Path) -> int:
     return int(wave.name.rpartition("_W")[2])
 
 
-def read_folder(folder: Path) -> Table:
+def read_folder(folder: Path) -> SurveyTable:
     """One row per question and group of every attribute, refusals still among the options.
 
     Answers are weighted; `n` counts people who gave a substantive answer, unweighted. Rows are numbered as in the
@@ -75,10 +75,10 @@ def read_folder(folder: Path) -> Table:
     rows = tuple(row for wave in waves(folder) for row in _wave(wave))
     if not rows:
         raise UserError(f"{folder}: holds no survey rows")
-    return Table(str(folder), frozenset(COLUMNS), rows)
+    return SurveyTable(str(folder), frozenset(COLUMNS), rows)
 
 
-def _wave(wave: Path) -> Iterator[Row]:
+def _wave(wave: Path) -> Iterator[SurveyRow]:
     info_file, people_file = wave / "info.csv", wave / "responses.csv"
     info = _read(info_file, *INFO_COLUMNS)
     weight_column = f"WEIGHT_W{_wave_number(wave)}"
@@ -88,7 +88,7 @@ def _wave(wave: Path) -> Iterator[Row]:
         raise UserError(f"{wave / 'metadata.csv'}: names no column of responses.csv")
     weight_R = np.array([_weight(cell) for cell in people[weight_column]])
     for index in np.flatnonzero(np.isnan(weight_R)):
-        yield Row(int(index) + _FIRST_ROW, {}, Reason.BAD_WEIGHT, str(people_file))
+        yield SurveyRow(int(index) + _FIRST_ROW, {}, Reason.BAD_WEIGHT, str(people_file))
     groups = {attribute: _groups(people[attribute]) for attribute in attributes}
     for attribute, (_, names) in groups.items():
         if len(names) > MAX_GROUPS:  # such as a column of respondents' numbers
@@ -128,7 +128,7 @@ def _weight(cell: str) -> float:
 
 
 def _groups(cells: pd.Series[str]) -> tuple[IntArray, list[str]]:
-    """Which group each respondent is in (R,), and the groups' names; who did not say is in none."""
+    """Each respondent's group (R,), and the groups' names; one who did not say is in none."""
     names = [name for name in sorted(set(cells)) if name and not is_refusal(name)]
     codes = {name: code for code, name in enumerate(names)}
     return np.array([codes.get(cell, _NONE) for cell in cells], dtype=np.intp), names
@@ -140,7 +140,7 @@ def _question(
     people: pd.DataFrame,
     weight_R: FloatArray,
     groups: dict[str, tuple[IntArray, list[str]]],
-) -> Iterator[Row]:
+) -> Iterator[SurveyRow]:
     """The rows of one question: what is wrong with it, then a row a group that was asked."""
     question_id = ""
     try:
@@ -151,14 +151,14 @@ def _question(
         if question_id not in people.columns:
             raise CellError(Reason.NO_COLUMN)
     except CellError as error:
-        yield Row(number, {"question_id": question_id}, error.reason)
+        yield SurveyRow(number, {"question_id": question_id}, error.reason)
         return
     refused = tuple(k for k, option in enumerate(options) if scale[k] is None or is_refusal(option))
     codes = {option: k for k, option in reversed([*enumerate(options)])}  # the first of two that read the same
     cells = people[question_id]
     answer_R = np.array([codes.get(cell, _NONE) for cell in cells], dtype=np.intp)
     if ((answer_R == _NONE) & (cells != "").to_numpy()).any():
-        yield Row(number, {"question_id": question_id}, Reason.UNKNOWN_ANSWER)
+        yield SurveyRow(number, {"question_id": question_id}, Reason.UNKNOWN_ANSWER)
     counted_R = (answer_R != _NONE) & np.isfinite(weight_R)
     size = len(options)
     public = {"question_id": question_id, "question": text, "options": options, "ordinal": scale, REFUSED: refused}
@@ -175,7 +175,7 @@ def _question(
             total = sum_K.sum()
             shares = (sum_K / total if total > 0 else sum_K).tolist()
             n = int(count_K[substantive].sum())
-            yield Row(number, public | {"attribute": attribute, "group": name, PRIVATE: shares, "n": n})
+            yield SurveyRow(number, public | {"attribute": attribute, "group": name, PRIVATE: shares, "n": n})
 
 
 def _scale(cell: str, num_options: int) -> tuple[float | None, ...]:

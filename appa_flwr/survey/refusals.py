@@ -1,4 +1,4 @@
-"""Which answer options are refusals: "don't know", "refused", "missing" and how surveys spell them.
+"""Answer options that are refusals: "don't know", "refused", "missing" and how surveys spell them.
 
 The match is on the whole option, not on a part of it: "Don't know anyone" and "Not sure" are answers.
 """
@@ -33,7 +33,7 @@ _SEPARATOR: Final = re.compile(r"\s*/\s*|\s+or\s+")
 
 
 def is_refusal(option: str) -> bool:
-    """Whether an option stands for not answering, whatever its case, apostrophes, blanks and final period."""
+    """True if an option stands for not answering, whatever its case, apostrophes, blanks and final period."""
     folded = " ".join(option.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").casefold().split())
     folded = _INTERVIEWER_NOTE.sub("", folded).strip(" .")
     if _MISSING_CODE.fullmatch(folded):

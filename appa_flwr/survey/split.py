@@ -1,4 +1,4 @@
-"""Which questions train and which are held out: one split for all groups, decided by each text.
+"""The split into training and held-out questions: one split for all groups, decided by each text.
 
 Axis letters: Q questions.
 """

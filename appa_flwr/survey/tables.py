@@ -37,7 +37,7 @@ _BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
-class Row:
+class SurveyRow:
     """One row of a file.
 
     Attributes:
@@ -55,12 +55,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class SurveyTable:
     """A survey file's rows; `columns` are those of `COLUMNS` that it has anywhere."""
 
     source: str
     columns: frozenset[str]
-    rows: tuple[Row, ...]
+    rows: tuple[SurveyRow, ...]
 
     def require(self, *columns: str) -> None:
         """Raises a `UserError` that names the missing columns and those the file has."""
@@ -70,7 +70,7 @@ class Table:
             raise UserError(f"{self.source}: missing column {', '.join(missing)} (columns found: {has})")
 
 
-def read_table(path: str | os.PathLike[str]) -> Table:
+def read_table(path: str | os.PathLike[str]) -> SurveyTable:
     """The rows of a .csv, .jsonl or .parquet file; columns we do not use are left out.
 
     Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
@@ -140,13 +140,13 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
         yield number, None if overlong else line
 
 
-def _read_jsonl(file: Path, source: str) -> Table:
-    rows: list[Row] = []
+def _read_jsonl(file: Path, source: str) -> SurveyTable:
+    rows: list[SurveyRow] = []
     columns: set[str] = set()
     with file.open("rb") as stream:
         for number, line in _lines(stream):
             if line is None:
-                rows.append(Row(number, {}, Reason.TOO_LONG))
+                rows.append(SurveyRow(number, {}, Reason.TOO_LONG))
                 continue
             try:
                 text = line.decode().removeprefix(_BOM)
@@ -154,13 +154,13 @@ def _read_jsonl(file: Path, source: str) -> Table:
                     continue
                 cells = _object(text)
             except (ValueError, RecursionError):
-                rows.append(Row(number, {}, Reason.BAD_LINE))
+                rows.append(SurveyRow(number, {}, Reason.BAD_LINE))
                 continue
-            rows.append(Row(number, {name: cells[name] for name in COLUMNS if name in cells}))
+            rows.append(SurveyRow(number, {name: cells[name] for name in COLUMNS if name in cells}))
             columns.update(rows[-1].cells)
     if rows and all(row.reason is not None for row in rows):
         raise UserError(f"{source}: no line is a JSON object (line {rows[0].number}: {rows[0].reason})")
-    return Table(source, frozenset(columns), tuple(rows))
+    return SurveyTable(source, frozenset(columns), tuple(rows))
 
 
 def _short_lines(stream: TextIO) -> Iterator[str]:
@@ -172,10 +172,10 @@ def _short_lines(stream: TextIO) -> Iterator[str]:
         yield "x" * (csv.field_size_limit() + 1) + "\n" if overlong else line
 
 
-def _read_csv(file: Path, source: str) -> Table:
+def _read_csv(file: Path, source: str) -> SurveyTable:
     # The standard reader rather than a data frame: a row with a cell too many costs that row, not the file,
     # and the line on which a row starts stays known when cells hold line breaks.
-    rows: list[Row] = []
+    rows: list[SurveyRow] = []
     header: list[str] | None = None
     wanted: list[tuple[int, str]] = []
     with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -187,7 +187,7 @@ def _read_csv(file: Path, source: str) -> Table:
             except StopIteration:
                 break
             except csv.Error:  # a cell beyond the csv module's limit; the reader goes on with the next line
-                rows.append(Row(number, {}, Reason.TOO_LONG))
+                rows.append(SurveyRow(number, {}, Reason.TOO_LONG))
                 continue
             except UnicodeDecodeError:
                 raise UserError(f"{source}: not UTF-8 text near line {number}; save it as UTF-8") from None
@@ -197,10 +197,10 @@ def _read_csv(file: Path, source: str) -> Table:
                 header = [name.strip() for name in cells]
                 wanted = [(header.index(name), name) for name in _used(header, source)]
             elif len(cells) != len(header):
-                rows.append(Row(number, {}, Reason.WRONG_CELLS))
+                rows.append(SurveyRow(number, {}, Reason.WRONG_CELLS))
             else:
-                rows.append(Row(number, {name: cells[position] for position, name in wanted}))
-    return Table(source, frozenset(name for _, name in wanted), tuple(rows))
+                rows.append(SurveyRow(number, {name: cells[position] for position, name in wanted}))
+    return SurveyTable(source, frozenset(name for _, name in wanted), tuple(rows))
 
 
 def _plain(cell: Any) -> object:
@@ -211,7 +211,7 @@ def _plain(cell: Any) -> object:
         return None
 
 
-def _read_parquet(file: Path, source: str) -> Table:
+def _read_parquet(file: Path, source: str) -> SurveyTable:
     # Imported here: a client that reads JSON lines starts without the cost of loading Arrow.
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -227,7 +227,7 @@ def _read_parquet(file: Path, source: str) -> Table:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
     lines = (dict(zip(names, cells, strict=True)) for cells in rows)
-    return Table(source, frozenset(names), tuple(itertools.starmap(Row, enumerate(lines, start=1))))
+    return SurveyTable(source, frozenset(names), tuple(itertools.starmap(SurveyRow, enumerate(lines, start=1))))
 
 
 def _cells(name: str, column: Any) -> Iterable[object]:

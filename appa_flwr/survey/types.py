@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Rejection:
-    """One cell (question x group) of a source that was not used, and why."""
+    """One group's answer to one question of a source that was not used, and why."""
 
     source: str
     row: int
@@ -50,7 +50,7 @@ class Survey:
         questions: in a stable order, ids unique.
         answers: group name -> question id -> distribution over that question's options, shape (K,), >= 0, sums to 1.
             Sparse: a group has only the questions it was asked.
-        rejections: cells that were dropped while reading.
+        rejections: answers that were dropped while reading.
         respondents: group -> question id -> people behind a distribution, >= 0, where the source tells it.
         refusal_rates: group -> question id -> share of people who refused, in [0, 1], where refusals are kept
             apart from the distribution and the source tells it.

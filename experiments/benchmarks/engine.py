@@ -6,44 +6,38 @@
     python -m experiments.benchmarks.engine --smollm2 --threads 2         # an iteration of preset smollm2
     python -m experiments.benchmarks.engine --run runs/NAME               # a run's wait for its federation
 
-Every cell is a process of its own, so that one cell's memory does not hide another's.
+Models have random weights, which change nothing of what a pass costs. Every cell is a process of its own, so that one
+cell's memory does not hide another's.
 
 Axis letters: J rollouts, T tokens of an answer.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import random
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import pandas as pd
 import torch
 import typer
-from pydantic import TypeAdapter
-from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from transformers import PretrainedConfig, PreTrainedModel
+from torch.utils.benchmark import Timer
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
 import experiments
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core import markdown
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run import files
+from appa_flwr.run import run_files
 from experiments import entry
 from experiments.benchmarks import sides
-from experiments.benchmarks.models import PAPER_MODELS, SMOLLM2, matmul_parameters, published, save_random, small_qwen3
-from experiments.benchmarks.sides import EOS_ID, NUM_SPECIAL, PAD_ID, Measured, Recorder, Workload
+from experiments.benchmarks.sides import EOS_ID, PAD_ID, SEED, Recorder, Update, Workload
 from server_app.models.base import load_model
 from server_app.models.policy import ppo_models
 from server_app.ppo.engine import PPOEngine
@@ -62,77 +56,62 @@ KEYS: dict[str, Scalar] = {
 }
 """What differs from our run config's defaults."""
 
-PHASES = {"rollout": "rollout", "reference": "reference", "update": "update", "update total": "seconds"}
-"""Head of a column -> field of `Update`."""
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+)
+_SMALL = (512, 64, 128, 2, 4, 2, 16)
+SMOLLM2 = "SmolLM2-135M"
+_PUBLISHED: dict[str, tuple[type[PretrainedConfig], tuple[int, ...], dict[str, int]]] = {
+    "gemma-2-2b": (Gemma2Config, (256_000, 2304, 9216, 26, 8, 4, 256), {"sliding_window": 4096}),
+    "Llama-3.2-3B": (LlamaConfig, (128_256, 3072, 8192, 28, 24, 8, 128), {"max_position_embeddings": 131_072}),
+    "Qwen3-0.6B": (Qwen3Config, (151_936, 1024, 3072, 28, 16, 8, 128), {"max_position_embeddings": 40_960}),
+    SMOLLM2: (LlamaConfig, (49_152, 576, 1536, 30, 9, 3, 64), {"max_position_embeddings": 8192}),
+}
+PAPER_MODELS = [name for name in _PUBLISHED if name != SMOLLM2]
 
-
-@dataclass(frozen=True)
-class Prompts:
-    """How prompts are drawn: tokens that all of them begin with, and fewest and most tokens after these."""
-
-    prefix: int
-    shortest: int
-    longest: int
-
-
-DPA_PROMPTS = Prompts(prefix=220, shortest=15, longest=70)
-SHARED, PLAIN = "shared prefix", "plain"
-
-CPU_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+PHASES = ["rollout", "reference", "update", "total"]
 _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
-
-def draw_batches(
-    prompts: Prompts, *, vocabulary: int, rollouts: int, updates: int, seed: int, answers: int = 1
-) -> list[list[list[int]]]:
-    """Random prompts, each `answers` times, for the warm-up and `updates` more; token ids lie below `vocabulary`."""
-    rng = random.Random(seed)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(NUM_SPECIAL, vocabulary) for _ in range(count)]
-
-    prefix = tokens(prompts.prefix)
-    batches = []
-    for _ in range(1 + updates):
-        asked = [prefix + tokens(rng.randint(prompts.shortest, prompts.longest)) for _ in range(rollouts // answers)]
-        batches.append([prompt for prompt in asked for _ in range(answers)])
-    return batches
+Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 
 
-@contextmanager
-def keeping_to_plan(model: PreTrainedModel, *, ends: bool) -> Iterator[None]:
-    """While it lasts, one rollout from the model ends each row where the workload says.
+def small_qwen3(vocabulary: int, hidden: int = 128) -> PretrainedConfig:
+    """Qwen3 with 4 layers and heads of 32."""
+    heads = hidden // 32
+    sizes = (vocabulary, hidden, 4 * hidden, 4, heads, max(1, heads // 2), 32)
+    return _architecture(Qwen3Config, sizes, max_position_embeddings=2048)
 
-    It watches which positions go into the decoder and changes the logits that come out of the head, once a token, and
-    needs to know nothing of how the engine orders, splits or shortens its rows. The prompt's pass may leave the
-    positions to the model: they are not needed before an answer may end.
-    """
-    position_J, number = torch.empty(0), 0
 
-    def before_decoder(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal position_J
-        if kwargs.get("position_ids") is not None:
-            position_J = kwargs["position_ids"][:, -1] + 2  # counted from 0, and of the token before
+def published(name: str, *, small: bool = False) -> PretrainedConfig:
+    """A published architecture and its sizes, or scaled down to run anywhere."""
+    kind, sizes, more = _PUBLISHED[name]
+    return _architecture(kind, _SMALL if small else sizes, **more)
 
-    def after_head(_: Any, args: tuple[Any, ...], logits: Tensor) -> None:
-        nonlocal number
-        number += 1
-        sides.steer(logits if logits.ndim == 2 else logits[:, -1], position_J, number=number, ends=ends)
 
-    hooks = [
-        model.base_model.register_forward_pre_hook(before_decoder, with_kwargs=True),
-        model.get_output_embeddings().register_forward_hook(after_head),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _architecture(kind: type[PretrainedConfig], sizes: tuple[int, ...], **more: Any) -> PretrainedConfig:
+    more |= zip(_SIZES, sizes, strict=True)
+    if kind is Gemma2Config:
+        more["query_pre_attn_scalar"] = more["head_dim"]
+    return kind(pad_token_id=PAD_ID, eos_token_id=EOS_ID, bos_token_id=None, tie_word_embeddings=True, **more)
+
+
+def save_random(config: PretrainedConfig, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """Write a model with random weights as a folder that Transformers loads."""
+    torch.manual_seed(SEED)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(folder)
 
 
 def make_engine(workload: Workload) -> PPOEngine:
     """The engine as a run with these keys would build it."""
-    config = Config.load({**KEYS, "rollout.response-length": workload.response_length, **workload.config})
+    rollout: dict[str, Scalar] = {
+        "rollout.response-length": workload.response_length,
+        "rollout.batch-size": workload.rollouts,
+        "rollout.answers-per-question": workload.answers,
+    }
+    config = Config.load({**KEYS, **rollout, **workload.config})
     model = load_model(config, workload.model, quantized=config.policy.tuning == "qlora")
     return PPOEngine(
         ppo_models(config, model),
@@ -141,122 +120,128 @@ def make_engine(workload: Workload) -> PPOEngine:
         num_iterations=len(workload.batches),
         stop_ids=[EOS_ID],
         pad_id=PAD_ID,
-        seed=workload.seed,
+        seed=SEED,
         shared_prefix=workload.shared_prefix,
     )
 
 
-def ours(workload: Workload) -> Measured:
+def ours(workload: Workload) -> list[Update]:
     """Run the workload's updates by our engine; the reward is the share of even token ids in an answer.
 
     Raises:
         RuntimeError: answers have other lengths than planned.
     """
     engine = make_engine(workload)
-    recorder = Recorder(workload, [engine.models.policy_parameters(), engine.models.value_parameters()])
-    hook = register_optimizer_step_post_hook(recorder.count_step)
+    models = engine.models
+    recorder = Recorder(workload, models.policy_parameters(), models.value_parameters())
+    rolled_out, referred = recorder.timed("rollout", engine.rollout), recorder.timed("reference", engine.reference_pass)
     recorder.start()
     for prompts in workload.batches:
-        with recorder.phase("rollout"), keeping_to_plan(engine.models.policy(), ends=workload.ends):
-            rollout = engine.rollout(prompts)
-        with recorder.phase("reference"):
-            reference = engine.reference_pass(rollout.sequences)
+        with sides.keeping_to_plan(models.policy(), ends=workload.ends):
+            rollout = rolled_out(prompts)
+        reference = referred(rollout.sequences)
         mask_JT = rollout.sequences.mask_JT
         even_JT = ((rollout.sequences.response_JT % 2 == 0) & mask_JT).float()
         engine.update(rollout, reference, even_JT.sum(1) / mask_JT.sum(1))
         recorder.close(mask_JT.sum(1).tolist())
-    hook.remove()
     return recorder.measured()
 
 
-def run_side(python: str, side: str, workload: Workload, *, scratch: Path, environment: dict[str, str]) -> Measured:
-    """Measure a workload by `MODULE.FUNCTION` of this package, in a process of that Python.
+def run_side(python: str, side: str, workload: Workload, *, threads: int = 1, gpu: bool = False) -> pd.DataFrame:
+    """Measure a workload by `MODULE.FUNCTION` of this package, in a process of that Python; a row an update.
+
+    It has so many threads of the CPU, or the GPU.
 
     Raises:
-        UserError: the side failed; its output has been printed.
+        UserError: the side failed; what it said has been printed.
     """
-    module, _, function = side.partition(".")
-    code = f"from experiments.benchmarks import sides, {module}; sides.answer({module}.{function})"
-    source, result, output = (scratch / f"{side}.{name}" for name in ("workload", "result", "log"))
-    files.write(source, asdict(workload))
-    result.unlink(missing_ok=True)
-    given = {**os.environ, **_QUIET, "PYTHONPATH": str(Path(experiments.__file__).parents[1]), **environment}
-    with output.open("w") as log:
-        command = [python, "-c", code, str(source), str(result)]
-        status = subprocess.run(command, env=given, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-    if status:
-        print(output.read_text(), file=sys.stderr)
-        last = next(reversed(output.read_text().splitlines()), "no output")
-        raise UserError(f"{side} ended with status {status}: {last}")
-    return TypeAdapter(Measured).validate_json(result.read_bytes())
+    code = f"from experiments.benchmarks import sides, {side.partition('.')[0]}; sides.answer({side})"
+    given = {**os.environ, **_QUIET, "PYTHONPATH": str(Path(experiments.__file__).parents[1])}
+    if not gpu:
+        given |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    work = json.dumps(asdict(workload))
+    done = subprocess.run([python, "-c", code], input=work, env=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        last = next(reversed(done.stderr.splitlines()), "no output")
+        raise UserError(f"{side} ended with status {done.returncode}: {last}")
+    return pd.DataFrame(json.loads(done.stdout.splitlines()[-1]))
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One measurement: what is varied, and to what; a model of random weights, and its work, answers of one length.
+class Cell(NamedTuple):
+    """One measurement: what is varied, and to what; a model of random weights, and its work."""
 
-    `rollouts` counts answers, of which a question has `answers`.
-    """
-
-    axis: str
-    value: str
+    varied: str
+    to: str
     model: PretrainedConfig
-    prompts: Prompts = DPA_PROMPTS
-    rollouts: int = 24
-    response_length: int = 60
-    answers: int = 1
-    config: dict[str, Scalar] = field(default_factory=dict)
-    shared_prefix: bool = True
+    work: Workload
 
 
 def grid() -> list[Cell]:
     """The CPU cells: one thing varied at a time around the paper's prompt and a small model."""
-    model = small_qwen3()
-    cells = [
-        Cell("prompt tokens", f"{prefix} + 15 to 70", model, Prompts(prefix, 15, 70)) for prefix in (0, 110, 220, 440)
+
+    def cell(varied: str, to: object, *, hidden: int = 128, **given: Any) -> Cell:
+        work = Workload(**given)
+        return Cell(varied, str(to), small_qwen3(work.vocabulary, hidden), work)
+
+    return [
+        *(cell("prompt tokens", f"{size} + 15 to 70", prefix=size) for size in (0, 110, 220, 440)),
+        cell("prefix", "plain", shared_prefix=False),
+        *(cell("rollouts", size, rollouts=size) for size in (12, 48, 96)),
+        *(cell("vocabulary", size, vocabulary=size) for size in (8_192, 32_768)),
+        *(cell("hidden size", size, hidden=size) for size in (64, 256)),
     ]
-    cells += [Cell("prefix", PLAIN, model, shared_prefix=False)]
-    cells += [Cell("rollouts", str(rollouts), model, rollouts=rollouts) for rollouts in (12, 48, 96)]
-    cells += [Cell("vocabulary", str(size), small_qwen3(vocabulary=size)) for size in (8_192, 32_768)]
-    cells += [Cell("hidden size", str(size), small_qwen3(hidden=size)) for size in (64, 256)]
-    return cells
 
 
-def paper_cells(*, small: bool) -> list[Cell]:
+def paper_cells() -> list[Cell]:
     """The paper's models in nf4, with the shared prefix and without."""
-    size: dict[str, Any] = {"rollouts": 4, "response_length": 6} if small else {"rollouts": 96}
-    prompts = Prompts(prefix=20, shortest=3, longest=8) if small else DPA_PROMPTS
     cells = []
     for name in PAPER_MODELS:
-        model = published(name, small=small)
+        model = published(name)
         keys: dict[str, Scalar] = {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}
         # Only the eager implementation caps attention logits as Gemma 2 wants.
         keys["policy.attention"] = "eager" if model.model_type == "gemma2" else "sdpa"
-        for value, shared in ((SHARED, True), (PLAIN, False)):
-            cells.append(Cell(name, value, model, prompts, config=keys, shared_prefix=shared, **size))
+        for to, shared in (("shared prefix", True), ("plain", False)):
+            cells.append(Cell(name, to, model, Workload(rollouts=96, config=keys, shared_prefix=shared)))
     return cells
 
 
-def smollm2_cells(*, small: bool) -> list[Cell]:
+def smollm2_cells() -> list[Cell]:
     """An iteration of 48 answers, 30 tokens each, to compact prompts: by a value model, and as preset `smollm2` does.
 
     The preset asks 6 questions 8 times and needs no value model.
     """
-    size: dict[str, Any] = {"rollouts": 4, "response_length": 6} if small else {"rollouts": 48, "response_length": 30}
-    prompts = Prompts(prefix=20, shortest=10, longest=15) if small else Prompts(prefix=30, shortest=40, longest=110)
-    answers = 2 if small else 8
+    work = Workload(prefix=30, shortest=40, longest=110, rollouts=48, response_length=30)
     keys: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.num-mini-batches": 2, "ppo.micro-batch-tokens": 600}
-    preset = {**keys, "rollout.batch-size": size["rollouts"], "rollout.answers-per-question": answers}
-    preset["ppo.baseline"] = "question"
-    model, cells = published(SMOLLM2, small=small), []
-    for number, dtype, config in ((1, "bfloat16", keys), (answers, "bfloat16", preset), (answers, "float32", preset)):
-        name = f"{'value model' if number == 1 else f'{number} answers a question'}, {dtype}"
-        given = {**config, "policy.compute-dtype": dtype}
-        cells.append(Cell(SMOLLM2, name, model, prompts, answers=number, config=given, **size))
+    cells = []
+    for name, answers, baseline, dtype in (
+        ("value model", 1, "value", "bfloat16"),
+        ("8 answers a question", 8, "question", "bfloat16"),
+        ("8 answers a question", 8, "question", "float32"),
+    ):
+        config = {**keys, "ppo.baseline": baseline, "policy.compute-dtype": dtype}
+        cells.append(
+            Cell(SMOLLM2, f"{name}, {dtype}", published(SMOLLM2), replace(work, answers=answers, config=config))
+        )
     return cells
 
 
-def matmul_flops(cell: Cell, batch: Sequence[Sequence[int]]) -> float:
+def scaled_down(cell: Cell) -> Cell:
+    """The same of a published architecture, small enough to run anywhere."""
+    size: dict[str, Any] = {"prefix": 20, "shortest": 3, "longest": 8, "rollouts": 4, "response_length": 6}
+    work = replace(cell.work, **size, answers=min(cell.work.answers, 2))
+    return cell._replace(model=published(cell.varied, small=True), work=work)
+
+
+def matmul_parameters(config: PretrainedConfig) -> tuple[int, int]:
+    """Weights a token is multiplied with: those of the decoder layers, and those of the output head."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    layers = sum(p.numel() for p in model.base_model.layers.parameters() if p.ndim > 1)
+    return layers, int(model.get_output_embeddings().weight.numel())
+
+
+def matmul_flops(cell: Cell) -> float:
     """Floating-point operations that no implementation of an update can do without, attention not counted.
 
     Every distinct token passes the layers once for each of rollout, reference and value, and forward and backward for
@@ -264,81 +249,44 @@ def matmul_flops(cell: Cell, batch: Sequence[Sequence[int]]) -> float:
     the answers only, in rollout, reference and the policy's epochs. With the baseline `question` there is no value.
     """
     layers, head = matmul_parameters(cell.model)
-    prefix = cell.prompts.prefix
-    answers = cell.response_length * len(batch)
-    tokens = prefix + sum(len(prompt) - prefix for prompt in set(map(tuple, batch))) + answers
-    epochs = int(cell.config.get("ppo.epochs", sides.PPO_EPOCHS))
-    passes = 2 + 2 * epochs if cell.config.get("ppo.baseline") == "question" else 3 + 4 * epochs
+    work, batch = cell.work, cell.work.batches[-1]
+    answers = work.response_length * work.rollouts
+    tokens = work.prefix + sum(len(prompt) - work.prefix for prompt in set(map(tuple, batch))) + answers
+    epochs = int(work.config.get("ppo.epochs", sides.PPO_EPOCHS))
+    passes = 2 + 2 * epochs if work.config.get("ppo.baseline") == "question" else 3 + 4 * epochs
     return 2.0 * (layers * tokens * passes + head * answers * (2 + 2 * epochs))
 
 
 def matmul_rate(dtype: torch.dtype) -> float:
     """Floating-point operations a second of one large matrix product here; on the CPU with one thread."""
-    cuda = torch.cuda.is_available()
-    size, rounds = (8192, 20) if cuda else (1024, 5)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    matrix = torch.randn(size, size, device="cuda" if cuda else "cpu", dtype=dtype)
-    seconds = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        matrix @ matrix
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    torch.set_num_threads(threads)
-    return 2.0 * size**3 / min(seconds)
+    size, device = (8192, "cuda") if torch.cuda.is_available() else (1024, "cpu")
+    timer = Timer("matrix @ matrix", globals={"matrix": torch.randn(size, size, device=device, dtype=dtype)})
+    return float(2.0 * size**3 / min(timer.blocked_autorange().times))
 
 
-Result = tuple[Cell, Measured, float]
-"""A cell, what was measured, and its matrix products' seconds at this machine's best rate."""
+def measure(cell: Cell, *, threads: int = 1) -> pd.DataFrame:
+    """A row for each counted update; the floor is the matrix products' seconds here."""
+    dtype = torch.bfloat16 if cell.work.config.get("policy.compute-dtype") == "bfloat16" else torch.float32
+    with tempfile.TemporaryDirectory() as folder:
+        save_random(cell.model, Path(folder), dtype=dtype)
+        if gpu := torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        cell = cell._replace(work=replace(cell.work, model=folder, vocabulary=cell.model.vocab_size))
+        found = run_side(sys.executable, "engine.ours", cell.work, threads=threads, gpu=gpu)
+    return found.assign(varied=cell.varied, to=cell.to, floor=matmul_flops(cell) / matmul_rate(dtype))
 
 
-def measure(cells: Iterable[Cell], *, updates: int, seed: int, threads: int = 1) -> Iterable[Result]:
-    """Run the cells one after another; `updates` are counted, one before them warms up; `threads` on a CPU."""
-    environment = {} if torch.cuda.is_available() else {**CPU_ONE_THREAD, "OMP_NUM_THREADS": str(threads)}
-    with tempfile.TemporaryDirectory() as scratch:
-        model = Path(scratch) / "model"
-        for cell in cells:
-            dtype = torch.bfloat16 if cell.config.get("policy.compute-dtype") == "bfloat16" else torch.float32
-            save_random(cell.model, model, seed=seed, dtype=dtype)
-            size, work = cell.model.vocab_size, {"rollouts": cell.rollouts, "answers": cell.answers}
-            batches = draw_batches(cell.prompts, vocabulary=size, updates=updates, seed=seed, **work)
-            workload = Workload(
-                str(model),
-                batches,
-                cell.response_length,
-                ends=False,
-                config=cell.config,
-                shared_prefix=cell.shared_prefix,
-                seed=seed,
-            )
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            found = run_side(sys.executable, "engine.ours", workload, scratch=Path(scratch), environment=environment)
-            shutil.rmtree(model)
-            yield cell, found, matmul_flops(cell, batches[-1]) / matmul_rate(dtype)
+def shown(table: pd.DataFrame, *, digits: int = 2) -> str:
+    """Markdown: the index and the columns."""
+    rows = table.reset_index().round(digits).astype(str)
+    return markdown.table(rows.columns, rows.to_numpy())
 
 
-def table(results: Sequence[Result]) -> str:
-    """Markdown: medians over updates."""
-    unit = "s" if torch.cuda.is_available() else "CPU s"
-    head = ["varied", "to", *(f"{phase}, {unit}" for phase in PHASES), "matmul floor, s"]
-    head += ["wall, s", "MiB before", "MiB added"]
-    rows = []
-    for cell, found, floor in results:
-        cells = [f"{median(getattr(u, name) for u in found.updates):.2f}" for name in PHASES.values()]
-        cells += [f"{floor:.2f}", f"{median(u.wall for u in found.updates):.2f}"]
-        cells += [f"{found.baseline_mib:.0f}", f"{found.added_mib:.0f}"]
-        rows.append([cell.axis, cell.value, *cells])
-    return markdown.table(head, rows) + "\n"
-
-
-def save(out: Path, numbers: object, text: str) -> None:
-    """Write a benchmark's numbers and table."""
-    out.mkdir(parents=True, exist_ok=True)
-    files.write(out / "results.json", numbers)
-    replace_file(out / "results.md", text.encode())
+def save(out: Path, numbers: pd.DataFrame, text: str) -> None:
+    """Write and print what a benchmark found."""
+    replace_file(out / "results.json", numbers.to_json(orient="records", indent=1).encode(), parents=True)
+    replace_file(out / "results.md", f"{text}\n".encode())
+    print(f"{text}\n\nresults: {out}")
 
 
 def federation_wait(run: Path) -> tuple[float, float]:
@@ -347,9 +295,9 @@ def federation_wait(run: Path) -> tuple[float, float]:
     Raises:
         UserError: the folder holds no iterations, or something else.
     """
-    lines = files.METRICS.read(run)
+    lines = run_files.METRICS.read(run)
     if not lines:
-        raise UserError(f"--run {run}: {files.METRICS.name} is not there, or holds no iteration yet")
+        raise UserError(f"--run {run}: {run_files.METRICS.name} is not there, or holds no iteration yet")
     return sum(line.seconds["federation_wait"] for line in lines), sum(sum(line.seconds.values()) for line in lines)
 
 
@@ -360,10 +308,9 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="On a CPU.")] = 1,
     run: Annotated[Path | None, typer.Option(help="Only tell how long this run waited for its federation.")] = None,
     updates: Annotated[int, typer.Option(min=1, help="Counted updates a cell, after one to warm up.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of weights, prompts and sampling.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/engine"),
+    out: Out = Path("runs/engine"),
 ) -> None:
-    """Measure our PPO engine."""
+    """Measure our PPO engine; seconds of CPU, or of the clock where there is a GPU, and MiB that memory added."""
     if run is not None:
         waited, total = federation_wait(run)
         print(f"waited {waited:.1f} s for the federation in {total:.1f} s of iterations: {waited / total:.1%}")
@@ -372,19 +319,17 @@ def main(
         raise UserError(
             "--paper-models needs a CUDA GPU and none is visible; --scale small runs the same path on a CPU"
         )
-    cells = grid()
-    if paper or real:
-        cells = (paper_cells if paper else smollm2_cells)(small=scale == "small")
-    results: list[Result] = []
-    for cell, found, floor in measure(cells, updates=updates, seed=seed, threads=threads):
-        results.append((cell, found, floor))
-        total = median(update.seconds for update in found.updates)
-        print(f"{len(results)} of {len(cells)}: {cell.axis} {cell.value}: {total:.2f} s an update", flush=True)
-    numbers = [
-        {"axis": c.axis, "value": c.value, "measured": asdict(found), "floor": floor} for c, found, floor in results
-    ]
-    save(out, numbers, table(results))
-    print(f"{table(results)}\nresults: {out}")
+    cells = paper_cells() if paper else smollm2_cells() if real else grid()
+    if scale == "small" and (paper or real):
+        cells = [scaled_down(cell) for cell in cells]
+    found: list[pd.DataFrame] = []
+    for cell in cells:
+        found.append(measure(cell._replace(work=replace(cell.work, updates=updates)), threads=threads))
+        took = found[-1]["total"].median()
+        print(f"{len(found)} of {len(cells)}: {cell.varied} {cell.to}: {took:.2f} s an update", flush=True)
+    numbers = pd.concat(found)
+    medians = numbers.groupby(["varied", "to"], sort=False)[[*PHASES, "floor", "wall", "added"]].median()
+    save(out, numbers, shown(medians))
 
 
 if __name__ == "__main__":

@@ -16,23 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
+from timeit import repeat
 from typing import Annotated
 
 import numpy as np
+import pandas as pd
 import torch
 import typer
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from appa_flwr.config import SMOLLM2_MODEL, Config
-from appa_flwr.core import markdown
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file
 from appa_flwr.launch.deploy import SUBMITTER, start
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.flower import UNFINISHED
@@ -40,12 +39,13 @@ from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GUARD, prepare
 from appa_flwr.protocol import wire
-from appa_flwr.report.artifacts import Run, read_run
+from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.survey.generate import generate
 from client_app.scoring import score
 from experiments import entry
-from experiments.benchmarks.beside_trl import Keys, Model, Rows, Seed, Style, Surveys, completion, needed, prepared
-from experiments.benchmarks.engine import save
+from experiments.benchmarks.beside_trl import Keys, Rows, Style, Surveys, completion, prepared
+from experiments.benchmarks.engine import Out, save, shown
+from experiments.benchmarks.sides import SEED
 from experiments.pluralllm.protocol import SEEN_HELD_OUT, Problem, load_problem, recipe, train
 from pluralllm.prediction import predict_targets
 from server_app.engine.passes import logprob_pass
@@ -60,21 +60,6 @@ app = typer.Typer(add_completion=False)
 ROLLOUTS = 96
 ROUNDS, ITERATIONS = 2, 6
 NODES = 3
-GAIN_GOAL = 0.75
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """Held-out loss (mean -log p of the answers' tokens, nats) of the base and of the tuned model, stored alike."""
-
-    kind: str
-    base: float
-    tuned: float
-
-    @property
-    def gain(self) -> float:
-        """What SFT took off the loss."""
-        return self.base - self.tuned
 
 
 @torch.no_grad()
@@ -94,8 +79,8 @@ def held_out_loss(model: PreTrainedModel, base: Base, rows: Rows, *, tokens: int
     return total / sum(map(len, answers))
 
 
-def hand_over(base: Base, config: Config, trained: Rows, held_out: Rows) -> list[HandOver]:
-    """Fine-tune, then hold what came of it against the base in every way that it can be stored."""
+def hand_over(base: Base, config: Config, trained: Rows, held_out: Rows) -> pd.DataFrame:
+    """Fine-tune, then hold what came of it against the base in every way that it can be stored: held-out losses."""
     exact, half, packed = (
         Config.load({**config.flat(), "policy.compute-dtype": dtype, "policy.tuning": tuning})
         for dtype, tuning in (("float32", "lora"), ("bfloat16", "lora"), ("bfloat16", "qlora"))
@@ -131,88 +116,71 @@ def hand_over(base: Base, config: Config, trained: Rows, held_out: Rows) -> list
             "adapter apart, base in nf4": (packed, lambda: load_policy(packed, base, adapter).policy()),
         }
         before = {id(given): loss(plain(given)) for given in (exact, half, packed)}
-        return [HandOver(kind, before[id(given)], loss(model())) for kind, (given, model) in ways.items()]
-
-
-def hand_over_table(ways: Sequence[HandOver]) -> str:
-    """Markdown: what SFT took off the loss, and how much of that is kept."""
-    head = ["hand-over", "base", "after SFT", "gained", f"kept (goal: {GAIN_GOAL:.0%})"]
-    whole = ways[0].gain
-    rows = [[w.kind, f"{w.base:.4f}", f"{w.tuned:.4f}", f"{w.gain:.4f}", f"{w.gain / whole:.0%}"] for w in ways]
-    return markdown.table(head, rows) + "\n"
+        losses = [(before[id(given)], loss(model())) for given, model in ways.values()]
+    found = pd.DataFrame(losses, columns=["base", "after SFT"], index=pd.Index(ways, name="hand-over"))
+    gained = found["base"] - found["after SFT"]
+    return found.assign(gained=gained, kept=gained / gained.iloc[0])
 
 
 @app.command("hand-over")
 def hand_over_command(
-    model: Model = SMOLLM2_MODEL,
     prompt_style: Style = "full",
     steps: Annotated[int, typer.Option(min=1, help="Of SFT.")] = 49,
     questions: Annotated[int, typer.Option(min=1, help="Held-out ones, for the loss.")] = 32,
-    seed: Seed = 0,
     surveys: Surveys = None,
     overrides: Keys = None,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/hand_over"),
+    out: Out = Path("runs/hand_over"),
 ) -> None:
     """How much of what SFT learned reaches PPO, by how its result is stored."""
-    config, base, training, held_out = prepared(model, prompt_style, seed, surveys, overrides, **{"sft.steps": steps})
-    number = steps * config.sft.batch_size * config.sft.gradient_accumulation_steps
-    ways = hand_over(base, config, needed(training, number), held_out[:questions])
-    save(out, [asdict(way) for way in ways], hand_over_table(ways))
-    print(f"{hand_over_table(ways)}\nresults: {out}")
+    config, base, training, held_out = prepared(prompt_style, surveys, overrides, steps=steps)
+    found = hand_over(base, config, training, held_out[:questions])
+    save(out, found.reset_index(), shown(found, digits=4))
 
 
-def pluralllm_costs(problem: Problem, config: Config, *, seed: int, repeats: int) -> list[list[str]]:
-    """CPU time to pretrain, to make the seen groups' tables, and to score random answers against the first; goals."""
+def pluralllm_costs(problem: Problem, config: Config, *, repeats: int) -> pd.Series[float]:
+    """CPU seconds to pretrain, to make the seen groups' tables, and to score random answers against the first."""
     groups, option_QK = problem.parts[SEEN_HELD_OUT].context, problem.embedding.option_QK
-    trained = train(problem, config, seed=seed)
+    trained = train(problem, config, seed=SEED)
     steps = config.pluralllm.rounds * config.pluralllm.local_steps
-    name = f"pretraining, {steps} steps of {len(groups)} groups"
-    rows = [[name, f"{trained.cpu_seconds:.1f} s", "at most 40 s for 250"]]
+    found = {f"pretraining, {steps} steps of {len(groups)} groups": trained.cpu_seconds}
     table = partial(predict_targets, num_context=config.pluralllm.num_context_questions, trained=problem.trained_Q)
     start = time.process_time()
-    tables = [table(trained.model, data, problem.embedding, seed=seed) for data in groups]
-    name = f"target tables, {len(groups)} groups x {len(option_QK):,} questions"
-    rows.append([name, f"{time.process_time() - start:.2f} s", "at most 6 s for 8 x 1,130"])
+    tables = [table(trained.model, data, problem.embedding, seed=SEED) for data in groups]
+    found[f"target tables, {len(groups)} groups x {len(option_QK)} questions"] = time.process_time() - start
     for metrics in (("js",), ("js", "wasserstein")):
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(SEED)
         question_J = rng.integers(len(option_QK), size=ROLLOUTS)
         request = wire.ScoreRequest(question_J, rng.random((ROLLOUTS, option_QK.shape[1])), metrics)
-        laps = []
-        for _ in range(repeats):
-            start = time.process_time()
-            score(request, tables[0].probability_QK, option_QK)
-            laps.append(time.process_time() - start)
-        name = f"scoring {ROLLOUTS} answers of one group, {' + '.join(metrics)}"
-        rows.append([name, f"{1e3 * median(laps):.2f} ms", "at most 1 ms"])
-    return rows
+        scoring = partial(score, request, tables[0].probability_QK, option_QK)
+        laps = repeat(scoring, timer=time.process_time, number=1, repeat=repeats)
+        found[f"scoring {ROLLOUTS} answers of one group, {' + '.join(metrics)}"] = median(laps)
+    return pd.Series(found)
 
 
 @app.command()
 def pluralllm(
     rounds: Annotated[int, typer.Option(min=1, help="Of federated pretraining, two steps each.")] = 125,
     repeats: Annotated[int, typer.Option(min=1, help="Scorings; their median is reported.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of training, contexts and answers.")] = 0,
     surveys: Surveys = None,
 ) -> None:
     """CPU time of one thread on GlobalQA with the paper's eight countries."""
     torch.set_num_threads(1)
     try:
-        problem = load_problem("globalqa", seed=seed, folder=surveys)
+        problem = load_problem("globalqa", seed=SEED, folder=surveys)
     except UserError as error:
         print(f"{error}; the generated survey stands in for it")
-        problem = load_problem("generated", seed=seed)
+        problem = load_problem("generated", seed=SEED)
     config = recipe(f"pluralllm.rounds={rounds}", f"pluralllm.validate-every={rounds}")
-    rows = pluralllm_costs(problem, config, seed=seed, repeats=repeats)
-    print(markdown.table(["", "CPU time", "goal"], rows))
+    seconds = pluralllm_costs(problem, config, repeats=repeats)
+    print(shown((1000 * seconds).to_frame("CPU ms")))
 
 
-def waits(folder: Path, *, guarded: bool, rounds: int, seconds: float) -> list[float]:
+def waits(folder: Path, *, rounds: int, seconds: float) -> list[float]:
     """Seconds waited for messages that hold nothing in each round but the first, which starts processes."""
-    survey = generate(num_questions=20, num_groups=NODES, seed=0)
+    survey = generate(num_questions=20, num_groups=NODES, seed=SEED)
     sites = prepare(survey, folder / "parties", host=LOOPBACK, port=free_port(), keys={}, bundle="")
-    if not guarded:
-        for name in sites.groups:
-            shutil.rmtree(sites.group(name) / GUARD)
+    for name in sites.groups:
+        shutil.rmtree(sites.group(name) / GUARD)  # so that Flower's own program answers
     result = folder / "waited.json"
     empty = shutil.copytree(Path(__file__).with_name("empty_app"), folder / "app")
     given = {"nodes": NODES, "rounds": rounds + 1, "seconds": seconds, "result": str(result)}
@@ -232,16 +200,13 @@ def floor(
     rounds: Annotated[int, typer.Option(help="Messages to each node that are counted.")] = 20,
     seconds: Annotated[float, typer.Option(help="What the server computes between two rounds, as PPO does.")] = 2.0,
 ) -> None:
-    """What Flower takes for a message that holds nothing: three nodes over TLS here, by its program and by ours."""
-    rows = []
-    for name, guarded in (("Flower's own program", False), ("the owner's program in its place", True)):
-        with tempfile.TemporaryDirectory(prefix="floor-") as folder:
-            found = waits(Path(folder), guarded=guarded, rounds=rounds, seconds=seconds)
-        rows.append([name, f"{mean(found):.2f} s", f"{stdev(found):.2f} s", f"{max(found):.2f} s"])
-    print(markdown.table(["a message starts", "waited, mean", "standard deviation", "longest"], rows))
+    """What Flower takes for a message that holds nothing: seconds of three nodes over TLS here, by its own program."""
+    with tempfile.TemporaryDirectory(prefix="floor-") as folder:
+        waited = pd.Series(waits(Path(folder), rounds=rounds, seconds=seconds), name="waited")
+    print(shown(waited.agg(["mean", "std", "max"]).to_frame()))
 
 
-def grown(groups: int, folder: Path) -> Run:
+def grown(groups: int, folder: Path) -> RunArtifacts:
     """A shortened run with so many groups; one that is there already is not repeated."""
     name = f"groups-{groups}"
     if not (folder / name / "report.html").exists():
@@ -255,27 +220,27 @@ def grown(groups: int, folder: Path) -> Run:
     return read_run(folder / name)
 
 
-def scale_row(groups: int, run: Run) -> list[str]:
-    """A line of the table: seconds of each phase and of an iteration, of which the first one warms up, and memory."""
+def growth(run: RunArtifacts) -> dict[str, float]:
+    """Seconds of phases and of an iteration, of which the first one warms up, and the server's memory."""
     seconds = {phase.phase: phase.seconds for phase in run.phases}
     later = [line.seconds for line in run.iterations[1:]]
-    shown = [seconds["join"], seconds["population"], seconds["pluralllm"] / ROUNDS, seconds["targets"]]
-    shown += [median(line["federation_wait"] for line in later), median(sum(line.values()) for line in later)]
-    memory = max(phase.peak_mib or 0.0 for phase in run.phases)
-    return [str(groups), *(f"{value:.2f} s" for value in shown), f"{memory:.0f}"]
+    return {
+        "a PluralLLM round": seconds["pluralllm"] / ROUNDS,
+        "targets": seconds["targets"],
+        "waiting in an iteration": median(line["federation_wait"] for line in later),
+        "an iteration": median(sum(line.values()) for line in later),
+        "MiB": max(phase.peak_mib or 0.0 for phase in run.phases),
+    }
 
 
 @app.command()
 def scale(
     sizes: Annotated[str, typer.Option(help="Numbers of groups.")] = "8,64,256,1024",
-    output: Annotated[Path, typer.Option(help="Folder of runs and table.")] = Path("runs/scale"),
+    output: Out = Path("runs/scale"),
 ) -> None:
     """Run the default loop with more and more groups, and say what grows."""
-    head = ["groups", "joining", "sums", "a PluralLLM round", "targets", "waiting in an iteration", "an iteration"]
-    rows = [scale_row(size, grown(size, output)) for size in map(int, sizes.split(","))]
-    text = markdown.table([*head, "server's memory, MiB"], rows) + "\n"
-    replace_file(output / "scale.md", text.encode(), parents=True)
-    print(text)
+    rows = {size: growth(grown(int(size), output)) for size in sizes.split(",")}
+    print(shown(pd.DataFrame.from_dict(rows, orient="index").rename_axis("groups")))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """PPO's two sides: what each is given, how it is measured, and TRL's side, which runs in an environment of its own.
 
-So this module needs nothing but what TRL needs. Model folder, prompts and the lengths of the answers are one JSON file.
+So this module needs nothing but what TRL needs.
 
 Axis letters: J rollouts, L tokens, V vocabulary.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import random
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +26,10 @@ import psutil
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
+SEED = 0
 TRL_VERSION = "1.12.0"
 PAD_ID, EOS_ID, UNKNOWN_ID = 0, 1, 2
 NUM_SPECIAL = 3
@@ -43,33 +46,53 @@ SHORTEST_ANSWER, ANSWER_CYCLE = 10, 16
 """Answers that end on their own have 10 to 25 tokens; see `planned_length`."""
 
 _FAR = 1e4  # a logit this far out is certain at any temperature, and finite in every number format
-MIB = 2**20
 _SAMPLING_SECONDS = 0.005
+_PROCESS = psutil.Process()
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One case of a benchmark: a model's folder, prompts as token ids by update, the first of which warms up.
+    """One case of a benchmark: a model's folder, how its prompts are drawn, and how long its answers are.
 
-    Where `ends`, answers end as `planned_length` says, otherwise all reach `response_length`. `config` holds keys of
-    our run config that differ from `engine.KEYS`; `shared_prefix` says whether our side computes what all prompts begin
-    with once a batch.
+    All prompts begin with the same `prefix` tokens, after which come `shortest` to `longest` of their own, all below
+    `vocabulary`. A batch has so many `rollouts`, and asks each prompt for so many `answers`. Where `ends`, answers end
+    as `planned_length` says, otherwise all reach `response_length`. `config` holds keys of our run config that differ
+    from `engine.KEYS`; `shared_prefix` says whether our side computes what all prompts begin with once a batch.
     """
 
-    model: str
-    batches: list[list[list[int]]]
-    response_length: int
-    ends: bool
+    model: str = ""
+    vocabulary: int = 1024
+    prefix: int = 220
+    shortest: int = 15
+    longest: int = 70
+    rollouts: int = 24
+    answers: int = 1
+    updates: int = 2
+    response_length: int = 60
+    ends: bool = False
     config: dict[str, bool | int | float | str] = field(default_factory=dict)
     shared_prefix: bool = True
-    seed: int = 0
+
+    @cached_property
+    def batches(self) -> list[list[list[int]]]:
+        """Random prompts as token ids for each update, before which one warms up."""
+        rng = random.Random(SEED)
+
+        def tokens(count: int) -> list[int]:
+            return [rng.randrange(NUM_SPECIAL, self.vocabulary) for _ in range(count)]
+
+        prefix, batches = tokens(self.prefix), []
+        for _ in range(1 + self.updates):
+            lengths = (rng.randint(self.shortest, self.longest) for _ in range(self.rollouts // self.answers))
+            asked = [prefix + tokens(length) for length in lengths]
+            batches.append([prompt for prompt in asked for _ in range(self.answers)])
+        return batches
 
     def planned_lengths(self, update: int) -> list[int]:
         """Tokens that each answer of an update must have."""
-        lengths = [
-            planned_length(len(prompt)) if self.ends else self.response_length for prompt in self.batches[update]
-        ]
-        return [min(length, self.response_length) for length in lengths]
+        if not self.ends:
+            return [self.response_length] * self.rollouts
+        return [min(planned_length(len(prompt)), self.response_length) for prompt in self.batches[update]]
 
 
 def planned_length(prompt_length: int) -> int:
@@ -91,35 +114,35 @@ def steer(logit_JV: Tensor, position_J: Tensor, *, number: int, ends: bool) -> N
         logit_JV[position_J % ANSWER_CYCLE == 0, EOS_ID] = _FAR
 
 
-@dataclass(frozen=True)
-class Update:
-    """One update as it was measured; seconds are of CPU, the whole process's, or of wall clock where there is a GPU."""
+@contextmanager
+def keeping_to_plan(model: Any, *, ends: bool) -> Iterator[None]:
+    """While it lasts, one rollout from the model ends each row where the workload says.
 
-    seconds: float
-    wall: float
-    rollout: float
-    reference: float
-    optimizer_steps: int
-
-    @property
-    def update(self) -> float:
-        """Seconds of all that is no rollout and no pass of reference or value."""
-        return self.seconds - self.rollout - self.reference
-
-
-@dataclass(frozen=True)
-class Measured:
-    """All that a side reports, the warm-up left out but for memory.
-
-    Memory is what there was before the first update, and how far it rose above that; the changes are the largest of a
-    parameter.
+    It watches which positions go into the decoder and changes the logits that come out of the head, once a token, and
+    needs to know nothing of how a trainer orders, splits or shortens its rows. The prompt's pass may leave the
+    positions to the model: they are not needed before an answer may end.
     """
+    position_J, number = torch.empty(0), 0
 
-    updates: list[Update]
-    baseline_mib: float
-    added_mib: float
-    policy_change: float
-    value_change: float
+    def before_decoder(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal position_J
+        if kwargs.get("position_ids") is not None:
+            position_J = kwargs["position_ids"][:, -1] + 2  # counted from 0, and of the token before
+
+    def after_head(_: Any, args: tuple[Any, ...], logits: Tensor) -> None:
+        nonlocal number
+        number += 1
+        steer(logits if logits.ndim == 2 else logits[:, -1], position_J, number=number, ends=ends)
+
+    hooks = [
+        model.base_model.register_forward_pre_hook(before_decoder, with_kwargs=True),
+        model.get_output_embeddings().register_forward_hook(after_head),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def now() -> float:
@@ -130,76 +153,77 @@ def now() -> float:
     return time.process_time()
 
 
-class PeakMemory:
+class PeakMemory(threading.Thread):
     """Watches memory from `start` on: the GPU's where there is one, else the process's resident set."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
+        super().__init__(daemon=True)
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.baseline_mib = 0.0
-        self._peak = 0
 
     def start(self) -> None:
         """Take the baseline."""
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-            self.baseline_mib = torch.cuda.memory_allocated() / MIB
-            return
-        self._peak = self._process.memory_info().rss
-        self.baseline_mib = self._peak / MIB
-        self._thread.start()
+        self._baseline = self._peak = self._held()
+        super().start()
 
-    def _watch(self) -> None:
+    def _held(self) -> int:
+        """Bytes: the most since the baseline on a GPU, where no moment is missed; else those of this moment."""
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _PROCESS.memory_info().rss
+
+    def run(self) -> None:
+        """Look, in a thread of its own."""
         while not self._done.wait(_SAMPLING_SECONDS):
-            self._peak = max(self._peak, self._process.memory_info().rss)
+            self._peak = max(self._peak, self._held())
 
     def stop(self) -> float:
         """MiB above the baseline."""
-        if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated() / MIB - self.baseline_mib
         self._done.set()
-        self._thread.join()
-        return self._peak / MIB - self.baseline_mib
+        self.join()
+        return (max(self._peak, self._held()) - self._baseline) / 2**20
+
+
+Update = dict[str, float]
+"""One update as it was measured; seconds are of CPU, the whole process's, or of wall clock where there is a GPU.
+
+Seconds of `rollout`, of `reference` (its pass and that of the value), of `update` (all else) and of all of it
+(`total`), and by the clock (`wall`); optimizer `steps`; MiB that memory `added` to what there was before the first
+update, which warms up; and the largest change of a parameter of the `policy` and of the `value` in the whole run.
+"""
 
 
 class Recorder:
-    """Measures a workload's updates in this process; `trained` are the parameters of the policy and of the value."""
+    """Measures a workload's updates in this process; `policy` and `value` are the parameters that are trained."""
 
-    def __init__(self, workload: Workload, trained: Sequence[Sequence[Tensor]]) -> None:
-        self._memory, self._workload, self._trained = PeakMemory(), workload, trained
-        self._before = [[parameter.detach().clone() for parameter in model] for model in trained]
-        self._updates: list[Update] = []
+    def __init__(self, workload: Workload, policy: Sequence[Tensor], value: Sequence[Tensor]) -> None:
+        self._workload, self._updates, self._memory = workload, list[Update](), PeakMemory()
+        self._trained = {"policy": policy, "value": value}
+        self._before = {name: [p.detach().clone() for p in found] for name, found in self._trained.items()}
 
     def start(self) -> None:
         """Take the baselines."""
+        self._hook = register_optimizer_step_post_hook(self._count_step)
         self._memory.start()
         self._restart()
 
     def _restart(self) -> None:
-        self._spent = {"rollout": 0.0, "reference": 0.0}
-        self._steps = 0
-        self._started = now(), time.perf_counter()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a block; blocks of one name add up within an update."""
-        started = now()
-        yield
-        self._spent[name] += now() - started
+        self._spent = {"rollout": 0.0, "reference": 0.0, "steps": 0.0}
+        self._began, self._wall = now(), time.perf_counter()
 
     def timed(self, name: str, function: Callable[..., Any], when: Callable[..., bool] = lambda *_: True) -> Any:
-        """`function`, timed under this phase where `when` says so of its arguments."""
+        """`function`, whose seconds add up under this name where `when` says so of its arguments."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self.phase(name) if when(*args) else nullcontext():
-                return function(*args, **kwargs)
+            started = now()
+            found = function(*args, **kwargs)
+            if when(*args):
+                self._spent[name] += now() - started
+            return found
 
         return call
 
-    def count_step(self, *_: Any) -> None:
-        """To be called after every optimizer step."""
-        self._steps += 1
+    def _count_step(self, *_: Any) -> None:
+        self._spent["steps"] += 1
 
     def close(self, lengths: list[int]) -> None:
         """End an update whose answers have these lengths, and begin the next one.
@@ -207,85 +231,63 @@ class Recorder:
         Raises:
             RuntimeError: they are not those planned.
         """
-        (began, wall), number = self._started, len(self._updates)
-        update = Update(now() - began, time.perf_counter() - wall, **self._spent, optimizer_steps=self._steps)
-        if lengths != self._workload.planned_lengths(number):
-            raise RuntimeError(f"update {number}: answers of other lengths than planned: {lengths}")
-        self._updates.append(update)
+        total, wall = now() - self._began, time.perf_counter() - self._wall
+        rest = total - self._spent["rollout"] - self._spent["reference"]
+        if lengths != self._workload.planned_lengths(len(self._updates)):
+            raise RuntimeError(f"update {len(self._updates)}: answers of other lengths than planned: {lengths}")
+        self._updates.append({**self._spent, "update": rest, "total": total, "wall": wall})
         self._restart()
 
-    def measured(self) -> Measured:
-        """All that was found."""
-        added = self._memory.stop()
-        changes = (
-            max(float((now.detach() - was).abs().max()) for now, was in zip(model, before, strict=True))
-            for model, before in zip(self._trained, self._before, strict=True)
-        )
-        return Measured(self._updates[1:], self._memory.baseline_mib, added, *changes)
+    def measured(self) -> list[Update]:
+        """All updates but the one that warms up."""
+        self._hook.remove()
+        of_all = {"added": self._memory.stop()}
+        for name, parameters in self._trained.items():
+            pairs = zip(parameters, self._before[name], strict=True)
+            of_all[name] = max(float((now.detach() - was).abs().max()) for now, was in pairs)
+        return [{**update, **of_all} for update in self._updates[1:]]
 
 
-def answer(measure: Callable[[Workload], Measured]) -> None:
-    """Measure the workload of the command's first file, and write what was found into the second."""
-    source, result = map(Path, sys.argv[1:])
+def answer(measure: Callable[[Workload], list[Update]]) -> None:
+    """Measure the workload that standard input holds, and print what was found as the last line."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as the side that started this one says
-    workload = Workload(**json.loads(source.read_text()))
-    torch.manual_seed(workload.seed)
-    result.write_text(json.dumps(asdict(measure(workload)), indent=1))
-
-
-class _KeepToPlan(transformers.LogitsProcessor):  # type: ignore[misc]
-    """Makes `generate` end each row where the workload says."""
-
-    def __init__(self, prompt_mask_JL: Tensor, *, ends: bool) -> None:
-        self._prompt_J, self._width, self._ends = prompt_mask_JL.sum(1), prompt_mask_JL.shape[1], ends
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        number = input_ids.shape[1] - self._width + 1
-        steer(scores, self._prompt_J + number, number=number, ends=self._ends)
-        return scores
+    workload = Workload(**json.load(sys.stdin))
+    torch.manual_seed(SEED)
+    print(f"\n{json.dumps(measure(workload))}")
 
 
 class _EvenShare(nn.Module):
-    """The share of even token ids so far, in the shape of a reward model: a backbone whose last hidden state is it."""
+    """The share of even token ids so far, as a reward model: TRL calls what the prefix names, and then `score`."""
 
-    base_model_prefix = "backbone"
+    base_model_prefix = "forward"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = _EvenShareSoFar()
-        self.score = nn.Identity()
-
-
-class _EvenShareSoFar(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> SimpleNamespace:
         even_JL = ((input_ids % 2 == 0) & attention_mask).float().cumsum(1)
         return SimpleNamespace(hidden_states=[(even_JL / attention_mask.cumsum(1).clamp(min=1)).unsqueeze(-1)])
+
+    def score(self, state_JL1: Tensor) -> Tensor:
+        return state_JL1
 
 
 class _Instruments(transformers.TrainerCallback):  # type: ignore[misc]
     """Measures what TRL's loop does in each update, which stays as it is."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._length_J: list[int] = []
-
-    def instrument(self, trainer: Any, loop: Any) -> None:
-        """Time the functions that the loop looks up by name when it calls them."""
-        models = trainer.policy_model, trainer.value_model
-        trained = [[p for p in model.parameters() if p.requires_grad] for model in models]
-        self.recorder = Recorder(self._workload, trained)
+    def instrument(self, trainer: Any, loop: Any, workload: Workload) -> None:
+        """Time the functions that the loop looks up by name when it calls them, and make its answers keep to plan."""
+        policy, value = trainer.policy_model, trainer.value_model
+        trained = ([p for p in model.parameters() if p.requires_grad] for model in (policy, value))
+        self.recorder = Recorder(workload, *trained)
         timed = self.recorder.timed
         loop.batch_generation = self._counted(timed("rollout", loop.batch_generation))
         loop.forward = timed("reference", loop.forward, lambda *_: not torch.is_grad_enabled())
-        loop.get_reward = timed("reference", loop.get_reward, lambda model, *_: model is trainer.value_model)
-        trainer.optimizer.optimizer.register_step_post_hook(self.recorder.count_step)
-        generate = trainer.policy_model.generate
+        loop.get_reward = timed("reference", loop.get_reward, lambda model, *_: model is value)
+        generate = policy.generate
 
         def generate_to_plan(**kwargs: Any) -> Any:
-            keep = _KeepToPlan(kwargs["attention_mask"], ends=self._workload.ends)
-            return generate(**kwargs, logits_processor=transformers.LogitsProcessorList([keep]))
+            with keeping_to_plan(policy.get_base_model(), ends=workload.ends):
+                return generate(**kwargs)
 
-        trainer.policy_model.generate = generate_to_plan
+        policy.generate = generate_to_plan
 
     def _counted(self, generation: Any) -> Any:
         def call(model: Any, query_JL: Tensor, *args: Any) -> Any:
@@ -306,7 +308,8 @@ def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> 
     """TRL's trainer with LoRA policy and value on two copies of the model; the reference is the policy's base.
 
     Its loader keeps the prompts' order, and has one batch more than there are updates: the last one would take 48
-    optimizer steps, because Accelerate ends gradient accumulation with the loader.
+    optimizer steps, because Accelerate ends gradient accumulation with the loader. What is not given here is the
+    paper's by default.
     """
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
@@ -333,15 +336,9 @@ def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> 
         num_ppo_epochs=PPO_EPOCHS,
         total_episodes=rollouts * len(workload.batches),
         response_length=workload.response_length,
-        local_rollout_forward_batch_size=64,
         temperature=TEMPERATURE,
         learning_rate=LEARNING_RATE,
-        kl_coef=0.05,
-        cliprange=0.2,
-        cliprange_value=0.2,
         vf_coef=0.2,
-        gamma=1.0,
-        lam=0.95,
         whiten_rewards=True,
         stop_token="eos",
         num_sample_generations=0,
@@ -351,7 +348,7 @@ def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> 
         save_strategy="no",
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
-        seed=workload.seed,
+        seed=SEED,
     )
     trainer = PPOTrainer(
         args,
@@ -372,7 +369,7 @@ def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> 
     return trainer
 
 
-def trl(workload: Workload) -> Measured:
+def trl(workload: Workload) -> list[Update]:
     """Run the workload's updates by TRL's PPOTrainer.
 
     Raises:
@@ -382,9 +379,9 @@ def trl(workload: Workload) -> Measured:
         raise RuntimeError(f"needs trl=={TRL_VERSION}, found {found}; see docs/benchmarks.md")
     import trl.experimental.ppo.ppo_trainer as loop
 
-    instruments = _Instruments(workload)
+    instruments = _Instruments()
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(workload, instruments, folder)
-        instruments.instrument(trainer, loop)
+        instruments.instrument(trainer, loop, workload)
         trainer.train()
     return instruments.recorder.measured()

@@ -2,7 +2,7 @@
 
     python -m experiments.grid experiments/small.toml
 
-Killed and started again it repeats no cell that is done, and goes on with the one it was in.
+Killed and started again it repeats no trial that is done, and goes on with the one it was in.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from experiments import entry
-from experiments.grid.plan import cells, read_grid
-from experiments.grid.results import write_results
-from experiments.grid.run import plan_text, run_cells
+from experiments.grid.grid_results import write_results
+from experiments.grid.plan import read_grid, trials
+from experiments.grid.runner import plan_text, run_trials
 
 
 def main(
@@ -28,14 +28,14 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Folder of runs and results; default runs/NAME.")] = None,
     scale: Annotated[str, typer.Option(help="Use the keys of the file's [scale.NAME], such as small.")] = "",
     only: Annotated[str, typer.Option(help="Names, separated by commas, to which their axes are cut.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, hours and disk, and run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print trials, hours and disk, and run nothing.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="Write the results of what is done.")] = False,
 ) -> None:
-    """Run every cell of a grid once; then tables, intervals and pictures."""
+    """Run every trial of a grid once; then tables, intervals and pictures."""
     grid = read_grid(grid_file, scale=scale, only=split_names(only))
     folder = output or Path("runs") / "-".join(filter(None, (grid_file.stem, scale)))
     here = Path.cwd()
-    planned = cells(grid, folder, here=here)
+    planned = trials(grid, folder, here=here)
     if dry_run:
         print(plan_text(grid, planned, folder))
         return
@@ -46,10 +46,10 @@ def main(
             print(f"{config.run_name}:", flush=True)
             launch(config, app_folder=find_app_folder(here))
 
-        failed = run_cells(grid, planned, folder, launch=start, say=lambda text: print(text, flush=True)).failed
+        failed = run_trials(grid, planned, folder, launch=start, say=lambda text: print(text, flush=True)).failed
     path = write_results(grid, planned, folder)
     if path is None:
-        raise UserError(f"{folder}: no cell of this grid is done, so there are no results")
+        raise UserError(f"{folder}: no trial of this grid is done, so there are no results")
     print(f"results: {path}")
     if failed:
         print("\n".join(f"failed: {name}: {why}" for name, why in failed.items()), file=sys.stderr)

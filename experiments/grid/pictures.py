@@ -19,9 +19,9 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import LEAST_SPIDER_GROUPS, RULE_STYLE, spider
-from appa_flwr.run.files import METRICS, SUMMARY
 from appa_flwr.run.records import Iteration, SummaryRow
-from experiments.grid.plan import Cell
+from appa_flwr.run.run_files import METRICS, SUMMARY
+from experiments.grid.plan import Trial
 
 COLUMN = 5.0
 """Inches; shown at the width of a paper's column its text is as small as the paper's."""
@@ -29,42 +29,42 @@ FEW_TICKS = 5
 SHOWN_FIRST = ("base", "sft")
 PPO = "ppo"
 
-Policies = Mapping[str, tuple[str, Mapping[int, Cell]]]
-"""Name in the pictures -> name in the runs' files, and its cells by seed."""
+Methods = Mapping[str, tuple[str, Mapping[int, Trial]]]
+"""Name in the pictures -> name in the runs' files, and its trials by seed."""
 
 
-def write(output: Path, setting: tuple[str, str, str], policies: Policies) -> None:
+def write(output: Path, setting: tuple[str, str, str], methods: Methods) -> None:
     """Write a setting's pictures; those that nothing is known for are left out.
 
     Raises:
         UserError: a run's file or a picture cannot be read or written.
     """
-    for name, picture in _pictures(policies, title=", ".join(setting)):
+    for name, picture in _pictures(methods, title=", ".join(setting)):
         replace_file(output / "plots" / f"{'-'.join(setting)}-{name}.png", picture, parents=True)
 
 
-def _pictures(policies: Policies, *, title: str) -> Iterator[tuple[str, bytes]]:
-    rules = {name: cells for name, (policy, cells) in policies.items() if policy == PPO}
+def _pictures(methods: Methods, *, title: str) -> Iterator[tuple[str, bytes]]:
+    rules = {name: trials for name, (method, trials) in methods.items() if method == PPO}
     if not rules:
         return
     config = next(iter(next(iter(rules.values())).values())).config
     metric = config.reward_metric
-    shown = [name for name in (*SHOWN_FIRST, *rules) if name in policies]
-    scores = {name: _rows(*policies[name], metric) for name in shown}
+    shown = [name for name in (*SHOWN_FIRST, *rules) if name in methods]
+    scores = {name: _rows(*methods[name], metric) for name in shown}
     groups = tuple(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
     per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
     if len(groups) >= LEAST_SPIDER_GROUPS:
         yield "groups", spider(per_group, groups, metric=metric)
     yield "trade-off", trade_off(scores, metric=metric, title=title)
-    lines = {rule: [METRICS.read(cell.folder) or () for cell in cells.values()] for rule, cells in rules.items()}
+    lines = {rule: [METRICS.read(trial.folder) or () for trial in trials.values()] for rule, trials in rules.items()}
     yield "fairness", by_iteration(lines, lambda line: line.fairness_index, axis="Fairness index", title=title)
     yield "weights", by_iteration(lines, _weight_range, axis="largest less smallest weight", title=title)
     yield "worst", by_iteration(lines, _worst_reward, axis=f"worst group's reward ({metric})", title=title, smooth=9)
 
 
-def _rows(policy: str, cells: Mapping[int, Cell], metric: str) -> list[SummaryRow]:
-    found = (row for cell in cells.values() for row in SUMMARY.read(cell.folder) or ())
-    return [row for row in found if (row.policy, row.metric) == (policy, metric)]
+def _rows(method: str, trials: Mapping[int, Trial], metric: str) -> list[SummaryRow]:
+    found = (row for trial in trials.values() for row in SUMMARY.read(trial.folder) or ())
+    return [row for row in found if (row.method, row.metric) == (method, metric)]
 
 
 def _mean_by_group(rows: list[SummaryRow], groups: Sequence[str]) -> dict[str, float]:
@@ -93,7 +93,7 @@ def trade_off(scores: Mapping[str, list[SummaryRow]], *, metric: str, title: str
     for name, rows in scores.items():
         fairness, lowest = np.array([row.fi for row in rows]), np.array([row.min_as for row in rows])
         if name in SHOWN_FIRST:
-            shown, colour, _, dash = style.POLICY_STYLE[name]
+            shown, colour, _, dash = style.METHOD_STYLE[name]
             axes.axhline(lowest.mean(), color=colour, linestyle=dash, label=shown)
             continue
         colour, marker = RULE_STYLE.get(name) or next(others)

@@ -1,7 +1,7 @@
-"""A grid file, and the cells it asks for: which runs, with which keys, and what each begins with.
+"""A grid file, and the trials it asks for: which runs, with which keys, and what each begins with.
 
-A grid is datasets x tasks x models x rules x seeds. Three kinds of cells share what they can: PluralLLM is trained once
-for a dataset and seed, SFT once for a dataset, task, model and seed, and every rule begins with both.
+A grid is datasets x tasks x models x rules x seeds. Three kinds of trials share what they can: PluralLLM is trained
+once for a dataset and seed, SFT once for a dataset, task, model and seed, and every rule begins with both.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 from appa_flwr.config import Config, Scalar, assemble, to_toml
 from appa_flwr.config.sources import flatten, on_its_preset
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.run.files import SFT_MODEL, WEIGHTS_FILE
 from appa_flwr.run.resume import FREE_KEYS
+from appa_flwr.run.run_files import SFT_MODEL, WEIGHTS_FILE
 
 Stage = Literal["predictor", "sft", "rule"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -32,21 +32,21 @@ OTHERS = ("seeds", "baseline", "keys", "hours", "scale")
 CODE = ("appa_flwr", "client_app", "server_app", "pluralllm")
 SHOWING = ("report", "launch")
 HASH_DIGITS = 8
-CELLS = "cells"
+TRIALS = "trials"
 CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
 
 Keys = Mapping[str, Scalar]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """A run of the grid.
 
     Attributes:
         stage: which of a run's parts it makes.
         dataset: its name in the file; task, model and rule too, "" where it is made for all of them.
         config: complete, with the folder it runs in.
-        needs: the cell whose result it begins with.
+        needs: the trial whose result it begins with.
     """
 
     stage: Stage
@@ -56,11 +56,11 @@ class Cell:
     rule: str
     seed: int
     config: Config
-    needs: Cell | None = None
+    needs: Trial | None = None
 
     @property
     def name(self) -> str:
-        """What was asked for, and a hash of its keys, of what it begins with and of the code."""
+        """Name made of what was asked for, and a hash of its keys, of what it begins with and of the code."""
         return self.config.run_name
 
     @property
@@ -76,7 +76,7 @@ class Grid:
     Attributes:
         axes: axis -> name -> keys.
         baseline: the rule that others are compared with.
-        hours: model, or "all" -> hours of a cell of each stage, for the estimate.
+        hours: model, or "all" -> hours of a trial of each stage, for the estimate.
         last: keys that come after all others: those of [scale.NAME].
     """
 
@@ -90,7 +90,7 @@ class Grid:
 
     @property
     def scaled(self) -> bool:
-        """Whether a [scale.NAME] changes what runs."""
+        """True if a [scale.NAME] changes what runs."""
         return bool(self.last)
 
 
@@ -175,8 +175,8 @@ def _hours(path: Path, table: Mapping[str, object]) -> dict[str, dict[str, float
     return found
 
 
-def cells(grid: Grid, output: Path, *, here: Path) -> list[Cell]:
-    """The cells in an order in which each comes after what it needs; a seed is complete before the next one begins.
+def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
+    """The trials in an order in which each comes after what it needs; a seed is complete before the next one begins.
 
     Args:
         grid: the file.
@@ -184,23 +184,23 @@ def cells(grid: Grid, output: Path, *, here: Path) -> list[Cell]:
         here: folder that relative paths count from.
 
     Raises:
-        UserError: keys that make no config; the message names the cell.
+        UserError: keys that make no config; the message names the trial.
     """
-    return list(_cells(grid, output.absolute(), here))
+    return list(_trials(grid, output.absolute(), here))
 
 
-def _cells(grid: Grid, output: Path, here: Path) -> Iterator[Cell]:
+def _trials(grid: Grid, output: Path, here: Path) -> Iterator[Trial]:
     axes = grid.axes
     for seed in grid.seeds:
         predictors = {}
         for dataset, keys in axes["datasets"].items():
-            predictors[dataset] = _cell(
+            predictors[dataset] = _trial(
                 grid, ("predictor", dataset, "", "", ""), seed, [keys], output=output, here=here
             )
             yield predictors[dataset]
         for dataset, task, model in product(axes["datasets"], axes["tasks"], axes["models"]):
             tables = [axes[axis][name] for axis, name in zip(AXES, (dataset, task, model), strict=False)]
-            sft = _cell(
+            sft = _trial(
                 grid,
                 ("sft", dataset, task, model, ""),
                 seed,
@@ -212,29 +212,29 @@ def _cells(grid: Grid, output: Path, here: Path) -> Iterator[Cell]:
             yield sft
             for rule, keys in axes["rules"].items():
                 names: Names = ("rule", dataset, task, model, rule)
-                yield _cell(grid, names, seed, [*tables, keys], needs=sft, output=output, here=here)
+                yield _trial(grid, names, seed, [*tables, keys], needs=sft, output=output, here=here)
 
 
 Names = tuple[Stage, str, str, str, str]
 PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
 
 
-def _cell(
+def _trial(
     grid: Grid,
     names: Names,
     seed: int,
     tables: list[Keys],
     *,
-    needs: Cell | None = None,
+    needs: Trial | None = None,
     output: Path,
     here: Path,
-) -> Cell:
+) -> Trial:
     stage, dataset, task, model, rule = names
     keys: dict[str, Scalar] = {}
     for table in (grid.keys, *tables, grid.last):
         keys |= table
-    keys |= {"seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / CELLS)}
-    if stage == "rule":  # the ceilings stand in SFT's cell
+    keys |= {"seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / TRIALS)}
+    if stage == "rule":  # the ceilings stand in SFT's trial
         keys["eval.ceilings"] = False
     label = "-".join([name for name in names[1:] if name] + ([stage] if stage != "rule" else []) + [f"s{seed}"])
     try:
@@ -248,11 +248,11 @@ def _cell(
             changed["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
         config = Config.load({**config.flat(), **changed})
     except UserError as error:
-        raise UserError(f"{grid.path}: cell {label}: {error}") from None
-    return Cell(stage, dataset, task, model, rule, seed, config, needs)
+        raise UserError(f"{grid.path}: trial {label}: {error}") from None
+    return Trial(stage, dataset, task, model, rule, seed, config, needs)
 
 
-def _hash(config: Config, needs: Cell | None) -> str:
+def _hash(config: Config, needs: Trial | None) -> str:
     keys = {key: value for key, value in config.flat().items() if key not in (*FREE_KEYS, *CHECKPOINTS)}
     content = json.dumps([keys, needs.name if needs else "", code_version()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]

@@ -1,4 +1,4 @@
-"""How PluralLLM is measured: the data, the split, the training as a run does it, the scores.
+"""Measurement of PluralLLM: the data, the split, the training as a run does it, the scores.
 
 Groups are seen (they train) or unseen (they bring context only); questions are for training or held out from everyone's
 training. A part is which groups are scored on which questions. Seen groups on training questions are no part:
@@ -31,14 +31,14 @@ from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from client_app.predictor import Predictor, load, train_round
 from experiments.pluralllm.federation import LocalGrid, flower_task
-from experiments.pluralllm.measures import Measured, measure
+from experiments.pluralllm.measures import PredictorScores, measure
 from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder, hashed_ngrams
 from pluralllm.episodes import EpisodeConfig
+from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.population import mean_from_sums, population_sums
 from pluralllm.prediction import Targets, predict_targets
 from pluralllm.residual import SHARE_KEY
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, nearest_question
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained on, and what is scored.
+    """Data to train on, and data to score.
 
     Attributes:
         embedding: the public table, of all questions.
@@ -173,7 +173,7 @@ def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedPredictor:
     """A frozen network, the round it is of, and what training took."""
 
     model: PluralLLM
@@ -182,7 +182,7 @@ class Trained:
 
 
 Sent = Callable[[int, ArrayRecord, ArrayRecord], ArrayRecord]
-"""What a group sends in place of what it trained, from its place, the weights it got, and those it trained."""
+"""A false update in place of what a group trained, made from its place, the weights it got, and those it trained."""
 
 
 def train(
@@ -192,7 +192,7 @@ def train(
     seed: int,
     central: bool = False,
     sent: Sent = lambda group, before, after: after,
-) -> Trained:
+) -> TrainedPredictor:
     """Train a fresh network as a run's server does, every group on a node of its own and all of them in this process.
 
     `central` pools the answers instead and takes as many steps with Adam; it ends with the last step's weights and
@@ -220,15 +220,15 @@ def train(
             pairs = list(zip(problem.training, problem.validation, strict=True))
             _, errors = Predictor(model, problem.embedding, problem.trained_Q, settings, seed).validate(pairs)
             model.get_buffer(SHARE_KEY).fill_(choices(model.config)[int(np.argmin(errors))])
-        return Trained(model, settings.rounds, time.process_time() - begin)
+        return TrainedPredictor(model, settings.rounds, time.process_time() - begin)
 
     def answer(message: Message) -> RecordDict:
         group = message.metadata.dst_node_id
         weights = message.content.array_records["arrays"]
         if message.metadata.message_type == "evaluate":
             ours = load(config, weights, problem.embedding, problem.trained_Q)
-            cells, errors = ours.validate([(problem.training[group], problem.validation[group])])
-            return RecordDict({"metrics": MetricRecord({"num-examples": cells, "errors": errors})})
+            num_answers, errors = ours.validate([(problem.training[group], problem.validation[group])])
+            return RecordDict({"metrics": MetricRecord({"num-examples": num_answers, "errors": errors})})
         number = int(str(message.content.config_records["config"]["server-round"]))
         mine = [problem.training[group]]
         found = train_round(config, weights, mine, problem.embedding, round_number=number)
@@ -238,22 +238,22 @@ def train(
     with flower_task():
         found = pretrain(LocalGrid(answer), config, start, nodes=range(len(problem.training)), progress=lambda *_: None)
     model.load_state_dict(OrderedDict(found.weights.to_torch_state_dict()))
-    return Trained(model, found.chosen, time.process_time() - begin)
+    return TrainedPredictor(model, found.chosen, time.process_time() - begin)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one training run scored: part -> predictor -> measures, and part -> context size -> measures."""
+    """Scores of one training run: part -> predictor -> measures, and part -> context size -> measures."""
 
-    scores: dict[str, dict[str, Measured]]
-    by_context: dict[str, dict[int, Measured]]
+    scores: dict[str, dict[str, PredictorScores]]
+    by_context: dict[str, dict[int, PredictorScores]]
     round: int
     train_cpu_seconds: float
     table_cpu_seconds: float
 
 
 def report(
-    problem: Problem, trained: Trained, config: Config, *, seed: int, sizes: Sequence[int] = (), draws: int = 1
+    problem: Problem, trained: TrainedPredictor, config: Config, *, seed: int, sizes: Sequence[int] = (), draws: int = 1
 ) -> Report:
     """Score a trained network on all parts, next to what costs nothing, and with other numbers of context questions.
 
@@ -291,7 +291,7 @@ def report(
 
 
 def baselines(problem: Problem, part: Part) -> dict[str, list[Targets]]:
-    """What costs nothing to predict, a table a group.
+    """Baselines that need no training, a table a group.
 
     The mean of the others reads what the seen groups answered to the very question, held-out ones too: no predictor of
     a new question knows that. Where nobody else answered it is the uniform answer.
@@ -305,7 +305,7 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[Targets]]:
     means = []
     for data in part.truth:
         others = [other for other in (*problem.training, *problem.validation) if other.group != data.group]
-        mean_QK = mean_from_sums(*population_sums(others, embedding), min_groups=1)
+        mean_QK = mean_from_sums(*group_sums(others, embedding), min_groups=1)
         means.append(certain(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK)))
     return {
         UNIFORM: [certain(uniform_QK)] * len(part.truth),

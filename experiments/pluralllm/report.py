@@ -22,13 +22,13 @@ from appa_flwr.config import split_names
 from appa_flwr.core import markdown
 from appa_flwr.core.errors import unknown_name
 from experiments import entry
-from experiments.pluralllm.measures import Measured
+from experiments.pluralllm.measures import PredictorScores
 from experiments.pluralllm.protocol import REAL, SURVEYS, Report, load_problem, recipe, report, train
 from pluralllm.encoders import encoder
 from pluralllm.scores import PREDICTOR
 from server_app.models.base import cache_folder
 
-MEASURES = ("js", "js_distance", "r", "r2", "pair", "spearman", "coverage")
+MEASURES = ("js", "js_distance", "r", "r2", "order", "spearman", "coverage")
 DATASETS = (*REAL, "generated")
 SIZES = (1, 4, 16, 64, 128)
 COUNTRIES = (110,)
@@ -36,7 +36,7 @@ ATTENTION = ("pluralllm.architecture=attention", "pluralllm.num-context-question
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of a table: its name, and all that decides its scores but the survey and the seed."""
 
     name: str
@@ -47,26 +47,26 @@ class Row:
     draws: int = 1
 
 
-DEFAULT = Row("residual, FedAdam")
-TABLES: dict[str, tuple[Row, ...]] = {
+DEFAULT = TableRow("residual, FedAdam")
+TABLES: dict[str, tuple[TableRow, ...]] = {
     "main": (
         DEFAULT,
-        Row("residual, FedAvg", ("pluralllm.strategy=fedavg",)),
-        Row("attention, FedAdam", ATTENTION, draws=4),
-        Row("residual, central", central=True),
-        Row("attention, FedAvg", (*ATTENTION, "pluralllm.strategy=fedavg"), draws=4),
+        TableRow("residual, FedAvg", ("pluralllm.strategy=fedavg",)),
+        TableRow("attention, FedAdam", ATTENTION, draws=4),
+        TableRow("residual, central", central=True),
+        TableRow("attention, FedAvg", (*ATTENTION, "pluralllm.strategy=fedavg"), draws=4),
     ),
     "variants": (
-        Row("without learned features", ("pluralllm.rank=0",)),
-        Row("half of the groups a round", ("pluralllm.fraction=0.5",)),
-        Row("n-grams", embedding="ngrams"),
+        TableRow("without learned features", ("pluralllm.rank=0",)),
+        TableRow("half of the groups a round", ("pluralllm.fraction=0.5",)),
+        TableRow("n-grams", embedding="ngrams"),
     ),
-    "countries": tuple(Row(f"{number} countries", num_training=number) for number in COUNTRIES),
+    "countries": tuple(TableRow(f"{number} countries", num_training=number) for number in COUNTRIES),
 }
 
 
 def reports(
-    dataset: Any, row: Row, *, seeds: Sequence[int], folder: Path | None, sizes: Sequence[int]
+    dataset: Any, row: TableRow, *, seeds: Sequence[int], folder: Path | None, sizes: Sequence[int]
 ) -> Iterator[Report]:
     """Train and score once a seed; n-grams stand in for MiniLM on the generated survey, whose words they know."""
     config = recipe(*row.keys, f"embedding.encoder={'ngrams' if dataset == 'generated' else row.embedding}")
@@ -79,16 +79,16 @@ def reports(
         yield report(problem, trained, config, seed=seed, sizes=sizes, draws=row.draws)
 
 
-def cell(values: Sequence[float]) -> str:
+def spread_text(values: Sequence[float]) -> str:
     """Mean and range over seeds; empty where there is none."""
     if np.isnan(values).any():
         return ""
     return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def line(name: str, found: Sequence[Measured]) -> list[str]:
-    """The cells of one predictor."""
-    return [name, *(cell([getattr(one, measure) for one in found]) for measure in MEASURES)]
+def line(name: str, found: Sequence[PredictorScores]) -> list[str]:
+    """The texts of one predictor."""
+    return [name, *(spread_text([getattr(one, measure) for one in found]) for measure in MEASURES)]
 
 
 def main(
@@ -118,10 +118,10 @@ def main(
             body += [line(name, [one.scores[part][name] for one in first]) for name in predictors if name != PREDICTOR]
             print(f"\n### {dataset}, {part}\n\n{markdown.table(['', *MEASURES], body)}", flush=True)
         for name, runs in found.items():
-            train_seconds = cell([one.train_cpu_seconds for one in runs])
+            train_seconds = spread_text([one.train_cpu_seconds for one in runs])
             print(
                 f"\n{name}: CPU s of training {train_seconds}, of all tables "
-                f"{cell([one.table_cpu_seconds for one in runs])}; rounds kept {[one.round for one in runs]}",
+                f"{spread_text([one.table_cpu_seconds for one in runs])}; rounds kept {[one.round for one in runs]}",
                 flush=True,
             )
 

@@ -27,7 +27,7 @@ from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import FloatArray, Question, Survey
 from experiments import entry
-from experiments.pluralllm.measures import Measured
+from experiments.pluralllm.measures import PredictorScores
 from experiments.pluralllm.protocol import Part, Problem, recipe, report, train
 from pluralllm.data import GroupData, group_data
 from pluralllm.embedding import embed_questions
@@ -37,7 +37,7 @@ from server_app.models.base import cache_folder
 
 # the share of training questions that choose the round, where the scored questions are in another file
 VALIDATION_SHARE = 0.1
-FIRST = ("js", "js_distance", "r", "r2", "pair", "spearman")
+FIRST = ("js", "js_distance", "r", "r2", "order", "spearman")
 SCORED = "scored"
 SIZES = "4,8,16,32,64,128"
 
@@ -96,7 +96,7 @@ def build_problem(
     )
 
 
-def mean(found: Sequence[Measured]) -> dict[str, float]:
+def mean(found: Sequence[PredictorScores]) -> dict[str, float]:
     """Means over seeds, the names that others rely on first; NaN where no seed has a value."""
     values = [asdict(one) for one in found]
     names = [*FIRST, *(name for name in values[0] if name not in FIRST)]
@@ -135,8 +135,8 @@ def table(found: Mapping[str, Any]) -> str:
     """Markdown: the model, its baselines, and other context sizes."""
     lines = {PREDICTOR: found, **found["baselines"]}
     lines |= {f"{size} context questions": one for size, one in found["by_context_size"].items()}
-    cells = ([name, *("" if key not in one else f"{one[key]:.3f}" for key in FIRST)] for name, one in lines.items())
-    return markdown.table(["", *FIRST], cells)
+    rows = ([name, *("" if key not in one else f"{one[key]:.3f}" for key in FIRST)] for name, one in lines.items())
+    return markdown.table(["", *FIRST], rows)
 
 
 def main(

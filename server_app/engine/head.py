@@ -16,7 +16,7 @@ TOLERANCE = 0.02  # of the largest logit: rounding in 16 bits stays below, anoth
 
 
 def logits(model: PreTrainedModel, hidden_SH: Tensor) -> Tensor:
-    """What the model's own forward makes of its last hidden states: (S, V)."""
+    """Logits from the last hidden states, by the model's own forward: (S, V)."""
     logits_SV: Tensor = model.get_output_embeddings()(hidden_SH)
     cap = getattr(model.config, "final_logit_softcapping", None)  # Gemma
     return logits_SV if cap is None else cap * torch.tanh(logits_SV / cap)

@@ -122,7 +122,7 @@ class Prefix:
 
 
 def common_length(prompts: Sequence[Sequence[int]], *, window: int | None, longest: int) -> int:
-    """How many tokens all prompts begin with, as far as sharing them is possible and pays.
+    """Length in tokens of all prompts' common prefix, as far as sharing them is possible and pays.
 
     Args:
         prompts: J non-empty token id lists.

@@ -52,7 +52,7 @@ class Sequences:
 
     @property
     def common_prompt(self) -> int:
-        """How many tokens a prefix of this one prompt has: 0 where rows differ in it, or it does not pay."""
+        """Length in tokens of this one prompt's prefix: 0 where rows differ in it, or it does not pay."""
         own = int(self.prompt_mask_JP.sum(1).max())
         same = len(self.prompt_JP) > 1 and bool((self.prompt_JP == self.prompt_JP[0]).all())
         # the last token has to be run to be followed; without a prefix the model, or its user, shares nothing
@@ -71,8 +71,8 @@ class Sequences:
         """
         if not by_prompt:
             return _chunks(rows, self.length_J[rows], tokens=tokens)
-        told_apart_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
-        _, prompt_J = told_apart_JP.unique(dim=0, return_inverse=True)
+        marked_JP = self.prompt_JP[rows].masked_fill(~self.prompt_mask_JP[rows], -1)
+        _, prompt_J = marked_JP.unique(dim=0, return_inverse=True)
         alone, chunks = [], []
         for prompt in range(int(prompt_J.max()) + 1):
             members = rows[prompt_J == prompt]

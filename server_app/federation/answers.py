@@ -44,7 +44,7 @@ class Answers:
     def request(
         self, metrics: Sequence[str], *, sides: Sequence[str] = (wire.TARGET_SIDE,), draw: int = 0
     ) -> wire.ScoreRequest:
-        """What the groups are asked."""
+        """The request to the groups."""
         return wire.ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
 
 

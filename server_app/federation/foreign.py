@@ -1,4 +1,4 @@
-"""What another party wrote, on its way into a line of ours: without what a terminal would obey, and short."""
+"""Text of another party, on its way into a line of ours: without what a terminal would obey, and short."""
 
 from __future__ import annotations
 

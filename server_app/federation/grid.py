@@ -171,7 +171,7 @@ class OverlapGrid(Grid):
             that was asked, whatever the reply says of itself.
         """
         outgoing = list(messages)
-        self._hear_stuck()
+        self._poll_stuck()
         outgoing = [message for message in outgoing if message.metadata.dst_node_id not in self._stuck]
         keys = self.push_messages(outgoing) if outgoing else ()
         asked = {key: message.metadata.dst_node_id for key, message in zip(keys, outgoing, strict=False) if key}
@@ -226,7 +226,7 @@ class OverlapGrid(Grid):
         """Send a node a roll call, for whose reply nobody waits."""
         return next(iter(self.push_messages([self.create_message(RecordDict(), wire.ROLL_CALL, node, "0")])), None)
 
-    def _hear_stuck(self) -> None:
+    def _poll_stuck(self) -> None:
         """Have those take part again that have answered by now."""
         for node, stuck in list(self._stuck.items()):
             if stuck.call and self._reply_to(stuck.call, {stuck.call: node}):

@@ -1,4 +1,4 @@
-"""The groups as the server sees them: who is there, and typed questions to all of them at once.
+"""The server's view of the groups: which nodes host them, and typed questions to all of them at once.
 
 Axis letters: G groups, Q questions, K options, J answers.
 """
@@ -19,7 +19,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
-from server_app.federation.keys import GroupKeys
+from server_app.federation.group_keys import GroupKeys
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -39,62 +39,63 @@ class Federation:
         self.grid = grid
         self._keys = keys
         self.groups: tuple[str, ...] = ()
-        # whose owners keep answers to themselves, and let nobody probe for ceilings
+        # groups whose owners keep survey answers to themselves, and refuse probes for ceilings
         self.without_truth: tuple[str, ...] = ()
         self.without_probes: tuple[str, ...] = ()
+        self.without_mean: tuple[str, ...] = ()
         self.totals: wire.Totals | None = None  # of answers to held-out questions, in a simulation
         self._nodes: tuple[int, ...] = ()
-        self._homes: dict[str, int] = {}
-        self._strangers: set[int] = set()  # nodes on which no group of the run lives
-        self._keyless: set[int] = set()  # nodes with the key of no group
-        self._forgetful: set[int] = set()  # nodes that have restarted, or hung while the others were briefed
-        self._briefing: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
+        self._node_of: dict[str, int] = {}
+        self._unrelated_nodes: set[int] = set()  # nodes that host no group of the run
+        self._nodes_without_key: set[int] = set()  # nodes with the key of no group
+        self._restarted: set[int] = set()  # nodes that have restarted, or hung while the others were set up
+        self._setup: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
         self._min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._errors: Counter[int] = Counter()  # of the last question, by code
 
     @property
     def simulated(self) -> bool:
-        """Whether all groups are in one simulation with the server."""
+        """True where all groups are in one simulation with the server."""
         return self.grid.simulated
 
-    def homes(self, groups: Collection[str]) -> tuple[int, ...]:
+    def nodes_of(self, groups: Collection[str]) -> tuple[int, ...]:
         """Nodes that host one of these groups, in the order of the groups of the run."""
-        return tuple(dict.fromkeys(self._homes[name] for name in self.present if name in groups))
+        return tuple(dict.fromkeys(self._node_of[name] for name in self.present if name in groups))
 
     @property
     def present(self) -> tuple[str, ...]:
         """The groups that have joined; others of the run may do so yet."""
-        return tuple(name for name in self.groups if name in self._homes)
+        return tuple(name for name in self.groups if name in self._node_of)
 
     def gather(self, expected: Sequence[str], *, patience: float) -> None:
         """Call the roll until every expected group is there, or enough of them when patience ends.
 
         Args:
-            expected: group names that should join, and may still do so later; empty: whoever is there.
+            expected: group names that should join, and may still do so later; empty: all that are there.
             patience: seconds to wait for them; deployed, a node that was asked late has a few more to answer.
 
         Raises:
             UserError: two nodes speak for the same group, or fewer groups than `min_groups`.
         """
         deadline = time.monotonic() + patience
-        homes: dict[str, int] = {}
+        node_of: dict[str, int] = {}
         while True:
             online = set(self.grid.get_node_ids())
-            homes = {name: node for name, node in homes.items() if node in online}
-            # Whoever has answered is not asked again: deployed, each question starts a process at the group's.
+            node_of = {name: node for name, node in node_of.items() if node in online}
+            # A node that has answered is not asked again: deployed, each question starts a process there.
             left = self._timeout if self.simulated else max(JOIN_SECONDS, deadline - time.monotonic())
-            homes |= self._roll_call(online - set(homes.values()), known=homes, timeout=left)
-            complete = set(expected) <= set(homes) if expected else len(homes) >= self._min_groups
+            node_of |= self._roll_call(online - set(node_of.values()), known=node_of, timeout=left)
+            complete = set(expected) <= set(node_of) if expected else len(node_of) >= self._min_groups
             if complete or time.monotonic() > deadline:
                 break
             time.sleep(JOIN_PAUSE)
-        kept = {name: node for name, node in homes.items() if not expected or name in expected}
+        kept = {name: node for name, node in node_of.items() if not expected or name in expected}
         missing = [name for name in expected if name not in kept]
         # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
-        self.groups, self._homes = tuple(expected) or tuple(sorted(kept)), kept
+        self.groups, self._node_of = tuple(expected) or tuple(sorted(kept)), kept
         if len(kept) < self._min_groups:
-            others = [name for name in homes if name not in kept]
+            others = [name for name in node_of if name not in kept]
             raise UserError(
                 f"{len(kept)} groups joined ({', '.join(self.present) or 'none'}); "
                 f"federation.min-groups = {self._min_groups}"
@@ -107,19 +108,19 @@ class Federation:
         self.grid.members = self._nodes
 
     def _roll_call(self, nodes: Collection[int], *, known: Mapping[str, int], timeout: float) -> dict[str, int]:
-        """Ask these nodes who lives there: group -> node.
+        """Ask these nodes for their groups: group -> node.
 
         Raises:
             UserError: two nodes, of these or of those that are known, speak for one group.
         """
-        homes: dict[str, int] = {}
-        for node, names in self._residents(nodes, timeout=timeout).items():
+        node_of: dict[str, int] = {}
+        for node, names in self._groups_at(nodes, timeout=timeout).items():
             for name in names:
-                if homes.setdefault(name, node) != node or known.get(name, node) != node:
+                if node_of.setdefault(name, node) != node or known.get(name, node) != node:
                     raise UserError(f"two nodes speak for group '{name}'; each group needs exactly one")
-        return homes
+        return node_of
 
-    def _residents(self, nodes: Collection[int], *, timeout: float = math.inf) -> dict[int, list[str]]:
+    def _groups_at(self, nodes: Collection[int], *, timeout: float = math.inf) -> dict[int, list[str]]:
         """The groups that these nodes speak for, with their keys; without nodes that did not answer.
 
         A node without any group's key is not asked: it could make the server wait.
@@ -127,11 +128,11 @@ class Federation:
         keys, allowed = self._keys, {node: frozenset[str]() for node in nodes}
         if keys is not None:
             allowed |= {info.node_id: keys.names(info) for info in self.grid.get_nodes() if info.node_id in allowed}
-            keyless = {node for node, names in allowed.items() if not names}
-            for node in sorted(keyless - self._keyless):
+            without_key = {node for node, names in allowed.items() if not names}
+            for node in sorted(without_key - self._nodes_without_key):
                 log.warning("node %s has the key of no group; it is left out", node)
-            self._keyless |= keyless
-            nodes = [node for node in nodes if node not in keyless]
+            self._nodes_without_key |= without_key
+            nodes = [node for node in nodes if node not in without_key]
         found: dict[int, list[str]] = {}
         for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes), timeout=timeout):
             node, names = reply.metadata.src_node_id, [group.group for group in self._read(reply)]
@@ -145,36 +146,36 @@ class Federation:
                 log.warning("node %s speaks for %s %s; it is left out", node, listed(sorted(strange)), why)
         return found
 
-    def _welcome_back(self) -> None:
-        """Let groups score that are late, or whose node has restarted: it gets what all were sent.
+    def _readmit(self) -> None:
+        """Readmit groups that are late, or whose node has restarted: it is sent what all were sent.
 
         A restarted group's table is as it was; a late one has not trained PluralLLM. A node that Flower knows by its
         key keeps its id; another one gets a new id, which may speak for a group only while the group's own node is not
         there.
         """
         online = self.grid.online()
-        gone = {name: node for name, node in self._homes.items() if node not in online}
-        back = {name: node for name, node in self._homes.items() if node in self._forgetful & online}
-        late = set(self.groups) - set(self._homes)
-        if (gone or late) and (fresh := online - set(self._homes.values()) - self._strangers):
-            for node, names in self._residents(fresh).items():
+        gone = {name: node for name, node in self._node_of.items() if node not in online}
+        back = {name: node for name, node in self._node_of.items() if node in self._restarted & online}
+        late = set(self.groups) - set(self._node_of)
+        if (gone or late) and (fresh := online - set(self._node_of.values()) - self._unrelated_nodes):
+            for node, names in self._groups_at(fresh).items():
                 if not set(names) & set(self.groups):
-                    self._strangers.add(node)  # whoever else cannot be used yet is asked again
+                    self._unrelated_nodes.add(node)  # other nodes that cannot be used yet are asked again
                 free = {*gone, *late} - set(back)
                 back |= dict.fromkeys(set(names) & free, node)
                 if taken := sorted(set(names) & set(self.groups) - free):
                     log.warning("another node speaks for group '%s', whose own is there; it is left out", listed(taken))
         for node in sorted(set(back.values())):
-            names = [name for name, home in back.items() if home == node]
-            if all(self._briefed(node, kind) for kind in self._briefing):
+            names = [name for name, host in back.items() if host == node]
+            if all(self._set_up(node, kind) for kind in self._setup):
                 log.warning("%s: %s", "joined" if late & set(names) else "back", ", ".join(names))
-                self._homes |= dict.fromkeys(names, node)
-                self._forgetful.discard(node)
-        self._nodes = tuple(sorted(set(self._homes.values())))
+                self._node_of |= dict.fromkeys(names, node)
+                self._restarted.discard(node)
+        self._nodes = tuple(sorted(set(self._node_of.values())))
         self.grid.members = self._nodes
 
-    def _briefed(self, node: int, kind: str) -> bool:
-        replies = self._ask(kind, self._briefing[kind], nodes=(node,))
+    def _set_up(self, node: int, kind: str) -> bool:
+        replies = self._ask(kind, self._setup[kind], nodes=(node,))
         return any([self._read(reply) for reply in replies])
 
     def _ask(
@@ -199,10 +200,11 @@ class Federation:
     def send_catalogue(self, catalogue: wire.Catalogue) -> dict[str, int]:
         """Hand out the public questions; how many training questions each group has answered."""
         self._vote_shape = catalogue.option_QK.shape
-        replies = self._brief(wire.CATALOGUE, wire.pack_catalogue(catalogue))
+        replies = self._send_setup(wire.CATALOGUE, wire.pack_catalogue(catalogue))
         self._require(replies, "take the catalogue of questions")
-        self.without_truth, self.without_probes = (
-            tuple(name for name, reply in replies.items() if not reply.counts.get(what)) for what in ("truth", "probes")
+        self.without_truth, self.without_probes, self.without_mean = (
+            tuple(name for name, reply in replies.items() if not reply.counts.get(what))
+            for what in ("truth", "probes", "mean")
         )
         given = {name: reply.held_out_HK for name, reply in replies.items() if reply.held_out_HK is not None}
         self.totals = _totals(given, catalogue) if given and self.simulated else None
@@ -220,20 +222,21 @@ class Federation:
         content = wire.pack_weights(weights)
         if self.totals is not None:
             content.update(wire.pack_totals(self.totals))
-        replies = self._without(self._brief(wire.TARGETS, content), fault)
+        replies = self._without(self._send_setup(wire.TARGETS, content), fault)
         self._require(replies, "write a target table")
         return replies
 
-    def _brief(self, kind: str, content: RecordDict) -> dict[str, wire.GroupReply]:
-        """Send all what they need for scoring; who does not answer gets it again once they do."""
-        self._briefing[kind] = content
+    def _send_setup(self, kind: str, content: RecordDict) -> dict[str, wire.GroupReply]:
+        """Send all nodes what scoring needs; one that does not answer gets it again once it does."""
+        self._setup[kind] = content
         replies = self._ask(kind, content)
-        self._forgetful |= set(self._nodes) - {reply.metadata.src_node_id for reply in replies}
+        self._restarted |= set(self._nodes) - {reply.metadata.src_node_id for reply in replies}
         return self._replies(replies)
 
-    def votes(self, *, needed: bool = True) -> FloatArray | None:
+    def votes(self, *, needed: bool = True, distributions: bool = False) -> FloatArray | None:
         """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
 
+        `distributions` asks for these, whatever the run's SFT learns; only groups whose owners allow it send them.
         Where fewer vote than `federation.min-groups`, there are none, if they are not needed.
 
         Raises:
@@ -241,7 +244,8 @@ class Federation:
         """
         given: dict[str, FloatArray] = {}
         faults: dict[str, str] = {}
-        for name, reply in self._replies(self._ask(wire.VOTE, RecordDict())).items():
+        asked = wire.pack_distributions_asked() if distributions else RecordDict()
+        for name, reply in self._replies(self._ask(wire.VOTE, asked)).items():
             votes_QK = reply.votes_QK
             if votes_QK is None or votes_QK.shape != self._vote_shape:
                 faults[name] = f"no votes of shape {self._vote_shape}"
@@ -259,7 +263,7 @@ class Federation:
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
     ) -> dict[tuple[str, str], FloatArray]:
-        """Let the groups score answers; see `server_app.federation.rewards.Groups`, and `rewards` below."""
+        """Let the groups score answers; see `server_app.federation.group_rewards.Groups`, and `rewards` below."""
         messages = self.score_messages(request, iteration=iteration)
         replies = self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
         return self.rewards(request, replies)
@@ -267,7 +271,7 @@ class Federation:
     def score_messages(self, request: wire.ScoreRequest, *, iteration: int = 0) -> list[Message]:
         """The request as a message to each node; groups that have restarted since the last one are back first."""
         if not self.simulated:
-            self._welcome_back()
+            self._readmit()
         return self._messages(wire.SCORE, wire.pack_score_request(request), iteration=iteration)
 
     def rewards(self, request: wire.ScoreRequest, replies: Iterable[Message]) -> dict[tuple[str, str], FloatArray]:
@@ -316,12 +320,12 @@ class Federation:
         for reply in replies:
             node, away = reply.metadata.src_node_id, []
             for group in self._read(reply):
-                if self._homes.get(group.group) == node:
+                if self._node_of.get(group.group) == node:
                     found[group.group].append(group)
                 else:  # or any node could speak for a group, or silence it by answering for it too
                     away.append(group.group)
             if away:
-                log.warning("node %s answers for %s and is not its home; that is left out", node, listed(away))
+                log.warning("node %s answers for %s and does not host it; that is left out", node, listed(away))
         # nobody can tell which of two is the group's own
         faults = {name: "more than one answer" if of else "no answer" for name, of in found.items() if len(of) != 1}
         _missing(faults)
@@ -332,7 +336,7 @@ class Federation:
         if reply.has_error():
             self._errors[reply.error.code] += 1
             if reply.error.code == wire.FORGOTTEN:
-                self._forgetful.add(node)
+                self._restarted.add(node)
             log.warning("node %s: %s", node, reply.error.reason)
             return ()
         names = reply.content.get("groups", ConfigRecord()).get("names")

@@ -24,8 +24,8 @@ from server_app.models import gguf, tiny
 from server_app.models.folder import attention, describe, locate, read_config
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
-"""What chat templates take besides messages, those that know the key. Qwen3 thinks unless told not to, and a 60-token
-answer leaves no room for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
+"""Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
+for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
 """
 
 GENERATION_FILE = "generation_config.json"
@@ -180,7 +180,7 @@ def threads(config: Config) -> int:
 
 
 def _processor_flags() -> set[str]:
-    """What the processor says it can do; nothing where the system has no such file."""
+    """Features that the processor names; nothing where the system has no such file."""
     return set(PROCESSOR_FILE.read_text(encoding="utf-8").split()) if PROCESSOR_FILE.is_file() else set()
 
 
@@ -202,7 +202,7 @@ def _check_tokenizer(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def _turn_end(tokenizer: Tokenizer) -> int:
-    """What follows an answer: in a chat model's template the end of its turn, else the end of the sequence."""
+    """Token that ends an answer: in a chat model's template the end of its turn, else the end of the sequence."""
     if tokenizer.chat_template is not None:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKER}]
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, **TEMPLATE_KEYS))
@@ -228,7 +228,7 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
 
 
 def cache_folder() -> Path:
-    """Where built models and computed embeddings are kept: the user's cache, which XDG_CACHE_HOME can move."""
+    """Folder of built models and computed embeddings: the user's cache, which XDG_CACHE_HOME can move."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 

@@ -141,7 +141,7 @@ def _read(model: str, path: Path) -> tuple[PreTrainedModel, Tokenizer]:
 
 
 def _header(path: Path) -> dict[str, object]:
-    """What the file says of its parts and of how its tokenizer cuts text; a key it does not have is left out."""
+    """Metadata of the file's parts and its tokenizer; a key it does not have is left out."""
     from gguf import GGUFReader
 
     class Bounded(GGUFReader):  # its own reads nothing where the file ends, for as many items as the file declares

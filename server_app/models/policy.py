@@ -63,11 +63,11 @@ class PolicyModels(ABC):
 
     @abstractmethod
     def policy_parameters(self) -> list[nn.Parameter]:
-        """What the policy loss trains."""
+        """Parameters that the policy loss trains."""
 
     @abstractmethod
     def value_parameters(self) -> list[nn.Parameter]:
-        """What the value loss trains."""
+        """Parameters that the value loss trains."""
 
     @abstractmethod
     def save_policy(self, folder: Path) -> None:

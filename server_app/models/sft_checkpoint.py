@@ -12,8 +12,8 @@ from pathlib import Path
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder
-from appa_flwr.run.files import SFT_CARD, write
 from appa_flwr.run.records import SFTCard
+from appa_flwr.run.run_files import SFT_CARD, write
 from appa_flwr.survey.types import Question
 from pluralllm.card import question_hash
 from server_app.models.base import Base

@@ -25,7 +25,7 @@ MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """What the server can compute before the groups have answered; (J, T) each, 0 outside the mask.
+    """Results that the server computes while the groups answer; (J, T) each, 0 outside the mask.
 
     Attributes:
         reference_logprob_JT: log pi_ref of the rollouts' tokens.

@@ -16,15 +16,15 @@ VARIANCE_EPSILON = 1e-8
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `value` over the True cells of `mask` (any shape, the same); 0 where there are none."""
+    """Mean of `value` over the True entries of `mask` (any shape, the same); 0 where there are none."""
     _check(mask, value=value)
     return (value * mask).sum() / mask.sum().clamp(min=1)
 
 
 def whiten(value: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """Scale the True cells of `mask` (any shape, the same) to unit variance (unbiased), and to mean 0 if `shift_mean`.
+    """Scale the True entries of `mask` (of the same shape) to unit variance (unbiased), and to mean 0 if `shift_mean`.
 
-    Equal cells have no variance and end at that mean.
+    Equal entries have no variance and end at that mean.
     """
     _check(mask, value=value)
     count = mask.sum().clamp(min=1)

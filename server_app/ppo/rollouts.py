@@ -36,7 +36,7 @@ Method = Literal["own", "generate"]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are sampled.
+    """Settings of sampling.
 
     Attributes:
         max_new_tokens: answers are cut there.
@@ -256,7 +256,7 @@ def _scored(
     responses: Sequence[Sequence[int]],
     decoding: Decoding,
 ) -> Rollout:
-    """What `generate` wrote, cut after the first token that ends an answer, with its log-probabilities."""
+    """Output of `generate`, cut after the first token that ends an answer, with its log-probabilities."""
     device, stop_ids = model.device, frozenset(decoding.stop_ids)
     answers = [row[: next((t + 1 for t, token in enumerate(row) if token in stop_ids), None)] for row in responses]
     response_JT, mask_JT = pad_prompts(answers, pad_id=decoding.pad_id, device=device)

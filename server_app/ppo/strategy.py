@@ -20,15 +20,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import Rule, State
-from appa_flwr.analysis.diagnosis import rollout_agreement
+from appa_flwr.analysis.group_differences import rollout_agreement
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_rewards import AggregatedReward, aggregated_reward, group_means
 from server_app.federation.groups import Federation
-from server_app.federation.rewards import AggregatedReward, aggregated_reward, group_means
 from server_app.models.base import Base
 from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout
@@ -66,7 +66,7 @@ def questions_of(order: QuestionOrder, rollout: RolloutSection) -> IntArray:
 
 @dataclass
 class _Round:
-    """What the server keeps of a round while the groups score its rollouts."""
+    """State of a round that the server keeps while the groups score its rollouts."""
 
     rollout: Rollout
     answers: Answers

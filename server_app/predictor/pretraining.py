@@ -134,10 +134,10 @@ class _Watched(Strategy):
             for reply in sorted(replies, key=_content)
             if (found := validation_errors(reply, count, self._most_of(reply.metadata.src_node_id)[1])) is not None
         ]
-        num_answers = sum(cells for cells, _ in reported)
+        num_answers = sum(number for number, _ in reported)
         if not num_answers:
             return None
-        error_V = np.sum([cells * np.array(means) for cells, means in reported], axis=0) / num_answers
+        error_V = np.sum([number * np.array(means) for number, means in reported], axis=0) / num_answers
         best = int(error_V.argmin())
         error = float(error_V[best])
         self.rounds[-1] = self.rounds[-1].model_copy(update={"validation": error})
@@ -175,7 +175,7 @@ def initial_weights(config: Config) -> ArrayRecord:
 
 @dataclass(frozen=True, eq=False)
 class Pretraining:
-    """What pretraining came to.
+    """Result of pretraining.
 
     Attributes:
         weights: of the chosen round.

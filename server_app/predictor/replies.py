@@ -1,4 +1,4 @@
-"""What nodes send in PluralLLM's pretraining, checked and bounded: it is another party's.
+"""Nodes' replies in PluralLLM's pretraining, checked and bounded: they are another party's.
 
 Texts quote nothing from a reply, since they go into a log line.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger("appa.server")
 
 
 def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_move: bool = False) -> str | None:
-    """What is wrong with a node's trained weights, which must be as many as it was sent.
+    """Fault in a node's trained weights, which must be as many as it was sent.
 
     Args:
         reply: to a training round.
@@ -111,12 +111,12 @@ def validation_errors(reply: Message, count: int, most_answers: float) -> tuple[
         return None
     try:
         metrics = reply.content.metric_records["metrics"]
-        cells, errors = int(str(metrics["num-examples"])), metrics["errors"]
+        num_answers, errors = int(str(metrics["num-examples"])), metrics["errors"]
     except (KeyError, ValueError):
-        cells, errors = -1, None
+        num_answers, errors = -1, None
     numbers = [float(error) for error in errors] if isinstance(errors, list) else []
-    usable = 0 <= cells <= most_answers and len(numbers) == count
+    usable = 0 <= num_answers <= most_answers and len(numbers) == count
     if not usable or not all(0.0 <= error <= LARGEST_DISTANCE for error in numbers):
         log.warning("node %s: its validation errors cannot be used", reply.metadata.src_node_id)
         return None
-    return cells, numbers
+    return num_answers, numbers

@@ -23,7 +23,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from appa_flwr.config import Config
-from appa_flwr.config.sections import BAD_NODES
+from appa_flwr.config.sections import BYZANTINE_NODES
 from appa_flwr.core.errors import UserError
 from pluralllm.training import BETAS
 
@@ -41,7 +41,7 @@ def flower_strategy(config: Config, num_nodes: int) -> Strategy:
     """The strategy that `pluralllm.strategy` names, for so many nodes, with noise where `pluralllm.dp-noise` asks.
 
     Raises:
-        UserError: a robust strategy has too few nodes to tell the bad ones by.
+        UserError: a Byzantine-robust strategy has too few nodes.
     """
     keys = config.pluralllm
     if num_nodes < keys.least_nodes:
@@ -72,9 +72,9 @@ def flower_strategy(config: Config, num_nodes: int) -> Strategy:
         case "fedtrimmedavg":
             strategy = FedTrimmedAvg(**common)
         case "krum":
-            strategy = Krum(num_malicious_nodes=BAD_NODES, **common)
+            strategy = Krum(num_malicious_nodes=BYZANTINE_NODES, **common)
         case "multikrum":
-            strategy = MultiKrum(num_malicious_nodes=BAD_NODES, **common)
+            strategy = MultiKrum(num_malicious_nodes=BYZANTINE_NODES, **common)
     if keys.dp_noise:
         strategy = DifferentialPrivacyServerSideFixedClipping(strategy, keys.dp_noise, keys.dp_clip, num_nodes)
     return strategy
@@ -89,15 +89,15 @@ def fit(strategy: Strategy, config: Config, num_replies: int) -> None:
         case DifferentialPrivacyServerSideFixedClipping():  # fewer hide one another less
             strategy.num_sampled_clients = num_replies
         case FedTrimmedAvg():
-            trimmed = min(BAD_NODES, (num_replies - 1) // 2)
+            trimmed = min(BYZANTINE_NODES, (num_replies - 1) // 2)
             # Flower rounds nodes x share down; a little more than the share keeps rounding from losing a node.
             strategy.beta = (trimmed + 0.1) / num_replies if trimmed else 0.0
         case MultiKrum() if not isinstance(strategy, Krum):
-            strategy.num_nodes_to_select = max(1, num_replies - BAD_NODES)
+            strategy.num_nodes_to_select = max(1, num_replies - BYZANTINE_NODES)
 
 
 def epsilon(noise: float, rounds: int, *, delta: float = DELTA) -> float:
-    """What so many rounds' weights tell of what one node sent: the epsilon of (epsilon, delta)-differential privacy.
+    """Privacy loss of one node over so many rounds: the epsilon of (epsilon, delta)-differential privacy.
 
     Of two runs that differ in all that one node sent, for the same nodes. It moves a round's mean by up to twice the
     clip / nodes, and the noise is `noise` times the clip / nodes. Each round is a Gaussian mechanism, and together they

@@ -31,7 +31,7 @@ def save_weights(path: Path, pretraining: Pretraining) -> None:
 
 
 def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
-    """What `save_weights` wrote; None where nothing is. `start` has the names and shapes that are expected.
+    """Weights as `save_weights` wrote them; None where nothing is. `start` has the names and shapes that are expected.
 
     Raises:
         UserError: it cannot be read, or holds other names or shapes.

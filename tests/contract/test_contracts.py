@@ -1,4 +1,4 @@
-"""What holds the house together: import directions, the defaults that stand twice, what Flower ships."""
+"""Contracts of the whole code: import directions, the defaults that stand twice, what Flower ships."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ WRONG = {
         ("pluralllm.data", "appa_flwr.analysis"),
         ("appa_flwr.survey.types", "transformers"),
     ],
-    "the rooms of appa_flwr": [
+    "the layers of appa_flwr": [
         ("appa_flwr.survey", "appa_flwr.report"),
         ("appa_flwr.report", "appa_flwr.launch"),
         ("appa_flwr.run", "appa_flwr.report"),
@@ -97,9 +97,9 @@ WRONG = {
 }
 
 
-def plant(house: Path, importer: str, imported: str) -> None:
+def plant(root: Path, importer: str, imported: str) -> None:
     """Have a module, or a package, import another."""
-    path = house.joinpath(*importer.split("."))
+    path = root.joinpath(*importer.split("."))
     with (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).open("a") as file:
         file.write(f"import {imported}\n")
 
@@ -175,7 +175,7 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path):
 import pathlib
 from appa_flwr import report
 from appa_flwr.config import Config
-from appa_flwr.run.files import write_config
+from appa_flwr.run.run_files import write_config
 folder = pathlib.Path({str(tmp_path)!r}, "run")
 folder.mkdir()
 write_config(folder, Config())

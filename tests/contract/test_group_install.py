@@ -25,8 +25,8 @@ from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[2]
 LIST = REPO / "requirements-group.txt"
-POLICY = {"trl", "transformers", "peft", "accelerate", "bitsandbytes", "datasets"}
-HEAVY = POLICY | {"matplotlib", "sklearn", "pandas", "scipy", "ray"}
+MODEL_LIBRARIES = {"trl", "transformers", "peft", "accelerate", "bitsandbytes", "datasets"}
+HEAVY = MODEL_LIBRARIES | {"matplotlib", "sklearn", "pandas", "scipy", "ray"}
 
 
 def requirements() -> list[str]:

@@ -98,8 +98,8 @@ def test_the_page_explains_rows_of_the_tables_by_keys_that_exist():
 
 
 def test_the_preset_sets_nothing_that_neither_the_tables_nor_the_page_account_for():
-    told = {key for row in ROWS for key in row.keys}.union(*EXPLAINED.values())
-    assert told >= set(preset("paper"))
+    named = {key for row in ROWS for key in row.keys}.union(*EXPLAINED.values())
+    assert named >= set(preset("paper"))
 
 
 def test_the_three_readings_of_the_papers_batch():
@@ -112,5 +112,5 @@ def test_the_three_readings_of_the_papers_batch():
     assert found == READINGS
     # On the page too, beside what each is a reading of.
     numbers = re.findall(r"^\| `(paper[^`]*)` \|[^|]+\|([\d|, ]+)\|$", PAGE, flags=re.MULTILINE)
-    told = {name: tuple(int(cell.replace(",", "")) for cell in cells.split("|")) for name, cells in numbers}
-    assert told == READINGS
+    named = {name: tuple(int(number.replace(",", "")) for number in counts.split("|")) for name, counts in numbers}
+    assert named == READINGS

@@ -134,7 +134,7 @@ def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until
         assert all((line["rewards"][name] is None) == (name not in there) for name in names)
         assert all(0 <= line["rewards"][name] <= 1 for name in there)
     rows = json.loads((deployment.run / "summary.json").read_text())
-    assert {row["policy"] for row in rows} == {"base", "sft", "ppo", "uniform", "majority"}
+    assert {row["method"] for row in rows} == {"base", "sft", "ppo", "uniform", "majority"}
     for row in rows:
         present = {name for name, score in row["per_group"].items() if not math.isnan(score)}
         assert present == set(names), row

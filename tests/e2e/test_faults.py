@@ -105,7 +105,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         assert f"back: {A}" not in warnings(deployment)  # nothing had to be sent anew: it remembers
 
 
-def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
+def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tmp_path):
     lies = tmp_path / "lies"
     lies.mkdir()
     (lies / "sitecustomize.py").write_text(LIAR)
@@ -113,7 +113,7 @@ def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
         started, sites = deployment.started, deployment.sites
         make_node_key(tmp_path / "impostor")
         deployment.flwr("supernode", "register", str(tmp_path / "impostor.pub"), "deployed")
-        make_node_key(tmp_path / "stranger")  # registered nowhere
+        make_node_key(tmp_path / "unregistered")  # registered nowhere
 
         def node_of_a(party: str, key: Path):
             shell, flag, lines = sites.group_command(A, port=free_port())
@@ -121,7 +121,7 @@ def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
             return started.parties[party].start(command, log=tmp_path / f"{key.name}.log")
 
         impostor = node_of_a(A, tmp_path / "impostor")
-        stranger = node_of_a(A, tmp_path / "stranger")
+        unregistered = node_of_a(A, tmp_path / "unregistered")
         party = started.parties[C]
         party._environment["PYTHONPATH"] = str(lies)
         for name in SURVEY.groups:
@@ -131,14 +131,14 @@ def test_an_impostor_a_stranger_a_liar_and_a_second_node_of_one_key(tmp_path):
         second = node_of_a(A, sites.group(A) / "node.key")
         ended(deployment)
         assert impostor.poll() is None
-        for refused in (stranger, second):
+        for refused in (unregistered, second):
             assert refused.wait(timeout=60) != 0
         assert "has the key of no group; it is left out" in warnings(deployment)
         # this policy writes answers that nobody can read, and the liar rewards these too
         assert [C] in [line["missing_groups"] for line in deployment.iterations]
         assert all(set(line["missing_groups"]) <= {C} for line in deployment.iterations)
         assert f"group {C} counts as missing: js rewards above 0 for answers that nobody can" in warnings(deployment)
-        for name in ("stranger", "node.key"):
+        for name in ("unregistered", "node.key"):
             assert "could not establish a connection to the SuperLink" in (tmp_path / f"{name}.log").read_text()
 
 
@@ -225,8 +225,8 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     rng = random.Random(time.time_ns())
     folder = tmp_path / "trial"
     subprocess.run([*APPA, "deploy", str(folder), *keys], cwd=tmp_path, env=environment, check=True)
-    for policy in folder.glob("groups/*/policy.toml"):
-        policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{AS_SIMULATED}')
+    for owner_policy in folder.glob("groups/*/policy.toml"):
+        owner_policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{AS_SIMULATED}')
     for number in range(KILLS + 1):
         more = ["--resume"] if any((folder / "server" / "runs").glob("*/config.json")) else keys
         command = [*APPA, "deploy", str(folder), "--local", *more]

@@ -42,21 +42,21 @@ def test_the_paper_s_grid_at_a_small_scale(environment, tmp_path):
         assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
         return ended.stdout
 
-    assert "3 cells (1 predictor, 1 sft, 1 rule), 0 done" in call("--dry-run")
+    assert "3 trials (1 predictor, 1 sft, 1 rule), 0 done" in call("--dry-run")
     call()
     folder = tmp_path / "runs" / "paper-small"
     found = pd.read_csv(folder / "results.csv")
     levels = found[found["less"].isna()]
-    assert set(levels["policy"]) >= {"base", "sft", "uniform", "ceiling-average", "appa"}
-    for policy, row_of, cell in (("appa", "ppo", "*-appa-s0-*"), ("sft", "sft", "*-sft-s0-*")):
-        (path,) = (folder / "cells").glob(f"{cell}/summary.json")
-        (row,) = [r for r in json.loads(path.read_text()) if (r["policy"], r["metric"]) == (row_of, "js")]
-        lines = levels[(levels["policy"] == policy) & (levels["metric"] == "js")]
+    assert set(levels["method"]) >= {"base", "sft", "uniform", "ceiling-average", "appa"}
+    for method, row_of, trial in (("appa", "ppo", "*-appa-s0-*"), ("sft", "sft", "*-sft-s0-*")):
+        (path,) = (folder / "trials").glob(f"{trial}/summary.json")
+        (row,) = [r for r in json.loads(path.read_text()) if (r["method"], r["metric"]) == (row_of, "js")]
+        lines = levels[(levels["method"] == method) & (levels["metric"] == "js")]
         of = lines.set_index(["against", "measure"])["value"]
         for against, scores in (("predictions", row), ("survey", row["survey"])):
             for measure, name in (("Avg AS", "avg_as"), ("Min AS", "min_as"), ("FI", "fi")):
                 assert of[against, measure] == pytest.approx(scores[name])
     assert (folder / "plots" / "globalqa-dpa-gemma-2-2b-groups.png").stat().st_size > 0
-    before = {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*")}
-    assert "3 of 3 cells are done" in call()
-    assert {path: path.stat().st_mtime_ns for path in (folder / "cells").rglob("*")} == before
+    before = {path: path.stat().st_mtime_ns for path in (folder / "trials").rglob("*")}
+    assert "3 of 3 trials are done" in call()
+    assert {path: path.stat().st_mtime_ns for path in (folder / "trials").rglob("*")} == before

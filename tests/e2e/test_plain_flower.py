@@ -76,5 +76,5 @@ def test_flwr_run_needs_no_launcher(checkout, environment, tmp_path):
     log = flwr(checkout, environment, "run", ".", "--stream", "--run-config", keys)
     assert newest_status(checkout, environment) == COMPLETED, log
     run = checkout / "runs" / "r"
-    assert {row["policy"] for row in json.loads((run / "summary.json").read_text())} > {"base", "sft", "ppo"}
+    assert {row["method"] for row in json.loads((run / "summary.json").read_text())} > {"base", "sft", "ppo"}
     assert (run / "report.html").exists()

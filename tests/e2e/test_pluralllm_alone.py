@@ -92,7 +92,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     )
     assert found_card["by_context"].keys() == parts
     assert found_card["chosen"] == 3
-    assert found_card["population"]["held_out"] > 0
+    assert found_card["group_sums"]["held_out"] > 0
     assert all(measured["spread"] > 0 for measured in found.pluralllm.calibration.values())
     assert card(config)["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
     assert card(config)["survey"]["unseen_groups"].keys() == {"Castria"}
@@ -110,8 +110,8 @@ def test_the_progress_says_which_round_was_the_best_where_it_is_not_the_last(tmp
 
 def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
     config, grid = alone
-    homes = dict(zip(grid.contexts, GROUPS, strict=True))
-    trained = [homes[asked.message.metadata.dst_node_id] for asked in grid.requests if asked.kind == "train"]
+    group_of = dict(zip(grid.contexts, GROUPS, strict=True))
+    trained = [group_of[asked.message.metadata.dst_node_id] for asked in grid.requests if asked.kind == "train"]
     assert sorted(trained) == sorted(3 * ["Avaria", "Belmora", "Dorvane"])
     others, _ = run(tmp_path, "others", groups="Avaria,Belmora,Dorvane", num_nodes=3)
     everyone, _ = run(tmp_path, "everyone")
@@ -139,7 +139,9 @@ def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, together):
         return sum(int(content.metric_records["metrics"]["num-examples"]) for content in replies)
 
     held_out = {
-        group: sum(sums["cells"] for part, sums in ((p, s["uniform"]) for p, s in parts.items()) if "held-out" in part)
+        group: sum(
+            sums["answers"] for part, sums in ((p, s["uniform"]) for p, s in parts.items()) if "held-out" in part
+        )
         for group, parts in card(alone[0])["groups"].items()
     }
     assert (
@@ -153,11 +155,11 @@ def test_a_checkpoint_stands_for_pretraining(alone, tmp_path):
     path = first.run_folder / "pluralllm.safetensors"
     second, grid = run(tmp_path, "second", pluralllm__checkpoint=str(path), **WITH_AN_UNSEEN_GROUP)
     assert "train" not in {reply.kind for reply in grid.replies}
-    told, retold = (
+    sums_before, sums_again = (
         [reply.message.content.metric_records["sums"] for reply in each.replies if reply.kind == wire.TARGETS]
         for each in (before, grid)
     )
-    assert told == retold
+    assert sums_before == sums_again
     # the run can be carried away and serve others in turn
     assert (second.run_folder / "pluralllm.safetensors").read_bytes() == path.read_bytes()
     assert card(second) == card(first)

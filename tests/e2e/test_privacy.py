@@ -33,7 +33,7 @@ from server_app.federation.catalogue import build_catalogue
 def whole_run(tmp_path_factory) -> tuple[World, InProcessGrid]:
     """The embedded run, all phases, by the real server."""
     world = make_world(tmp_path_factory.mktemp("whole"))
-    grid = InProcessGrid(deployed(world.config, world.files, policy=f"truth = true\nprobes = true\n{FEW}"))
+    grid = InProcessGrid(deployed(world.config, world.files, owner_policy=f"truth = true\nprobes = true\n{FEW}"))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     return world, grid
@@ -65,7 +65,7 @@ def test_every_ledger_accounts_for_every_number_that_left(whole_run):
 
 def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_probes(tmp_path):
     world = make_world(tmp_path)
-    grid = InProcessGrid(deployed(world.config, world.files, policy=""))
+    grid = InProcessGrid(deployed(world.config, world.files, owner_policy=""))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
     assert audit(grid, world) == []
@@ -76,8 +76,8 @@ def test_with_the_policy_that_nobody_wrote_no_answer_is_compared_and_nobody_prob
     assert truth
     assert all(np.isnan(reward_J).all() for reward_J in truth)
     rows = json.loads((world.config.run_folder / "summary.json").read_text())
-    assert {row["policy"] for row in rows} >= {"base", "sft", "ppo", "uniform", "majority"}
-    assert not any(row["policy"].startswith("ceiling") or row["survey"] for row in rows)
+    assert {row["method"] for row in rows} >= {"base", "sft", "ppo", "uniform", "majority"}
+    assert not any(row["method"].startswith("ceiling") or row["survey"] for row in rows)
     said = (world.config.run_folder / "run.log").read_text()
     assert "NO SURVEY SCORES FROM Avaria, Belmora, Castria" in said
     assert "NO CEILINGS: Avaria, Belmora, Castria let nobody probe for them" in said
@@ -108,12 +108,12 @@ def test_under_the_strictest_policy_rewards_are_all_that_leaves_and_the_ledger_h
     strict = replace(world, files={name: tmp_path / path.name for name, path in world.files.items()}, config=config)
     for name, path in strict.files.items():  # beside these, new ledgers
         path.write_bytes(world.files[name].read_bytes())
-    grid = InProcessGrid(deployed(config, strict.files, policy=STRICTEST))
+    grid = InProcessGrid(deployed(config, strict.files, owner_policy=STRICTEST))
     with flower_task():
         server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
     assert audit(grid, strict) == []
     rows = json.loads((config.run_folder / "summary.json").read_text())
-    assert list(dict.fromkeys(row["policy"] for row in rows)) == [
+    assert list(dict.fromkeys(row["method"] for row in rows)) == [
         "sft",
         "sft-do",
         "ppo",
@@ -144,9 +144,9 @@ def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert not any(reply.message.has_error() for reply in grid.replies)
     # roll call, catalogue, 2 rounds, validation of the last, targets, votes, 2 iterations, base, SFT, PPO and their
-    # choices, few-shot, uniform, majority, the probe for the ceilings and 2 ceilings in 3 metrics: 25 messages to each
-    # of 3 groups
-    assert len(grid.replies) == 3 * 25
+    # choices, few-shot, uniform, majority, the probe for the ceilings, the mean of predictions and 2 ceilings in 3
+    # metrics: 26 messages to each of 3 groups
+    assert len(grid.replies) == 3 * 26
     assert audit(grid, world) == []
 
 
@@ -199,7 +199,7 @@ def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
     world = make_world(tmp_path, sft__target="mean")
     grid = InProcessGrid(deployed(world.config, world.files))
     with pytest.raises(
-        UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean .* mean = true in its owner"
+        UserError, match=r"only 0 of 3 groups .* 3 nodes refused: sft.target = mean, .* mean = true in its owner"
     ):
         talk(grid, world.config)
     # Nor where the run began with another target: the vote is refused for itself.
@@ -225,7 +225,7 @@ def test_a_submission_that_would_score_against_training_answers_is_refused(targe
 
 def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_others(tmp_path):
     world = make_world(tmp_path, sft__target="mean", pluralllm__rounds=1)
-    grid = InProcessGrid(deployed(world.config, world.files, policy=f"mean = true\n{FEW}"))
+    grid = InProcessGrid(deployed(world.config, world.files, owner_policy=f"mean = true\n{FEW}"))
     talk(grid, world.config)
     findings = audit(grid, world)
     assert findings
@@ -246,8 +246,8 @@ def test_answers_are_scored_once_whatever_the_server_asks(tmp_path):
     (first, *_) = [asked for asked in grid.requests if asked.kind == wire.TARGETS]
     again = InProcessGrid(grid.contexts)
     again.push_messages([first.message])
-    told = next(reply for reply in grid.replies if reply.kind == wire.TARGETS).message.content
-    assert {key.split("|")[1] for key in told.metric_records["sums"]} == {"training", "held-out"}
+    reply = next(reply for reply in grid.replies if reply.kind == wire.TARGETS).message.content
+    assert {key.split("|")[1] for key in reply.metric_records["sums"]} == {"training", "held-out"}
     assert set(again.replies[0].message.content) == {"groups"}
 
 

@@ -55,7 +55,7 @@ def share(row: np.ndarray) -> float:
 
 
 UNIFORM = "0|held-out|uniform"
-ONE_ANSWER = [put("sums", f"0|training|uniform|{measure}", 1.0) for measure in ("cells", "js")]
+ONE_ANSWER = [put("sums", f"0|training|uniform|{measure}", 1.0) for measure in ("answers", "js")]
 MANY = [put("metrics", "num-examples", 30), put("metrics", "errors", [0.5] * 3)]
 ROLL, SCORE, VOTE, TARGETS = wire.ROLL_CALL, wire.SCORE, wire.VOTE, wire.TARGETS
 TRAIN, EVALUATE = "train", "evaluate"

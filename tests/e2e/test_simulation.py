@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.config import preset, split_names
 from appa_flwr.protocol import formats
-from appa_flwr.run.files import read_config
+from appa_flwr.run.run_files import read_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
@@ -31,7 +31,7 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "first_run.ipynb"
 COUNTRIES = split_names(str(preset("paper")["groups"]))
 DPA_METRICS = ("js", "js-distance", "wasserstein", "cosine")
 WITH_CEILINGS = ("js", "wasserstein", "cosine")
-BASELINES = ("uniform", "majority")
+BASELINES = ("uniform", "majority", "option-list", "nearest-questions", "mean-prediction")
 CEILINGS = ("ceiling-average", "ceiling-min")
 TRAINED = ("base", "sft", "ppo")
 WRITTEN = (*TRAINED, "few-shot")
@@ -85,7 +85,7 @@ def held_out(survey: Survey) -> list[Question]:
 
 def rows_of(run: Finished) -> dict[tuple[str, str], dict[str, Any]]:
     rows = run.json("summary.json")
-    by_key = {(row["policy"], row["metric"]): row for row in rows}
+    by_key = {(row["method"], row["metric"]): row for row in rows}
     assert len(by_key) == len(rows)
     return by_key
 
@@ -153,11 +153,11 @@ def test_weights_and_history_follow_the_papers_equations_from_the_logged_rewards
     assert len(set(lines[-1]["weights"].values())) == len(groups)
 
 
-def test_the_summary_has_a_consistent_row_for_every_policy_and_metric(finished, survey):
+def test_the_summary_has_a_consistent_row_for_every_method_and_metric(finished, survey):
     rows = rows_of(finished)
-    policies = (*WRITTEN, *CHOSEN, *BASELINES)
-    assert set(rows) == {*product(policies, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
-    for (policy, metric), row in rows.items():
+    methods = (*WRITTEN, *CHOSEN, *BASELINES)
+    assert set(rows) == {*product(methods, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
+    for (method, metric), row in rows.items():
         for scores, uniform in ((row, rows["uniform", metric]), (row["survey"], rows["uniform", metric]["survey"])):
             away = (1 - scores["avg_as"]) / (1 - uniform["avg_as"])
             assert scores["skill"] == pytest.approx(100 * (1 - away), abs=1e-9)
@@ -169,9 +169,9 @@ def test_the_summary_has_a_consistent_row_for_every_policy_and_metric(finished, 
             assert scores["avg_as"] == pytest.approx(sum(per_group.values()) / len(per_group), abs=1e-12)
             assert scores["min_as"] == min(per_group.values())
             assert 0 <= scores["fi"] <= 1
-        if policy in WRITTEN:
+        if method in WRITTEN:
             assert 0 <= row["format_score"] <= 1
-            assert row["format_score"] == rows[policy, "js"]["format_score"]
+            assert row["format_score"] == rows[method, "js"]["format_score"]
         else:
             assert row["format_score"] is None
             assert row["readable"] == 1
@@ -181,9 +181,9 @@ def test_the_summary_has_a_consistent_row_for_every_policy_and_metric(finished, 
 @pytest.mark.parametrize("metric", WITH_CEILINGS)
 def test_no_answer_beats_the_ceilings(finished, metric):
     rows = rows_of(finished)
-    for policy in (*WRITTEN, *CHOSEN, *BASELINES):
-        assert rows[policy, metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
-        assert rows[policy, metric]["min_as"] <= rows["ceiling-min", metric]["min_as"] + WORST_SLACK
+    for method in (*WRITTEN, *CHOSEN, *BASELINES):
+        assert rows[method, metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
+        assert rows[method, metric]["min_as"] <= rows["ceiling-min", metric]["min_as"] + WORST_SLACK
     assert rows["ceiling-min", metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
 
 
@@ -220,31 +220,31 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
     examples = finished.json("examples.json")
     assert [example["question"] for example in examples] == [question.text for question in held_out]  # all of them
     answers = {"uniform": {q.question_id: np.full(len(q.options), 1 / len(q.options)) for q in held_out}}
-    for policy in ("sft", "ppo"):
+    for method in ("sft", "ppo"):
         parsed = [
-            formats.parse("dpa", example[policy], len(q.options)) for q, example in zip(held_out, examples, strict=True)
+            formats.parse("dpa", example[method], len(q.options)) for q, example in zip(held_out, examples, strict=True)
         ]
-        answers[policy] = {q.question_id: p.prediction for q, p in zip(held_out, parsed, strict=True)}
-        assert rows[policy, metric]["format_score"] == pytest.approx(np.mean([p.format_score for p in parsed]))
-    for policy, given in answers.items():
+        answers[method] = {q.question_id: p.prediction for q, p in zip(held_out, parsed, strict=True)}
+        assert rows[method, metric]["format_score"] == pytest.approx(np.mean([p.format_score for p in parsed]))
+    for method, given in answers.items():
         per_group, per_question = survey_scores(given, survey, metric)
-        told = rows[policy, metric]["survey"]
-        assert told["per_group"] == pytest.approx(per_group, abs=1e-9)
+        by_survey = rows[method, metric]["survey"]
+        assert by_survey["per_group"] == pytest.approx(per_group, abs=1e-9)
         # Equation fi: mean of 1 / (1 + CoV^2) over the questions of at least two groups; equal rewards count 1
         fairness = [
             1.0 if min(rewards) == max(rewards) else 1 / (1 + (np.std(rewards) / np.mean(rewards)) ** 2)
             for rewards in per_question.values()
             if len(rewards) > 1
         ]
-        assert told["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
+        assert by_survey["fi"] == pytest.approx(np.mean(fairness), abs=1e-9)
 
 
 def test_the_report_shows_the_summary(finished):
     page = (finished.folder / "report.html").read_text()
     rows = rows_of(finished)
-    for policy in (*WRITTEN, *CHOSEN, *BASELINES, *CEILINGS):
+    for method in (*WRITTEN, *CHOSEN, *BASELINES, *CEILINGS):
         for name in ("avg_as", "min_as"):
-            assert f"{rows[policy, 'js'][name]:.3f}" in page
+            assert f"{rows[method, 'js'][name]:.3f}" in page
     assert "5 of 5" in page
     for group in finished.lines("metrics.jsonl")[0]["rewards"]:
         assert group in page

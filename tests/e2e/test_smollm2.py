@@ -56,7 +56,7 @@ def test_the_whole_loop_runs_on_smollm2(finished):
         # An untrained model of 49,152 tokens would be near ln 49152 = 10.8 nats; this one knows English.
         assert 0 < line["entropy"] < 5
         assert all(math.isfinite(line[name]) for name in ("policy_loss", "value_loss", "approximate_kl", "kl"))
-    rows = {row["policy"]: row for row in finished.json("summary.json") if row["metric"] == "js"}
+    rows = {row["method"]: row for row in finished.json("summary.json") if row["metric"] == "js"}
     assert {"base", "sft", "ppo", "uniform"} <= rows.keys()
     assert (finished.folder / "report.html").is_file()
 

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 from appa_flwr.config import Config, preset, split_names
 from appa_flwr.protocol import formats
+from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
 from server_app import evaluation, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
@@ -91,13 +92,13 @@ def test_the_ranking_task(tmp_path):
     }
     config = run_of(tmp_path, **ranking, **tiny, **learning)
     folder = config.run_folder
-    rows = {(row["policy"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
-    answers = ("base", "few-shot", "sft", "ppo", "uniform", "majority")  # no choices: they give no ranking
-    assert rows.keys() == {(policy, "borda") for policy in (*answers, "ceiling-average", "ceiling-min")}
-    for policy in answers:
+    rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
+    written = ("base", "few-shot", "sft", "ppo")  # no choices: they give no ranking
+    assert rows.keys() == {(method, "borda") for method in (*written, *TRIVIAL_BASELINES, *CEILINGS)}
+    for method in (*written, *TRIVIAL_BASELINES):
         # the ceilings are found by an optimiser
-        assert rows[policy, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + 1e-4
-        assert rows[policy, "borda"]["min_as"] <= rows["ceiling-min", "borda"]["min_as"] + 0.02
+        assert rows[method, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + 1e-4
+        assert rows[method, "borda"]["min_as"] <= rows["ceiling-min", "borda"]["min_as"] + 0.02
     for line in lines_of(folder):
         assert line["fell_back"] is None  # `min` has no threshold
         assert sum(line["weights"].values()) == pytest.approx(1.0)
@@ -139,7 +140,7 @@ def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
             shares = row["distribution"]
             rewards[row["group"]].append(1 - jensenshannon([1] * len(shares), shares, base=2) ** 2)
     assert 0 < len(held_out) < len(public.questions) == 60
-    (uniform,) = [row for row in rows if (row["policy"], row["metric"]) == ("uniform", "js")]
+    (uniform,) = [row for row in rows if (row["method"], row["metric"]) == ("uniform", "js")]
     for name, found in rewards.items():
         if found:
             assert uniform["survey"]["per_group"][name] == pytest.approx(sum(found) / len(found), abs=1e-9)

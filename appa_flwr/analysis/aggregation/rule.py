@@ -1,4 +1,4 @@
-"""What every aggregation rule does alike: it leaves out missing groups, measures fairness and keeps histories.
+"""Base of all aggregation rules, which leaves out missing groups, measures fairness and keeps histories.
 
 Legend: G groups, J rollouts.
 """
@@ -21,7 +21,7 @@ from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a rule carries from one iteration to the next; its arrays are read-only.
+    """State of a rule between iterations; its arrays are read-only.
 
     Attributes:
         history_G: (G,) moving average of each group's mean alignment reward, the paper's h; 0 before the first answer.
@@ -71,7 +71,7 @@ class Result:
 
 
 class Combination(NamedTuple):
-    """What a rule makes of the present groups' rewards; fields as in `Result`."""
+    """A rule's result for the present groups' rewards; fields as in `Result`."""
 
     aggregate_J: FloatArray
     weight_G: FloatArray
@@ -79,7 +79,7 @@ class Combination(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a rule may look at beside the rewards it combines; of present groups only.
+    """Inputs of a rule beside the rewards it combines; of present groups only.
 
     Attributes:
         history_G: their history before this iteration.

@@ -31,10 +31,10 @@ RULE_STYLE: Mapping[str, tuple[str, str]] = {
 
 @style.picture
 def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], *, metric: str) -> Figure:
-    """Per-group alignment scores of several policies on one polar picture.
+    """Per-group alignment scores of several methods on one polar picture.
 
     Source: "Per-Group Alignment: Spider Plot Analysis". The radial axis does not start at 0 (it says where), since
-    scores differ by a few hundredths. `per_group` is policy or rule -> group -> score in [0, 1], a gap where there is
+    scores differ by a few hundredths. `per_group` is method or rule -> group -> score in [0, 1], a gap where there is
     none; `groups` are `LEAST_SPIDER_GROUPS` names or more, clockwise from the top.
     """
     upright = len(groups) <= MOST_UPRIGHT_NAMES
@@ -45,16 +45,16 @@ def spider(per_group: Mapping[str, Mapping[str, float]], groups: Sequence[str], 
     angles_G = np.linspace(0, 2 * np.pi, len(groups), endpoint=False)
     round_trip = [*range(len(groups)), 0]
     others = itertools.cycle(style.OTHER_STYLES)
-    for policy, scores in per_group.items():
-        if policy in style.POLICY_STYLE:
-            name, colour, marker, dash = style.POLICY_STYLE[policy]
+    for method, scores in per_group.items():
+        if method in style.METHOD_STYLE:
+            name, colour, marker, dash = style.METHOD_STYLE[method]
         else:
-            name, (colour, marker), dash = style.label(policy), RULE_STYLE.get(policy) or next(others), "-"
+            name, (colour, marker), dash = style.label(method), RULE_STYLE.get(method) or next(others), "-"
         angles, values = angles_G[round_trip], style.as_array(scores.get(group) for group in groups)[round_trip]
-        width, above = (2.2, 4) if policy == "ppo" else (1.5, 3)
+        width, above = (2.2, 4) if method == "ppo" else (1.5, 3)
         look: style.Look = {"color": colour, "linestyle": dash, "marker": marker, "linewidth": width, "zorder": above}
         axes.plot(angles, values, label=name, **look)
-        if policy == "ppo" and np.isfinite(values).all():
+        if method == "ppo" and np.isfinite(values).all():
             axes.fill(angles, values, color=colour, alpha=0.12)
     measured = [value for scores in per_group.values() for value in scores.values() if is_known(value)]
     step = 0.05
@@ -134,7 +134,7 @@ def way_to_ceiling(ways: Sequence[tuple[str, Way]], *, metric: str) -> Figure:
 def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
     """One bar with its markers; the names hang below, moved apart and joined to the markers by thin lines."""
     thickness, label_gap, label_depth, line_start = 0.30, 0.115, 0.36, 0.18
-    ceiling_name = next(policy for policy in way.positions if policy.startswith("ceiling"))
+    ceiling_name = next(method for method in way.positions if method.startswith("ceiling"))
     base, ceiling, ppo = way.positions["base"], way.positions[ceiling_name], way.positions["ppo"]
     axes.barh(row, ceiling - base, left=base, height=thickness, color=style.SHADE, zorder=2)
     gained = ppo >= base
@@ -143,9 +143,9 @@ def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
     low, high = axes.get_xlim()
     gap = label_gap * (high - low)
     places = spread(list(way.positions.values()), gap=gap, low=low + gap / 2, high=high - gap / 2)
-    for (policy, value), place in zip(way.positions.items(), places, strict=True):
-        name, colour, marker, _ = style.POLICY_STYLE[policy]
-        name = "Ceiling" if policy == ceiling_name else name.removesuffix(" answer")
+    for (method, value), place in zip(way.positions.items(), places, strict=True):
+        name, colour, marker, _ = style.METHOD_STYLE[method]
+        name = "Ceiling" if method == ceiling_name else name.removesuffix(" answer")
         axes.plot(value, row, marker=marker, color=colour, markersize=9, markeredgewidth=2, zorder=4)
         axes.plot([value, place], [row + line_start, row + label_depth - 0.02], color=style.GREY, linewidth=0.8)
         axes.text(place, row + label_depth, f"{name} {value:.3f}", ha="center", va="top", fontsize=9, color=colour)

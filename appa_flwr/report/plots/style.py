@@ -1,7 +1,7 @@
-"""How every picture looks: colours, one set of defaults, and the helpers that the charts share.
+"""Style of every picture: colours, one set of defaults, and the helpers that the charts share.
 
 Figures are built without pyplot, so nothing global is touched and no display is needed. Colours are those of Okabe and
-Ito, which the colour-blind tell apart; policies and rules differ in marker or dash too.
+Ito, which the colour-blind tell apart; methods and rules differ in marker or dash too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DARK_GREY, GREY, LIGHT_GREY, SHADE = "#444444", "#767676", "#C4C4C4", "#E8E8E8"
 GROUP_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK)
 OTHER_STYLES = tuple(zip((GREEN, ORANGE, SKY, YELLOW, BLACK), "^PdX<", strict=True))
 """(colour, marker) of whatever has none of its own."""
-POLICY_STYLE: Mapping[str, tuple[str, str, str, str]] = {
-    # policy: (name, colour, marker, dash)
+METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
+    # method: (name, colour, marker, dash)
     "base": ("Base", GREY, "s", "--"),
     "sft": ("SFT", BLUE, "^", "-."),
     "ppo": ("PPO", VERMILION, "o", "-"),
@@ -44,6 +44,9 @@ POLICY_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     "ppo-do": ("PPO (do)", VERMILION, "d", ":"),
     "uniform": ("Uniform answer", BLACK, "x", ":"),
     "majority": ("Majority answer", PURPLE, "P", ":"),
+    "option-list": ("Look-up, same options", PURPLE, "s", ":"),
+    "nearest-questions": ("Look-up, 3 nearest", PURPLE, "D", ":"),
+    "mean-prediction": ("Mean of predictions", GREEN, "P", ":"),
     "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),
     "ceiling-min": ("Ceiling (worst group)", GREEN, "v", ":"),
 }

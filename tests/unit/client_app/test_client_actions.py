@@ -21,6 +21,8 @@ from appa_flwr.survey.types import Survey
 from client_app import state
 from server_app.federation.catalogue import build_catalogue
 
+DISTRIBUTIONS = f"{wire.VOTE} as distributions"
+
 # --- who lives here -------------------------------------------------------------------------------
 
 
@@ -31,11 +33,11 @@ def deployed_node(**node_config):
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 7])
 def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
     config = config_of(data__num_groups=5)
-    homes = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, num_nodes).values()]
+    groups_by_node = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, num_nodes).values()]
     everyone = generate(num_questions=24, num_groups=5, seed=0).groups
-    assert sorted(name for home in homes for name in home) == sorted(everyone)
+    assert sorted(name for names in groups_by_node for name in names) == sorted(everyone)
     if num_nodes == 2:
-        assert homes == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
+        assert groups_by_node == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
 
 
 def test_in_simulation_only_the_groups_of_the_run_are_there():
@@ -69,7 +71,7 @@ def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
     config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
-    contexts = deployed(config, files, policy=f"truth = true\n{AS_SIMULATED}")
+    contexts = deployed(config, files, owner_policy=f"truth = true\n{AS_SIMULATED}")
     nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
     return survey, nodes, build_catalogue(config)
 
@@ -82,7 +84,7 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert reply.counts == {"answered": len(training), "known": len(own), "truth": 1, "probes": 0}
+        assert reply.counts == {"answered": len(training), "known": len(own), "truth": 1, "probes": 0, "mean": 0}
         kept = state.data(state.memory_of(node.context), group)
         assert kept.question_N.tolist() == sorted(training)
         for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
@@ -154,12 +156,12 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
 
 
 def test_a_node_that_lacks_what_an_action_needs_answers_with_an_error():
-    forgetful, catalogue = prepared_node()
-    forgetful.context.state = RecordDict()
+    restarted, catalogue = prepared_node()
+    restarted.context.state = RecordDict()
     untargeted = one_node(config_of())
     assert untargeted.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
     for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
-        reply = forgetful.ask(kind, forgetful.content(kind, catalogue))
+        reply = restarted.ask(kind, restarted.content(kind, catalogue))
         assert reply.error.code == wire.FORGOTTEN, kind
     for kind in (wire.VOTE, wire.SCORE):
         reply = untargeted.ask(kind, untargeted.content(kind, catalogue))
@@ -192,9 +194,11 @@ def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(ta
         assert sources == {True, False}
 
 
-def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one():
-    node, catalogue = prepared_node(sft__target="mean")
-    for group, reply in node.groups(wire.VOTE).items():
+@pytest.mark.parametrize("target", ["mean", "votes"])
+def test_distributions_that_are_asked_for_hold_no_held_out_answer(target):
+    node, catalogue = prepared_node(sft__target=target)
+    asked = RecordDict() if target == "mean" else wire.pack_distributions_asked()
+    for group, reply in node.groups(wire.VOTE, asked).items():
         truth_QK = state.truth(state.memory_of(node.context), group)
         known_Q = ~np.isnan(truth_QK).any(1)
         own_Q = known_Q & catalogue.train_Q
@@ -204,17 +208,17 @@ def test_only_the_mean_target_lets_a_distribution_out_and_never_a_held_out_one()
         assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
 
 
-def owned(folder, policy):
+def owned(folder, owner_policy):
     """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
     node_config = {"group": "Avaria", "ledger": str(folder / "ledger.sqlite")}
-    if policy is not None:
-        (folder / "policy.toml").write_text(policy)
+    if owner_policy is not None:
+        (folder / "policy.toml").write_text(owner_policy)
         node_config["policy"] = str(folder / "policy.toml")
     return node_config
 
 
 @pytest.mark.parametrize(
-    ("policy", "code"),
+    ("owner_policy", "code"),
     [
         (None, wire.MEAN_REFUSED),
         ("", wire.MEAN_REFUSED),
@@ -224,9 +228,9 @@ def owned(folder, policy):
     ],
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
-def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, code, tmp_path):
+def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, owner_policy, code, tmp_path):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, policy))
+    node.owned(owned(tmp_path, owner_policy))
     node.context.run_config = dict(config_of(sft__target="mean").flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -236,7 +240,7 @@ def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, c
 
 @pytest.mark.parametrize("target", ["own-answer", "posterior"])
 @pytest.mark.parametrize(
-    ("policy", "code"),
+    ("owner_policy", "code"),
     [
         (None, wire.OWN_ANSWERS_REFUSED),
         ("own-answers = false", wire.OWN_ANSWERS_REFUSED),
@@ -246,10 +250,10 @@ def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, policy, c
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.TARGETS])
 def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows_it(
-    kind, policy, code, target, tmp_path
+    kind, owner_policy, code, target, tmp_path
 ):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, policy))
+    node.owned(owned(tmp_path, owner_policy))
     node.context.run_config = dict(config_of(pluralllm__reward_target=target).flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
@@ -258,17 +262,20 @@ def test_deployed_no_rollout_is_scored_against_an_answer_unless_the_owner_allows
 
 
 @pytest.mark.parametrize(
-    ("policy", "kind", "code"),
+    ("owner_policy", "kind", "code"),
     [
         ("training = false", TRAIN, wire.TRAINING_REFUSED),
         ("training = false", "evaluate", wire.TRAINING_REFUSED),
         ("votes = false", wire.VOTE, wire.VOTES_REFUSED),
+        ("mean = false", DISTRIBUTIONS, wire.MEAN_REFUSED),
     ],
 )
-def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(policy, kind, code, tmp_path):
+def test_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(owner_policy, kind, code, tmp_path):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, policy))
+    node.owned(owned(tmp_path, owner_policy))
     content = node.content(TRAIN if kind == "evaluate" else kind, catalogue)
+    if kind == DISTRIBUTIONS:
+        kind, content = wire.VOTE, wire.pack_distributions_asked()
     reply = node.ask(kind, content)
     assert (reply.error.code, reply.error.reason) == (code, wire.REFUSALS[code])
     (line,) = Ledger(tmp_path / "ledger.sqlite").releases()

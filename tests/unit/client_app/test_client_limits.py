@@ -15,7 +15,7 @@ from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import wire
 from appa_flwr.survey.generate import generate
-from client_app import data, state
+from client_app import state, survey_answers
 from server_app.federation.catalogue import build_catalogue
 
 SURVEY = generate(num_questions=160, num_groups=2, seed=3)
@@ -25,10 +25,10 @@ GROUP = SURVEY.groups[0]
 class Owned(Node):
     """A deployed node of the first group, in its first run."""
 
-    def __init__(self, folder, policy="", **changes):
+    def __init__(self, folder, owner_policy="", **changes):
         config, files = home_files(SURVEY, folder, config_of(data__num_groups=2))
         config = Config.load({**config.flat(), **AS_OWNERS_ASK, **changes})
-        super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, policy=policy).values())))
+        super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
         self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))
         self.catalogue = build_catalogue(config)
         self.answered = [q.question_id in SURVEY.answers[GROUP] for q in self.catalogue.questions]
@@ -69,16 +69,16 @@ def test_a_catalogue_of_few_answered_questions_is_refused(tmp_path):
 
 def test_few_held_out_answers_count_as_none(tmp_path):
     for run, held_out in enumerate((3, 4)):  # the test's policy asks for four
-        node = Owned(tmp_path / str(run), policy="least-answers = 4\nsum-rounding = 0.0")
+        node = Owned(tmp_path / str(run), owner_policy="least-answers = 4\nsum-rounding = 0.0")
         assert node.take(node.cut(training=12, held_out=held_out)) == 0
         metrics = node.ask("evaluate", training(node.config)).content.metric_records["metrics"]
         enough = held_out == 4
         assert metrics["num-examples"] == 4 * enough
         assert (max(metrics["errors"]) > 0) == enough
         sums = node.groups(wire.TARGETS, wire.pack_weights(weights(node.config)))[GROUP].sums
-        assert sums["held-out", "uniform"]["cells"] == 4 * enough
+        assert sums["held-out", "uniform"]["answers"] == 4 * enough
         assert (sums["held-out", "uniform"]["js"] > 0) == enough
-        assert sums["training", "uniform"]["cells"] == 12
+        assert sums["training", "uniform"]["answers"] == 12
 
 
 def test_target_tables_are_made_once_in_a_run(tmp_path):
@@ -118,7 +118,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
     """The other's answers would be used, and replies about them counted for the first one's questions."""
     node = Owned(tmp_path)
     first, other = node.cut(training=12, held_out=10), node.cut(training=30, held_out=10)
-    read, codes = data.answers, []
+    read, codes = survey_answers.answers, []
 
     def meanwhile(*args):
         found = read(*args)
@@ -127,7 +127,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
             codes[0] = node.take(other)
         return found
 
-    monkeypatch.setattr(data, "answers", meanwhile)
+    monkeypatch.setattr(survey_answers, "answers", meanwhile)
     assert node.take(first) == wire.OTHER_CATALOGUE
     assert codes == [0]
     memory = state.memory_of(node.context)
@@ -150,7 +150,7 @@ def test_two_runs_ask_about_the_same_answers_or_about_quite_other_ones(
 
 
 def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_path):
-    node = Owned(tmp_path, policy="training-replies = 3\nvalidation-replies = 2\ntarget-replies = 1")
+    node = Owned(tmp_path, owner_policy="training-replies = 3\nvalidation-replies = 2\ntarget-replies = 1")
     ask = {
         TRAIN: lambda: training(node.config),
         "evaluate": lambda: training(node.config),
@@ -169,7 +169,7 @@ def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes", "code"),
+    ("owner_policy", "changes", "code"),
     [
         ("", {}, 0),
         ("", {"pluralllm.strategy": "fedadam"}, wire.WEAK_TRAINING),
@@ -179,8 +179,8 @@ def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_pat
         ("training = false", {}, wire.TRAINING_REFUSED),
     ],
 )
-def test_the_owner_says_how_pluralllm_may_be_trained(policy, changes, code, tmp_path):
-    node = Owned(tmp_path, policy, **changes)
+def test_the_owner_says_how_pluralllm_may_be_trained(owner_policy, changes, code, tmp_path):
+    node = Owned(tmp_path, owner_policy, **changes)
     assert node.take(node.cut(training=20, held_out=10)) == 0
     assert node.code(TRAIN, training(node.config)) == code
 
@@ -188,8 +188,8 @@ def test_the_owner_says_how_pluralllm_may_be_trained(policy, changes, code, tmp_
 def test_nobody_can_repeat_a_round_but_the_node_itself(tmp_path):
     """Who knows the draws can try answers until the same weights come back."""
     sent = {}
-    for name, policy in (("a", ""), ("b", ""), ("c", "secret-draws = false"), ("d", "secret-draws = false")):
-        node = Owned(tmp_path / name, policy)
+    for name, owner_policy in (("a", ""), ("b", ""), ("c", "secret-draws = false"), ("d", "secret-draws = false")):
+        node = Owned(tmp_path / name, owner_policy)
         assert node.take(node.cut(training=20, held_out=10)) == 0
         asked = [node.ask(TRAIN, training(node.config)).content.array_records["arrays"] for _ in range(2)]
         assert asked[0] == asked[1]  # nobody averages the draws away by asking again
@@ -210,9 +210,9 @@ def test_sums_over_answers_are_rounded_and_their_numbers_are_not(tmp_path):
         said[step] = [
             *(10 * error for error in metrics["errors"]),
             20 * loss,
-            *(value for of in sums.values() for key, value in of.items() if key != "cells"),
+            *(value for of in sums.values() for key, value in of.items() if key != "answers"),
         ]
-        assert {of["cells"] for of in sums.values()} <= {10.0, 20.0}
+        assert {of["answers"] for of in sums.values()} <= {10.0, 20.0}
     exact, rounded = (np.array(said[step]) for step in (0.0, 0.25))
     np.testing.assert_allclose(rounded / 0.25, np.rint(exact / 0.25), atol=1e-9)
     assert (np.abs(exact / 0.25 - np.rint(exact / 0.25)) > 1e-3).mean() > 0.5

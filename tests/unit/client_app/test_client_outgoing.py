@@ -10,14 +10,14 @@ from client_node import TRAIN, config_of, one_node, prepared_node, uniform_reque
 from in_process import cross, request
 
 from appa_flwr.protocol import votes, wire
-from client_app import data, outgoing, predictor, scoring, state
+from client_app import outgoing, predictor, scoring, state, survey_answers
 from client_app.main import app
 
 SECRET = "secret 0.123456 question text"
 
 FAULTS = [
-    (wire.ROLL_CALL, data, "my_groups"),
-    (wire.CATALOGUE, data, "answers"),
+    (wire.ROLL_CALL, survey_answers, "my_groups"),
+    (wire.CATALOGUE, survey_answers, "answers"),
     (wire.CATALOGUE, state, "remember_data"),
     (TRAIN, predictor, "train_round"),
     (TRAIN, outgoing, "send_weights"),

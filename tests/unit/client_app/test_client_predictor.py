@@ -17,7 +17,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from client_app import data, predictor
+from client_app import predictor, survey_answers
 from client_app.predictor import Predictor
 from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, group_data
@@ -56,7 +56,7 @@ def embedding() -> OptionEmbedding:
 def groups(embedding) -> list[GroupData]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
     found = []
-    for g, (name, mine) in enumerate(data.answers(CONFIG, {}, data.all_groups(CONFIG)).items()):
+    for g, (name, mine) in enumerate(survey_answers.answers(CONFIG, {}, survey_answers.all_groups(CONFIG)).items()):
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
         found.append(group_data(name, answers, embedding=embedding))
     return found
@@ -228,29 +228,29 @@ def test_few_training_answers_are_not_scored_for_the_server(start, embedding, gr
     assert few.keys() == {"held-out"}
     enough, held_out = scored(start, embedding, groups[1], count=10)
     assert enough.keys() == {"held-out", "training"}
-    assert enough["training"]["pluralllm"]["cells"] == 10
-    assert enough["held-out"]["pluralllm"]["cells"] == held_out
+    assert enough["training"]["pluralllm"]["answers"] == 10
+    assert enough["held-out"]["pluralllm"]["answers"] == held_out
 
 
 def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
     """The sum over 16 answers less that over 15 of them would be one answer's score."""
     answers = groups[1]
     mean_QK = embedding.option_QK / embedding.option_QK.sum(1, keepdims=True)
-    for unknown, told in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
+    for unknown, sent in ((0, True), (1, False), (9, False), (len(answers) - 9, False)):
         known_QK = mean_QK.copy()
         known_QK[answers.question_N[:unknown]] = 0.0
         found, _ = scored(start, embedding, answers, count=len(answers), mean_of_others=known_QK)
-        assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (told, told), unknown
+        assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (sent, sent), unknown
         assert "mean-of-others" in found["held-out"]
 
 
 def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
     found, held_out = scored(weights(CONFIG), embedding, groups[1], count=12, **{"pluralllm.num-context-questions": 16})
-    for part, cells in (("held-out", held_out), ("training", 12)):
+    for part, num_answers in (("held-out", held_out), ("training", 12)):
         sums = found[part]
         by_size = [name for name in sums if name.startswith("context-")]
         assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64, 128)]
-        assert {sums[name]["cells"] for name in by_size} == {cells}
+        assert {sums[name]["answers"] for name in by_size} == {num_answers}
         assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
         assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
         assert sums["context-32"] == sums["context-64"]  # more than the group has
@@ -285,7 +285,7 @@ def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embeddin
     ours = loaded(embedding, start)
     for count in (len(whole), 0):
         known = GroupData("B", whole.question_N[:count], whole.answer_NK[:count])
-        assert sums_of(ours, known, truth_QK)["held-out"]["pluralllm"]["cells"] == 0.0
+        assert sums_of(ours, known, truth_QK)["held-out"]["pluralllm"]["answers"] == 0.0
 
 
 def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:
@@ -339,6 +339,6 @@ def test_validation_tells_what_each_share_of_learned_features_would_be_worth(emb
     expected = [np.mean(distances(predicted(share), truth, embedding)) for share in (0.0, 0.5, 1.0)]
     assert np.ptp(expected) > 1e-3
     ours = loaded(embedding, wire.join_weights(given), train_Q=train_Q)
-    cells, errors = ours.validate([(mine, truth)])
-    assert (cells, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
+    num_answers, errors = ours.validate([(mine, truth)])
+    assert (num_answers, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
     assert ours.model.share == 0.5  # as it came

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.owner.policy import SIMULATION, Policy
+from appa_flwr.owner.owner_policy import SIMULATION, OwnerPolicy
 from appa_flwr.protocol import wire
 from appa_flwr.survey.types import Question
 from client_app import scoring
@@ -35,8 +35,8 @@ def released(protection, request=ASKED, *, side=wire.TARGET_SIDE, side_QK=SIDE_Q
     return scored, protection.released(request, scored, side_QK, PUBLIC, group=group, side=side)
 
 
-def protection(tmp_path, **policy):
-    return Protection(Policy(**policy), Ledger(tmp_path / "a.sqlite"))
+def protection(tmp_path, **owner_policy):
+    return Protection(OwnerPolicy(**owner_policy), Ledger(tmp_path / "a.sqlite"))
 
 
 def test_a_simulation_gives_what_was_computed():
@@ -81,7 +81,7 @@ def test_what_stands_in_padding_makes_no_other_answer(tmp_path):
     assert mine.ledger.spent("Avaria: targets") == {"q0": 1}
 
 
-def test_scores_against_predictions_end_with_the_purse(tmp_path):
+def test_scores_against_predictions_end_with_the_allowance(tmp_path):
     mine = protection(tmp_path, scores_per_question=4)
     released(mine)
     released(mine)  # nothing new

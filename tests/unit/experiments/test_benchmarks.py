@@ -2,55 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import families
+import pandas as pd
 import pytest
 import torch
 import typer
+from peft import LoraConfig, get_peft_model
 from report_runs import line
+from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.survey.generate import generate
 from experiments.benchmarks import beside_trl, engine, others, sides
-from experiments.benchmarks.engine import Prompts, draw_batches
-from experiments.benchmarks.models import (
-    PAPER_MODELS,
-    SMOLLM2,
-    matmul_parameters,
-    published,
-    save_random,
-    small_qwen3,
-)
-from experiments.benchmarks.sides import EOS_ID, PAD_ID, Measured, PeakMemory, Update, Workload
+from experiments.benchmarks.engine import Cell, matmul_parameters, published, save_random, small_qwen3
+from experiments.benchmarks.sides import EOS_ID, PAD_ID, PeakMemory, Workload
 from experiments.pluralllm.protocol import load_problem, recipe
 from server_app.models.base import prepare
 
 VOCABULARY = 64
+SMALL = Workload(vocabulary=VOCABULARY, prefix=0, shortest=3, longest=18, rollouts=4, updates=0)
 
 
-def update(cpu=10.0, *, rollout=2.0, reference=3.0, steps=2):
-    return Update(cpu, 2 * cpu, rollout, reference, optimizer_steps=steps)
-
-
-def batches_of(rollouts, *, prefix=0, updates=0):
-    prompts = Prompts(prefix, 3, 18)
-    return draw_batches(prompts, vocabulary=VOCABULARY, rollouts=rollouts, updates=updates, seed=2)
-
-
-def measured(*updates, added=100.0):
-    return Measured(list(updates), 500.0, added, policy_change=0.1, value_change=0.1)
+def updates(side, *totals, case="short", rollout=2.0, steps=2, added=100.0, policy=0.1, value=0.1):
+    rows = [{"rollout": rollout, "reference": 3.0, "update": t - rollout - 3.0, "total": t} for t in totals]
+    same = {"steps": steps, "added": added, "policy": policy, "value": value, "side": side, "case": case}
+    return pd.DataFrame(rows).assign(**same)
 
 
 @pytest.fixture
 def model(tmp_path):
-    save_random(small_qwen3(vocabulary=VOCABULARY, hidden=32), tmp_path / "model", seed=0)
+    save_random(small_qwen3(VOCABULARY, 32), tmp_path / "model")
     return str(tmp_path / "model")
 
 
@@ -60,75 +49,66 @@ def test_a_planned_answer_ends_at_the_next_multiple_of_16(prompt_length, expecte
 
 
 def test_prompts_share_their_prefix_and_nothing_else():
-    batches = draw_batches(Prompts(5, 2, 4), vocabulary=50, rollouts=6, updates=2, seed=1)
-    assert [len(batch) for batch in batches] == [6, 6, 6]
-    rows = [row for batch in batches for row in batch]
+    work = Workload(vocabulary=50, prefix=5, shortest=2, longest=4, rollouts=6)
+    assert [len(batch) for batch in work.batches] == [6, 6, 6]
+    rows = [row for batch in work.batches for row in batch]
     assert len({tuple(row[:5]) for row in rows}) == 1
     assert {len(row) for row in rows} == {7, 8, 9}
     assert len({tuple(row) for row in rows}) == len(rows)
     assert min(map(min, rows)) > max(PAD_ID, EOS_ID)
-    (asked,) = draw_batches(Prompts(5, 2, 4), vocabulary=50, rollouts=6, updates=0, seed=1, answers=3)
+    asked = replace(work, answers=3).batches[0]
     assert asked[0] == asked[1] == asked[2] != asked[3] == asked[4] == asked[5]
 
 
 @pytest.mark.parametrize("prefix", [0, 20])
 def test_our_answers_end_where_planned_and_the_engine_learns(model, prefix):
-    # The small batch makes the engine shorten it as rows end; the check of the lengths is `measure`'s own.
-    batches = batches_of(8, prefix=prefix, updates=1)
-    work = Workload(model, batches, response_length=40, ends=True)
-    lengths = work.planned_lengths(1)
-    assert len(set(lengths)) > 2
-    found = engine.ours(work)
-    (only,) = found.updates
-    assert only.optimizer_steps == 2
-    assert min(found.policy_change, found.value_change) > 1e-6
-    assert min(only.rollout, only.reference, only.update) > 0
+    # The small batch makes the engine shorten it as rows end; the check of the lengths is the recorder's own.
+    work = replace(SMALL, model=model, prefix=prefix, rollouts=8, updates=1, response_length=40, ends=True)
+    assert len(set(work.planned_lengths(1))) > 2
+    (only,) = engine.ours(work)
+    assert only["steps"] == 2
+    assert min(only["policy"], only["value"]) > 1e-6
+    assert min(only["rollout"], only["reference"], only["update"]) > 0
+    assert only["rollout"] + only["reference"] + only["update"] == pytest.approx(only["total"])
 
 
 def test_an_answer_that_does_not_end_is_cut_and_nothing_is_left_on_the_model(model):
-    batches = batches_of(4)
-    engine_ = engine.make_engine(Workload(model, batches, response_length=30, ends=False))
-    with engine.keeping_to_plan(engine_.models.policy(), ends=False):
-        planned = engine_.rollout(batches[0]).sequences
+    work = replace(SMALL, model=model, response_length=30)
+    engine_, (prompts,) = engine.make_engine(work), work.batches
+    with sides.keeping_to_plan(engine_.models.policy(), ends=False):
+        planned = engine_.rollout(prompts).sequences
     assert planned.mask_JT.sum(1).tolist() == [30] * 4
     assert not torch.isin(planned.response_JT, torch.tensor([PAD_ID, EOS_ID])).any()
-    free = engine_.rollout(batches[0] * 8).sequences.response_JT  # 960 tokens, about 15 of each id
+    free = engine_.rollout(prompts * 8).sequences.response_JT  # 960 tokens, about 15 of each id
     assert (free == EOS_ID).any()
 
 
 def test_a_wrong_length_is_an_error(model, monkeypatch):
-    batches = batches_of(4)
     monkeypatch.setattr(sides, "steer", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match="other lengths than planned"):
-        engine.ours(Workload(model, batches, response_length=200, ends=False))
-
-
-def test_what_is_no_forward_pass_belongs_to_the_update():
-    assert update(10.0, rollout=2.0, reference=3.0).update == 5.0
+        engine.ours(replace(SMALL, model=model, response_length=200))
 
 
 def test_sides_that_did_other_work_are_not_compared():
-    beside_trl.check({"ours": [measured(update())], "TRL": [measured(update(cpu=50.0))]})
-    idle = [dataclasses.replace(measured(update()), **{name: 0.0}) for name in ("policy_change", "value_change")]
-    for other in (measured(update(steps=48)), *idle):
+    own = updates("ours", 10.0)
+    beside_trl.check(pd.concat([own, updates("TRL", 50.0)]))
+    for wrong in ({"steps": 48}, {"policy": 0.0}, {"value": 0.0}):
         with pytest.raises(RuntimeError):
-            beside_trl.check({"ours": [measured(update())], "TRL": [other]})
+            beside_trl.check(pd.concat([own, updates("TRL", 10.0, **wrong)]))
 
 
 def test_the_table_gives_medians_and_their_ratio():
-    own = [measured(update(6.0), update(9.0)), measured(update(8.0), added=300.0)]
-    trl = [measured(update(16.0, rollout=4.0), added=800.0)] * 2
-    lines = beside_trl.ppo_table({"short": {"ours": own, "TRL": trl}}).splitlines()
-    cells, stages = ([cell.strip() for cell in lines[n].split("|")[1:-1]] for n in (2, 6))
-    assert cells[:4] == ["short", "8.00 (6.00 to 9.00)", "16.00 (16.00 to 16.00)", "0.500"]
-    assert cells[7:] == ["200 (100 to 300)", "800 (800 to 800)", "0.250"]
-    assert stages == ["short", "2.00", "4.00", "3.00", "3.00", "3.00", "9.00"]
+    trl = updates("TRL", 16.0, 16.0, rollout=4.0, added=800.0)
+    own = [updates("ours", 6.0, 9.0), updates("ours", 8.0, added=400.0), updates("ours", 8.0, added=200.0)]
+    table = beside_trl.compared(pd.concat([trl, *own]), ["total", "added", "rollout"])
+    head, _, cells = ([cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines())
+    assert head[:4] == ["case", "total, ours", "total, TRL", "total, ratio"]
+    assert cells == ["short", "8.0", "16.0", "0.5", "150.0", "800.0", "0.19", "2.0", "4.0", "0.5"]
 
 
-def test_another_trl_is_refused(model, tmp_path):
-    work = Workload(model, batches_of(4), response_length=2, ends=False)
+def test_another_trl_is_refused(model):
     with pytest.raises(UserError, match=r"needs trl==1\.12\.0, found"):
-        engine.run_side(sys.executable, "sides.trl", work, scratch=tmp_path, environment={})
+        engine.run_side(sys.executable, "sides.trl", replace(SMALL, model=model))
 
 
 def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):
@@ -148,9 +128,9 @@ def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):
     answered = torch.tensor([[3, 5, 5, PAD_ID]]), None
     loop = SimpleNamespace(batch_generation=taking(1.0, answered), forward=taking(2.0), get_reward=taking(4.0))
     optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=0.1)
-    trainer = SimpleNamespace(policy_model=policy, value_model=value, optimizer=SimpleNamespace(optimizer=optimizer))
-    instruments = sides._Instruments(Workload("", [[[3]], [[3]]], 2, ends=False))
-    instruments.instrument(trainer, loop)
+    trainer = SimpleNamespace(policy_model=policy, value_model=value)
+    instruments = sides._Instruments()
+    instruments.instrument(trainer, loop, Workload(rollouts=1, response_length=2))
     instruments.on_train_begin()
     for _ in range(2):
         with torch.no_grad():
@@ -162,11 +142,25 @@ def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):
         (policy(torch.ones(1)) + value(torch.ones(1))).backward()
         optimizer.step()
         instruments.on_step_end()
-    found = instruments.recorder.measured()
-    (counted,) = found.updates
-    assert (counted.seconds, counted.rollout, counted.reference, counted.update) == (15.0, 1.0, 8.0, 6.0)
-    assert counted.optimizer_steps == 1
-    assert min(found.policy_change, found.value_change) > 0
+    (counted,) = instruments.recorder.measured()
+    assert [counted[name] for name in ("total", "rollout", "reference", "update", "steps")] == [15.0, 1.0, 8.0, 6.0, 1]
+    assert min(counted["policy"], counted["value"]) > 0
+
+
+def test_trl_s_answers_end_where_planned(model):
+    """By the same hooks as ours; prompts are padded on the left, and a new one starts counting again."""
+    work = replace(SMALL, model=model, ends=True)
+    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"]))
+    loop = SimpleNamespace(batch_generation=None, forward=None, get_reward=None)
+    sides._Instruments().instrument(SimpleNamespace(policy_model=policy, value_model=policy), loop, work)
+    (prompts,) = work.batches
+    longest = max(map(len, prompts))
+    query_JL = torch.tensor([[PAD_ID] * (longest - len(prompt)) + prompt for prompt in prompts])
+    for _ in range(2):
+        found = policy.generate(
+            input_ids=query_JL, attention_mask=query_JL != PAD_ID, max_new_tokens=60, do_sample=True, top_k=0
+        )
+        assert (found[:, longest:] != PAD_ID).sum(1).tolist() == work.planned_lengths(0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="watches the GPU's memory where there is one")
@@ -181,66 +175,59 @@ def test_peak_memory_sees_what_came_and_went():
 
 def test_the_matmul_floor_by_hand():
     # Qwen3, hidden 32, one head of 32: q, k, v, o 4 x 32 x 32; gate, up, down 3 x 32 x 128; 4 layers.
-    config = small_qwen3(vocabulary=VOCABULARY, hidden=32)
+    config = small_qwen3(VOCABULARY, 32)
     assert matmul_parameters(config) == (4 * (4 * 1024 + 3 * 4096), 64 * 32)
-    cell = engine.Cell("a", "b", config, Prompts(10, 1, 3), rollouts=2, response_length=5)
-    # 10 shared tokens once, 1 + 3 own ones, 10 answered; 3 forward passes and 2 epochs of 2 models there and back
-    expected = 2 * (65_536 * 24 * 11 + 2_048 * 10 * 6)
-    assert engine.matmul_flops(cell, [[7] * 11, [7] * 13]) == expected
+    work = Workload(prefix=10, shortest=2, longest=2, rollouts=2, response_length=5)
+    # 10 shared tokens once, 2 + 2 own ones, 10 answered; 3 forward passes and 2 epochs of 2 models there and back
+    assert engine.matmul_flops(Cell("a", "b", config, work)) == 2 * (65_536 * 24 * 11 + 2_048 * 10 * 6)
 
 
-@pytest.mark.parametrize(("name", "millions"), [("gemma-2-2b", 2614), ("Llama-3.2-3B", 3213), ("Qwen3-0.6B", 596)])
-def test_the_papers_models_have_their_published_sizes(name, millions):
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        # 20 shared tokens once, 5 own ones, 6 answered; 3 forward passes, and 1 epoch of 2 models there and back
+        (1, lambda layers, head: layers * 31 * 7 + head * 6 * 4),
+        # 25 tokens asked, 2 times 6 answered; sampled, referred to, and there and back in 1 epoch
+        (2, lambda layers, head: layers * 37 * 4 + head * 12 * 4),
+    ],
+)
+def test_one_epoch_has_half_the_updates_products_and_a_question_s_mean_no_value_model(answers, expected):
+    cell = engine.scaled_down(engine.smollm2_cells()[answers - 1])
+    work = replace(cell.work, shortest=5, longest=5, rollouts=answers)
+    assert engine.matmul_flops(cell._replace(work=work)) == 2 * expected(*matmul_parameters(cell.model))
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("gemma-2-2b", 2614), ("Llama-3.2-3B", 3213), ("Qwen3-0.6B", 596), (engine.SMOLLM2, 134.5)],
+)
+def test_models_have_their_published_sizes(name, millions):
     config = published(name)
-    layers, head = matmul_parameters(config)
     assert config.tie_word_embeddings
-    assert (layers + head) / 1e6 == pytest.approx(millions, abs=1)
+    assert sum(matmul_parameters(config)) / 1e6 == pytest.approx(millions, abs=1)
 
 
 def test_the_papers_models_need_a_gpu_or_a_small_scale(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(engine, "measure", lambda *_, **__: [])
+    monkeypatch.setattr(engine, "measure", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(UserError, match="--scale small"):
         engine.main(paper=True)
 
 
-def test_smollm2_has_its_published_size():
-    layers, head = matmul_parameters(published(SMOLLM2))
-    assert (layers + head) / 1e6 == pytest.approx(134.5, abs=0.1)
-
-
-def test_one_epoch_has_half_the_updates_products():
-    cell = engine.smollm2_cells(small=True)[0]
-    layers, head = matmul_parameters(cell.model)
-    # 20 shared tokens once, 5 own ones, 6 answered; 3 forward passes, and 1 epoch of 2 models there and back
-    assert engine.matmul_flops(cell, [[7] * 25]) == 2 * (layers * 31 * 7 + head * 6 * 4)
-
-
-def test_two_answers_need_their_prompt_once_and_their_mean_no_value_model():
-    cell = engine.smollm2_cells(small=True)[1]
-    layers, head = matmul_parameters(cell.model)
-    # 25 tokens asked, 2 times 6 answered; sampled, referred to, and there and back in 1 epoch
-    assert engine.matmul_flops(cell, [[7] * 25] * 2) == 2 * (layers * 37 * 4 + head * 12 * 4)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")
-def test_a_small_smollm2_goes_the_whole_way_on_two_threads():
-    (result,) = engine.measure(engine.smollm2_cells(small=True)[1:2], updates=1, seed=0, threads=2)
-    assert engine.table([result]).splitlines()[2].startswith("| SmolLM2-135M | 2 answers a question, bfloat16 |")
+@pytest.mark.parametrize(("option", "cells", "threads"), [("real", "smollm2_cells", 2), ("paper", "paper_cells", 1)])
+def test_a_small_model_goes_the_whole_way_in_its_own_process(monkeypatch, tmp_path, capsys, option, cells, threads):
+    cell = getattr(engine, cells)()[1]
+    monkeypatch.setattr(engine, cells, lambda: [cell])
+    engine.main(**{option: True}, scale="small", updates=1, threads=threads, out=tmp_path)
+    assert f"| {cell.varied} | {cell.to} |" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "results.json").read_text())
+    assert min(row[name] for name in ("floor", "total", "wall")) > 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")
-def test_a_small_paper_model_goes_the_whole_way_in_its_own_process():
-    cells = engine.paper_cells(small=True)
-    assert {(cell.axis, cell.value) for cell in cells} == {
-        (name, prefix) for name in PAPER_MODELS for prefix in (engine.SHARED, engine.PLAIN)
-    }
-    results = list(engine.measure(cells[:1], updates=1, seed=0))
-    row = engine.table(results).splitlines()[2]
-    assert row.startswith("| gemma-2-2b | shared prefix |")
-    ((_, found, floor),) = results
-    assert floor > 0
-    assert len(found.updates) == 1
+def test_the_papers_models_are_measured_with_the_shared_prefix_and_without():
+    cells = {(cell.varied, cell.work.shared_prefix) for cell in engine.paper_cells()}
+    assert cells == {(name, shared) for name in engine.PAPER_MODELS for shared in (True, False)}
 
 
 def test_the_wait_for_the_federation_is_summed_over_iterations(tmp_path):
@@ -281,71 +268,52 @@ def test_sft_s_rows_hold_a_vote_a_question_and_share_none(sft_work):
     for _, answer in (*training, *held_out):
         assert sorted(formats.parse("dpa", answer, answer.count(",") + 1).prediction)[-2:] == [0.0, 1.0]
         assert beside_trl.completion(base, answer)[-1] == base.end_id
-    twice = beside_trl.needed(held_out, len(held_out) + 1)
-    assert len(twice) == len(held_out) + 1
-    assert twice[-1] == held_out[0]
 
 
 def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
     config, base, training, _ = sft_work
-    own, trl = (beside_trl.measure_sft(side, base, config, training[:16], steps=1) for side in ("ours", "TRL"))
-    assert [len(side.cpu) for side in (own, trl)] == [1, 1]
-    assert min(*own.cpu, *trl.cpu) > 0
-    assert own.loss == pytest.approx(trl.loss, abs=beside_trl.LOSS_GOAL)
+    steps = pd.concat(beside_trl.measure_sft(side, base, config, training[:16], steps=1) for side in ("ours", "TRL"))
+    assert len(steps) == 2
+    assert steps["total"].min() > 0
+    assert beside_trl.loss_apart(steps) <= beside_trl.LOSS_GOAL
+    with pytest.raises(RuntimeError, match="loss of one batch"):
+        beside_trl.loss_apart(steps.assign(loss=[1.5, 1.5001]))
 
 
 def test_the_hand_over_is_held_against_the_base_stored_alike(sft_work):
     config, base, training, held_out = sft_work
-    exact, half, packed, half_apart, packed_apart = others.hand_over(base, config, training, held_out)
+    found = others.hand_over(base, config, training, held_out)
+    exact, half, packed, half_apart, packed_apart = found.itertuples()
     assert half.base == half_apart.base != exact.base
     assert packed.base == packed_apart.base != exact.base
-    assert exact.gain > 0.1
-    assert half_apart.gain == pytest.approx(exact.gain, rel=0.1)
-    assert packed_apart.gain > 0
+    assert exact.gained == exact.base - found["after SFT"].iloc[0] > 0.1
+    assert exact.kept == 1.0
+    assert half_apart.gained == pytest.approx(exact.gained, rel=0.1)
+    assert half_apart.kept == half_apart.gained / exact.gained
+    assert packed_apart.gained > 0
 
 
-def test_the_sft_tables_hold_what_was_measured():
-    own, trl = beside_trl.Side([1.0, 3.0], 900.0, 100.0, 1.5), beside_trl.Side([8.0], 800.0, 400.0, 1.5)
-    step = beside_trl.sft_table(own, trl)
-    assert "| CPU s a step | 2.0 | 8.0 | 0.25 | at most 0.25 |" in step
-    assert "| MiB added | 100 | 400 | 0.25 | at most 0.25 |" in step
-    assert "0.0e+00 apart" in step
-    ways = [others.HandOver("exact", 2.0, 1.0), others.HandOver("merged", 2.5, 2.25)]
-    assert "| merged | 2.5000 | 2.2500 | 0.2500 | 25% |" in others.hand_over_table(ways)
-
-
-def test_sides_of_different_loss_are_an_error(sft_work, monkeypatch):
-    losses = iter((1.5, 1.5001))
-
-    class Here:
-        def __init__(self, **_):
-            self.loss = next(losses)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def submit(self, *_, **__):
-            return self
-
-        def result(self):
-            return beside_trl.Side([1.0], 0.0, 1.0, self.loss)
-
-    monkeypatch.setattr(beside_trl, "ProcessPoolExecutor", Here)
-    with pytest.raises(RuntimeError, match="loss of one batch"):
-        beside_trl.both_sides(None, None, None, steps=1)
+def test_rows_of_sft_are_taken_again_where_there_are_too_few(sft_work, monkeypatch):
+    config, base, *_ = sft_work
+    monkeypatch.setattr(beside_trl, "prepare", lambda *_: base)
+    monkeypatch.delenv(beside_trl.SURVEYS, raising=False)
+    keys = [f"model={config.model}", "sft.batch-size=200", "sft.gradient-accumulation-steps=1"]
+    given, _, rows, _ = beside_trl.prepared("compact", None, keys, steps=2)
+    assert given.sft.steps == 2
+    assert given.policy.prompt_style == "compact"
+    assert len(rows) == 400
+    again = rows.index(rows[0], 1)
+    assert rows[again:] == rows[: 400 - again]
 
 
 def test_pluralllm_s_costs_are_of_what_is_named():
     problem = load_problem("generated", seed=0)
-    rows = others.pluralllm_costs(problem, recipe("pluralllm.rounds=1"), seed=0, repeats=1)
-    steps, tables, *scorings = (name for name, *_ in rows)
+    found = others.pluralllm_costs(problem, recipe("pluralllm.rounds=1"), repeats=1)
+    steps, tables, *scorings = found.index
     assert steps == "pretraining, 2 steps of 6 groups"
     assert tables == f"target tables, 6 groups x {len(problem.embedding.option_QK)} questions"
     assert [name.split(", ")[1] for name in scorings] == ["js", "js + wasserstein"]
-    assert all(float(took.split()[0]) >= 0 for _, took, _ in rows)
+    assert found.min() >= 0
 
 
 def test_a_command_is_there_for_each_benchmark():

@@ -1,4 +1,4 @@
-"""The grid: which cells a file asks for and what they share, each run once, and tables whose numbers are known."""
+"""The grid: which trials a file asks for and what they share, each run once, and tables whose numbers are known."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch.checks import claim_run_folder
 from appa_flwr.launch.endings import RunFailed
-from appa_flwr.run import cells as single
-from appa_flwr.run.files import write_config
+from appa_flwr.run import pair_scores
 from appa_flwr.run.records import Iteration, SummaryRow
-from experiments.grid import pictures, plan, results, run
+from appa_flwr.run.run_files import write_config
+from experiments.grid import grid_results, pictures, plan, runner
 
 HERE = Path(__file__).parent
 EXPERIMENTS = Path(plan.__file__).parents[1]
@@ -60,31 +60,31 @@ def grid_file(tmp_path) -> Path:
 
 def planned(path: Path, tmp_path: Path, **given):
     grid = plan.read_grid(path, **given)
-    return grid, plan.cells(grid, tmp_path / "out", here=HERE)
+    return grid, plan.trials(grid, tmp_path / "out", here=HERE)
 
 
 def test_what_rules_share_is_made_once(grid_file, tmp_path):
-    _, cells = planned(grid_file, tmp_path)
-    assert [sum(cell.stage == stage for cell in cells) for stage in plan.STAGES] == [4, 8, 16]
-    assert len({cell.name for cell in cells}) == 28
-    for cell in cells:
-        needed = {"predictor": None, "sft": "predictor", "rule": "sft"}[cell.stage]
-        assert (cell.needs and cell.needs.stage) == needed
-        if cell.needs:
-            assert cells.index(cell.needs) < cells.index(cell)
-            assert (cell.needs.dataset, cell.needs.seed) == (cell.dataset, cell.seed)
-    rule = next(c for c in cells if (c.dataset, c.model, c.rule, c.seed) == ("two", "other", "open", 1))
+    _, trials = planned(grid_file, tmp_path)
+    assert [sum(trial.stage == stage for trial in trials) for stage in plan.STAGES] == [4, 8, 16]
+    assert len({trial.name for trial in trials}) == 28
+    for trial in trials:
+        needed = {"predictor": None, "sft": "predictor", "rule": "sft"}[trial.stage]
+        assert (trial.needs and trial.needs.stage) == needed
+        if trial.needs:
+            assert trials.index(trial.needs) < trials.index(trial)
+            assert (trial.needs.dataset, trial.needs.seed) == (trial.dataset, trial.seed)
+    rule = next(c for c in trials if (c.dataset, c.model, c.rule, c.seed) == ("two", "other", "open", 1))
     config = rule.config
     assert (config.rule, config.appa.fairness_threshold, config.seed) == ("appa", 1.1, 1)
     assert (config.data.num_questions, config.policy.base_steps, config.ppo.num_iterations) == (50, 30, 7)
     assert config.sft.checkpoint == str(rule.needs.folder / "sft-model")
     assert config.pluralllm.checkpoint == str(rule.needs.needs.folder / "pluralllm.safetensors")
     assert rule.needs.config.pluralllm.checkpoint == config.pluralllm.checkpoint
-    assert [cell.config.run.phases for cell in (rule, rule.needs, rule.needs.needs)] == ["all", "sft", "pluralllm"]
-    assert [cell.seed for cell in cells] == [0] * 14 + [1] * 14
+    assert [trial.config.run.phases for trial in (rule, rule.needs, rule.needs.needs)] == ["all", "sft", "pluralllm"]
+    assert [trial.seed for trial in trials] == [0] * 14 + [1] * 14
 
 
-def test_a_cell_s_name_changes_with_its_keys_with_what_it_needs_and_with_the_code(grid_file, tmp_path, monkeypatch):
+def test_a_trial_s_name_changes_with_its_keys_with_what_it_needs_and_with_the_code(grid_file, tmp_path, monkeypatch):
     def names(**given):
         return {(c.stage, c.dataset, c.model, c.rule, c.seed): c.name for c in planned(grid_file, tmp_path, **given)[1]}
 
@@ -103,8 +103,8 @@ def test_a_cell_s_name_changes_with_its_keys_with_what_it_needs_and_with_the_cod
 
 
 def test_names_cut_their_axes_and_leave_the_others(grid_file, tmp_path):
-    _, cells = planned(grid_file, tmp_path, only=["two", "open"])
-    rules = [(cell.dataset, cell.model, cell.rule, cell.seed) for cell in cells if cell.stage == "rule"]
+    _, trials = planned(grid_file, tmp_path, only=["two", "open"])
+    rules = [(trial.dataset, trial.model, trial.rule, trial.seed) for trial in trials if trial.stage == "rule"]
     assert rules == [("two", m, "open", s) for s in (0, 1) for m in ("tiny", "other")]
 
 
@@ -118,7 +118,7 @@ def test_names_cut_their_axes_and_leave_the_others(grid_file, tmp_path):
         ('baseline = "average"', 'baseline = "mean"', "baseline = 'mean' is no rule of the grid; it has average, open"),
         ("data.num-questions = 50", 'survey = "${NO_SUCH_THING}/x.jsonl"', "names 'NO_SUCH_THING', which is not set"),
         ("sft = 1", "stf = 1", r"\[hours\.tiny\] must give hours for predictor, sft, rule"),
-        ('task = "dpa"', 'task = "dpa"\nmetric = "borda"', r"cell one-predictor-s0|cell one-dpa-tiny-sft-s0: metric"),
+        ('task = "dpa"', 'task = "dpa"\nmetric = "borda"', r"trial one-predictor-s0|trial one-dpa-tiny-sft-s0: metric"),
         ("[keys]", "[keys", "cannot be read as a grid file"),
     ],
 )
@@ -135,7 +135,7 @@ def test_unknown_names_and_scales_are_refused(grid_file, tmp_path):
         planned(grid_file, tmp_path, only=["opn"])
 
 
-# What made-up runs score: policy or rule -> reward of each group on each question, by seed.
+# What made-up runs score: method or rule -> reward of each group on each question, by seed.
 QUESTIONS = [f"q{n}" for n in range(20)]
 REWARDS = {"base": 0.4, "sft": 0.6, "uniform": 0.65, "average": 0.7, "open": 0.75}
 
@@ -153,23 +153,23 @@ def write_run(config) -> None:
     values = {"ppo": REWARDS[rule]} if config.run.phases == "all" else {k: REWARDS[k] for k in ("base", "sft")}
     values["uniform"] = REWARDS["uniform"]
     rows = []
-    for policy, value in values.items():
+    for method, value in values.items():
         # group b is .1 worse; one question more in one seed, and b has no survey answer to the last half
         reward_GQ = value + 0.02 * config.seed - np.array([[0.0], [0.1]]) * np.ones((2, 20))
-        for against in (single.PREDICTIONS, single.SURVEY):
-            if against == single.SURVEY:
+        for against in (pair_scores.PREDICTIONS, pair_scores.SURVEY):
+            if against == pair_scores.SURVEY:
                 reward_GQ = reward_GQ - 0.1
                 reward_GQ[1, 10:] = np.nan
-            single.put(
+            pair_scores.put(
                 folder,
                 pd.concat(
                     [
-                        *([] if (old := single.read(folder)) is None else [old[old["policy"] == policy]]),
-                        single.cells(policy, "js", against, reward_GQ, groups=("a", "b"), questions=QUESTIONS),
+                        *([] if (old := pair_scores.read(folder)) is None else [old[old["method"] == method]]),
+                        pair_scores.as_rows(method, "js", against, reward_GQ, groups=("a", "b"), questions=QUESTIONS),
                     ]
                 ),
             )
-        rows.append(report_runs.row(policy, value - 0.05, value - 0.1))
+        rows.append(report_runs.row(method, value - 0.05, value - 0.1))
     lines = [report_runs.line(i, planned=2, fell_back=None) for i in (1, 2)] if config.run.phases == "all" else []
     report_runs.write_run(folder, summary=rows, metrics=lines)
 
@@ -192,42 +192,42 @@ class Launcher:
         write_run(config)
 
 
-def go(grid, cells, tmp_path, launcher):
-    return run.run_cells(grid, cells, tmp_path / "out", launch=launcher, say=lambda text: None)
+def go(grid, trials, tmp_path, launcher):
+    return runner.run_trials(grid, trials, tmp_path / "out", launch=launcher, say=lambda text: None)
 
 
-def test_killed_and_started_again_no_cell_is_repeated(grid_file, tmp_path):
-    grid, cells = planned(grid_file, tmp_path)
+def test_killed_and_started_again_no_trial_is_repeated(grid_file, tmp_path):
+    grid, trials = planned(grid_file, tmp_path)
     launcher = Launcher()
     for killed_at in (3, 10):
         launcher.killed_at = killed_at
         with pytest.raises(KeyboardInterrupt):
-            go(grid, cells, tmp_path, launcher)
+            go(grid, trials, tmp_path, launcher)
     launcher.killed_at = 10**9
-    outcome = go(grid, cells, tmp_path, launcher)
-    assert outcome.done.keys() == {cell.name for cell in cells}
+    outcome = go(grid, trials, tmp_path, launcher)
+    assert outcome.done.keys() == {trial.name for trial in trials}
     assert not outcome.failed
     starts = [name for name, _ in launcher.started]
     resumed = [name for name, again in launcher.started if again]
-    assert len(starts) == len(cells) + 2
+    assert len(starts) == len(trials) + 2
     assert resumed == [starts[2], starts[9]]  # what was killed goes on
-    assert go(grid, cells, tmp_path, launcher).done == outcome.done
+    assert go(grid, trials, tmp_path, launcher).done == outcome.done
     assert len(launcher.started) == len(starts)
 
 
 def test_a_run_that_ended_before_its_mark_was_written_is_not_repeated(grid_file, tmp_path):
-    grid, cells = planned(grid_file, tmp_path, only=["one", "tiny"])
-    write_run(cells[0].config)
+    grid, trials = planned(grid_file, tmp_path, only=["one", "tiny"])
+    write_run(trials[0].config)
     launcher = Launcher()
-    go(grid, cells, tmp_path, launcher)
-    assert cells[0].name not in [name for name, _ in launcher.started]
+    go(grid, trials, tmp_path, launcher)
+    assert trials[0].name not in [name for name, _ in launcher.started]
 
 
-def test_a_failed_cell_stops_only_those_that_need_it_and_is_tried_again(grid_file, tmp_path):
-    grid, cells = planned(grid_file, tmp_path)
+def test_a_failed_trial_stops_only_those_that_need_it_and_is_tried_again(grid_file, tmp_path):
+    grid, trials = planned(grid_file, tmp_path)
     launcher = Launcher()
     launcher.fails = {"one-dpa-tiny-sft-s0", "two-dpa-other-open-s1"}
-    outcome = go(grid, cells, tmp_path, launcher)
+    outcome = go(grid, trials, tmp_path, launcher)
     why = {name.rsplit("-", 1)[0]: reason.rsplit("-", 1)[0] for name, reason in outcome.failed.items()}
     assert why == {
         "one-dpa-tiny-sft-s0": "the disk is full",
@@ -235,57 +235,57 @@ def test_a_failed_cell_stops_only_those_that_need_it_and_is_tried_again(grid_fil
         "one-dpa-tiny-open-s0": "needs one-dpa-tiny-sft-s0",
         "two-dpa-other-open-s1": "the disk is full",
     }
-    assert len(outcome.done) == len(cells) - 4
+    assert len(outcome.done) == len(trials) - 4
     launcher.fails, launcher.started = set(), []
-    assert not go(grid, cells, tmp_path, launcher).failed
+    assert not go(grid, trials, tmp_path, launcher).failed
     assert len(launcher.started) == 4
 
 
-def test_a_cell_that_another_process_runs_is_left_to_it(grid_file, tmp_path, monkeypatch):
-    grid, cells = planned(grid_file, tmp_path, only=["one", "tiny", "average"])
+def test_a_trial_that_another_process_runs_is_left_to_it(grid_file, tmp_path, monkeypatch):
+    grid, trials = planned(grid_file, tmp_path, only=["one", "tiny", "average"])
     launcher, output = Launcher(), tmp_path / "out"
-    (output / run.LOCKS).mkdir(parents=True)
-    held = lock(output / run.LOCKS / cells[1].name)
+    (output / runner.LOCKS).mkdir(parents=True)
+    held = lock(output / runner.LOCKS / trials[1].name)
 
     def pause(seconds):  # the other one ends while this one waits
-        write_run(cells[1].config)
-        run.mark(output, cells[1]).write_text('{"seconds": 60}')
+        write_run(trials[1].config)
+        runner.mark(output, trials[1]).write_text('{"seconds": 60}')
         held.release()
 
-    monkeypatch.setattr(run.time, "sleep", pause)
-    outcome = go(grid, cells, tmp_path, launcher)
-    assert outcome.done[cells[1].name] == 60
-    assert cells[1].name not in [name for name, _ in launcher.started]
-    assert outcome.done.keys() == {cell.name for cell in cells}
+    monkeypatch.setattr(runner.time, "sleep", pause)
+    outcome = go(grid, trials, tmp_path, launcher)
+    assert outcome.done[trials[1].name] == 60
+    assert trials[1].name not in [name for name, _ in launcher.started]
+    assert outcome.done.keys() == {trial.name for trial in trials}
 
 
 def test_hours_are_measured_where_they_can_be(grid_file, tmp_path):
-    grid, cells = planned(grid_file, tmp_path)
-    said = run.hours(grid, cells, {})
-    of = {cell.name: cell for cell in cells}
+    grid, trials = planned(grid_file, tmp_path)
+    said = runner.hours(grid, trials, {})
+    of = {trial.name: trial for trial in trials}
     assert {(of[name].stage, of[name].model, value) for name, value in said.items() if value == value} == {
         ("predictor", "", 0.5),
         ("sft", "tiny", 1),
         ("rule", "tiny", 2),
     }
-    first = next(cell for cell in cells if (cell.stage, cell.model) == ("rule", "other"))
-    measured = run.hours(grid, cells, {first.name: 5400.0})
+    first = next(trial for trial in trials if (trial.stage, trial.model) == ("rule", "other"))
+    measured = runner.hours(grid, trials, {first.name: 5400.0})
     assert {value for name, value in measured.items() if (of[name].stage, of[name].model) == ("rule", "other")} == {1.5}
-    text = run.plan_text(grid, cells, tmp_path / "out")
+    text = runner.plan_text(grid, trials, tmp_path / "out")
     # 4 predictors of half an hour, 4 SFT of one and 8 rules of two
-    assert "28 cells (4 predictor, 8 sft, 16 rule), 0 done; left: 22.0 h and those of unknown time" in text
+    assert "28 trials (4 predictor, 8 sft, 16 rule), 0 done; left: 22.0 h and those of unknown time" in text
 
 
 def test_the_tables_have_the_numbers_of_the_runs(grid_file, tmp_path):
-    grid, cells = planned(grid_file, tmp_path, only=["one", "tiny"])
-    assert results.write_results(grid, cells, tmp_path / "out") is None
-    go(grid, cells, tmp_path, Launcher())
-    path = results.write_results(grid, cells, tmp_path / "out")
+    grid, trials = planned(grid_file, tmp_path, only=["one", "tiny"])
+    assert grid_results.write_results(grid, trials, tmp_path / "out") is None
+    go(grid, trials, tmp_path, Launcher())
+    path = grid_results.write_results(grid, trials, tmp_path / "out")
     frame = pd.read_csv(path.with_suffix(".csv"))
 
-    def value(policy, against, measure, less=None, column="value"):
+    def value(method, against, measure, less=None, column="value"):
         lines = frame[
-            (frame["policy"] == policy) & (frame["against"] == against) & (frame["measure"] == measure)
+            (frame["method"] == method) & (frame["against"] == against) & (frame["measure"] == measure)
             & (frame["less"].isna() if less is None else frame["less"] == less) & (frame["metric"] == "js")
         ]  # fmt: skip
         (found,) = lines[column]
@@ -317,15 +317,15 @@ def test_the_paper_s_figures_stand_beside_ours_where_the_models_are_the_paper_s(
     for scale, shown in (("", True), ("small", False)):
         output = tmp_path / f"out-{scale}"
         grid = plan.read_grid(grid_file, scale=scale, only=["globalqa", "gemma-2-2b"])
-        cells = plan.cells(grid, output, here=HERE)
-        run.run_cells(grid, cells, output, launch=Launcher(), say=lambda text: None)
-        text = results.write_results(grid, cells, output).read_text()
+        trials = plan.trials(grid, output, here=HERE)
+        runner.run_trials(grid, trials, output, launch=Launcher(), say=lambda text: None)
+        text = grid_results.write_results(grid, trials, output).read_text()
         # ours .66; the paper's table has .839 for AVERAGE
         assert ("[paper 0.839, -0.179]" in text) == shown
 
 
 def test_the_paper_s_figures_are_those_of_its_tables():
-    figures = results._paper()
+    figures = grid_results._paper()
     assert len({key[:4] for key in figures}) == 60
     # from "tab:combined-value-ppo-base-sft" and "tab:combined-order-ppo-base-sft"
     assert figures["globalqa", "dpa", "llama-3.2-3b", "appa", "cosine", "Min AS"] == 0.885
@@ -341,12 +341,12 @@ def test_the_paper_s_figures_are_those_of_its_tables():
     assert sum(0.03 <= gap <= 0.0302 for gap in gaps) == 8
 
 
-@pytest.mark.parametrize(("name", "cells"), [("small.toml", 180), ("real.toml", 30), ("paper.toml", 50)])
-def test_the_grids_that_come_with_it_can_be_planned(name, cells, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "trials"), [("small.toml", 180), ("real.toml", 30), ("paper.toml", 50)])
+def test_the_grids_that_come_with_it_can_be_planned(name, trials, tmp_path, monkeypatch):
     monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
     for scale in ("", "small") if name == "paper.toml" else ("",):
         grid = plan.read_grid(EXPERIMENTS / name, scale=scale)
-        assert len(plan.cells(grid, tmp_path, here=HERE)) == cells
+        assert len(plan.trials(grid, tmp_path, here=HERE)) == trials
 
 
 def test_pictures_show_the_runs():
@@ -367,8 +367,8 @@ def test_pictures_show_the_runs():
     assert curve.get_xydata() == pytest.approx(np.array([[1, 0.5], [2, 0.5]]))
 
 
-def row_of(policy, fi, min_as):
-    return SummaryRow.model_validate({**report_runs.row(policy, 0.8, min_as), "fi": fi})
+def row_of(method, fi, min_as):
+    return SummaryRow.model_validate({**report_runs.row(method, 0.8, min_as), "fi": fi})
 
 
 def iteration(number, fairness):

@@ -69,13 +69,13 @@ def finished(tmp_path_factory):
         patch.setattr(grpo.LocalGroups, "score", scored)
         patch.setattr(trl_rewards, "parse_answers", random_answers)
         scores = grpo.run(config, steps=STEPS, out=run.out, say=run.lines.append)
-    run.scores = {row.policy: row for row in scores}
+    run.scores = {row.method: row for row in scores}
     run.setup = grpo.set_up(config, lambda line: None)
     run.written = json.loads((run.out / "grpo.json").read_text())
     return run
 
 
-def test_the_table_holds_the_policies_and_the_frame_to_read_them_in(finished):
+def test_the_table_holds_the_methods_and_the_frame_to_read_them_in(finished):
     scores = finished.scores
     assert list(scores) == ["base", "sft", "grpo", "uniform", "ceiling-average", "ceiling-min"]
     for row in scores.values():
@@ -117,7 +117,7 @@ def test_progress_is_shown_and_the_result_written(finished):
     written = finished.written
     assert written["steps"] == STEPS
     assert written["config"] == finished.config.flat()
-    assert [row["policy"] for row in written["scores"]] == list(finished.scores)
+    assert [row["method"] for row in written["scores"]] == list(finished.scores)
     assert [line["step"] for line in written["log"]] == [1, 2]
     steps = [line for line in finished.lines if line.startswith("GRPO step")]
     for number, (line, logged) in enumerate(zip(steps, written["log"], strict=True), start=1):
@@ -132,13 +132,13 @@ def test_progress_is_shown_and_the_result_written(finished):
 
 def test_the_saved_policy_is_the_trained_one_and_the_scored_one(finished):
     setup, weights = finished.setup, finished.weights
-    policy, start = (
+    method, start = (
         AutoModelForCausalLM.from_pretrained(finished.out / name).eval() for name in ("policy", "sft-model")
     )
-    assert all((p == weights[name]).all() for name, p in policy.named_parameters())
+    assert all((p == weights[name]).all() for name, p in method.named_parameters())
     assert any((p != weights[name]).any() for name, p in start.named_parameters())
     given = {"prompts": setup.prompts, "question_J": setup.test_J, "catalogue": setup.catalogue}
-    answers = evaluation.greedy_answers(policy, setup.base, finished.config, **given)
+    answers = evaluation.greedy_answers(method, setup.base, finished.config, **given)
     assert grpo.score("grpo", answers, setup) == finished.scores["grpo"]
 
 

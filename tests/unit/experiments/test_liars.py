@@ -11,10 +11,10 @@ from experiments import liars, stand_in
 
 
 @pytest.fixture(scope="module")
-def people() -> stand_in.Population:
+def people() -> stand_in.TrueTargets:
     """Two options and one question: three groups want the one, the fourth the other; the fourth lies."""
     target_GQK = np.array([[[0.9, 0.1]]] * 3 + [[[0.2, 0.8]]])
-    return stand_in.Population(target_GQK, np.ones((1, 2), dtype=bool), liar=3)
+    return stand_in.TrueTargets(target_GQK, np.ones((1, 2), dtype=bool), liar=3)
 
 
 def ends(rule, people, lie=None):
@@ -54,7 +54,7 @@ def test_lies_are_what_they_say():
 
 
 def test_the_liar_is_whom_the_mean_serves_worst():
-    people = stand_in.population(0, num_questions=20, num_groups=4)
+    people = stand_in.true_targets(0, num_questions=20, num_groups=4)
     score_GQ = js(people.target_GQK.mean(0), people.target_GQK, people.option_QK)
     assert people.liar == int(np.argmin(score_GQ.mean(1)))
     np.testing.assert_allclose(people.target_GQK.sum(-1), 1.0)
@@ -68,7 +68,7 @@ def test_the_liar_s_gain_is_its_own_and_the_others_the_mean_of_theirs(monkeypatc
 
     monkeypatch.setattr(liars, "RULES", {"average": make("average")})
     monkeypatch.setattr(liars, "trained", ends)
-    monkeypatch.setattr(liars, "population", lambda *_, **__: stand_in.Population(np.empty(0), np.empty(0), liar=1))
+    monkeypatch.setattr(liars, "true_targets", lambda *_, **__: stand_in.TrueTargets(np.empty(0), np.empty(0), liar=1))
     liars.main(seeds=2, output=tmp_path)
     row = (tmp_path / "liars.md").read_text().strip().splitlines()[-1]
     gains = "| +0.030 ± 0.000 | +0.055 ± 0.000 " * len(liars.LIES)

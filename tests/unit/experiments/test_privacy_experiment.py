@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.owner.policy import Policy
+from appa_flwr.owner.owner_policy import OwnerPolicy
 from experiments import attacks, privacy
-from experiments.stand_in import population
+from experiments.stand_in import true_targets
 
-PEOPLE = population(3, num_questions=15, num_groups=4)
+PEOPLE = true_targets(3, num_questions=15, num_groups=4)
 TARGET_QK = PEOPLE.target_GQK[0]
 KNOWN = attacks.error(PEOPLE.target_GQK[1:].mean(0), TARGET_QK)
 
 
-def after(scores, **policy):
-    return attacks.error(privacy.attack(Policy(**policy), PEOPLE, scores=scores, seed=0), TARGET_QK)
+def after(scores, **owner_policy):
+    return attacks.error(privacy.attack(OwnerPolicy(**owner_policy), PEOPLE, scores=scores, seed=0), TARGET_QK)
 
 
 def test_as_many_scores_as_options_tell_all():
     assert after(PEOPLE.option_QK.shape[1]) < 0.005 < after(1) < KNOWN
 
 
-def test_a_purse_of_one_score_keeps_what_one_score_tells():
+def test_an_allowance_of_one_score_keeps_what_one_score_tells():
     assert after(40, scores_per_question=1) == pytest.approx(after(1), abs=1e-12)
 
 
@@ -39,7 +39,7 @@ def test_the_error_is_a_share_of_people():
 def test_the_whole_study_writes_its_tables(tmp_path, capsys):
     privacy.main(seeds=2, iterations=5, questions=6, groups=3, attacks=0, output=tmp_path)
     learned, price = ((tmp_path / f"{name}.md").read_text() for name in ("learned", "price"))
-    assert all(f"| {name} |" in learned for name in (*privacy.POLICIES, *privacy.GUESSES))
+    assert all(f"| {name} |" in learned for name in (*privacy.OWNER_POLICIES, *privacy.GUESSES))
     assert [line.split("|")[1].strip() for line in price.splitlines()[2:]] == [
         *("reward-decimals = 2", "reward-decimals = 1", "reward-noise = 0.05", "reward-noise = 0.2")
     ]
@@ -54,8 +54,8 @@ def test_the_attacks_table_has_the_spread_over_groups(monkeypatch, tmp_path):
     class Read:
         name = "read"
 
-        def error(self, policy, *, seed):
-            return 0.1 + 0.2 * seed if policy == attacks.NOTHING_LIMITED else 0.5
+        def error(self, owner_policy, *, seed):
+            return 0.1 + 0.2 * seed if owner_policy == attacks.NOTHING_LIMITED else 0.5
 
         def guess(self, *, seed):
             return 0.5
@@ -72,7 +72,7 @@ def test_a_catalogue_of_one_question_told_its_answer_and_now_tells_nothing(name)
     (attack,) = [attack for attack in attacks.ATTACKS if attack.name.startswith(name)]
     guess = attack.guess(seed=1)
     assert attack.error(attacks.NOTHING_LIMITED, seed=1) < 1e-4 < 0.1 < guess
-    assert attack.error(Policy(), seed=1) == guess
+    assert attack.error(OwnerPolicy(), seed=1) == guess
 
 
 def test_an_attack_that_hears_what_it_does_not_want_finds_nothing():

@@ -35,9 +35,9 @@ def test_no_rule_passes_the_best_answers_and_the_worst_group_s_rule_is_nearest(f
 def test_the_table_has_the_study_s_numbers_and_the_picture_is_one(found):
     frame, text, png = found
     row = next(line for line in text.splitlines() if line.startswith("| 2 | group-dro |"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    texts = [text.strip() for text in row.strip("|").split("|")]
     means = frame[frame["rule"] == "group-dro"][["fi", "avg_as", "min_as"]].mean()
-    assert cells[2:5] == [f"{value:.3f}" for value in means]
+    assert texts[2:5] == [f"{value:.3f}" for value in means]
     lowest = frame.pivot_table(index="seed", columns="rule", values="min_as")
-    assert cells[6] == difference(lowest["group-dro"] - lowest["average"])
+    assert texts[6] == difference(lowest["group-dro"] - lowest["average"])
     assert png.startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""A study: every setting with every seed, cells by hand, and files that hold what was measured."""
+"""A study: every setting with every seed, numbers by hand, and files that hold what was measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.study import Column, difference, mean, spread, study
+from experiments.study import StudyColumn, difference, mean, spread, study
 
 
 def test_a_difference_has_the_interval_of_its_pairs():
@@ -40,12 +40,12 @@ def test_a_study_pairs_settings_by_seed_and_writes_what_it_found(asked, tmp_path
         return {"score": scores[setting] + 10 * seed}
 
     columns = (
-        Column("score", "score", case="plain"),
-        Column("other", "score", case="other"),
-        Column("gain", "score", case="other", less="plain"),
+        StudyColumn("score", "score", case="plain"),
+        StudyColumn("other", "score", case="other"),
+        StudyColumn("gain", "score", case="other", less="plain"),
     )
     # seeds differ by far more than settings: only pairs of one seed have the difference 2 with no spread
-    gain = Column("spread", "score", spread, case="other", less="plain")
+    gain = StudyColumn("spread", "score", spread, case="other", less="plain")
     names = ("what", "case")
     found = study("few", names, scores, (0, 1), measure, (*columns, gain), output=tmp_path / "new")
     assert asked == [(setting, seed) for setting in scores for seed in (0, 1)]
@@ -56,7 +56,7 @@ def test_a_study_pairs_settings_by_seed_and_writes_what_it_found(asked, tmp_path
 
 
 def test_without_cases_a_row_is_a_setting_and_the_one_subtracted_is_left_out(tmp_path):
-    columns = [Column("less b", "score", difference, less="b")]
+    columns = [StudyColumn("less b", "score", difference, less="b")]
 
     def measure(setting, seed):
         return {"score": setting[0] + (setting[1] == "a") * (1.0 + seed)}

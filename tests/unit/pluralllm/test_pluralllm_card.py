@@ -112,7 +112,7 @@ def edit(weights, **changes):
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
         (lambda w: w.with_suffix(".json").write_text("{"), "best.json is not JSON"),
         (lambda w: w.with_suffix(".json").write_text("[1]"), "best.json: input should be an object"),
-        (lambda w: edit(w, format=2), "format 2, and this version reads format 3"),
+        (lambda w: edit(w, format=2), "format 2, and this version reads format 4"),
         (lambda w: edit(w, survey=None), "best.json, key 'survey': field required"),
         (lambda w: edit(w, chosen=-1), "best.json, key 'chosen': input should be greater"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
@@ -130,7 +130,7 @@ def test_the_probe_is_the_same_whatever_the_order_of_the_questions():
     value_QKE = rng.normal(size=(6, 2, 3)).astype(np.float32)
     option_QK = np.ones((6, 2), dtype=bool)
     ids = tuple(question.question_id for question in QUESTIONS)
-    told = cards.probe(OptionEmbedding(ids, value_QKE, option_QK), QUESTIONS)
+    probed = cards.probe(OptionEmbedding(ids, value_QKE, option_QK), QUESTIONS)
     turned = cards.probe(OptionEmbedding(ids[::-1], value_QKE[::-1], option_QK), QUESTIONS[::-1])
-    assert told == turned
-    assert any(np.allclose(told, row, atol=1e-4) for row in value_QKE[:, 0])
+    assert probed == turned
+    assert any(np.allclose(probed, row, atol=1e-4) for row in value_QKE[:, 0])

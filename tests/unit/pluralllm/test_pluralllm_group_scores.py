@@ -12,7 +12,7 @@ from scipy.spatial.distance import jensenshannon
 
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.scores import local_sums
-from server_app.predictor.scores import fault, scores
+from server_app.predictor.pooled_scores import fault, scores
 
 SIZES = {"training": 20, "held-out": 5}
 
@@ -44,7 +44,7 @@ def test_a_groups_sums_are_those_of_scipy():
         pairs = [(answer(q), asked.answer_NK[q - 8].astype(float)) for q in rows]
         places = np.arange(3) / 2
         return {
-            "cells": 4,
+            "answers": 4,
             "js": sum(1 - jensenshannon(p, t, 2) ** 2 for p, t in pairs),
             "js_distance": sum(1 - jensenshannon(p, t, np.e) for p, t in pairs),
             "wasserstein": sum(1 - stats.wasserstein_distance(places, places, p, t) for p, t in pairs),
@@ -60,7 +60,7 @@ def test_a_groups_sums_are_those_of_scipy():
     assert found["nearest-question"] == pytest.approx(expected(nearest), abs=1e-6)
     error = [jensenshannon(table_QK[q], asked.answer_NK[q - 8].astype(float), np.e) for q in rows]
     ranked = stats.spearmanr(spread_Q[8:12], error).statistic
-    assert found["calibration"] == pytest.approx({"cells": 4, "rank_correlation": 4 * ranked})
+    assert found["calibration"] == pytest.approx({"answers": 4, "rank_correlation": 4 * ranked})
     assert abs(ranked) > 0.1
 
 
@@ -85,37 +85,43 @@ def test_the_share_of_answers_within_their_intervals_by_hand():
     given = {"truth": asked, "known": known, "embedding": embedding}
     found = local_sums(table_QK, np.zeros(13), interval_QK=(low_QK, high_QK), **given)
     # 2/2 + 1/3 + 0/3 + 2/3; the question of one option says nothing
-    assert found["coverage"] == pytest.approx({"cells": 4.0, "coverage": 2.0})
+    assert found["coverage"] == pytest.approx({"answers": 4.0, "coverage": 2.0})
 
 
-def sums(cells: float, js: float, **more: float) -> dict[str, float]:
-    return {"cells": cells, "js": js * cells, "js_distance": (js - 0.1) * cells, "wasserstein": js * cells, **more}
-
-
-def told(cells: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[tuple[str, str], dict[str, float]]:
+def sums(answers: float, js: float, **more: float) -> dict[str, float]:
     return {
-        (part, "pluralllm"): sums(cells, js, spread=0.02 * cells),
-        (part, "uniform"): sums(cells, 0.7),
-        (part, "nearest-question"): sums(cells, 0.8),
+        "answers": answers,
+        "js": js * answers,
+        "js_distance": (js - 0.1) * answers,
+        "wasserstein": js * answers,
+        **more,
+    }
+
+
+def sent_sums(answers: float = 4.0, js: float = 0.9, part: str = "held-out") -> dict[tuple[str, str], dict[str, float]]:
+    return {
+        (part, "pluralllm"): sums(answers, js, spread=0.02 * answers),
+        (part, "uniform"): sums(answers, 0.7),
+        (part, "nearest-question"): sums(answers, 0.8),
     }
 
 
 def test_means_are_over_answers_and_unseen_groups_stand_apart():
     by_group = {
         "A": {
-            **told(4, 0.9),
-            ("held-out", "calibration"): {"cells": 4.0, "rank_correlation": 2.0},
-            ("held-out", "coverage"): {"cells": 4.0, "coverage": 3.0},
+            **sent_sums(4, 0.9),
+            ("held-out", "calibration"): {"answers": 4.0, "rank_correlation": 2.0},
+            ("held-out", "coverage"): {"answers": 4.0, "coverage": 3.0},
         },
-        "B": {**told(1, 0.4), **told(20, 0.95, "training")},
-        "C": told(3, 0.5),
-        "D": told(0),  # has answered no held-out question
+        "B": {**sent_sums(1, 0.4), **sent_sums(20, 0.95, "training")},
+        "C": sent_sums(3, 0.5),
+        "D": sent_sums(0),  # has answered no held-out question
     }
     found = scores(by_group, {"C"})
     assert found["scores"].keys() == {"seen/held-out", "seen/training", "unseen/held-out"}
     seen = found["scores"]["seen/held-out"]["pluralllm"]
     # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
-    assert seen == pytest.approx({"cells": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8})
+    assert seen == pytest.approx({"answers": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8})
     assert found["scores"]["unseen/held-out"]["pluralllm"]["js"] == pytest.approx(0.5)
     assert found["calibration"]["seen/held-out"] == pytest.approx(
         {"spread": 0.02, "rank_correlation": 0.5, "coverage": 0.75}
@@ -127,7 +133,7 @@ def test_means_are_over_answers_and_unseen_groups_stand_apart():
 
 
 def changed(name: str, part: str = "held-out", **measures: float) -> dict[tuple[str, str], dict[str, float]]:
-    good = told()
+    good = sent_sums()
     return {**good, (part, name): {**good.get((part, name), {}), **measures}}
 
 
@@ -135,10 +141,10 @@ def changed(name: str, part: str = "held-out", **measures: float) -> dict[tuple[
     ("given", "says"),
     [
         ({}, "no score of pluralllm on held-out"),
-        ({key: value for key, value in told().items() if key[1] != "uniform"}, "no score of uniform"),
-        (changed("diary", cells=1.0), "'diary' on 'held-out', which nobody asked for"),
-        (changed("uniform", "diary", cells=1.0), "'uniform' on 'diary', which nobody asked for"),
-        (changed("uniform", diary=1.0), "other measures of uniform than cells, js, js_distance, wasserstein"),
+        ({key: value for key, value in sent_sums().items() if key[1] != "uniform"}, "no score of uniform"),
+        (changed("diary", answers=1.0), "'diary' on 'held-out', which nobody asked for"),
+        (changed("uniform", "diary", answers=1.0), "'uniform' on 'diary', which nobody asked for"),
+        (changed("uniform", diary=1.0), "other measures of uniform than answers, js, js_distance, wasserstein"),
         (changed("context-0", **sums(4, 0.5)), "'context-0' on 'held-out', which nobody asked for"),
         (changed("context-04", **sums(4, 0.5)), "'context-04' on 'held-out', which nobody asked for"),
         (changed("x" * 9000, **sums(4, 0.5)), f"'{'x' * 40}' on 'held-out', which nobody asked for"),
@@ -149,12 +155,12 @@ def changed(name: str, part: str = "held-out", **measures: float) -> dict[tuple[
         (changed("uniform", js=4.1), "scores of uniform out of range"),
         (changed("uniform", js=-0.1), "scores of uniform out of range"),
         (changed("uniform", js=float("nan")), "scores of uniform out of range"),
-        (changed("pluralllm", cells=6.0), "6.0 answers scored of 5"),
-        (changed("pluralllm", cells=3.5), "3.5 answers scored of 5"),
-        (changed("pluralllm", cells=float("inf")), "inf answers scored of 5"),
-        (changed("calibration", cells=4.0, rank_correlation=-4.5), "scores of calibration out of range"),
-        (changed("coverage", cells=4.0, coverage=4.5), "scores of coverage out of range"),
-        (changed("coverage", cells=3.0, coverage=3.0), "3.0 answers scored of coverage, others of pluralllm"),
+        (changed("pluralllm", answers=6.0), "6.0 answers scored of 5"),
+        (changed("pluralllm", answers=3.5), "3.5 answers scored of 5"),
+        (changed("pluralllm", answers=float("inf")), "inf answers scored of 5"),
+        (changed("calibration", answers=4.0, rank_correlation=-4.5), "scores of calibration out of range"),
+        (changed("coverage", answers=4.0, coverage=4.5), "scores of coverage out of range"),
+        (changed("coverage", answers=3.0, coverage=3.0), "3.0 answers scored of coverage, others of pluralllm"),
     ],
 )
 def test_sums_that_cannot_be_are_named(given, says):
@@ -162,7 +168,7 @@ def test_sums_that_cannot_be_are_named(given, says):
 
 
 def test_sums_that_can_be_are_taken():
-    calibrated = changed("calibration", cells=4.0, rank_correlation=-4.0)
-    covered = changed("coverage", cells=4.0, coverage=4.0)
-    for good in (told(), told(0), calibrated, covered, {**told(), **told(20, 1.0, "training")}):
+    calibrated = changed("calibration", answers=4.0, rank_correlation=-4.0)
+    covered = changed("coverage", answers=4.0, coverage=4.0)
+    for good in (sent_sums(), sent_sums(0), calibrated, covered, {**sent_sums(), **sent_sums(20, 1.0, "training")}):
         assert fault(good, SIZES) is None

@@ -218,6 +218,9 @@ def test_the_nearest_question_by_hand() -> None:
     third = 1 / 3
     expected = [[0.2, 0.8, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
     np.testing.assert_allclose(nearest_question(known, table), expected, atol=1e-7)
+    # of two, never itself: b has both, a and c only the other
+    both = [[0.2, 0.8, 0.0], [0.55, 0.45, 0.0], [0.9, 0.1, 0.0], [third, third, third]]
+    np.testing.assert_allclose(nearest_question(known, table, count=2), both, atol=1e-7)
 
 
 def test_sums_of_measures_by_hand() -> None:
@@ -229,7 +232,7 @@ def test_sums_of_measures_by_hand() -> None:
     # JSD = (1/2) [1/2 log2(2/3) + 1/2 log2 2] + (1/2) log2(4/3) = 0.1038 + 0.2075 = 0.3113; the second is right;
     # natural distance: sqrt(0.3113 ln 2) = 0.4645; half the people are one place away
     assert found == pytest.approx(
-        {"cells": 2, "js": 2 - 0.3113, "js_distance": 2 - 0.4645, "wasserstein": 1.5}, abs=1e-4
+        {"answers": 2, "js": 2 - 0.3113, "js_distance": 2 - 0.4645, "wasserstein": 1.5}, abs=1e-4
     )
 
 

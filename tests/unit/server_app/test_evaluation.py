@@ -1,4 +1,4 @@
-"""Scores of policies, baselines and ceilings through a federation that scores with the clients' own code.
+"""Scores of methods, baselines and ceilings through a federation that scores with the clients' own code.
 
 Axis letters: G groups, Q questions, K options, J answers.
 """
@@ -16,10 +16,10 @@ from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, rewards, wire
-from appa_flwr.run.records import Scores, SummaryRow
+from appa_flwr.run.records import ScoreRecord, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.rewards import aggregated_reward
+from server_app.federation.group_rewards import aggregated_reward
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])
@@ -76,10 +76,10 @@ def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
     assert not found_JK[~CATALOGUE.option_QK[TEST_J]].any()
 
 
-def test_a_policy_s_rows(federation):
+def test_a_method_s_rows(federation):
     answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
     scored = evaluation.score(federation, "ppo", answers, metrics=["js", "cosine"], config=CONFIG, catalogue=CATALOGUE)
-    assert [(row.policy, row.metric) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
+    assert [(row.method, row.metric) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
     def reward(metric, table_QK, q):
@@ -103,7 +103,7 @@ def test_a_policy_s_rows(federation):
         assert not row.mostly_unreadable
     ids = [CATALOGUE.questions[q].question_id for q in TEST_J]
     for metric, against, tables in (("js", "predictions", TABLES), ("cosine", "survey", TRUTHS)):
-        of = scored.cells[(scored.cells["metric"] == metric) & (scored.cells["against"] == against)]
+        of = scored.pair_scores[(scored.pair_scores["metric"] == metric) & (scored.pair_scores["against"] == against)]
         single = of.set_index(["group", "question"])["reward"].to_dict()
         expected = {(n, i): reward(metric, tables[n], q) for n in GROUPS for i, q in zip(ids, TEST_J, strict=True)}
         assert single == pytest.approx(expected)
@@ -121,10 +121,10 @@ def test_less_than_half_readable_is_mostly_unreadable(federation, readable, most
 
 
 def test_skill_is_measured_by_the_uniform_answer_of_the_same_metric_and_side():
-    def of(policy, metric, avg, truth):
+    def of(method, metric, avg, truth):
         numbers = {"fi": 1.0, "min_as": 0.0, "per_group": {}}
-        survey = None if truth is None else Scores(avg_as=truth, **numbers)
-        return SummaryRow(policy=policy, metric=metric, avg_as=avg, survey=survey, format_score=None, **numbers)
+        survey = None if truth is None else ScoreRecord(avg_as=truth, **numbers)
+        return SummaryRow(method=method, metric=metric, avg_as=avg, survey=survey, format_score=None, **numbers)
 
     rows = evaluation.with_skill(
         [
@@ -158,29 +158,38 @@ def test_groups_without_survey_answers_leave_the_truth_empty():
 
 def baselines(federation, config):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    return evaluation.frame(federation, config, CATALOGUE, question_J=TEST_J, majority_QK=majority_QK)
+    return evaluation.baseline_scores(
+        federation, config, CATALOGUE, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]}
+    )
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation):
     rows = baselines(federation, CONFIG).rows
-    found = {(row.policy, row.metric): row for row in rows}
+    found = {(row.method, row.metric): row for row in rows}
     metrics = rewards.metrics_of("dpa")
-    pairs = [(policy, metric) for policy in ("uniform", "majority") for metric in metrics]
+    pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
     solved = ("js", "wasserstein", "cosine")  # js-distance has no ceilings
-    pairs += [(policy, metric) for policy in ("ceiling-average", "ceiling-min") for metric in solved]
-    assert [(row.policy, row.metric) for row in rows] == pairs
+    pairs += [("mean-prediction", metric) for metric in metrics]
+    pairs += [(method, metric) for method in ("ceiling-average", "ceiling-min") for metric in solved]
+    assert [(row.method, row.metric) for row in rows] == pairs
     sizes = {1: 3, 2: 4, 4: 5}
     uniform = [
         np.mean([float(rewards.js([1 / n] * n, TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
         for group in GROUPS
     ]
     assert list(found["uniform", "js"].per_group.values()) == pytest.approx(uniform)
+    mean = {q: np.mean([TABLES[group][q, :n] for group in GROUPS], axis=0) for q, n in sizes.items()}
+    by_mean = [
+        np.mean([float(rewards.js(mean[q], TABLES[group][q, :n], [True] * n)) for q, n in sizes.items()])
+        for group in GROUPS
+    ]
+    assert list(found["mean-prediction", "js"].per_group.values()) == pytest.approx(by_mean, abs=1e-6)
     for metric in solved:
         best_average, best_minimum = found["ceiling-average", metric], found["ceiling-min", metric]
-        for policy in ("uniform", "majority", "ceiling-min"):
-            assert found[policy, metric].avg_as <= best_average.avg_as + 1e-4
-        for policy in ("uniform", "majority", "ceiling-average"):
-            assert found[policy, metric].min_as <= best_minimum.min_as + 1e-4
+        for method in ("uniform", "majority", "ceiling-min"):
+            assert found[method, metric].avg_as <= best_average.avg_as + 1e-4
+        for method in ("uniform", "majority", "ceiling-average"):
+            assert found[method, metric].min_as <= best_minimum.min_as + 1e-4
     assert found["uniform", "js"].avg_as < found["ceiling-average", "js"].avg_as - 0.01
 
 
@@ -188,7 +197,7 @@ def test_without_ceilings_no_target_is_asked_for(federation):
     grid = federation.grid._grid
     grid.pushed.clear()
     found = baselines(federation, Config.load({"eval.ceilings": False}))
-    assert {row.policy for row in found.rows} == {"uniform", "majority"}
+    assert {row.method for row in found.rows} == {"uniform", "majority"}
     assert found.differences is None
     assert len(grid.pushed) == 2 * len(GROUPS)
 
@@ -207,10 +216,10 @@ def truth_probed(federation) -> list[bool]:
 def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(silent):
     federation = federated(NODES, CATALOGUE, silent=silent)
     federation.grid.simulated = True
-    frame = baselines(federation, CONFIG)
+    scored = baselines(federation, CONFIG)
     assert truth_probed(federation) == [True] * 3
-    found = frame.differences
-    rows = {row.policy: row for row in frame.rows if row.metric == "js"}
+    found = scored.differences
+    rows = {row.method: row for row in scored.rows if row.metric == "js"}
     there = [name for g, name in enumerate(GROUPS) if g not in silent]
     assert found.predicted.min_of_average == pytest.approx(rows["ceiling-average"].min_as, abs=1e-6)
     assert found.predicted.min_of_fairest == pytest.approx(rows["ceiling-min"].min_as, abs=1e-6)
@@ -220,15 +229,15 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
         value_GQK = np.stack([tables[name][TEST_J] for name in there])
         away.append((value_GQK - value_GQK.mean(0))[:, CATALOGUE.option_QK[TEST_J]].ravel())
     assert (found.predicted.size, found.survey.size) == pytest.approx([values.std() for values in away])
-    assert found.heard.r == pytest.approx(np.corrcoef(*away)[0, 1])
-    assert found.heard.size == pytest.approx(found.survey.size)
+    assert found.captured.r == pytest.approx(np.corrcoef(*away)[0, 1])
+    assert found.captured.size == pytest.approx(found.survey.size)
 
 
 def test_deployed_the_survey_s_answers_are_not_probed(federation):
     assert not federation.simulated
     found = baselines(federation, CONFIG).differences
     assert truth_probed(federation) == [False] * 3
-    assert (found.survey, found.heard) == (None, None)
+    assert (found.survey, found.captured) == (None, None)
     assert found.predicted.size > 0
 
 
@@ -237,7 +246,7 @@ def test_without_survey_answers_to_held_out_questions_only_predictions_are_compa
     federation = federated({g: scoring_node({n: TABLES[n]}, {n: nothing}) for g, n in enumerate(GROUPS)}, CATALOGUE)
     federation.grid.simulated = True
     found = baselines(federation, CONFIG).differences
-    assert (found.survey, found.heard) == (None, None)
+    assert (found.survey, found.captured) == (None, None)
 
 
 def test_by_a_metric_without_ceilings_nothing_is_compared(federation):

@@ -19,7 +19,7 @@ from in_process import flower_task
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import read_config
+from appa_flwr.run.run_files import read_config
 from server_app import main, run
 from server_app.models import base
 
@@ -27,8 +27,8 @@ from server_app.models import base
 @pytest.mark.parametrize(("flags", "dtype"), [("avx512_bf16", "bfloat16"), ("sse", "float32")])
 def test_the_number_format_is_resolved_for_the_server_s_machine(flags, dtype, tmp_path, monkeypatch):
     seen = []
-    (told := tmp_path / "cpuinfo").write_text(flags)
-    monkeypatch.setattr(base, "PROCESSOR_FILE", told)
+    (flags_file := tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr(base, "PROCESSOR_FILE", flags_file)
     monkeypatch.setattr(base.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: seen.append(config))
     keys = {"policy.compute-dtype": "auto", "policy.tuning": "lora", "run-name": "r", "run.output-dir": str(tmp_path)}

@@ -20,8 +20,8 @@ from small import SMALL_PREDICTOR
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.files import METRICS
 from appa_flwr.run.records import BASE_ROWS
+from appa_flwr.run.run_files import METRICS
 from server_app import checkpoint, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
@@ -174,11 +174,11 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
     config = config_of(shared, "broken")
     resumed = Config.load({**config.flat(), "run.resume": True})
-    folder, told_before = config.run_folder, 0
+    folder, lines_before = config.run_folder, 0
     # What the session before this one has left: at first nothing.
     left = (0, True, True)
     for kill, *leaves in [*KILLS, (None, ITERATIONS, False, False)]:
-        begins = config if told_before == 0 else resumed
+        begins = config if lines_before == 0 else resumed
         if kill is None:
             session(begins)
         else:
@@ -186,12 +186,12 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
                 kill(patched)
                 with pytest.raises(UserError if kill is full_disk else Killed):
                     session(begins)
-        told = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][told_before:]
-        told_before += len(told)
+        progress = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()][lines_before:]
+        lines_before += len(progress)
         kept, pretrains, tunes = left
-        done = [line["step"] for line in told if line["phase"] == "ppo" and "reward" in line["message"]]
+        done = [line["step"] for line in progress if line["phase"] == "ppo" and "reward" in line["message"]]
         assert done == list(range(kept + 1, kept + 1 + len(done)))
-        messages = [f"{line['phase']}: {line['message']}" for line in told]
+        messages = [f"{line['phase']}: {line['message']}" for line in progress]
         assert (f"ppo: resumed at iteration {kept}" in messages) == (kept > 0 and "ppo: begins" in messages)
         assert any(text.startswith("pluralllm: loss") for text in messages) <= pretrains
         assert any(text.startswith("sft: loss") for text in messages) <= tunes
@@ -200,7 +200,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         full = f"{folder / 'checkpoint.pt'}: cannot be written (No space left on device)\n"
         assert reason == (full if kill is full_disk else None)
         left = tuple(leaves)
-    assert told[-1]["phase"] == "report"
+    assert progress[-1]["phase"] == "report"
     assert results(folder) == expected
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]
     phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]
@@ -217,7 +217,7 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
     session(same)
     found = results(same.run_folder)
     assert found["metrics"] == expected["metrics"]
-    assert found["summary.json"] == [row for row in expected["summary.json"] if row["policy"] not in BASE_ROWS]
+    assert found["summary.json"] == [row for row in expected["summary.json"] if row["method"] not in BASE_ROWS]
     other = config_of(shared, "other", rule="min", **given)
     session(other)
     first, of_appa = results(other.run_folder)["metrics"][0], expected["metrics"][0]
@@ -230,7 +230,7 @@ def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):
     session(until_sft)
     folder = until_sft.run_folder
     found = json.loads((folder / "summary.json").read_text())
-    assert found == [row for row in expected["summary.json"] if not row["policy"].startswith("ppo")]
+    assert found == [row for row in expected["summary.json"] if not row["method"].startswith("ppo")]
     assert not any((folder / name).exists() for name in ("policy", "examples.json", "checkpoint.pt"))
     assert not METRICS.read(folder)
     of_model, of_unbroken = (

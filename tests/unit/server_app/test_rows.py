@@ -14,7 +14,7 @@ from appa_flwr.protocol import rewards
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.records import SummaryRow
 from server_app import reading, rows
-from server_app.inputs import PolicyInputs, Run
+from server_app.inputs import PolicyInputs, RunInputs
 from server_app.models import tiny
 from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
@@ -25,7 +25,7 @@ CATALOGUE = catalogue_of([2, 3, 4, 2, 3], train=[True, True, True, False, False]
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=3)
 TEST_J = np.array([3, 4])
 EARLIER = SummaryRow(
-    policy="uniform", metric="js", fi=1.0, avg_as=0.5, min_as=0.4, per_group={}, format_score=None, survey=None
+    method="uniform", metric="js", fi=1.0, avg_as=0.5, min_as=0.4, per_group={}, format_score=None, survey=None
 )
 
 
@@ -35,7 +35,7 @@ def built():
 
 
 def evaluated(built, tmp_path, name, **keys):
-    """The run's summary and log after this policy was evaluated, and what it was made of."""
+    """The run's summary and log after this model was evaluated, and what it was made of."""
     model, tokenizer = built
     config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "rollout.response-length": 6, **keys})
     base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
@@ -44,17 +44,17 @@ def evaluated(built, tmp_path, name, **keys):
     inputs = PolicyInputs(base, prompts, np.arange(3), TEST_J, shares_QK, shares_QK)
     federation = federated({g: scoring_node({group: TABLES[group]}) for g, group in enumerate(GROUPS)}, CATALOGUE)
     with RunFolder(config) as folder:
-        scored = rows.evaluate(Run(config, folder, federation, CATALOGUE), name, model, inputs, earlier=[EARLIER])
+        scored = rows.evaluate(RunInputs(config, folder, federation, CATALOGUE), name, model, inputs, earlier=[EARLIER])
     written = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert written[0]["policy"] == "uniform"
+    assert written[0]["method"] == "uniform"
     assert len(written) == 1 + len(scored.rows)
-    assert len(scored.texts) == len(scored.reward_J) == len(TEST_J)  # of what the policy wrote
+    assert len(scored.texts) == len(scored.reward_J) == len(TEST_J)  # of what the model wrote
     log = (tmp_path / "r" / "run.log").read_text()
-    return {(row["policy"], row["metric"]): row for row in written[1:]}, log, (model, base, config)
+    return {(row["method"], row["metric"]): row for row in written[1:]}, log, (model, base, config)
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "policies"),
+    ("name", "keys", "methods"),
     [
         ("base", {}, ["base", "few-shot", "base-do"]),
         ("ppo", {}, ["ppo", "ppo-do"]),
@@ -63,12 +63,12 @@ def evaluated(built, tmp_path, name, **keys):
         ("base", {"eval.extra-rows": False}, ["base"]),
     ],
 )
-def test_each_policy_is_also_read_otherwise_unless_that_is_switched_off(built, tmp_path, name, keys, policies):
+def test_each_model_is_also_read_otherwise_unless_that_is_switched_off(built, tmp_path, name, keys, methods):
     found, log, _ = evaluated(built, tmp_path, name, **keys)
     metrics = metrics_of(keys.get("task", "dpa"))
-    assert list(found) == [(policy, metric) for policy in policies for metric in metrics]
-    assert f"evaluate {name} {len(policies)}/{len(policies)}" in log
-    assert ("few-shot, 3 answered questions first: Avg AS" in log) == ("few-shot" in policies)  # there are three only
+    assert list(found) == [(method, metric) for method in methods for metric in metrics]
+    assert f"evaluate {name} {len(methods)}/{len(methods)}" in log
+    assert ("few-shot, 3 answered questions first: Avg AS" in log) == ("few-shot" in methods)  # there are three only
 
 
 def test_a_choice_is_scored_by_the_distribution_that_was_read(built, tmp_path):

@@ -16,10 +16,10 @@ from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.progress import Tail, read_progress
-from appa_flwr.run import files as files_of_run
-from appa_flwr.run.files import EXAMPLES, METRICS
+from appa_flwr.run import run_files as files_of_run
 from appa_flwr.run.records import Iteration
 from appa_flwr.run.resume import LAST_PHASE
+from appa_flwr.run.run_files import EXAMPLES, METRICS
 from server_app import run_folder as run_folders
 from server_app.run_folder import RunFolder
 

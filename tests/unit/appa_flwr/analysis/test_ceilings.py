@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import (
     GAP_TOLERANCE,
     OBJECTIVES,
@@ -15,7 +16,6 @@ from appa_flwr.analysis.ceilings import (
     ceiling,
     shared_answer,
 )
-from appa_flwr.analysis.scores import alignment_scores
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import METRICS
 
@@ -23,8 +23,8 @@ each_metric = pytest.mark.parametrize("metric", SOLVED_METRICS)
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
 
 
-def population(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_options: int = 4):
-    """Peaked targets of groups that differ, a third of the cells absent, one option padded away in some questions."""
+def random_targets(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_options: int = 4):
+    """Peaked targets of groups that differ, a third of the pairs absent, one option padded away in some questions."""
     rng = np.random.default_rng(seed)
     options_QK = np.ones((num_questions, num_options), dtype=bool)
     options_QK[::3, 1] = False
@@ -71,9 +71,9 @@ def test_ceilings_by_hand(metric, objective, targets_GQK, answer_QK, value):
 
 @each_metric
 def test_objectives_trade_average_for_minimum(metric):
-    cells = population(0)
+    drawn = random_targets(0)
     average, minimum = (
-        scores_of(shared_answer(*cells, metric=metric, objective=objective), *cells, metric) for objective in OBJECTIVES
+        scores_of(shared_answer(*drawn, metric=metric, objective=objective), *drawn, metric) for objective in OBJECTIVES
     )
     assert average.avg_as > minimum.avg_as
     assert minimum.min_as > average.min_as + 0.005
@@ -82,7 +82,7 @@ def test_objectives_trade_average_for_minimum(metric):
 @each_objective
 @each_metric
 def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, objective):
-    targets_GQK, options_QK = population(1)
+    targets_GQK, options_QK = random_targets(1)
     result = ceiling(targets_GQK, options_QK, metric=metric, objective=objective)
     scores = scores_of(result.answer_QK, targets_GQK, options_QK, metric)
     assert result.value == pytest.approx(scores.avg_as if objective == "average" else scores.min_as)
@@ -99,7 +99,7 @@ def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, object
 @given(st.integers(0, 10_000))
 def test_no_other_answer_beats_the_ceilings(metric, seed):
     rng = np.random.default_rng(seed)
-    targets_GQK, options_QK = population(seed, num_groups=3, num_questions=4)
+    targets_GQK, options_QK = random_targets(seed, num_groups=3, num_questions=4)
     best = {objective: ceiling(targets_GQK, options_QK, metric=metric, objective=objective) for objective in OBJECTIVES}
     for _ in range(30):
         # Random answers, and random neighbours of the best ones.
@@ -114,7 +114,7 @@ def test_no_other_answer_beats_the_ceilings(metric, seed):
 @each_objective
 @each_metric
 def test_padding_and_what_has_no_target_change_nothing(metric, objective):
-    targets_GQK, options_QK = population(3)
+    targets_GQK, options_QK = random_targets(3)
     asked = {"metric": metric, "objective": objective}
     plain = ceiling(targets_GQK, options_QK, **asked)
     padded = ceiling(np.insert(targets_GQK, 2, 5.0, axis=-1), np.insert(options_QK, 2, False, axis=-1), **asked)

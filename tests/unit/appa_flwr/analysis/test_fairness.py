@@ -21,7 +21,7 @@ rewards = hnp.arrays(
 @pytest.mark.parametrize(
     ("reward_GJ", "min_mean", "fairness"),
     [
-        # (.2, .6): mean .4, population deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
+        # (.2, .6): mean .4, deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
         ([[0.2, 0.5], [0.6, 0.5]], MIN_MEAN, 0.9),
         # a missing group is left out
         ([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]], MIN_MEAN, 0.9),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.intervals import MEASURES, levels, paired_differences
-from appa_flwr.analysis.scores import alignment_scores
 
 
 def test_differences_are_those_of_the_tables():

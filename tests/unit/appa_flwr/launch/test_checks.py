@@ -10,8 +10,8 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
-from appa_flwr.run.files import ERROR_FILE
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import ERROR_FILE
 from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[4]
@@ -59,12 +59,12 @@ def test_a_bad_cell_is_shown_before_the_run_and_strict_refuses_it(survey, capsys
     with survey.open("a") as file:
         file.write(json.dumps(row("spoilt", "North", [0.9, 0.9, 0.9])) + "\n")
     rejections = checks.read_survey(Config.load({"survey": str(survey)}), ("North", "South")).rejections
-    assert [(cell.row, cell.question_id) for cell in rejections] == [(3, "spoilt")]
+    assert [(rejection.row, rejection.question_id) for rejection in rejections] == [(3, "spoilt")]
     checks.show_left_out(rejections * 7)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == checks.SHOWN_REJECTIONS + 1
     assert "row 3, North, spoilt" in lines[0]
-    assert "7 cells" in lines[-1]
+    assert "7 answers" in lines[-1]
     with pytest.raises(UserError, match="row 3"):
         checks.read_survey(Config.load({"survey": str(survey), "data.strict": True}), ("North", "South"))
 

@@ -15,8 +15,8 @@ from appa_flwr.analysis.aggregation import RULES
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.run.files import write_config
 from appa_flwr.run.resume import resumable
+from appa_flwr.run.run_files import write_config
 from appa_flwr.survey.cells import Reason
 
 REPO = Path(__file__).parents[4]
@@ -103,7 +103,7 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
 
     def launch(config, **_):
         asked.append(config)
-        write_run(config.run_folder, config={}, pluralllm=predictor_card(population=None))
+        write_run(config.run_folder, config={}, pluralllm=predictor_card(group_sums=None))
         return config.run_folder
 
     monkeypatch.setattr(flower, "launch", launch)
@@ -169,7 +169,7 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     assert "does not fit task" in capsys.readouterr().err
 
 
-def test_a_deployment_says_what_is_left_out_and_what_the_policies_pin(monkeypatch, capsys, tmp_path):
+def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, capsys, tmp_path):
     rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
     survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B"), row("q1", "East")])
     keys = ["-c", f"survey={survey}", "-c", "data.min-questions=2"]
@@ -188,10 +188,10 @@ def test_a_deployment_says_what_is_left_out_and_what_the_policies_pin(monkeypatc
     assert f"left out: {survey}, row 5, , q1: {Reason.BAD_GROUP}\n" in first
     assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}
-    policy = folder / "groups" / "north" / "policy.toml"
-    policy.write_text(policy.read_text().replace(own, "0" * 64))
+    owner_policy = folder / "groups" / "north" / "policy.toml"
+    owner_policy.write_text(owner_policy.read_text().replace(own, "0" * 64))
     second = said()
-    assert "North's policy stays as it was, and pins another bundle\n" in second
+    assert "the owner's policy of North stays as it was, and pins another bundle\n" in second
     assert f"the other groups pin this checkout's app, bundle {own}" in second
 
 

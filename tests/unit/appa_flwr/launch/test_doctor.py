@@ -200,7 +200,7 @@ def test_folders_and_files_that_others_can_open_are_named(sites):
     }
 
 
-def spoil_policy(sites: Sites) -> None:
+def spoil_owner_policy(sites: Sites) -> None:
     (sites.group(NAME) / "policy.toml").write_text("vote = false\n")
 
 
@@ -235,15 +235,15 @@ def lock_key(sites: Sites) -> None:
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
 
 
-def lose_policy(sites: Sites) -> None:
+def lose_owner_policy(sites: Sites) -> None:
     (sites.group(NAME) / "policy.toml").unlink()
 
 
 @pytest.mark.parametrize(
     ("spoil", "what", "text"),
     [
-        (spoil_policy, "policy.toml", "unknown key vote; known are"),
-        (lose_policy, "policy.toml", "cannot be read (No such file or directory)"),
+        (spoil_owner_policy, "policy.toml", "unknown key vote; known are"),
+        (lose_owner_policy, "policy.toml", "cannot be read (No such file or directory)"),
         (spoil_data, "data", "avaria.jsonl"),
         (lose_data, "data", "avaria.jsonl"),
         (old_guard, "guard", "does not stand before Flower's programs, and `bundle` counts for nothing"),

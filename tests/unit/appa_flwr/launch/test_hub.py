@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalTokenNotFoundError
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import hub
-from appa_flwr.run.files import write_config
+from appa_flwr.run.run_files import write_config
 
 
 class Hub:

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appa_flwr.analysis.scores import alignment_scores
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
 from appa_flwr.launch.lm_eval import export_task
 from appa_flwr.protocol import formats, rewards

@@ -25,9 +25,9 @@ from appa_flwr.launch import deploy
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.credentials import make_certificates
-from appa_flwr.launch.sites import POLICY_FILE, prepare
+from appa_flwr.launch.sites import OWNER_POLICY_FILE, prepare
 from appa_flwr.owner import guard
-from appa_flwr.owner.policy import POLICY_VARIABLE, Policy, read_policy
+from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, OwnerPolicy, read_owner_policy
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 
@@ -37,7 +37,7 @@ PINNED = "ab" * 32
 
 
 def greeted(folder: Path, *, name: str, trusts: Path) -> bytes:
-    """What a client hears that calls a server of this folder by this name."""
+    """The answer to a client that calls a server of this folder by this name."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -100,7 +100,7 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         rows = [json.loads(line) for line in (folder / f"{slug}.jsonl").read_text().splitlines()]
         assert {row["group"] for row in rows} == {name}
         assert len(rows) == len(SURVEY.answers[name])
-        assert read_policy(folder / "policy.toml") == Policy(bundle=PINNED)
+        assert read_owner_policy(folder / "policy.toml") == OwnerPolicy(bundle=PINNED)
         public = load_ssh_public_key((sites.submitter / "nodes" / f"{slug}.pub").read_bytes())
         private = load_ssh_private_key((folder / "node.key").read_bytes(), None)
         assert private.public_key().public_numbers() == public.public_numbers()
@@ -151,7 +151,8 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
     )
     assert f'--node-config group="{name}" data="{slug}.jsonl" policy="policy.toml" at' in started
     (server,) = said(sites.server / "start.sh")
-    assert server.startswith("python -P -m appa_flwr.launch.door --host 0.0.0.0 --port 9100 --database state.db")
+    for part in ("python -P -m appa_flwr.launch.door ", " --host 0.0.0.0 --port 9100 ", " --enable-supernode-auth "):
+        assert part in server
 
 
 def test_what_a_party_has_is_for_its_own_eyes(tmp_path):
@@ -177,8 +178,8 @@ def test_the_app_that_is_pinned_is_the_one_that_flower_sends_and_no_other(tmp_pa
     made(tmp_path / "parties", bundle=bundle_hash(REPO))
     sent = sent_files(REPO, tmp_path)
     for name in SURVEY.groups:
-        policy = made(tmp_path / "parties").group(name) / POLICY_FILE
-        monkeypatch.setenv(POLICY_VARIABLE, str(policy))
+        owner_policy = made(tmp_path / "parties").group(name) / OWNER_POLICY_FILE
+        monkeypatch.setenv(OWNER_POLICY_VARIABLE, str(owner_policy))
         guard.check(build_fab_from_disk(sent))
         guard.check(build_fab_from_disk(REPO))  # as submit.sh sends it
     (sent / "client_app" / "main.py").write_text("# another line\n", encoding="utf-8")
@@ -193,8 +194,8 @@ def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path):
     with pytest.raises(UserError, match=f"policy.toml: pins another app than {REPO}, whose bundle is [0-9a-f]{{64}}"):
         deploy.deploy_local(config, tmp_path, app_folder=REPO)
     assert not (tmp_path / "server" / "runs").exists()
-    for policy in tmp_path.glob("groups/*/policy.toml"):
-        policy.write_text("")
+    for owner_policy in tmp_path.glob("groups/*/policy.toml"):
+        owner_policy.write_text("")
     sites = made(tmp_path, survey=read_survey(config, ()))
     assert deploy.not_pinning(sites, PINNED) == dict.fromkeys(sites.groups, False)
 

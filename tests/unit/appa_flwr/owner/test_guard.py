@@ -39,10 +39,10 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(guard, "sys", SimpleNamespace(modules=kept))
     monkeypatch.setattr(run_clientapp, "install_from_fab", lambda content, skip_prompt: unpacked.append(content))
 
-    def start(policy: str | None, bundle: bytes) -> list[bytes]:
+    def start(owner_policy: str | None, bundle: bytes) -> list[bytes]:
         path = tmp_path / "policy.toml"
-        if policy is not None:
-            path.write_text(policy)
+        if owner_policy is not None:
+            path.write_text(owner_policy)
         monkeypatch.setenv("APPA_POLICY", str(path))
         monkeypatch.setattr(guard, "flwr_clientapp", lambda: run_clientapp.install_from_fab(bundle, skip_prompt=True))
         guard.main()
@@ -52,13 +52,13 @@ def started(monkeypatch, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("policy", ["", "votes = false\n", pinning(MINE), pinning(OTHER, MINE), 'bundle = ""\n'])
-def test_a_pinned_bundle_runs_and_any_where_none_is_pinned(started, policy):
-    assert started(policy, MINE) == [MINE]
+@pytest.mark.parametrize("owner_policy", ["", "votes = false\n", pinning(MINE), pinning(OTHER, MINE), 'bundle = ""\n'])
+def test_a_pinned_bundle_runs_and_any_where_none_is_pinned(started, owner_policy):
+    assert started(owner_policy, MINE) == [MINE]
 
 
 @pytest.mark.parametrize(
-    ("policy", "why"),
+    ("owner_policy", "why"),
     [
         (pinning(OTHER), guard.NOT_PINNED),
         (None, guard.UNREADABLE),
@@ -67,9 +67,9 @@ def test_a_pinned_bundle_runs_and_any_where_none_is_pinned(started, policy):
         ("no toml", guard.UNREADABLE),
     ],
 )
-def test_another_one_is_not_even_unpacked_and_the_reason_holds_nothing_private(started, policy, why):
+def test_another_one_is_not_even_unpacked_and_the_reason_holds_nothing_private(started, owner_policy, why):
     with pytest.raises(UserError, match=f"^{why.replace('(', '[(]').replace(')', '[)]')}$"):
-        started(policy, MINE)
+        started(owner_policy, MINE)
 
 
 def test_without_a_policy_s_name_nothing_runs(monkeypatch):

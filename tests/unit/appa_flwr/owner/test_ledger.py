@@ -40,7 +40,7 @@ def test_one_question_many_times_in_one_message_is_counted_as_it_goes(tmp_path):
     assert ledger.spend(["q"] * 4, "truth", [b"1", b"1", b"2", b"3"], limit=2) == [True, True, True, False]
 
 
-def test_two_processes_share_one_purse(tmp_path):
+def test_two_processes_share_one_allowance(tmp_path):
     path = tmp_path / "a.sqlite"
     code = f"""
         import sys
@@ -53,9 +53,9 @@ def test_two_processes_share_one_purse(tmp_path):
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     both = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
-    told = [process.communicate(timeout=60)[0].split() for process in both]
-    assert sum(int(given) for given, _ in told) == 50
-    assert len({secret for _, secret in told}) == 1
+    printed = [process.communicate(timeout=60)[0].split() for process in both]
+    assert sum(int(given) for given, _ in printed) == 50
+    assert len({secret for _, secret in printed}) == 1
     assert Ledger(path).spent("truth") == {"q": 50}
 
 

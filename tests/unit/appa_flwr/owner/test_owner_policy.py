@@ -7,7 +7,14 @@ import re
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.policy import SIMULATION, Policy, described, policy_file, policy_of, read_policy
+from appa_flwr.owner.owner_policy import (
+    SIMULATION,
+    OwnerPolicy,
+    described,
+    owner_policy_file,
+    owner_policy_of,
+    read_owner_policy,
+)
 
 
 def written(tmp_path, text):
@@ -17,24 +24,24 @@ def written(tmp_path, text):
 
 
 def test_a_file_decides_what_it_names_and_no_more(tmp_path):
-    found = read_policy(written(tmp_path, "votes = false\nleast-steps = 5\nreward-noise = 0.25\n"))
-    assert found == Policy(votes=False, least_steps=5, reward_noise=0.25)
+    found = read_owner_policy(written(tmp_path, "votes = false\nleast-steps = 5\nreward-noise = 0.25\n"))
+    assert found == OwnerPolicy(votes=False, least_steps=5, reward_noise=0.25)
     assert found.training
     assert found.changes_rewards
-    assert not Policy().changes_rewards
+    assert not OwnerPolicy().changes_rewards
 
 
 def test_nobody_s_policy_gives_no_answer_away():
     for key in ("mean", "own_answers", "truth", "probes"):
-        assert getattr(Policy(), key) is False
+        assert getattr(OwnerPolicy(), key) is False
 
 
 def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
-    assert policy_of({"partition-id": 0}) is SIMULATION
-    assert policy_of({"group": "Avaria"}) == Policy()
+    assert owner_policy_of({"partition-id": 0}) is SIMULATION
+    assert owner_policy_of({"group": "Avaria"}) == OwnerPolicy()
     path = written(tmp_path, "truth = true")
-    assert policy_of({"group": "Avaria", "policy": str(path)}) == Policy(truth=True)
-    assert policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
+    assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(truth=True)
+    assert owner_policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
 
 
 @pytest.mark.parametrize(
@@ -52,15 +59,15 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
 def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
     path = written(tmp_path, text)
     with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {says}')}"):
-        read_policy(path)
+        read_owner_policy(path)
 
 
 def test_a_missing_file_is_no_policy(tmp_path):
     with pytest.raises(UserError, match=r"policy\.toml: cannot be read"):
-        policy_of({"group": "Avaria", "policy": str(tmp_path / "policy.toml")})
+        owner_policy_of({"group": "Avaria", "policy": str(tmp_path / "policy.toml")})
 
 
 def test_every_key_says_what_it_decides(tmp_path):
     assert all(described().values())
-    assert read_policy(written(tmp_path, policy_file())) == Policy()
-    assert all(f"\n{key} = " in policy_file() for key in described())
+    assert read_owner_policy(written(tmp_path, owner_policy_file())) == OwnerPolicy()
+    assert all(f"\n{key} = " in owner_policy_file() for key in described())

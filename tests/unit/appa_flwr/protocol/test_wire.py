@@ -69,7 +69,7 @@ def replies(draw):
         lambda rows: np.array(rows, dtype=np.float64).reshape(-1, 2)
     )
     counts = st.dictionaries(st.sampled_from(["answered", "known"]), st.integers(0, 2**40))
-    measures = st.dictionaries(st.sampled_from(["cells", "js"]), st.floats(0, 1e6), min_size=1)
+    measures = st.dictionaries(st.sampled_from(["answers", "js"]), st.floats(0, 1e6), min_size=1)
     parts = st.tuples(st.sampled_from(["held-out", "training"]), st.sampled_from(["pluralllm", "uniform"]))
     fields = names, rewards, votes, counts, st.dictionaries(parts, measures), votes
     return tuple(wire.GroupReply(*map(draw, fields)) for _ in range(draw(st.integers(0, 3))))

@@ -27,13 +27,13 @@ from report_runs import (
 )
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import build, predictor
-from appa_flwr.run.records import POLICIES
+from appa_flwr.report import accuracy, build
+from appa_flwr.run.records import METHODS
 
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     page = page_of(scored_run(tmp_path))
-    # policy, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey truth (each score 0.1
+    # method, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey truth (each score 0.1
     # lower), format. Skill: 100 (1 - .14 / .21), and 100 (1 - .24 / .31)
     ppo = ["0.9876", "0.8765", "0.860", "0.800", "33.3", "0.9876", "0.8765", "0.760", "0.700", "22.6", "0.950"]
     assert cells(page, "PPO") == ["PPO", "appa", *ppo]
@@ -58,8 +58,8 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     assert page.index("<h2>Per group") < page.index(">a<") < page.index(">b<")
 
 
-def test_a_policy_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path) -> None:
-    summary = [row(policy, 0.05, 0.04, readable=share) for policy, share in (("base", 0.49), ("sft", 0.5))]
+def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path) -> None:
+    summary = [row(method, 0.05, 0.04, readable=share) for method, share in (("base", 0.49), ("sft", 0.5))]
     summary[0]["fi_readable"] = float("nan")
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
     assert cells(page, "Base‡")[2:4] == ["0.9876", "–"]
@@ -86,9 +86,9 @@ def test_a_summary_from_before_readable_answers_were_counted_is_still_read(tmp_p
 
 def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
     summary = [
-        row(policy, avg, low, metric=metric)
+        row(method, avg, low, metric=metric)
         for metric, avg, low in (("cosine", 0.66, 0.55), ("js", 0.86, 0.75), ("wasserstein", 0.76, 0.65))
-        for policy in ("base", "ppo")
+        for method in ("base", "ppo")
     ]
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
     found = cells(page, "PluralLLM targets")
@@ -102,12 +102,14 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
 @pytest.mark.parametrize(
     ("changed", "expected", "gained"),
     [
-        # .860 - .700, .860 - .790, .860 - .810; and .800 - .600, .800 - .750, .800 - .770
+        # .860 less .700, .790, .820 (the better look-up), .810; and .800 less .600, .750, .775, .770
         (
             {},
             (
-                "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, +0.050 over SFT: a gain.",
-                "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, +0.030 over SFT: a gain.",
+                "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, "
+                "+0.040 over the look-up by options, +0.050 over SFT: a gain.",
+                "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, "
+                "+0.025 over the look-up by nearest questions, +0.030 over SFT: a gain.",
                 "PPO gained on Avg AS and Min AS.",
             ),
             True,
@@ -115,11 +117,17 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
         # above base, but not above the uniform answer
         (
             {"ppo": (0.780, 0.740), "sft": (0.760, 0.720)},
-            ("+0.080 over base, -0.010 over the uniform answer, +0.020 over SFT: no gain", "hedging", "did not gain."),
+            (
+                "+0.080 over base, -0.010 over the uniform answer, -0.040 over the look-up by options, "
+                "+0.020 over SFT: no gain",
+                "hedging",
+                "did not gain.",
+            ),
             False,
         ),
         ({"ppo": (0.860, 0.740)}, ("PPO gained on Avg AS only.",), True),
-        ({"ppo": (0.800, 0.760)}, ("PPO did not gain over SFT.",), False),
+        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ("PPO did not gain over SFT.",), False),
+        ({"ppo": (0.815, 0.770)}, ("PPO did not gain over a look-up.", "needs no language model"), False),
         ({"ppo": (0.690, 0.590)}, ("not even over base",), False),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
         ({"ppo": (0.7904, 0.7504)}, ("PPO did not gain.", "<td>0.790<sup>†</sup></td>"), False),
@@ -172,7 +180,7 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
         tmp_path,
         config=CONFIG | {"model": evil, "survey": evil, "groups": f"a,{evil}"},
         summary=[
-            {"policy": policy, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for policy in POLICIES
+            {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for method in METHODS
         ],
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
@@ -266,7 +274,7 @@ def test_unseen_groups_are_marked(tmp_path: Path) -> None:
 def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Path) -> None:
     found = found_predictor(tmp_path)
     page = page_of(tmp_path)
-    table = page[page.index(escape(predictor.CONTEXT_TITLE)) :].split("</table>")[0]
+    table = page[page.index(escape(accuracy.CONTEXT_TITLE)) :].split("</table>")[0]
     assert cells(table, "Groups / questions") == ["Groups / questions", *SIZES, "Answers"]
     # 0.80 and 0.02 more a doubling
     seen = ["0.800", "0.820", "0.840", "0.860", "0.880", "0.900", "0.920", "240"]
@@ -274,7 +282,7 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
     # not measured at 4, 32 and 64; 240 answers scored at size 1 and 236 at 16
     unseen = ["0.700", "0.710", "–", "0.730", "0.740", "–", "–", "236 to 240"]
     assert cells(table, "unseen / held-out")[1:] == unseen
-    shown = predictor.by_context(found)
+    shown = accuracy.by_context(found)
     assert shown is not None
     assert [tuple(column.cells) for column in shown.columns[1:]] == list(zip(seen, unseen, strict=True))
     assert [column.header for column in shown.columns[1:]] == [*SIZES, "Answers"]
@@ -283,8 +291,8 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changed", "absent", "drawn"),
     [
-        ({"by_context": {}}, escape(predictor.CONTEXT_TITLE), "pluralllm"),
-        ({"by_context": {"seen/held-out": {}}}, escape(predictor.CONTEXT_TITLE), "pluralllm"),
+        ({"by_context": {}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
+        ({"by_context": {"seen/held-out": {}}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
         ({"rounds": [], "chosen": 0}, "were kept", "pluralllm_context"),
     ],
 )
@@ -292,17 +300,18 @@ def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
     tmp_path: Path, changed: dict[str, object], absent: str, drawn: str
 ) -> None:
     found = found_predictor(tmp_path, **changed)
-    assert (predictor.by_context(found) is None) == ("by_context" in changed)
+    assert (accuracy.by_context(found) is None) == ("by_context" in changed)
     page = built_page(tmp_path)
     assert absent not in page
     assert ">None<" not in page
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {drawn, "pluralllm_groups"}
 
 
-def test_missing_policies_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
-    summary = [row(policy, *GOOD[policy], survey=False) for policy in ("base", "ppo")]
+def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
+    summary = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
     page = built_page(write_run(tmp_path, config=CONFIG, summary=summary))
-    assert "no row for sft, uniform, majority, ceiling-average, ceiling-min" in page
+    lost = "sft, uniform, majority, option-list, nearest-questions, mean-prediction, ceiling-average, ceiling-min"
+    assert f"no row for {lost}" in page
     assert "No verdict: the uniform answer was not evaluated." in page
     assert "survey truth" not in page
 

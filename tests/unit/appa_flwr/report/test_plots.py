@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 from report_runs import SIZES, figure_of, found_predictor, page_of, predictor_scores
 
-from appa_flwr.report import predictor
-from appa_flwr.report.plots import predictor as predictor_plots
-from appa_flwr.report.plots import results, training
+from appa_flwr.report import accuracy
+from appa_flwr.report.plots import predictor_plots, results, training_curves
 
 
 def curve_of(axes: Any) -> dict[float, float]:
@@ -26,7 +25,7 @@ def levels_of(axes: Any) -> list[float]:
 
 
 def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path: Path) -> None:
-    figure = figure_of(predictor_plots.predictor_by_context, predictor.context_curves(found_predictor(tmp_path)))
+    figure = figure_of(predictor_plots.predictor_by_context, accuracy.context_curves(found_predictor(tmp_path)))
     seen, unseen = figure.axes
     assert curve_of(seen) == pytest.approx({2**i: 0.80 + 0.02 * i for i in range(7)})
     assert list(curve_of(unseen)) == [1, 2, 8, 16]  # whatever the order in the file
@@ -36,7 +35,7 @@ def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path
     assert [label.get_text() for label in seen.get_xticklabels()] == SIZES
     assert seen.get_xscale() == "log"
     assert seen.get_ylim() == unseen.get_ylim()
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(predictor.PREDICTORS.values())[:4]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(accuracy.PREDICTORS.values())[:4]
     assert seen.get_title("left") == "seen groups, held-out questions, 240 answers"
     assert unseen.get_title("left").endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
 
@@ -44,7 +43,7 @@ def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path
 def test_one_panel_stands_alone_and_several_below_each_other(tmp_path: Path) -> None:
     def axes_of(*parts: str) -> list[Any]:
         found = found_predictor(tmp_path, by_context={part: {"8": predictor_scores(0.9)} for part in parts})
-        made = figure_of(predictor_plots.predictor_by_context, predictor.context_curves(found))
+        made = figure_of(predictor_plots.predictor_by_context, accuracy.context_curves(found))
         return list(made.axes)
 
     (only,) = axes_of("seen/held-out")
@@ -95,5 +94,5 @@ def test_labels_are_moved_apart_in_order() -> None:
 def test_smoothing_skips_gaps() -> None:
     values_I = np.array([1.0, 2.0, np.nan, 4.0, 8.0])
     # Windows of 3: mean(1,2), mean(1,2), a gap stays one, mean(4,8), mean(4,8).
-    smooth_I = training.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
+    smooth_I = training_curves.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]
     np.testing.assert_allclose(smooth_I, [1.5, 1.5, np.nan, 6.0, 6.0])

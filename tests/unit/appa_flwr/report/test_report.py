@@ -15,15 +15,15 @@ import pytest
 import report_runs as made
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.report import build, findings, predictor
+from appa_flwr.report import accuracy, build, findings
 from appa_flwr.report.artifacts import read_run
-from appa_flwr.run import cells
+from appa_flwr.run import pair_scores
 
 
 def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
-    summary = [made.row(policy, *values) for policy, values in made.GOOD.items()]
+    summary = [made.row(method, *values) for method, values in made.GOOD.items()]
     for entry in summary:
-        if entry["policy"] == "uniform":
+        if entry["method"] == "uniform":
             entry["survey"] = {**entry["survey"], "avg_as": 0.77, "min_as": 0.71}  # PPO's are .76 and .70
     run = read_run(made.write_run(tmp_path, config=made.CONFIG, summary=summary))
     assert [gain.verdict for gain in findings.gains(run, survey=False)] == ["gain", "gain"]
@@ -41,12 +41,15 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
     folder = made.scored_run(tmp_path)
     groups, questions = ("a", "b"), [f"q{n}" for n in range(40)]
     level = {"ppo": 0.7, "sft": 0.7, "base": 0.5, "uniform": 0.5}
-    for policy, base in level.items():
+    for method, base in level.items():
         reward_GQ = np.full((2, 40), base)
-        reward_GQ[:, :] += np.tile(gain_Q, 20) if policy == "ppo" else 0.0
-        cells.put(folder, cells.cells(policy, "js", cells.PREDICTIONS, reward_GQ, groups=groups, questions=questions))
-    summary = [made.row(policy, base + 0.02 * (policy == "ppo"), base + 0.02 * (policy == "ppo"))
-               for policy, base in level.items()]  # fmt: skip
+        reward_GQ[:, :] += np.tile(gain_Q, 20) if method == "ppo" else 0.0
+        pair_scores.put(
+            folder,
+            pair_scores.as_rows(method, "js", pair_scores.PREDICTIONS, reward_GQ, groups=groups, questions=questions),
+        )
+    summary = [made.row(method, base + 0.02 * (method == "ppo"), base + 0.02 * (method == "ppo"))
+               for method, base in level.items()]  # fmt: skip
     run = read_run(made.write_run(folder, summary=summary))
     found = findings.gains(run, survey=False)
     assert [gain.verdict for gain in found] == [verdict, verdict]
@@ -61,13 +64,14 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
         (False, ("ceiling-average", "ceiling-min"), []),
         (True, ("ceiling-average", "ceiling-min"), ["There are no ceilings: some groups let nobody probe for them"]),
         (True, ("ceiling-min",), ["summary.json has no row for ceiling-min."]),
+        (True, ("option-list", "nearest-questions"), ["There are no look-ups: some groups let nobody know"]),
         (True, ("majority",), ["There is no majority's answer: too few groups voted"]),
     ],
 )
 def test_what_groups_refused_is_not_called_lost(
     tmp_path: Path, asked: bool, lost: tuple[str, ...], said: list[str]
 ) -> None:
-    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if policy not in lost]
+    summary = [made.row(method, *values) for method, values in made.GOOD.items() if method not in lost]
     run = read_run(made.write_run(tmp_path, config={**made.CONFIG, "eval.ceilings": asked}, summary=summary))
     found = [sentence for sentence in run.missing if "summary.json" in sentence or "There" in sentence]
     assert len(found) == len(said)
@@ -109,7 +113,7 @@ def test_the_rules_that_would_have_made_no_difference_are_named(tmp_path: Path) 
 
 def test_a_run_until_sft_lacks_nothing(tmp_path: Path) -> None:
     whole = made.fake_run(tmp_path, groups=made.COUNTRIES, iterations=3)
-    summary = [row for row in json.loads((whole / "summary.json").read_text()) if not row["policy"].startswith("ppo")]
+    summary = [row for row in json.loads((whole / "summary.json").read_text()) if not row["method"].startswith("ppo")]
     for name in ("metrics.jsonl", "examples.json"):
         (whole / name).unlink()
     made.write_run(whole, config={**made.CONFIG, "run.phases": "sft"}, summary=summary)
@@ -117,7 +121,7 @@ def test_a_run_until_sft_lacks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_from_anothers_sft_model_needs_no_base(tmp_path: Path) -> None:
-    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if policy != "base"]
+    summary = [made.row(method, *values) for method, values in made.GOOD.items() if method != "base"]
     config = {**made.CONFIG, "sft.checkpoint": "runs/other/sft-model"}
     run = read_run(made.write_run(tmp_path, config=config, summary=summary))
     assert not any("base" in sentence for sentence in run.missing)
@@ -159,7 +163,7 @@ def test_a_run_of_the_predictor_alone_lacks_nothing(tmp_path: Path) -> None:
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path) -> None:
     found = read_run(made.fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)).pluralllm
     assert found is not None
-    assert [(group.name, group.unseen, group.js) for group in predictor.by_group(found)] == [
+    assert [(group.name, group.unseen, group.js) for group in accuracy.by_group(found)] == [
         ("c", False, {"PluralLLM": 0.88}),
         ("b", False, {"PluralLLM": 0.89}),
         ("a", True, {"PluralLLM": 0.9}),
@@ -169,8 +173,8 @@ def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path)
 def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path: Path) -> None:
     page = made.page_of(made.write_run(tmp_path, config=made.CONFIG, pluralllm=made.predictor_card()))
     shown = [
-        (entry.part, entry.predictor, entry.scores[0], entry.cells)
-        for entry in predictor.rows(made.found_predictor(tmp_path))
+        (entry.part, entry.predictor, entry.scores[0], entry.num_answers)
+        for entry in accuracy.rows(made.found_predictor(tmp_path))
     ]
     assert shown == [
         ("seen / held-out", "PluralLLM", 0.93, 240),
@@ -190,21 +194,21 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
 
 
 def test_the_note_says_what_came_of_the_sums(tmp_path: Path) -> None:
-    note = predictor.note(made.found_predictor(tmp_path, population={"min_groups": 4, "held_out": 35}))
+    note = accuracy.note(made.found_predictor(tmp_path, group_sums={"min_groups": 4, "held_out": 35}))
     assert "each of at least 4, were made for 35 held-out questions." in note
     scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
-    found = made.found_predictor(tmp_path, scores=scores, population=None)
-    assert predictor.note(found).endswith(
-        "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), too few groups "
-        "answered the same questions (key sums.min-groups), or they are deployed, and send no answers."
+    found = made.found_predictor(tmp_path, scores=scores, group_sums=None)
+    assert accuracy.note(found).endswith(
+        "The mean of the other groups is not shown: too few groups answered the same questions, or they are deployed "
+        "and send no answers."
     )
-    assert "mean of the other" not in predictor.trust(found)[0]
+    assert "mean of the other" not in accuracy.trust(found)[0]
 
 
 def test_the_worst_group_is_named_before_and_after_ppo(tmp_path: Path) -> None:
-    summary = [made.row(policy, *values) for policy, values in made.GOOD.items()]
+    summary = [made.row(method, *values) for method, values in made.GOOD.items()]
     for entry in summary:  # the targets of "a" and the answers of "b" end up served worst; "c" gave no held-out answers
-        answers = {"a": 0.81, "b": 0.75} if entry["policy"] == "ppo" else {"a": 0.77, "b": 0.9}
+        answers = {"a": 0.81, "b": 0.75} if entry["method"] == "ppo" else {"a": 0.77, "b": 0.9}
         entry["survey"]["per_group"] = {"c": math.nan, **answers}
     run = read_run(made.write_run(tmp_path, config=made.CONFIG | {"rule": "alpha"}, summary=summary))
     assert findings.worst_group(run, survey=False) == (
@@ -220,23 +224,25 @@ def test_the_worst_group_is_named_before_and_after_ppo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["sft", "ppo"])
 def test_without_scores_before_and_after_ppo_there_is_no_worst_group_to_name(tmp_path: Path, missing: str) -> None:
-    summary = [made.row(policy, *values) for policy, values in made.GOOD.items() if policy != missing]
+    summary = [made.row(method, *values) for method, values in made.GOOD.items() if method != missing]
     run = read_run(made.write_run(tmp_path, config=made.CONFIG, summary=summary))
     assert findings.worst_group(run, survey=False) is None
     assert "worst-served" not in made.page_of(tmp_path)
 
 
-STAKES = {"size": 0.174, "min_of_average": 0.801, "min_of_fairest": 0.862, "fairness": 0.9812}
-FLAT_STAKES = {"size": 0.061, "min_of_average": 0.921, "min_of_fairest": 0.926, "fairness": 0.9971}
-HEARD = {"r": 0.62, "r2": 0.38, "pair": 0.74, "spread": 0.55, "size": 0.174}
+DIFFERENCES = {"size": 0.174, "min_of_average": 0.801, "min_of_fairest": 0.862, "fairness": 0.9812}
+SMALL_DIFFERENCES = {"size": 0.061, "min_of_average": 0.921, "min_of_fairest": 0.926, "fairness": 0.9971}
+CAPTURED = {"r": 0.62, "r2": 0.38, "order": 0.74, "spread": 0.55, "size": 0.174}
 
 
-def test_the_report_says_what_of_the_groups_differences_is_heard_and_what_is_at_stake(tmp_path: Path) -> None:
-    found = {"predicted": FLAT_STAKES, "survey": STAKES, "heard": HEARD}
+def test_the_report_says_what_of_the_groups_differences_is_captured_and_whether_rules_can_differ(
+    tmp_path: Path,
+) -> None:
+    found = {"predicted": SMALL_DIFFERENCES, "survey": DIFFERENCES, "captured": CAPTURED}
     made.write_run(tmp_path, config=made.CONFIG, differences=found)
-    heard, survey, predicted = findings.differences(read_run(tmp_path))
+    captured, survey, predicted = findings.differences(read_run(tmp_path))
     for part in ("correlate 0.62", "(R2 0.38;", "74% of the clear cases", "0.55 times as large"):
-        assert part in heard
+        assert part in captured
     assert survey.startswith("By the survey's answers: groups differ by 0.174")
     assert "worst group at 0.801, the best for it at 0.862: rules can differ" in survey
     assert "is 0.9812, under the threshold 0.99" in survey
@@ -250,13 +256,15 @@ def test_the_report_says_what_of_the_groups_differences_is_heard_and_what_is_at_
 
 
 def test_the_threshold_of_the_sentences_is_the_run_s_own(tmp_path: Path) -> None:
-    made.write_run(tmp_path, config=made.CONFIG | {"appa.fairness-threshold": 0.9}, differences={"predicted": STAKES})
+    made.write_run(
+        tmp_path, config=made.CONFIG | {"appa.fairness-threshold": 0.9}, differences={"predicted": DIFFERENCES}
+    )
     (only,) = findings.differences(read_run(tmp_path))
     assert "is 0.9812, over the threshold 0.9" in only
 
 
 def test_deployed_only_the_predictions_are_compared_and_without_ceilings_nothing_is(tmp_path: Path) -> None:
-    deployed = made.write_run(tmp_path / "deployed", config=made.CONFIG, differences={"predicted": STAKES})
+    deployed = made.write_run(tmp_path / "deployed", config=made.CONFIG, differences={"predicted": DIFFERENCES})
     (only,) = findings.differences(read_run(deployed))
     assert only.startswith("By the predictions")
     without = made.write_run(tmp_path / "without", config=made.CONFIG)
@@ -295,9 +303,9 @@ def test_pictures_are_not_written_through_a_link(tmp_path: Path) -> None:
     assert [path.name for path in (folder / "plots").iterdir()] == ["seconds_per_phase.png"]
 
 
-def test_two_rows_of_one_policy_and_metric_are_refused(tmp_path: Path) -> None:
+def test_two_rows_of_one_method_and_metric_are_refused(tmp_path: Path) -> None:
     made.write_run(tmp_path, config=made.CONFIG, summary=[made.row("ppo", 0.8, 0.7), made.row("ppo", 0.8, 0.7)])
-    with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 are both policy 'ppo', metric 'js'"):
+    with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 are both method 'ppo', metric 'js'"):
         build(tmp_path)
 
 

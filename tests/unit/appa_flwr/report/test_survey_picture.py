@@ -29,14 +29,14 @@ def survey(num_groups, num_questions=12, *, name="Group {} of $ everyone $ in a 
     return Survey(questions, answers, (Rejection("file", 1, "q1", name.format(0), "too odd"),))
 
 
-def test_disagreement_against_hand_worked_numbers():
+def test_divergence_from_the_mean_against_hand_worked_numbers():
     questions = tuple(Question(key, f"{key}?", ("a", "b")) for key in ("opposed", "agreed", "alone", "leaning"))
     one, two, half = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.5, 0.5])
     answers = {
         "A": {"opposed": one, "agreed": half, "alone": one, "leaning": one},
         "B": {"opposed": two, "agreed": half, "leaning": half},
     }
-    found = picture.disagreement(Survey(questions, answers))
+    found = picture.divergence_from_mean(Survey(questions, answers))
     # Opposed: mean (1/2, 1/2); a point mass lies H(3/4) - H(1/2) / 2 = 0.8112781 - 0.5 bits from it.
     # Leaning: mean (3/4, 1/4); A: H(7/8) - H(3/4) / 2 = 0.5435644 - 0.4056391, B: H(5/8) - (1 + H(3/4)) / 2.
     assert found == pytest.approx(
@@ -57,7 +57,7 @@ def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_gr
 def test_a_dollar_sign_is_no_formula_and_shows_without_a_backslash():
     given = survey(2)
     with mpl.rc_context(style.STYLE):
-        figure = picture._picture.__wrapped__(given, picture.disagreement(given))
+        figure = picture._picture.__wrapped__(given, picture.divergence_from_mean(given))
         labels = [label for axes in figure.axes for label in axes.get_yticklabels()]
     names = [label.get_text() for label in labels]
     assert "Group 1 of $ everyone $ in a land…" in names
@@ -91,7 +91,7 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     assert "distribution is off one" in small
     assert "60" in large  # the median of 50 and 70
     assert large.count("█") == 30 == 2 * small.count("█")
-    assert "2 questions, 2 groups, 1 cells left out" in lines
+    assert "2 questions, 2 groups, 1 answers left out" in lines
     split = tmp_path / "mine-split"
     files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl", "survey.png"]
     assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files

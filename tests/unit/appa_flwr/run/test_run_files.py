@@ -10,8 +10,8 @@ from report_runs import CONFIG, COUNTRIES, fake_run, line, predictor_card, row, 
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import files
-from appa_flwr.run.files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
+from appa_flwr.run import run_files
+from appa_flwr.run.run_files import CARD, EXAMPLES, METRICS, PHASES, QUESTIONS, SUMMARY
 
 PPO, LINE = row("ppo", 0.8, 0.7), line(1, planned=3, fell_back=None)
 FILES = {"metrics": METRICS, "summary": SUMMARY, "phases": PHASES, "examples": EXAMPLES, "pluralllm": CARD} | {
@@ -28,13 +28,13 @@ def test_every_file_reads_back_and_is_written_again_to_the_letter(tmp_path):
             rows[0] |= {"fi": math.nan, "min_as": 1e-06, "survey": None}
         path.write_text(json.dumps(rows, indent=1) + "\n")
         before = path.read_bytes()
-        files.write(path, file.read(tmp_path))
+        run_files.write(path, file.read(tmp_path))
         assert path.read_bytes() == before
-    text = "".join(files.dumps(entry) + "\n" for entry in METRICS.read(tmp_path))
+    text = "".join(run_files.dumps(entry) + "\n" for entry in METRICS.read(tmp_path))
     assert text == (tmp_path / METRICS.name).read_text()
     card = CARD.read(tmp_path)
     assert list(card.by_context["unseen/held-out"]) == [16, 1, 2, 8]
-    files.write(tmp_path / CARD.name, card)
+    run_files.write(tmp_path / CARD.name, card)
     assert CARD.read(tmp_path) == card
 
 
@@ -44,17 +44,17 @@ def test_what_is_not_there_is_none(tmp_path):
 
 def test_the_config_reads_back(tmp_path):
     config = Config.load({"rule": "alpha", "appa.alpha": float("-inf"), "groups": "Österreich;b, c"})
-    files.write_config(tmp_path, config)
-    assert files.read_config(tmp_path) == config
+    run_files.write_config(tmp_path, config)
+    assert run_files.read_config(tmp_path) == config
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 2)"),
-        ({"schema": 2, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
-        ({"schema": 2, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 3)"),
+        ({"schema": 3, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
+        ({"schema": 3, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],
@@ -63,7 +63,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
     if content is not None:
         (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError) as refused:
-        files.read_config(tmp_path)
+        run_files.read_config(tmp_path)
     assert str(refused.value).startswith(says.format(folder=tmp_path))
     assert "\n" not in str(refused.value)
 
@@ -71,7 +71,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("summary", [PPO, PPO | {"policy": "gpt"}], "summary.json, row 2, key 'policy': 'gpt' is not one of"),
+        ("summary", [PPO, PPO | {"method": "gpt"}], "summary.json, row 2, key 'method': 'gpt' is not one of"),
         ("summary", [PPO | {"fi": "0.5"}], "row 1, key 'fi': input should be a valid number, found \"0.5\""),
         ("summary", [PPO | {"fi": True}], "row 1, key 'fi': input should be a valid number, found true"),
         ("summary", {}, "summary.json: input should be a valid array, found {}"),
@@ -85,11 +85,11 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
             predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
             "row 1, key 'round': input should be a val",
         ),
-        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 3"),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 4"),
         (
             "pluralllm",
-            predictor_card(population={"held_out": 36}),
-            "key 'population', key 'min_groups': field required",
+            predictor_card(group_sums={"held_out": 36}),
+            "key 'group_sums', key 'min_groups': field required",
         ),
         (
             "pluralllm",
@@ -115,7 +115,7 @@ def test_a_wrong_value_is_named(tmp_path, name, content, says):
             "metrics.jsonl: line 3 is not JSON (EOF while parsing a string at c",
         ),
         (PHASES, b'[\n {\n  "seconds": }\n]', "phases.json is not JSON (expected value at line 3 column 14)"),
-        (SUMMARY, b'[{"policy": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
+        (SUMMARY, b'[{"method": "\xff"', "summary.json is not JSON (invalid unicode code point at column 14)"),
     ],
 )
 def test_what_is_no_json_is_named_with_its_place(tmp_path, file, data, says):

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from surveys import bits, refused
 
-from appa_flwr.analysis.deviations import deviations
-from appa_flwr.analysis.disagreement import disagreement
+from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import (
     CLUSTER_SHARES,
     COVERAGE,
-    FRAMES,
     REFUSAL_OPTION,
     RESPONDENTS,
+    TEMPLATES,
     TOPICS,
     generate,
     ground_truth,
@@ -129,7 +128,7 @@ def tables(questions, answers):
 @pytest.mark.parametrize("seed", range(5))
 def test_rules_can_differ_by_more_than_runs_do(seed):
     questions, truth = ground_truth(**SIZE, seed=seed)
-    found = disagreement(*tables(questions, truth), metric="js")
+    found = group_differences(*tables(questions, truth), metric="js")
     assert found.gap >= 0.03
     assert 0.85 < found.min_of_fairest < 0.95
 
@@ -149,7 +148,7 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
 
 
 def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_stay_distinct():
-    most = len(FRAMES) * len(TOPICS)
+    most = len(TEMPLATES) * len(TOPICS)
     questions, truth = ground_truth(num_questions=most, num_groups=60, seed=0)
     assert len({q.text for q in questions}) == most
     assert len(truth) == 60  # more than the list of names has

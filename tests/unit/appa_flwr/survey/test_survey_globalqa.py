@@ -43,7 +43,7 @@ def test_globalqa_csv(tmp_path):
     survey = read.read_survey(path)
     tea, milk, rice = (question.question_id for question in survey.questions)
     assert survey.questions[0] == Question(tea, "Tea?", tuple(LIKE))
-    # Single cells go, each with its reason; the first of two spellings of one country stays.
+    # Single answers go, each with its reason; the first of two spellings of one country stays.
     assert list(shares(survey).items()) == [
         ("France", {tea: [0.5, 0.3, 0.2], milk: [0.25, 0.75]}),
         ("Cote d'Ivoire", {tea: [0.1, 0.1, 0.8]}),

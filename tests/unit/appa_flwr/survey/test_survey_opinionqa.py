@@ -76,7 +76,7 @@ def test_opinionqa_without_refusals_has_its_scale(folder):
     assert rates == pytest.approx({"RACE/Other": 0.5, "RACE/White": 0, "RELIG/None": 0, "RELIG/Other": 2 / 9})
     few = read.read_survey(folder, refusals="drop", min_respondents=2)
     assert few.groups == ("RACE/White", "RELIG/Other")
-    assert {cell.reason for cell in few.rejections} == {Reason.FEW_RESPONDENTS}
+    assert {rejection.reason for rejection in few.rejections} == {Reason.FEW_RESPONDENTS}
 
 
 def test_what_the_ordinals_of_opinionqa_say(tmp_path):
@@ -113,7 +113,7 @@ def test_what_is_wrong_in_opinionqa_is_counted(tmp_path):
         (2, "RACE/Z", Reason.ZERO),  # its only weight is zero
         *((row, "", reason) for row, reason in enumerate(bad_questions, start=3)),
     ]
-    assert [cell.question_id for cell in survey.rejections[5:7]] == ["WORRY_W26", "WORRY_W26"]
+    assert [rejection.question_id for rejection in survey.rejections[5:7]] == ["WORRY_W26", "WORRY_W26"]
 
 
 def test_waves_come_in_the_order_of_their_numbers_and_a_fault_names_its_waves_file(tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_waves_come_in_the_order_of_their_numbers_and_a_fault_names_its_waves_fi
     survey = read.read_survey(folder)
     assert ids(survey.questions) == ["Q_W4", "Q_W26", "Q_W92"]
     waves = folder / "human_resp"
-    assert [(cell.source, cell.row) for cell in survey.rejections] == [
+    assert [(rejection.source, rejection.row) for rejection in survey.rejections] == [
         (str(waves / "American_Trends_Panel_W4" / "info.csv"), 3),
         (str(waves / "American_Trends_Panel_W26" / "responses.csv"), 2),
     ]
@@ -169,9 +169,9 @@ CELL = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(info=st.lists(st.tuples(CELL, CELL, CELL, CELL), max_size=3), rows=st.lists(st.tuples(CELL, CELL, CELL)))
 def test_fuzzed_opinionqa_gives_distributions_or_a_users_error(tmp_path_factory, info, rows):
-    told = pd.DataFrame(rows, columns=["RACE", "WEIGHT_W26", "Q"])
+    answered = pd.DataFrame(rows, columns=["RACE", "WEIGHT_W26", "Q"])
     asked = [dict(zip(INFO | SCALE, cells, strict=True)) for cells in [*info, ("Q", "?", "['A', 'B']", "[1, 2]")]]
-    folder = opinionqa(tmp_path_factory.mktemp("oqa"), told, *asked, metadata=("RACE",))
+    folder = opinionqa(tmp_path_factory.mktemp("oqa"), answered, *asked, metadata=("RACE",))
     try:
         survey = read.read_survey(folder)
     except UserError:

@@ -25,7 +25,7 @@ def rows(name):
         return [json.loads(line) for line in stream]
 
 
-def cell(row):
+def pair_of(row):
     country = ALIASES.get(row["group"], row["group"])
     return f"{row['attribute']}/{row['group']}" if "attribute" in row else country, row["question_id"]
 
@@ -42,7 +42,7 @@ def test_every_clean_row_is_kept_and_normalised(name):
         shares = np.array(row["distribution"])
         assert len(row["options"]) == len(shares)
         assert abs(shares.sum() - 1) < 0.02
-        expected[cell(row)] = shares / shares.sum()
+        expected[pair_of(row)] = shares / shares.sum()
     # No answer is lost: the two spellings of a country come from different surveys, and never answer the same question.
     assert len(expected) == len(rows(name))
     survey = read.read_survey(SURVEYS / name, strict=True)
@@ -108,7 +108,9 @@ def test_the_published_csv_gives_the_same_answers(tmp_path):
 def test_counts_and_refusals_beside_the_answers():
     kept = [row for row in rows("opinionqa.jsonl") if row["n"] >= 100]
     survey = read.read_survey(SURVEYS / "opinionqa.jsonl", refusals="separate", min_respondents=100)
-    assert rates(survey) == pytest.approx({cell(row): row["refusals"] / (row["refusals"] + row["n"]) for row in kept})
+    assert rates(survey) == pytest.approx(
+        {pair_of(row): row["refusals"] / (row["refusals"] + row["n"]) for row in kept}
+    )
     assert 0 < len(survey.rejections) == len(rows("opinionqa.jsonl")) - len(kept)
     gss = read.read_survey(SURVEYS / "gss_demographics.jsonl", refusals="separate")
-    assert rates(gss) == {cell(row): row["refusal_rate"] for row in rows("gss_demographics.jsonl")}
+    assert rates(gss) == {pair_of(row): row["refusal_rate"] for row in rows("gss_demographics.jsonl")}

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.read import read_survey
 from experiments.pluralllm import protocol, score
-from experiments.pluralllm.measures import Measured
+from experiments.pluralllm.measures import PredictorScores
 from experiments.pluralllm.protocol import recipe, train
 from pluralllm.encoders import hashed_ngrams
 
-FIRST = ["js", "js_distance", "r", "r2", "pair", "spearman"]
+FIRST = ["js", "js_distance", "r", "r2", "order", "spearman"]
 TRAINING, SCORED = ("A", "B", "C"), ("X", "Y")
 OPTIONS = ("Yes", "No", "Rarely")
 OLD = tuple(f"q{number}" for number in range(14))
@@ -239,7 +239,7 @@ def test_all_groups_that_are_not_scored_train_when_asked_for(tmp_path):
 def test_the_table_has_a_line_for_the_model_its_baselines_and_each_context_size(tmp_path):
     lines = command("--survey", write(tmp_path / "first.jsonl", FILE)).splitlines()
     names = [line.split("|")[1].strip() for line in lines[2:]]
-    assert [cell.strip() for cell in lines[0].split("|")[2:-1]] == FIRST
+    assert [text.strip() for text in lines[0].split("|")[2:-1]] == FIRST
     assert sorted(names) == [
         "2 context questions",
         "4 context questions",
@@ -269,8 +269,8 @@ def test_questions_of_several_files_are_merged_by_id_and_must_agree(tmp_path):
 def test_means_over_seeds_and_what_json_cannot_say():
     nothing = float("nan")
     seeds = [
-        Measured(0.5, 0.25, 0.1, 0.0, 0.5, nothing, 1.0, 0.9, 10),
-        Measured(0.75, 0.5, 0.3, 0.5, 1.0, 0.2, 2.0, 0.8, 20),
+        PredictorScores(0.5, 0.25, 0.1, 0.0, 0.5, nothing, 1.0, 0.9, 10),
+        PredictorScores(0.75, 0.5, 0.3, 0.5, 1.0, 0.2, 2.0, 0.8, 20),
     ]
     found = score.mean(seeds)
     assert list(found)[:6] == FIRST

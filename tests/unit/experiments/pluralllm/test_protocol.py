@@ -183,7 +183,7 @@ def test_scores_are_those_of_scipy_for_the_answers_of_each_part(problem):
         for score in (*uniform, *found.by_context[name].values()):
             assert score.answers == len(distances)
             assert score.js_distance == pytest.approx(1 - np.mean(distances), abs=1e-5)
-            assert (score.r, score.pair, score.spread) == pytest.approx((0.0, 0.5, 0.0), abs=1e-6)
+            assert (score.r, score.order, score.spread) == pytest.approx((0.0, 0.5, 0.0), abs=1e-6)
 
 
 def test_the_mean_of_others_knows_the_seen_groups_answers_and_never_the_own(survey, problem):
@@ -240,7 +240,7 @@ def test_measures_by_hand():
     natural = [math.sqrt(divergence * math.log(2)) for divergence in (0.3113, 0.0, 0.1379)]
     assert found.js_distance == pytest.approx(1 - sum(natural) / 3, abs=1e-4)
     # only question a has both groups: true deviations +-1/2, predicted +-1/8
-    assert (found.r, found.pair, found.spread) == pytest.approx((1.0, 1.0, 0.25))
+    assert (found.r, found.order, found.spread) == pytest.approx((1.0, 1.0, 0.25))
     assert found.r2 == pytest.approx(1 - 0.375**2 / 0.5**2)
     # stated 0.3, 0.1, 0.2 beside errors 0.46, 0, 0.31
     assert found.spearman == pytest.approx(1.0)
@@ -315,20 +315,20 @@ def test_each_group_of_opinionqa_is_left_out_by_one_of_three_seeds(tmp_path):
 @pytest.mark.parametrize("table", tables.TABLES)
 def test_no_two_rows_of_a_table_are_the_same_and_every_one_can_be_run(table):
     rows = tables.TABLES[table]
-    told = {(str(recipe(*row.keys).flat()), row.embedding, row.central, row.num_training) for row in rows}
-    assert len(told) == len({row.name for row in rows}) == len(rows)
+    keys = {(str(recipe(*row.keys).flat()), row.embedding, row.central, row.num_training) for row in rows}
+    assert len(keys) == len({row.name for row in rows}) == len(rows)
     assert all(("attention" in row.name) == (recipe(*row.keys).pluralllm.architecture == "attention") for row in rows)
 
 
 def test_a_cell_gives_mean_and_range_and_nothing_where_a_value_is_missing():
-    assert tables.cell([0.25, 0.5, 0.3]) == "0.350 (0.250 to 0.500)"
-    assert tables.cell([0.25, float("nan")]) == ""
+    assert tables.spread_text([0.25, 0.5, 0.3]) == "0.350 (0.250 to 0.500)"
+    assert tables.spread_text([0.25, float("nan")]) == ""
 
 
 # for each part the rows asked for, the two context sizes of the first, and three of what costs nothing
 @pytest.mark.parametrize(("rows", "lines"), [(0, 2 + 2 + 3), (1, 1 + 2 + 3)])
 def test_a_table_is_printed_whole(problem, monkeypatch, capsys, rows, lines):
-    monkeypatch.setitem(tables.TABLES, "ours", (tables.DEFAULT, tables.Row("pooled", central=True)))
+    monkeypatch.setitem(tables.TABLES, "ours", (tables.DEFAULT, tables.TableRow("pooled", central=True)))
     monkeypatch.setattr(tables, "SIZES", (1, 4))
     monkeypatch.setattr(tables, "load_problem", lambda *_, **__: problem)
     monkeypatch.setattr(tables, "recipe", lambda *given: small(*given, "pluralllm.rounds=1"))

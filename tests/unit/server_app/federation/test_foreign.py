@@ -15,10 +15,10 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from server_app.federation.foreign import LENGTH, listed, plain
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import GroupKeys
 from server_app.federation.groups import MOST_NAMES, Federation
-from server_app.federation.keys import GroupKeys
+from server_app.predictor.pooled_scores import ALWAYS, fault
 from server_app.predictor.pretraining import pretrain
-from server_app.predictor.scores import ALWAYS, fault
 from server_app.run_folder import RunFolder
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07ends\r\nA line\x00of\u2028its\u202eown\u2066\ud800\x9b"
@@ -51,7 +51,7 @@ def names(*said):
 
 
 def strange_sums(message):
-    sums = {("held-out", name): {"cells": 0.0} for name in (HUGE, *ALWAYS)}
+    sums = {("held-out", name): {"answers": 0.0} for name in (HUGE, *ALWAYS)}
     return replying(wire.GroupReply("B", sums=sums))(message)
 
 
@@ -126,7 +126,7 @@ def test_a_roll_call_too(kind, with_keys, expected, run_log):
 
 
 def test_names_that_nobody_asked_for_are_few_in_the_error_too():
-    grid = FakeGrid({1: names("A"), 2: names(*(f"stranger {n}" for n in range(MOST_NAMES)))})
+    grid = FakeGrid({1: names("A"), 2: names(*(f"unrelated {n}" for n in range(MOST_NAMES)))})
     federation = Federation(OverlapGrid(grid), min_groups=2, timeout=5.0)
     with pytest.raises(UserError, match=rf"not in `groups`: .* and {MOST_NAMES - 3} more$") as refused:
         federation.gather(("A", "B"), patience=0.0)

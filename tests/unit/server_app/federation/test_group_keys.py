@@ -20,8 +20,8 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.launch.credentials import make_node_key
 from appa_flwr.protocol import wire
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
-from server_app.federation.keys import read_group_keys
 
 NAMES = ("A", "B of the north")
 CATALOGUE = catalogue_of([2, 2], train=[True, False])
@@ -60,7 +60,7 @@ def test_a_node_without_the_group_s_key_does_not_speak_for_it(at_work, caplog):
     federation, grid = at_work
     federation.gather(NAMES, patience=0.0)
     assert federation.groups == NAMES
-    assert federation.homes(NAMES) == (1, 2)
+    assert federation.nodes_of(NAMES) == (1, 2)
     assert caplog.messages == ["node 3 has the key of no group; it is left out"]
     assert [message.metadata.dst_node_id for message in grid.pushed] == [1, 2]  # and is not asked: it may hang
 
@@ -70,7 +70,7 @@ def test_a_group_does_not_speak_for_another_one(at_work, caplog):
     grid.nodes = {1: node(NAMES[1]), 2: node(NAMES[1])}
     federation.gather(NAMES, patience=0.0)
     assert federation.present == (NAMES[1],)
-    assert federation.homes(NAMES) == (2,)
+    assert federation.nodes_of(NAMES) == (2,)
     assert "node 1 speaks for B of the north without its key; it is left out" in caplog.messages
 
 

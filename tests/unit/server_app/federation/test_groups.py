@@ -17,7 +17,7 @@ from appa_flwr.protocol import wire
 from server_app.federation import groups as federations
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
-from server_app.predictor.scores import fault
+from server_app.predictor.pooled_scores import fault
 
 KEY = ("js", wire.TARGET_SIDE)
 TRUTH_KEY = ("js", wire.TRUTH_SIDE)
@@ -134,7 +134,7 @@ def test_no_node_can_answer_for_a_group_that_lives_elsewhere(warnings):
     )
     reward_GJ = federation.score(REQUEST)[KEY]
     np.testing.assert_array_equal(reward_GJ, [GOOD, GOOD / 2, GOOD / 3])
-    assert any("not its home" in text for text in warnings())
+    assert any("does not host it" in text for text in warnings())
 
 
 def test_groups_that_behave_are_stacked_in_a_fixed_order_without_a_warning(warnings):
@@ -181,7 +181,7 @@ def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
 def test_two_groups_on_one_node_and_their_messages():
     federation = gathered({5: named("B", "A"), 9: named()}, min_groups=2)  # node 9 hosts nobody
     assert federation.groups == ("A", "B")
-    assert len(federation.homes(federation.groups)) == 1
+    assert len(federation.nodes_of(federation.groups)) == 1
     with pytest.raises(UserError, match="could score"):
         federation.score(REQUEST, iteration=4)
     sent = federation.grid._grid.pushed[2:]
@@ -215,7 +215,7 @@ def test_a_roll_call_that_no_run_can_begin_with(nodes, expected, min_groups, mes
 def test_groups_that_are_missing_or_were_not_asked_for_take_no_part(warnings):
     federation = gathered({1: named("C"), 2: named("A"), 3: named("X")}, ("C", "B", "A"))
     assert federation.present == ("C", "A")  # in the order they were asked for
-    assert len(federation.homes(federation.groups)) == 2
+    assert len(federation.nodes_of(federation.groups)) == 2
     assert [text for text in warnings() if "did not join: B" in text]
 
 
@@ -337,7 +337,7 @@ def test_a_group_that_is_late_joins_and_gets_what_the_others_got(warnings):
     assert list(federation.grid.get_node_ids()) == [1, 7]
 
 
-def test_a_node_that_has_restarted_under_its_own_id_is_briefed_again(at_work, warnings):
+def test_a_node_that_has_restarted_under_its_own_id_is_set_up_again(at_work, warnings):
     federation, grid = at_work
     grid.nodes[2], asked = living("B", GOOD / 2)
     assert np.isnan(federation.score(REQUEST)[KEY][1]).all()
@@ -350,7 +350,7 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none(at_work, warnin
     federation, grid = at_work
     grid.nodes[2] = lambda message: None
     grid.nodes[7], thief = living("A")
-    grid.nodes[8], stranger = living("Z")
+    grid.nodes[8], unrelated = living("Z")
     federation.grid.online = lambda: frozenset({1, 7, 8})
     for _ in range(2):
         scores = federation.score(REQUEST)[KEY]
@@ -359,7 +359,7 @@ def test_a_new_node_takes_no_group_that_is_there_and_brings_none(at_work, warnin
     assert federation.groups == ("A", "B")
     assert "another node speaks for group 'A', whose own is there; it is left out" in warnings()
     assert thief == [wire.ROLL_CALL] * 2  # its own may go yet
-    assert stranger == [wire.ROLL_CALL]
+    assert unrelated == [wire.ROLL_CALL]
 
 
 def test_a_node_that_came_too_early_is_not_forgotten(at_work):
@@ -376,7 +376,7 @@ def test_a_node_that_came_too_early_is_not_forgotten(at_work):
     np.testing.assert_array_equal(federation.score(REQUEST)[KEY], [GOOD, GOOD / 2])
 
 
-def test_who_cannot_be_briefed_stays_missing_and_is_tried_again(at_work, warnings):
+def test_a_node_that_cannot_be_set_up_stays_missing_and_is_tried_again(at_work, warnings):
     federation, grid = at_work
     ready, _ = living("B", GOOD / 2)
     broken = [True]
@@ -432,8 +432,13 @@ def test_too_few_votes_are_an_error():
 
 
 def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
-    def reported(name, cells, predictors=("pluralllm", "uniform", "nearest-question")):
-        sums = {"cells": cells, "js": 0.9 * cells, "js_distance": 0.7 * cells, "wasserstein": 0.8 * cells}
+    def reported(name, num_answers, predictors=("pluralllm", "uniform", "nearest-question")):
+        sums = {
+            "answers": num_answers,
+            "js": 0.9 * num_answers,
+            "js_distance": 0.7 * num_answers,
+            "wasserstein": 0.8 * num_answers,
+        }
         spread = {"pluralllm": {"spread": 0.0}}
         return replying(
             wire.GroupReply(name, sums={(wire.HELD_OUT_PART, p): sums | spread.get(p, {}) for p in predictors})

@@ -217,7 +217,7 @@ def test_a_lost_roll_call_is_made_good_within_the_join(timed):
     assert LEAST_SECONDS < grid.now < LEAST_SECONDS + 2 * 5.0 + 2.0
 
 
-def test_who_hung_while_the_others_were_briefed_is_briefed_before_it_scores(timed):
+def test_a_node_that_hung_while_the_others_were_set_up_is_set_up_before_it_scores(timed):
     grid = timed(2, lambda n, kind, number: NEVER if (n, kind, number) == (2, wire.TARGETS, 1) else 1.0)
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=TIMEOUT)
     federation.gather(("A", "B"), patience=10.0)

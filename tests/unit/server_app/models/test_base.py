@@ -1,4 +1,4 @@
-"""The starting model: its special tokens, its prompts, and what a user hears who names a wrong one.
+"""The starting model: its special tokens, its prompts, and what a user is told who names a wrong one.
 
 Axis letters: J answers, T tokens.
 """
@@ -323,18 +323,18 @@ FLAGS = "processor: 0\nmodel name: bf16ish\nflags: fpu avx512f {} vnni\n\nproces
     ],
 )
 def test_auto_is_bfloat16_where_the_processor_computes_in_it(flags, dtype, tmp_path, monkeypatch):
-    told = tmp_path / "cpuinfo"
+    flags_file = tmp_path / "cpuinfo"
     if flags is not None:
-        told.write_text(FLAGS.format(flags))
-    monkeypatch.setattr(bases, "PROCESSOR_FILE", told)
+        flags_file.write_text(FLAGS.format(flags))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bases.with_dtype(AUTO).flat() == {**AUTO.flat(), "policy.compute-dtype": dtype}
 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_a_gpu_decides_what_auto_is_where_there_is_one(native, dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(bases, "PROCESSOR_FILE", told := tmp_path / "cpuinfo")
-    told.write_text(FLAGS.format("" if native else "avx512_bf16"))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file := tmp_path / "cpuinfo")
+    flags_file.write_text(FLAGS.format("" if native else "avx512_bf16"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # An old GPU emulates bfloat16, slower than it computes in float32.
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
@@ -357,8 +357,8 @@ def test_a_format_that_is_named_stays(key, monkeypatch):
 
 
 def test_weights_that_all_learn_are_float32(monkeypatch, tmp_path):
-    monkeypatch.setattr(bases, "PROCESSOR_FILE", told := tmp_path / "cpuinfo")
-    told.write_text(FLAGS.format("avx512_bf16"))
+    monkeypatch.setattr(bases, "PROCESSOR_FILE", flags_file := tmp_path / "cpuinfo")
+    flags_file.write_text(FLAGS.format("avx512_bf16"))
     full = Config.load({"policy.compute-dtype": "auto", "policy.tuning": "full"})
     assert bases.with_dtype(full).policy.compute_dtype == "float32"
     with pytest.raises(UserError, match=r'policy.tuning = "full" needs policy.compute-dtype = "float32"'):

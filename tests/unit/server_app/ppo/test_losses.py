@@ -157,8 +157,8 @@ def test_losses_add_up_over_any_split_and_ignore_padding(batch):
     # columns that no row needs can go
     torch.testing.assert_close(losses([1, 2], slice(0, 4)), losses([1, 2]))
     # token by token, each of which is worked by hand above
-    cells = batch[-1].nonzero().tolist()
-    torch.testing.assert_close(sum(losses([j], slice(t, t + 1)) for j, t in cells), whole)
+    entries = batch[-1].nonzero().tolist()
+    torch.testing.assert_close(sum(losses([j], slice(t, t + 1)) for j, t in entries), whole)
 
 
 def test_full_loss_and_entropy_by_hand():

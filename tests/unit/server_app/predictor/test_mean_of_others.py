@@ -18,10 +18,10 @@ from appa_flwr.protocol import wire
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 from client_app import predictor, state
-from client_app.data import all_groups
 from client_app.main import app
+from client_app.survey_answers import all_groups
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import mean_from_sums, population_sums
+from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.scores import measure_sums
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -42,7 +42,7 @@ def config(**changes: object) -> Config:
     return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
 
 
-def told(chosen: Config, contexts: Mapping[int, Context]):
+def replies_to_targets(chosen: Config, contexts: Mapping[int, Context]):
     """Join, catalogue and targets: the groups' replies to the last, the catalogue, and all messages."""
     in_simulation = any("partition-id" in context.node_config for context in contexts.values())
     grid = (SimulatedGrid if in_simulation else InProcessGrid)(contexts)
@@ -70,7 +70,7 @@ def scores(data: GroupData, others: Iterable[GroupData], catalogue: wire.Catalog
     """What a group must tell of the others' mean, from a place that has all answers."""
     ids = tuple(question.question_id for question in catalogue.questions)
     table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
-    mean_QK = mean_from_sums(*population_sums(others, table), min_groups=least)
+    mean_QK = mean_from_sums(*group_sums(others, table), min_groups=least)
     known = mean_QK[data.question_N].any(axis=1)
     rows = data.question_N[known]
     return measure_sums(mean_QK[rows], data.answer_NK[known].astype(np.float64), catalogue.option_QK[rows])
@@ -80,17 +80,16 @@ def totals_sent(grid: InProcessGrid) -> list[wire.Totals | None]:
     return [wire.unpack_totals(asked.message.content) for asked in grid.requests if asked.kind == wire.TARGETS]
 
 
-@pytest.mark.parametrize("least", [3, 5])
 @pytest.mark.parametrize("num_nodes", [6, 2])
-def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train(num_nodes, least):
+def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train(num_nodes):
     unseen = all_groups(config())[-1]
-    chosen = config(pluralllm__unseen_groups=unseen, sums__min_groups=least)
-    replies, catalogue, grid = told(chosen, simulated(chosen, num_nodes))
+    chosen = config(pluralllm__unseen_groups=unseen)
+    replies, catalogue, grid = replies_to_targets(chosen, simulated(chosen, num_nodes))
     everyone = held_out(grid, catalogue)
     seen = [data for data in everyone if data.group != unseen]
     count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))
     for data in everyone:
-        enough = count_Q[data.question_N] >= least  # of a question's groups, its own among them
+        enough = count_Q[data.question_N] >= 3  # of a question's groups, its own among them
         assert enough.sum() > 0
         mine = GroupData(data.group, data.question_N[enough], data.answer_NK[enough])
         others = [other for other in seen if other.group != data.group]
@@ -104,29 +103,27 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
 
 
 def test_how_groups_share_nodes_changes_no_digit():
-    one, other = (told(config(), simulated(config(), num_nodes))[0] for num_nodes in (6, 1))
+    one, other = (replies_to_targets(config(), simulated(config(), num_nodes))[0] for num_nodes in (6, 1))
     assert {name: reply.sums for name, reply in one.items()} == {name: reply.sums for name, reply in other.items()}
 
 
-@pytest.mark.parametrize("changes", [{"sums__mean_of_others": False}, {"sums__min_groups": 7}])
-def test_where_it_is_off_or_too_few_groups_train_there_is_no_row(changes):
-    chosen = config(**changes)
-    replies, _, grid = told(chosen, simulated(chosen, 2))
+def test_where_too_few_groups_train_there_is_no_row():
+    chosen = config(data__num_groups=2)
+    replies, _, _ = replies_to_targets(chosen, simulated(chosen, 2))
+    assert len(replies) == 2
     assert not any(ROW in reply.sums for reply in replies.values())
-    if "sums__mean_of_others" in changes:
-        assert totals_sent(grid) == [None, None]
 
 
 def two_deployed(tmp_path) -> tuple[Config, dict[int, Context]]:
     survey = generate(num_questions=40, num_groups=3, seed=0)
     written = export_split(survey, tmp_path)
-    chosen = config(survey=str(written.questions), sums__min_groups=1)
-    return chosen, deployed(chosen, written.groups, policy=FEW)
+    chosen = config(survey=str(written.questions))
+    return chosen, deployed(chosen, written.groups, owner_policy=FEW)
 
 
 def test_a_deployed_group_sends_no_answer_and_has_no_such_row(tmp_path):
     chosen, contexts = two_deployed(tmp_path)
-    replies, catalogue, grid = told(chosen, contexts)
+    replies, catalogue, grid = replies_to_targets(chosen, contexts)
     assert len(replies) == 3
     assert all((data.question_N >= 0).any() for data in held_out(grid, catalogue))
     for reply in grid.replies:
@@ -165,7 +162,7 @@ def test_the_server_uses_no_answers_that_a_deployed_node_sends(tmp_path, monkeyp
         return honest(replies)
 
     monkeypatch.setattr(wire, "pack_replies", generous)
-    replies, _, grid = told(chosen, contexts)
+    replies, _, grid = replies_to_targets(chosen, contexts)
     assert len(replies) == 3
     assert liars
     assert totals_sent(grid) == [None] * 3

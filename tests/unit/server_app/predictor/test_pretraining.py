@@ -81,12 +81,12 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
 MEAN = (30 * STEPS[0] + 10 * STEPS[1]) / 40
 
 
-@pytest.mark.parametrize(("strategy", "told"), [("fedavg", [None] * 4), ("fedprox", [0.01] * 4)])
-def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_its_mu(strategy, told):
+@pytest.mark.parametrize(("strategy", "sent_mu"), [("fedavg", [None] * 4), ("fedprox", [0.01] * 4)])
+def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_its_mu(strategy, sent_mu):
     first, second, sent = rounds(strategy=strategy)
     np.testing.assert_allclose([first, second], [MEAN, 2 * MEAN], rtol=1e-6)
     assert MEAN.tolist() == [0.0, -0.34375]
-    assert [content["config"].get("proximal-mu") for content in sent] == told
+    assert [content["config"].get("proximal-mu") for content in sent] == sent_mu
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def listed(error):
     return list(error) if isinstance(error, tuple) else [error] * 3
 
 
-def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
+def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
     """What is kept of rounds in which every weight is the round's number and the nodes report these errors.
 
     A single error stands for the same one for each of the three choices. None is a lost node; a RecordDict goes out as
@@ -269,12 +269,14 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
             error = errors_RN[now - 1][n]
             if error is None:
                 return Message(Error(5, "node is gone"), reply_to=message)
-            content = error if isinstance(error, RecordDict) else record(num_examples=cells[n], errors=listed(error))
+            content = (
+                error if isinstance(error, RecordDict) else record(num_examples=num_answers[n], errors=listed(error))
+            )
             return Message(content, reply_to=message)
 
         return answer
 
-    nodes = range(len(cells))
+    nodes = range(len(num_answers))
     grid = FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late)
     settings = {"validate_every": 1, "strategy": "fedavg", "rounds": len(errors_RN), **changes}
     done = pretrained(grid, nodes, **settings)
@@ -283,7 +285,7 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
 
 
 @pytest.mark.parametrize(
-    ("errors_RN", "cells", "validation", "chosen"),
+    ("errors_RN", "num_answers", "validation", "chosen"),
     [
         # the lowest: (20 x .3 + 10 x .3) / 30, (20 x .1 + 10 x .4) / 30, (20 x .4 + 10 x .1) / 30
         ([(0.3, 0.3), (0.1, 0.4), (0.4, 0.1)], (20, 10), [0.3, 0.2, 0.3], 2),
@@ -294,8 +296,8 @@ def validated(errors_RN, *, cells=(20, 10), late=None, **changes):
         ([(0.20, None), (0.20, 0.60), (0.10, None), (0.21, 0.60)], (10, 10), [0.2, 0.4, 0.1, 0.405], 2),
     ],
 )
-def test_the_round_of_the_lowest_error_over_the_most_answers_is_kept(errors_RN, cells, validation, chosen):
-    done, _ = validated(errors_RN, cells=cells)
+def test_the_round_of_the_lowest_error_over_the_most_answers_is_kept(errors_RN, num_answers, validation, chosen):
+    done, _ = validated(errors_RN, num_answers=num_answers)
     assert [entry.validation for entry in done.rounds] == pytest.approx(validation)
     assert done.chosen == chosen
 
@@ -310,16 +312,18 @@ def test_only_some_rounds_are_validated_and_the_last_always():
 def test_without_validation_the_last_round_is_kept():
     done, asked = validated([(0.1, 0.1), (0.5, 0.5)], validate_every=0)
     assert (done.chosen, asked) == (2, [])
-    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], cells=(0, 0))  # nobody has enough answers to say
+    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], num_answers=(0, 0))  # nobody has enough answers to say
     assert (done.chosen, asked) == (2, [1, 1, 2, 2])
     assert [entry.validation for entry in done.rounds] == [None, None]
 
 
 def test_the_order_in_which_validation_replies_come_changes_no_bit():
-    errors, cells = (0.1, 0.2, 0.3), (1, 1, 1)
+    errors, num_answers = (0.1, 0.2, 0.3), (1, 1, 1)
     assert (0.1 + 0.2) + 0.3 != 0.1 + (0.2 + 0.3)
     found = {
-        validated([errors], cells=cells, late={node: 2 * place for node, place in enumerate(places)})[0].rounds
+        validated([errors], num_answers=num_answers, late={node: 2 * place for node, place in enumerate(places)})[
+            0
+        ].rounds
         for places in itertools.permutations(range(3))
     }
     assert len(found) == 1
@@ -402,7 +406,7 @@ def test_no_rounds_leave_the_start():
 
 
 @pytest.mark.timeout(30)
-def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stranger():
+def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_an_unrelated_node():
     def node(name, reply):
         joins = replying(wire.GroupReply(name))
         return lambda message: (reply if message.metadata.message_type == "train" else joins)(message)
@@ -413,7 +417,7 @@ def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_a_stra
     federation = Federation(OverlapGrid(grid), min_groups=1, timeout=5.0)
     federation.gather(("A", "B"), patience=0.0)
     grid.get_node_ids = lambda: [1, 9]
-    found = pretrained(federation.grid, federation.homes(federation.groups), rounds=2)
+    found = pretrained(federation.grid, federation.nodes_of(federation.groups), rounds=2)
     assert [entry.loss for entry in found.rounds] == [0.5, 0.5]
     asked = [m.metadata.dst_node_id for m in grid.pushed if m.metadata.message_type == "train"]
     assert sorted(asked) == [1, 1, 2, 2]

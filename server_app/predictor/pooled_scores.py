@@ -25,20 +25,20 @@ from pluralllm.scores import (
 
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
-CELLS, SPREAD, RANK_CORRELATION = "cells", "spread", "rank_correlation"
+ANSWERS, SPREAD, RANK_CORRELATION = "answers", "spread", "rank_correlation"
 ALWAYS = (PREDICTOR, UNIFORM, NEAREST)
 SOMETIMES = (MEAN_OF_OTHERS, SHARED)
 BY_SIZE = {by_size(size): size for size in CONTEXT_SIZES}
 # what says whether the stated uncertainty is right -> its measure
 UNCERTAINTY = {CALIBRATION: RANK_CORRELATION, COVERAGE: COVERAGE}
-NAME_LENGTH = 40  # of a stranger's name in a message
+NAME_LENGTH = 40  # of a foreign name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
 ROUNDING = 1e-6
 
 
 def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with a group's sums, in words; None where they can be used.
+    """Fault in a group's sums, in words; None where they can be used.
 
     Args:
         sums: as the group sent them.
@@ -50,18 +50,18 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
     for (part, name), measures in sums.items():
         if part not in sizes or name not in (*ALWAYS, *SOMETIMES, *BY_SIZE, *UNCERTAINTY):
             return f"a score of '{name[:NAME_LENGTH]}' on '{part[:NAME_LENGTH]}', which nobody asked for"
-        expected = {CELLS, UNCERTAINTY[name]} if name in UNCERTAINTY else {CELLS, *MEASURES}
+        expected = {ANSWERS, UNCERTAINTY[name]} if name in UNCERTAINTY else {ANSWERS, *MEASURES}
         if set(measures) != (expected | {SPREAD} if name == PREDICTOR else expected):
             return f"other measures of {name} than {', '.join(sorted(expected))}"
-        cells = measures[CELLS]
-        if not 0 <= cells <= sizes[part] or cells != int(cells):
-            return f"{cells} answers scored of {sizes[part]}"
+        num_answers = measures[ANSWERS]
+        if not 0 <= num_answers <= sizes[part] or num_answers != int(num_answers):
+            return f"{num_answers} answers scored of {sizes[part]}"
         like = SHARED if name == MEAN_OF_OTHERS else PREDICTOR
         # Scores are compared with each other, so they must be of the same answers.
-        if name != SHARED and cells != sums.get((part, like), {}).get(CELLS):
-            return f"{cells} answers scored of {name}, others of {like}"
+        if name != SHARED and num_answers != sums.get((part, like), {}).get(ANSWERS):
+            return f"{num_answers} answers scored of {name}, others of {like}"
         low = -1.0 if name == CALIBRATION else 0.0
-        if not all(low * cells - ROUNDING <= value <= cells + ROUNDING for value in measures.values()):
+        if not all(low * num_answers - ROUNDING <= value <= num_answers + ROUNDING for value in measures.values()):
             return f"scores of {name} out of range"
     return None
 
@@ -81,7 +81,7 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
     groups: dict[str, PartScores] = {name: {} for name in by_group}
     for group, sums in by_group.items():
         for (part, name), measures in sums.items():
-            if not measures[CELLS]:  # the group has not answered one of these questions
+            if not measures[ANSWERS]:  # the group has not answered one of these questions
                 continue
             part_name = f"{UNSEEN if group in unseen else SEEN}/{part}"
             total = pooled.setdefault((part_name, name), {})
@@ -107,5 +107,5 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
 
 
 def _means(sums: Mapping[str, float]) -> Means:
-    cells = sums[CELLS]
-    return {CELLS: cells} | {key: value / cells for key, value in sums.items() if key != CELLS}
+    num_answers = sums[ANSWERS]
+    return {ANSWERS: num_answers} | {key: value / num_answers for key, value in sums.items() if key != ANSWERS}

@@ -1,4 +1,4 @@
-"""Which node may speak for which group: the one that Flower knows by the group's own key."""
+"""Group keys: a node may speak for the groups by whose keys Flower knows it."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ pluralllm.json         the card of PluralLLM's weights: its training and its err
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
 questions.json         how many questions the policy is asked
-summary.json           the scores of every policy, trivial baseline and ceiling
+summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
-differences.json       how the groups differ, and how much of it the predictor hears
+differences.json       differences between the groups, and how well PluralLLM captures them
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
@@ -46,7 +46,7 @@ from appa_flwr.run.records import (
     SummaryRow,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")

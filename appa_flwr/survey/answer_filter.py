@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from appa_flwr.survey.cells import CellError, Reason, parse_distribution, parse_quantity
-from appa_flwr.survey.questions import Entry, PublicRow, Refusals
+from appa_flwr.survey.question_rows import Entry, PublicRow, Refusals
 from appa_flwr.survey.tables import PRIVATE
 from appa_flwr.survey.types import FloatArray
 
 
 @dataclass(frozen=True)
-class Policy:
-    """Which answers count; as in `read.read_survey`."""
+class AnswerFilter:
+    """Conditions under which answers count, as in `read.read_survey`."""
 
     refusals: Refusals
     min_respondents: int = 0
@@ -30,7 +30,7 @@ class Answer:
     refusal_rate: float | None
 
 
-def answer_of(row: PublicRow, entry: Entry, policy: Policy) -> Answer:
+def answer_of(row: PublicRow, entry: Entry, answer_filter: AnswerFilter) -> Answer:
     """The answer in a row to its question.
 
     Raises:
@@ -39,19 +39,19 @@ def answer_of(row: PublicRow, entry: Entry, policy: Policy) -> Answer:
     cells = row.row.cells
     if PRIVATE not in cells:
         raise CellError(Reason.MISSING)
-    respondents = _respondents(cells, policy.min_respondents)
+    respondents = _respondents(cells, answer_filter.min_respondents)
     cell, num_options = cells[PRIVATE], len(entry.wording.options)
     shares = parse_distribution(cell, num_options, entry.kept)
     rate: float | None = None
-    if policy.refusals == "separate" and entry.kept is None:
+    if answer_filter.refusals == "separate" and entry.kept is None:
         rate = _reported_rate(cells)
-    elif policy.refusals == "separate":
+    elif answer_filter.refusals == "separate":
         rate = float(parse_distribution(cell, num_options)[list(entry.wording.refused)].sum())
     return Answer(row, shares, respondents, rate)
 
 
 def _respondents(cells: Mapping[str, object], minimum: int) -> float | None:
-    """How many people answered, where the row has it; what is no number counts only if there is a minimum."""
+    """Number of people who answered, where the row has it; what is no number counts only if there is a minimum."""
     try:
         respondents = parse_quantity(cells.get("n"), Reason.BAD_COUNT)
     except CellError:

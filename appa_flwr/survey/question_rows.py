@@ -25,14 +25,14 @@ from appa_flwr.survey.cells import (
 )
 from appa_flwr.survey.names import ALIASES, GroupName
 from appa_flwr.survey.refusals import is_refusal
-from appa_flwr.survey.tables import PUBLIC_REQUIRED, REFUSED, Row, Table
+from appa_flwr.survey.tables import PUBLIC_REQUIRED, REFUSED, SurveyRow, SurveyTable
 from appa_flwr.survey.types import Question
 
 Refusals = Literal["keep", "drop", "separate"]
 
 
 class Wording(NamedTuple):
-    """A question as a row has it, before the refusal policy.
+    """A question as a row has it, before refusals are dropped.
 
     Attributes:
         scale: position of each of the K options, None where it has none; None where there is no scale.
@@ -51,7 +51,7 @@ class Entry:
 
     Attributes:
         raw: the cells of its first row, to recognise the same question without decoding it again.
-        wording, question: before and after the refusal policy.
+        wording, question: before and after refusals are dropped.
         kept: positions of the options that are left, or None for all.
     """
 
@@ -61,7 +61,7 @@ class Entry:
     kept: tuple[int, ...] | None
 
 
-Catalogue = dict[str, Entry]
+QuestionEntries = dict[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class PublicRow:
         entry, reason: its question, or why the row cannot be used; one of them is None.
     """
 
-    row: Row
+    row: SurveyRow
     question_id: str
     group: str
     entry: Entry | None
     reason: Reason | None = None
 
 
-def public_rows(table: Table, catalogue: Catalogue, *, refusals: Refusals) -> Iterator[PublicRow]:
+def public_rows(table: SurveyTable, catalogue: QuestionEntries, *, refusals: Refusals) -> Iterator[PublicRow]:
     """Every row of a file in its order; fills `catalogue`, question id -> question, on the way."""
     has_groups = "group" in table.columns
     for row in table.rows:
@@ -115,7 +115,7 @@ def group_of(cells: Mapping[str, object]) -> GroupName:
     return GroupName(attribute, spelled, ALIASES.get(spelled, spelled))
 
 
-def groups_of(table: Table) -> tuple[GroupName, ...]:
+def groups_of(table: SurveyTable) -> tuple[GroupName, ...]:
     """Every group that a file has rows of, in its order."""
     names: dict[GroupName, None] = {}
     for row in table.rows:
@@ -124,7 +124,7 @@ def groups_of(table: Table) -> tuple[GroupName, ...]:
     return tuple(names)
 
 
-def _entry(cells: Mapping[str, object], question_id: str, catalogue: Catalogue, *, refusals: Refusals) -> Entry:
+def _entry(cells: Mapping[str, object], question_id: str, catalogue: QuestionEntries, *, refusals: Refusals) -> Entry:
     """The question of a row, checked against its first row or entered as such."""
     known = catalogue.get(question_id)
     raw = (cells.get("question"), cells.get("options"), cells.get("ordinal"))

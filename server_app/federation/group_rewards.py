@@ -47,7 +47,7 @@ class Groups(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AggregatedReward:
-    """What the groups' scores come to.
+    """Result of the groups' scores.
 
     Attributes:
         reward_GJ: alignment rewards, a row of NaN for a missing group.

@@ -1,4 +1,4 @@
-"""What a group's node takes part in and gives away: the owner's file, whatever the config of a run says.
+"""The owner's policy, a file: what a group's node takes part in and gives away, whatever a run's config says.
 
 A deployed node reads it anew for each message; a simulation has no owners, and allows everything.
 """
@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appa_flwr.core.errors import UserError
 
-POLICY_VARIABLE = "APPA_POLICY"
-"""Names the policy file to the guard (`appa_flwr.owner.guard`), which starts before a message is read."""
+OWNER_POLICY_VARIABLE = "APPA_POLICY"
+"""Names the owner's policy to the guard (`appa_flwr.owner.guard`), which starts before a message is read."""
 
 
-class Policy(BaseModel):
+class OwnerPolicy(BaseModel):
     """The owner's decisions, a key of their TOML file each; what the file leaves out is as here."""
 
     model_config = ConfigDict(
@@ -38,7 +38,7 @@ class Policy(BaseModel):
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
     probes: bool = Field(False, description="score what the server calls probes for ceilings: they tell predictions")
-    mean: bool = Field(False, description="take part in runs with sft.target=mean: training answers themselves leave")
+    mean: bool = Field(False, description="vote with distributions (sft.target=mean, look-ups): training answers leave")
     own_answers: bool = Field(False, description="take part in runs that score against training answers themselves")
     least_answers: int = Field(
         10,
@@ -82,7 +82,7 @@ class Policy(BaseModel):
 
     @property
     def changes_rewards(self) -> bool:
-        """Whether rewards leave otherwise than they were computed."""
+        """True if rewards leave otherwise than they were computed."""
         return self.reward_noise > 0 or self.reward_decimals < 15
 
 
@@ -96,12 +96,12 @@ AS_IN_SIMULATION: dict[str, object] = {
     "validation_replies": 0,
     "target_replies": 0,
 }
-"""What makes a node's PluralLLM that of a simulation, to every digit."""
+"""Values that make a node's PluralLLM that of a simulation, to every digit."""
 
-SIMULATION = Policy(truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
+SIMULATION = OwnerPolicy(truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
 
 
-def read_policy(path: Path) -> Policy:
+def read_owner_policy(path: Path) -> OwnerPolicy:
     """The owner's file.
 
     Raises:
@@ -116,7 +116,7 @@ def read_policy(path: Path) -> Policy:
     if unknown := values.keys() - described().keys():
         raise UserError(f"{path}: unknown key {min(unknown)}; known are {', '.join(described())}")
     try:
-        return Policy.model_validate(values)
+        return OwnerPolicy.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -125,22 +125,22 @@ def read_policy(path: Path) -> Policy:
 
 def described() -> dict[str, str]:
     """Key -> what it decides."""
-    return {field.alias or name: field.description or "" for name, field in Policy.model_fields.items()}
+    return {field.alias or name: field.description or "" for name, field in OwnerPolicy.model_fields.items()}
 
 
-def policy_file(*, bundle: str = "") -> str:
-    """A policy file with every key at its default, or `bundle` pinned, and what it decides."""
-    values = Policy(bundle=bundle).model_dump(by_alias=True)
+def owner_policy_file(*, bundle: str = "") -> str:
+    """An owner's policy with every key at its default, or `bundle` pinned, and what it decides."""
+    values = OwnerPolicy(bundle=bundle).model_dump(by_alias=True)
     return "".join(f"# {says}\n{key} = {json.dumps(values[key])}\n" for key, says in described().items())
 
 
-def policy_of(node_config: Mapping[str, object]) -> Policy:
-    """The policy of a node: its file (`policy`), the defaults without one, and everything in a simulation.
+def owner_policy_of(node_config: Mapping[str, object]) -> OwnerPolicy:
+    """The owner's policy of a node: its file (`policy`), the defaults without one, and everything in a simulation.
 
     Raises:
-        UserError: see `read_policy`.
+        UserError: see `read_owner_policy`.
     """
     if not node_config.get("group"):
         return SIMULATION
     path = str(node_config.get("policy", ""))
-    return read_policy(Path(path)) if path else Policy()
+    return read_owner_policy(Path(path)) if path else OwnerPolicy()

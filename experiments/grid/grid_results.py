@@ -19,11 +19,11 @@ from appa_flwr.analysis.intervals import MEASURES, Interval, levels, paired_diff
 from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.cells import PREDICTIONS, SURVEY, aligned, read, table
-from appa_flwr.run.files import SUMMARY
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, read, table
+from appa_flwr.run.run_files import SUMMARY
 from experiments.grid import pictures
-from experiments.grid.plan import Cell, Grid
-from experiments.grid.run import done
+from experiments.grid.plan import Grid, Trial
+from experiments.grid.runner import done
 from experiments.study import interval
 
 FORMAT = "format"
@@ -39,28 +39,28 @@ Setting = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A policy of a setting: the name it has in tables, and its name and cell by seed in the runs' files."""
+class MethodRow:
+    """A method of a setting: the name it has in tables, and its name and trial by seed in the runs' files."""
 
     name: str
-    policy: str
-    cells: Mapping[int, Cell]
+    method: str
+    trials: Mapping[int, Trial]
 
 
-def write_results(grid: Grid, cells: Sequence[Cell], output: Path) -> Path | None:
+def write_results(grid: Grid, trials: Sequence[Trial], output: Path) -> Path | None:
     """Write results.csv, results.md, results.tex and the pictures of all that is done; None where nothing is.
 
     Raises:
         UserError: a run's file cannot be read, or a result cannot be written.
     """
-    ended = done(output, cells)
-    finished = [cell for cell in cells if cell.name in ended and cell.stage != "predictor"]
+    ended = done(output, trials)
+    finished = [trial for trial in trials if trial.name in ended and trial.stage != "predictor"]
     if not finished:
         return None
     paper = {} if grid.scaled else _paper()  # these are other models than the paper's
     frames, sections, tex = [], [], []
     for setting in product(grid.axes["datasets"], grid.axes["tasks"], grid.axes["models"]):
-        rows = _rows(grid, [cell for cell in finished if (cell.dataset, cell.task, cell.model) == setting])
+        rows = _rows(grid, [trial for trial in finished if (trial.dataset, trial.task, trial.model) == setting])
         if not rows:
             continue
         found = pd.DataFrame(_levels(setting, rows, paper))
@@ -68,7 +68,7 @@ def write_results(grid: Grid, cells: Sequence[Cell], output: Path) -> Path | Non
         frames += [found, compared]
         sections.append(_markdown(setting, found, compared))
         tex.append(_latex(setting, found))
-        pictures.write(output, setting, {row.name: (row.policy, row.cells) for row in rows})
+        pictures.write(output, setting, {row.name: (row.method, row.trials) for row in rows})
     replace_file(output / "results.csv", pd.concat(frames).to_csv(index=False).encode())
     replace_file(output / "results.tex", "\n".join(tex).encode())
     path = output / "results.md"
@@ -76,14 +76,14 @@ def write_results(grid: Grid, cells: Sequence[Cell], output: Path) -> Path | Non
     return path
 
 
-def _rows(grid: Grid, cells: Sequence[Cell]) -> list[Row]:
-    sft = {cell.seed: cell for cell in cells if cell.stage == "sft"}
-    policies = dict.fromkeys(row.policy for cell in sft.values() for row in SUMMARY.read(cell.folder) or ())
-    rows = [Row(policy, policy, sft) for policy in policies]
+def _rows(grid: Grid, trials: Sequence[Trial]) -> list[MethodRow]:
+    sft = {trial.seed: trial for trial in trials if trial.stage == "sft"}
+    methods = dict.fromkeys(row.method for trial in sft.values() for row in SUMMARY.read(trial.folder) or ())
+    rows = [MethodRow(method, method, sft) for method in methods]
     for rule in grid.axes["rules"]:
-        by_seed = {cell.seed: cell for cell in cells if cell.rule == rule}
+        by_seed = {trial.seed: trial for trial in trials if trial.rule == rule}
         if by_seed:
-            rows.append(Row(rule, "ppo", by_seed))
+            rows.append(MethodRow(rule, "ppo", by_seed))
     return rows
 
 
@@ -93,23 +93,23 @@ def _scores(folder: Path) -> pd.DataFrame | None:
     return read(folder)
 
 
-def _tables(row: Row, metric: str, against: str) -> dict[int, pd.DataFrame]:
-    """Seed -> rewards of a policy, a row a group and a column a question; of seeds that have any."""
+def _tables(row: MethodRow, metric: str, against: str) -> dict[int, pd.DataFrame]:
+    """Seed -> rewards of a method, a row a group and a column a question; of seeds that have any."""
     found = {}
-    for seed, cell in row.cells.items():
-        frame = _scores(cell.folder)
+    for seed, trial in row.trials.items():
+        frame = _scores(trial.folder)
         if frame is not None:
-            rewards = table(frame, row.policy, metric=metric, against=SURVEY if against == COMMON else against)
+            rewards = table(frame, row.method, metric=metric, against=SURVEY if against == COMMON else against)
             found[seed] = rewards.dropna(axis="columns") if against == COMMON else rewards
     return {seed: rewards for seed, rewards in found.items() if not rewards.empty}
 
 
 def _levels(
-    setting: Setting, rows: Sequence[Row], paper: Mapping[tuple[str, ...], float]
+    setting: Setting, rows: Sequence[MethodRow], paper: Mapping[tuple[str, ...], float]
 ) -> Iterator[dict[str, object]]:
-    """A line for each policy, metric, kind of target and measure."""
+    """A line for each method, metric, kind of target and measure."""
     for row, metric in product(rows, metrics_of(setting[1])):
-        at = {**_names(setting), "policy": row.name, "metric": metric}
+        at = {**_names(setting), "method": row.name, "metric": metric}
         for against in AGAINST:
             tables = _tables(row, metric, against)
             if tables:
@@ -120,9 +120,9 @@ def _levels(
                     yield line
         formats = [
             entry.format_score
-            for cell in row.cells.values()
-            for entry in SUMMARY.read(cell.folder) or ()
-            if (entry.policy, entry.metric) == (row.policy, metric) and entry.format_score is not None
+            for trial in row.trials.values()
+            for entry in SUMMARY.read(trial.folder) or ()
+            if (entry.method, entry.metric) == (row.method, metric) and entry.format_score is not None
         ]
         if formats:
             score: dict[str, object] = {"measure": FORMAT, "seeds": len(formats), "value": np.mean(formats)}
@@ -130,10 +130,10 @@ def _levels(
             yield {**at, "against": PREDICTIONS, **score}
 
 
-def _differences(setting: Setting, rows: Sequence[Row], baseline: str) -> Iterator[dict[str, object]]:
+def _differences(setting: Setting, rows: Sequence[MethodRow], baseline: str) -> Iterator[dict[str, object]]:
     """A line for each rule less the baseline, and each rule less SFT and the uniform answer, paired by seed."""
     named = {row.name: row for row in rows}
-    rules = [row for row in rows if row.policy == "ppo"]
+    rules = [row for row in rows if row.method == "ppo"]
     pairs = [(rule, named[other]) for rule in rules for other in (baseline, "sft", "uniform") if other in named]
     for (rule, other), metric, against in product(pairs, metrics_of(setting[1]), AGAINST):
         if rule is other:
@@ -142,7 +142,7 @@ def _differences(setting: Setting, rows: Sequence[Row], baseline: str) -> Iterat
         both = [aligned(first[seed], second[seed]) for seed in first if seed in second]
         arrays = [found for found in both if found is not None]
         if arrays:
-            at = {**_names(setting), "policy": rule.name, "less": other.name, "metric": metric, "against": against}
+            at = {**_names(setting), "method": rule.name, "less": other.name, "metric": metric, "against": against}
             for measure, found in paired_differences(arrays).items():
                 yield {**at, "measure": measure, "seeds": len(arrays), **vars(found)}
 
@@ -152,19 +152,19 @@ def _names(setting: Setting) -> dict[str, str]:
 
 
 def _paper() -> dict[tuple[str, ...], float]:
-    """(dataset, task, model, policy, metric, measure) -> the paper's figure, from its two tables of results."""
+    """(dataset, task, model, method, metric, measure) -> the paper's figure, from its two tables of results."""
     path = resources.files("experiments.grid") / "paper.csv"
     with path.open(encoding="utf-8") as file:
         frame = pd.read_csv(file)
     return {
-        (row["dataset"], row["task"], row["model"], row["policy"], row["metric"], measure): row[column]
+        (row["dataset"], row["task"], row["model"], row["method"], row["metric"], measure): row[column]
         for row in frame.to_dict("records")
         for column, measure in PAPER_MEASURES.items()
     }
 
 
 def _markdown(setting: Setting, found: pd.DataFrame, compared: pd.DataFrame) -> str:
-    """A setting's scores by each metric and kind of target, and the differences between its policies."""
+    """A setting's scores by each metric and kind of target, and the differences between its methods."""
     parts = [f"## {', '.join(setting)}\n"]
     for metric, against in product(dict.fromkeys(found["metric"]), AGAINST):
         of = found[(found["metric"] == metric) & (found["against"] == against)]
@@ -172,24 +172,24 @@ def _markdown(setting: Setting, found: pd.DataFrame, compared: pd.DataFrame) -> 
             continue
         measures = [name for name in (*MEASURES, FORMAT) if name in set(of["measure"])]
         rows = []
-        for policy in dict.fromkeys(of["policy"]):
-            lines = of[of["policy"] == policy].set_index("measure")
-            cells = [_level(lines.loc[name], name) if name in lines.index else "-" for name in measures]
-            rows.append([policy, str(lines["seeds"].max()), *cells])
-        parts.append(f"{metric}, against the {against}:\n\n{markdown.table(['policy', 'seeds', *measures], rows)}\n")
+        for method in dict.fromkeys(of["method"]):
+            lines = of[of["method"] == method].set_index("measure")
+            texts = [_level(lines.loc[name], name) if name in lines.index else "-" for name in measures]
+            rows.append([method, str(lines["seeds"].max()), *texts])
+        parts.append(f"{metric}, against the {against}:\n\n{markdown.table(['method', 'seeds', *measures], rows)}\n")
     if not compared.empty:
         parts.append("Differences, paired by seed and question; bold where the 95 % interval excludes 0.\n")
         rows = []
-        for keys, of in compared.groupby(["metric", "against", "policy", "less"], sort=False):
+        for keys, of in compared.groupby(["metric", "against", "method", "less"], sort=False):
             lines = of.set_index("measure")
-            cells = [
+            texts = [
                 interval(
                     Interval(*lines.loc[name, ["value", "low", "high"]]), decimals=DECIMALS.get(name, OTHER_DECIMALS)
                 )
                 for name in MEASURES
             ]
-            metric, against, policy, less = map(str, keys)
-            rows.append([f"{policy} - {less}", metric, against, *cells])
+            metric, against, method, less = map(str, keys)
+            rows.append([f"{method} - {less}", metric, against, *texts])
         parts.append(markdown.table(["difference", "metric", "against", *MEASURES], rows) + "\n")
     return "\n".join(parts)
 
@@ -208,7 +208,7 @@ def _level(line: pd.Series, measure: str) -> str:
 def _latex(setting: Setting, found: pd.DataFrame) -> str:
     """A setting in the layout of the paper's tables: FI, Avg AS and Min AS by each metric, and the format score."""
     of = found[found["against"] == PREDICTIONS]
-    wide = of.pivot_table(index="policy", columns=["measure", "metric"], values="value", sort=False)
+    wide = of.pivot_table(index="method", columns=["measure", "metric"], values="value", sort=False)
     columns = [(name, metric) for name in ("FI", "Avg AS", "Min AS") for metric in dict.fromkeys(of["metric"])]
     if FORMAT in wide:
         columns.append((FORMAT, of["metric"].iloc[0]))

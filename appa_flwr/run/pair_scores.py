@@ -16,23 +16,23 @@ import pyarrow as pa
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.files import SCORES_FILE
+from appa_flwr.run.run_files import SCORES_FILE
 
-COLUMNS = ("policy", "metric", "against", "group", "question", "reward")
+COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 PREDICTIONS, SURVEY = "predictions", "survey"
-"""What answers are compared with: PluralLLM's targets, or the groups' own answers."""
+"""Targets that answers are compared with: PluralLLM's targets, or the groups' own answers."""
 
 FloatArray = npt.NDArray[np.float64]
 
 
-def cells(
-    policy: str, metric: str, against: str, reward_GQ: FloatArray, *, groups: Sequence[str], questions: Sequence[str]
+def as_rows(
+    method: str, metric: str, against: str, reward_GQ: FloatArray, *, groups: Sequence[str], questions: Sequence[str]
 ) -> pd.DataFrame:
     """Rewards (G, Q) as rows, one for each that is not NaN."""
     group_J, question_J = np.nonzero(~np.isnan(reward_GQ))
     return pd.DataFrame(
         {
-            "policy": policy,
+            "method": method,
             "metric": metric,
             "against": against,
             "group": np.asarray(groups, dtype=object)[group_J],
@@ -43,14 +43,14 @@ def cells(
 
 
 def put(folder: Path, found: pd.DataFrame) -> None:
-    """Add rows to the file, in place of those it has of the same policies.
+    """Add rows to the file, in place of those it has of the same methods.
 
     Raises:
         UserError: it cannot be read or written; what was there before is intact.
     """
     earlier = read(folder)
     if earlier is not None:
-        found = pd.concat([earlier[~earlier["policy"].isin(found["policy"].unique())], found], ignore_index=True)
+        found = pd.concat([earlier[~earlier["method"].isin(found["method"].unique())], found], ignore_index=True)
     data = io.BytesIO()
     found.to_parquet(data, index=False)
     replace_file(folder / SCORES_FILE, data.getvalue())
@@ -74,9 +74,9 @@ def read(folder: Path) -> pd.DataFrame | None:
     return found
 
 
-def table(found: pd.DataFrame, policy: str, *, metric: str, against: str) -> pd.DataFrame:
-    """A policy's rewards, a row a group and a column a question; empty where it has none."""
-    of = found[(found["policy"] == policy) & (found["metric"] == metric) & (found["against"] == against)]
+def table(found: pd.DataFrame, method: str, *, metric: str, against: str) -> pd.DataFrame:
+    """A method's rewards, a row a group and a column a question; empty where it has none."""
+    of = found[(found["method"] == method) & (found["metric"] == metric) & (found["against"] == against)]
     return of.pivot(index="group", columns="question", values="reward")
 
 

@@ -1,4 +1,4 @@
-"""What the other groups answered on average, from sums over groups: a score to compare a predictor with.
+"""The mean of the other groups, from sums over groups: a score to compare a predictor with.
 
 A question that fewer than `min_groups` groups answered has no mean.
 
@@ -18,7 +18,7 @@ from pluralllm.data import FloatArray, GroupData, IntArray, OptionEmbedding
 MIN_GROUPS = 3
 
 
-def population_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> tuple[FloatArray, IntArray]:
+def group_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> tuple[FloatArray, IntArray]:
     """Add up the groups' answers question by question.
 
     Held-out answers must not be among them. A node sends these sums for its groups, the server adds the nodes' sums.
@@ -40,8 +40,8 @@ def mean_from_sums(
     """Mean answer of the others to each question.
 
     Args:
-        sum_QK: (Q, K) from `population_sums`.
-        count_Q: (Q,) from `population_sums`.
+        sum_QK: (Q, K) from `group_sums`.
+        count_Q: (Q,) from `group_sums`.
         own: the answers of a group whose share is within the sums and must not be; None for a group that is not.
         min_groups: groups that must have answered a question for it to have a mean, the own counted; >= 1.
 

@@ -7,7 +7,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.population import mean_from_sums, population_sums
+from pluralllm.group_mean import group_sums, mean_from_sums
 
 TABLE = OptionEmbedding(("a", "b", "c"), np.zeros((3, 2, 5), np.float32), np.ones((3, 2), np.bool_))
 
@@ -22,16 +22,16 @@ HERE, THERE, AWAY = group("Here", a=1.0, b=0.25), group("There", a=0.5, b=0.75),
 
 
 def test_sums_by_hand_and_of_nodes() -> None:
-    total, count = population_sums([HERE, THERE, AWAY], TABLE)
+    total, count = group_sums([HERE, THERE, AWAY], TABLE)
     np.testing.assert_allclose(total, [[1.5, 1.5], [1.0, 1.0], [0.0, 0.0]])
     assert count.tolist() == [3, 2, 0]
-    first, second = population_sums([HERE], TABLE), population_sums([THERE, AWAY], TABLE)
+    first, second = group_sums([HERE], TABLE), group_sums([THERE, AWAY], TABLE)
     np.testing.assert_allclose(first[0] + second[0], total)
     assert (first[1] + second[1]).tolist() == count.tolist()
 
 
 def test_the_own_share_is_removed_and_answers_of_few_groups_have_no_mean() -> None:
-    sums = population_sums([HERE, THERE, AWAY], TABLE)
+    sums = group_sums([HERE, THERE, AWAY], TABLE)
     for few in (1, 2):
         expected = [[0.25, 0.75], [0.75, 0.25], [0, 0]]
         np.testing.assert_allclose(mean_from_sums(*sums, own=HERE, min_groups=few), expected)
@@ -45,12 +45,12 @@ def test_the_own_share_is_removed_and_answers_of_few_groups_have_no_mean() -> No
 
 def test_nothing_is_left_of_a_share_that_stood_alone() -> None:
     third = group("Here", a=1 / 3)
-    total, count = population_sums([third], TABLE)
+    total, count = group_sums([third], TABLE)
     assert not mean_from_sums(total + 1e-9, count, own=third, min_groups=1).any()
 
 
 def test_what_cannot_be_is_named() -> None:
     with pytest.raises(UserError, match="group 'Here'"):
-        mean_from_sums(*population_sums([AWAY], TABLE), own=HERE)
+        mean_from_sums(*group_sums([AWAY], TABLE), own=HERE)
     with pytest.raises(UserError, match="minimum number of groups is 0"):
-        mean_from_sums(*population_sums([THERE], TABLE), min_groups=0)
+        mean_from_sums(*group_sums([THERE], TABLE), min_groups=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.scores import alignment_scores, skill_score
+from appa_flwr.analysis.alignment import alignment_scores, skill_score
 
 
 def test_dense_rewards_by_hand():

@@ -1,4 +1,4 @@
-"""Alignment scores: what the tables of results show for one policy under one metric.
+"""Alignment scores: what the tables of results show for one method under one metric.
 
 Legend: G groups, Q questions, R questions whose answer could be read.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.fairness import FloatArray, fairness_of_cells
+from appa_flwr.analysis.fairness import FloatArray, sparse_fairness_index
 from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
 
 GROUPS_TO_COMPARE = 2
@@ -20,7 +20,7 @@ GROUPS_TO_COMPARE = 2
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One policy's result under one metric, in [0, 1].
+    """One method's result under one metric, in [0, 1].
 
     Attributes:
         per_group_G: NaN for a group without a single reward.
@@ -56,13 +56,15 @@ def alignment_scores(
     Raises:
         ValueError: not (G, Q), infinite, or not a single reward.
     """
-    fairness_of = functools.partial(fairness_of_cells, min_groups=GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov)
+    fairness_of = functools.partial(
+        sparse_fairness_index, min_groups=GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov
+    )
     reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
     fairness = fairness_of(reward_GQ)
     read_GR = reward_GQ if readable_Q is None else reward_GQ[:, np.asarray(readable_Q, dtype=bool)]
     present_GQ = ~np.isnan(reward_GQ)
     if not present_GQ.any():
-        raise ValueError("there is no reward to average: every cell is NaN")
+        raise ValueError("there is no reward to average: every (group, question) pair is NaN")
     has_any_G = present_GQ.any(axis=1)
     per_group_G = np.full(reward_GQ.shape[0], np.nan)
     per_group_G[has_any_G] = reward_GQ[has_any_G].mean(axis=1, where=present_GQ[has_any_G])

@@ -6,24 +6,24 @@ import pytest
 from huggingface_hub import ModelCard
 
 from appa_flwr.config import Config
-from appa_flwr.run.records import Scores, SummaryRow
-from server_app.models.card import model_card
+from appa_flwr.run.records import ScoreRecord, SummaryRow
+from server_app.models.model_card import model_card
 
 ROWS = [
     SummaryRow(
-        policy=policy,
+        method=method,
         metric=metric,
         avg_as=avg,
         min_as=avg - 0.01,
         fi=0.998,
-        fi_readable=None if policy == "uniform" else 0.876,
+        fi_readable=None if method == "uniform" else 0.876,
         skill=100 * (1 - (1 - avg) / (1 - 0.821)),
-        readable=0.4 if policy == "base" else 1.0,
+        readable=0.4 if method == "base" else 1.0,
         per_group={},
         format_score=score,
-        survey=Scores(fi=0.876, avg_as=avg - 0.1, min_as=avg - 0.2, per_group={}),
+        survey=ScoreRecord(fi=0.876, avg_as=avg - 0.1, min_as=avg - 0.2, per_group={}),
     )
-    for policy, metric, avg, score in (
+    for method, metric, avg, score in (
         ("ppo", "js", 0.9126, 0.97),
         ("base", "js", 0.049, 0.117),
         ("uniform", "js", 0.821, None),

@@ -1,4 +1,4 @@
-"""What a run says of its preference predictor, in rows and sentences for the page and the terminal."""
+"""A run's findings on its preference predictor, in rows and sentences for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CONTEXT_TITLE = "PluralLLM's JS by number of context answers"
 DECIMALS = 3
 
 
-class Row(NamedTuple):
-    """One line of the table: a part such as "seen / held-out", a predictor, a number a measure, and answers scored."""
+class PredictorRow(NamedTuple):
+    """One line of the table: a part such as "seen / held-out", a predictor, its scores, the number of answers."""
 
     part: str
     predictor: str
     scores: tuple[float, ...]
-    cells: float
+    num_answers: float
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,29 @@ class ContextCurve:
     Attributes:
         part: such as "seen / held-out".
         js: number of context answers, ascending -> JS.
-        cells: the fewest and the most answers scored at a size.
+        num_answers: the fewest and the most answers scored at a size.
         levels: what does not depend on the size: predictor, one of `BASELINES` -> JS on the same part.
         fewer: answers to which the mean of the other groups is known, and all answers; None where these are the same.
     """
 
     part: str
     js: Mapping[int, float]
-    cells: tuple[float, float]
+    num_answers: tuple[float, float]
     levels: Mapping[str, float]
     fewer: tuple[float, float] | None
 
     @property
     def answers(self) -> str:
         """Number of answers scored, as a range where it depends on the size."""
-        return " to ".join(f"{count:.0f}" for count in dict.fromkeys(self.cells))
+        return " to ".join(f"{count:.0f}" for count in dict.fromkeys(self.num_answers))
 
 
-def rows(found: Card) -> list[Row]:
+def rows(found: Card) -> list[PredictorRow]:
     """The score table, a block of rows a part."""
     return [
-        Row(_part(part), PREDICTORS.get(name, name), tuple(score[measure] for measure in MEASURES), score["cells"])
+        PredictorRow(
+            _part(part), PREDICTORS.get(name, name), tuple(score[measure] for measure in MEASURES), score["answers"]
+        )
         for part, predictors in found.scores.items()
         for name, score in _ordered(predictors).items()
     ]
@@ -89,17 +91,17 @@ def table(found: Card) -> Table:
         shown.add_section()
         for number, row in enumerate(block):
             scores = (f"{value:.{DECIMALS}f}" for value in row.scores)
-            shown.add_row("" if number else part, row.predictor, *scores, f"{row.cells:.0f}")
+            shown.add_row("" if number else part, row.predictor, *scores, f"{row.num_answers:.0f}")
     return shown
 
 
 def note(found: Card) -> str:
-    """What the table holds, and how the mean of the other groups came about or why it is not there."""
-    sums = found.population
+    """Caption of the table, and the origin of the mean of the other groups or the reason it is missing."""
+    sums = found.group_sums
     if not any("mean-of-others" in predictors for predictors in found.scores.values()):
         others = (
-            "The mean of the other groups is not shown: it was not asked for (key sums.mean-of-others), too few groups "
-            "answered the same questions (key sums.min-groups), or they are deployed, and send no answers."
+            "The mean of the other groups is not shown: too few groups answered the same questions, or they are "
+            "deployed and send no answers."
         )
     else:
         others = (
@@ -131,11 +133,11 @@ def context_curves(found: Card) -> list[ContextCurve]:
     curves = []
     for part, sizes in found.by_context.items():
         if sizes:
-            cells = [score["cells"] for score in sizes.values()]
+            num_answers = [score["answers"] for score in sizes.values()]
             others = found.scores.get(part, {})
             js = {size: sizes[size]["js"] for size in sorted(sizes)}
             levels = {name: others[name]["js"] for name in BASELINES if name in others}
-            curves.append(ContextCurve(_part(part), js, (min(cells), max(cells)), levels, _fewer(others)))
+            curves.append(ContextCurve(_part(part), js, (min(num_answers), max(num_answers)), levels, _fewer(others)))
     return curves
 
 
@@ -154,8 +156,8 @@ def by_context(found: Card) -> Table | None:
     """PluralLLM's JS by number of context answers for a terminal; None where it was not measured."""
     head, body = context_rows(context_curves(found))
     shown = Table(*head, title=CONTEXT_TITLE, title_justify="left")
-    for cells in body:
-        shown.add_row(*cells)
+    for texts in body:
+        shown.add_row(*texts)
     return shown if body else None
 
 
@@ -218,7 +220,7 @@ def _fewer(predictors: Mapping[str, Mapping[str, float]]) -> tuple[float, float]
     """Answers to which the mean of the other groups is known, and all answers; None where these are the same."""
     if not {"pluralllm", "pluralllm-shared"} <= predictors.keys():
         return None
-    shared, everything = predictors["pluralllm-shared"]["cells"], predictors["pluralllm"]["cells"]
+    shared, everything = predictors["pluralllm-shared"]["answers"], predictors["pluralllm"]["answers"]
     return None if shared == everything else (shared, everything)
 
 

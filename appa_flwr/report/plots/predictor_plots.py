@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from appa_flwr.report import predictor
+from appa_flwr.report import accuracy
+from appa_flwr.report.accuracy import ContextCurve, GroupScores
 from appa_flwr.report.plots import style
-from appa_flwr.report.predictor import ContextCurve, GroupScores
 from appa_flwr.run.records import Round
 
 LEVEL_DASHES: Mapping[str, str] = {"mean-of-others": "-.", "nearest-question": "--", "uniform": ":"}
@@ -47,7 +47,7 @@ def loss_curve(rounds: Sequence[Round], *, chosen: int) -> Figure:
 @style.picture
 def predictor_by_context(curves: Sequence[ContextCurve]) -> Figure:
     """The predictor's score against the number of context answers, next to the trivial baselines; a panel a curve."""
-    styles = dict(zip(predictor.PREDICTORS, style.OTHER_STYLES, strict=True))
+    styles = dict(zip(accuracy.PREDICTORS, style.OTHER_STYLES, strict=True))
     columns = min(CONTEXT_COLUMNS, len(curves))
     figure = style.figure(1.0 + 3.6 * -(-len(curves) // columns))
     grid = figure.subplots(-(-len(curves) // columns), columns, sharex=True, sharey=True, squeeze=False)
@@ -73,7 +73,7 @@ def predictor_by_context(curves: Sequence[ContextCurve]) -> Figure:
         axes.tick_params(labelbottom=True)
     figure.supylabel("JS against the groups' own answers (0 to 1)", fontsize=10)
     figure.suptitle("PluralLLM by context size; higher is better")
-    names = {name: shown for name, shown in predictor.PREDICTORS.items() if name in handles}
+    names = {name: shown for name, shown in accuracy.PREDICTORS.items() if name in handles}
     found = [handles[name] for name in names]
     figure.legend(found, list(names.values()), loc="outside lower center", ncols=len(names))
     return figure

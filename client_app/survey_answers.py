@@ -13,7 +13,7 @@ from flwr.app import Context
 
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.owner.policy import Policy
+from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import wire
 from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import FloatArray, Question, Survey
@@ -25,32 +25,32 @@ log = logging.getLogger("appa.client")
 
 
 def deployed(node_config: Mapping[str, object]) -> bool:
-    """Whether the node is a party of its own, and not a part of a simulation."""
+    """True if the node is a party of its own, and not a part of a simulation."""
     return bool(node_config.get("group"))
 
 
-def check_allowed(config: Config, policy: Policy) -> None:
+def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
     """Refuse a run that asks for training answers themselves where the owner has not allowed it.
 
     Raises:
         Refused: `sft.target` is "mean", or `pluralllm.reward-target` is another than "predicted".
     """
-    if config.sft.target == "mean" and not policy.mean:
+    if config.sft.target == "mean" and not owner_policy.mean:
         raise Refused(wire.MEAN_REFUSED)
-    if config.pluralllm.reward_target != "predicted" and not policy.own_answers:
+    if config.pluralllm.reward_target != "predicted" and not owner_policy.own_answers:
         raise Refused(wire.OWN_ANSWERS_REFUSED)
 
 
-def check_training(config: Config, policy: Policy) -> None:
+def check_training(config: Config, owner_policy: OwnerPolicy) -> None:
     """Refuse to train PluralLLM as the owner has not allowed it.
 
     Raises:
         Refused: at all, by plain SGD, or by so few steps that what changes is a sum of single answers.
     """
-    if not policy.training:
+    if not owner_policy.training:
         raise Refused(wire.TRAINING_REFUSED)
     sgd = config.pluralllm.local_optimizer == "sgd"
-    if (sgd and not policy.sgd) or config.pluralllm.local_steps < policy.least_steps:
+    if (sgd and not owner_policy.sgd) or config.pluralllm.local_steps < owner_policy.least_steps:
         raise Refused(wire.WEAK_TRAINING)
 
 
@@ -96,9 +96,9 @@ def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[
         everyone = _generated(config).answers
         known = f"not in the generated survey, which has {', '.join(everyone)}"
         return {group: everyone.get(group) or UserError(f"group '{group}' is {known}") for group in groups}
-    policy = read.Policy(config.data.refusals, config.data.min_respondents, config.data.min_questions)
+    answer_filter = read.AnswerFilter(config.data.refusals, config.data.min_respondents, config.data.min_questions)
     try:
-        return read.read_groups(path, groups, policy=policy, strict=config.data.strict)
+        return read.read_groups(path, groups, answer_filter=answer_filter, strict=config.data.strict)
     except ModuleNotFoundError as missing:
         raise UserError(
             f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "

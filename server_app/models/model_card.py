@@ -45,7 +45,7 @@ def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | N
             metric_value=round(value, SCORE_DECIMALS),
         )
         for row in rows
-        if row.policy == "ppo"
+        if row.method == "ppo"
         for target, scores in (("predictions", row), ("survey answers", row.survey))
         if scores is not None
         for name, value in (("Avg AS", scores.avg_as), ("Min AS", scores.min_as), ("FI", scores.fi))
@@ -67,7 +67,7 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
     )
     scores = [
         [
-            row.policy + (" (mostly unreadable)" if row.mostly_unreadable else ""),
+            row.method + (" (mostly unreadable)" if row.mostly_unreadable else ""),
             f"{row.avg_as:.3f}",
             f"{row.min_as:.3f}",
             "-" if row.skill is None else f"{row.skill:z.1f}",
@@ -95,7 +95,7 @@ Metric `{config.reward_metric}` against each group's predicted answers; `uniform
 ceilings are the best that any single answer for all groups could reach. Skill is 100 for a perfect answer and 0 for one
 as good as `uniform`. FI of answers that cannot be read is 1, so it is given over the readable ones too.
 
-{markdown.table(["policy", "Avg AS", "Min AS", "skill", "FI", "FI (readable)", "format"], scores)}
+{markdown.table(["method", "Avg AS", "Min AS", "skill", "FI", "FI (readable)", "format"], scores)}
 
 ## Loading
 

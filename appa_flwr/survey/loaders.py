@@ -1,4 +1,4 @@
-"""What `survey` may name, told apart and turned into one table: a file, a folder of OpinionQA, the hub's data set."""
+"""Sources that `survey` may name, each turned into one table: a file, a folder of OpinionQA, the hub's data set."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from appa_flwr.config import HUB_SURVEY
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey import globalqa, opinionqa
-from appa_flwr.survey.tables import Table, read_table
+from appa_flwr.survey.tables import SurveyTable, read_table
 
 
-def open_source(source: str | os.PathLike[str]) -> Table:
+def open_source(source: str | os.PathLike[str]) -> SurveyTable:
     """The rows of a survey, one per question and group.
 
     Args:

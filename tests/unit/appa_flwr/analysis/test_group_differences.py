@@ -1,0 +1,272 @@
+"""Differences between groups: what predictions hold of them and what they leave a rule to win, by hand.
+
+By Wasserstein the best answer for the average is the median group's, and a group's score on a question of two options
+is 1 less the difference of shares.
+
+Axis letters: G groups, Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from appa_flwr.analysis.group_differences import (
+    deviations,
+    diagnose,
+    group_differences,
+    plain_means,
+    rollout_agreement,
+    rules,
+)
+from appa_flwr.config import Config
+from appa_flwr.survey.types import Question, Survey
+
+NOTHING = math.nan
+TOLERANCE = 1e-4  # ceilings are searched for
+RULES = rules(Config.load({}).appa)
+
+
+def of_first_options(*shares_QG: tuple[float, ...]) -> np.ndarray:
+    """Shares (G, Q, 2) of questions with two options, from those of the first one."""
+    first_GQ = np.array(shares_QG).T
+    return np.stack([first_GQ, 1.0 - first_GQ], axis=2)
+
+
+def compared(prediction_GQK, truth_GQK, option_QK=None) -> tuple[float, ...]:
+    option_QK = np.ones(truth_GQK.shape[1:], dtype=bool) if option_QK is None else option_QK
+    return tuple(vars(deviations(prediction_GQK, truth_GQK, option_QK)).values())
+
+
+def about(*numbers: float) -> tuple[object, ...]:
+    """In the order r, r2, order, spread, size."""
+    return tuple(pytest.approx(number, abs=1e-9, nan_ok=True) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "true", "expected"),
+    [
+        # deviations +.1 and -.1 where +.2 and -.2 are right: half of each is missed, a quarter of its square
+        ((0.7, 0.5), (0.8, 0.4), (1.0, 0.75, 1.0, 0.5, 0.2)),
+        # -.1 and +.1: missed by .3, 1 - .09 / .04
+        ((0.5, 0.7), (0.8, 0.4), (-1.0, -1.25, 0.0, 0.5, 0.2)),
+        # true .4, 0, -.4, predicted .1, .1, -.2; r = .12 / sqrt(.32 x .06); R2 = 1 - (.09 + .01 + .04) / .32; of the
+        # pairs the first is a tie
+        ((0.6, 0.6, 0.3), (0.9, 0.5, 0.1), (0.75**0.5, 0.5625, 2.5 / 3, 0.1875**0.5, (0.32 / 3) ** 0.5)),
+    ],
+)
+def test_numbers_worked_by_hand(predicted, true, expected):
+    assert compared(of_first_options(predicted), of_first_options(true)) == about(*expected)
+
+
+def test_of_two_groups_only_clear_differences_must_be_told():
+    # the second and the third are more than .05 from the first, not from each other; the third alone is told rightly
+    found = deviations(of_first_options((0.5, 0.4, 0.7)), of_first_options((0.50, 0.56, 0.60)), np.ones((1, 2), bool))
+    assert found.order == 0.5
+    # and where none is clear, there is nothing to tell
+    assert math.isnan(compared(of_first_options((0.6, 0.4)), of_first_options((0.52, 0.48)))[2])
+
+
+@pytest.fixture
+def world() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictions and answers of 5 groups to 12 questions of two to four options, and which options are real."""
+    rng = np.random.default_rng(3)
+    option_QK = np.arange(4) < rng.integers(2, 5, size=(12, 1))
+    both = []
+    for _ in range(2):
+        share_GQK = rng.random((5, 12, 4)) * option_QK
+        both.append(share_GQK / share_GQK.sum(2, keepdims=True))
+    return *both, option_QK
+
+
+def test_a_perfect_prediction_agrees_in_everything(world):
+    _, truth_GQK, option_QK = world
+    found = deviations(truth_GQK, truth_GQK, option_QK)
+    assert (found.r, found.r2, found.order, found.spread) == about(1.0, 1.0, 1.0, 1.0)
+
+
+def test_the_same_prediction_for_all_groups_says_nothing_of_differences(world):
+    prediction_GQK, truth_GQK, option_QK = world
+    for same_QK in (prediction_GQK[0], truth_GQK.mean(0)):
+        found = deviations(np.broadcast_to(same_QK, truth_GQK.shape), truth_GQK, option_QK)
+        assert (found.r, found.r2, found.order, found.spread) == about(0.0, 0.0, 0.5, 0.0)
+
+
+def test_what_all_groups_have_in_common_changes_nothing(world):
+    prediction_GQK, truth_GQK, option_QK = world
+    shift_QK = np.random.default_rng(4).normal(size=option_QK.shape)
+    plain = compared(prediction_GQK, truth_GQK, option_QK)
+    assert compared(prediction_GQK + shift_QK, truth_GQK, option_QK) == about(*plain)
+    assert compared(prediction_GQK, truth_GQK + shift_QK, option_QK) == about(*plain)
+    # neither does padding, whatever stands there
+    wild_GQK = np.where(option_QK, prediction_GQK, 99.0)
+    assert compared(wild_GQK, np.where(option_QK, truth_GQK, NOTHING), option_QK) == plain
+
+
+def test_flatter_predictions_correlate_the_same_and_are_told_by_their_spread(world):
+    prediction_GQK, truth_GQK, option_QK = world
+    plain = deviations(prediction_GQK, truth_GQK, option_QK)
+    half = deviations(0.5 * prediction_GQK, truth_GQK, option_QK)
+    assert (half.r, half.order, half.spread) == about(plain.r, plain.order, 0.5 * plain.spread)
+    # the best guess is as flat as it correlates, and then R2 is the square of the correlation
+    best = deviations(plain.r / plain.spread * prediction_GQK, truth_GQK, option_QK)
+    assert best.r2 == pytest.approx(plain.r**2)
+    assert best.spread == pytest.approx(abs(plain.r))
+
+
+def test_an_answer_that_is_not_there_counts_neither_for_its_group_nor_in_the_mean(world):
+    prediction_GQK, truth_GQK, option_QK = world
+    asked = truth_GQK.copy()
+    asked[3] = NOTHING  # a group without answers
+    asked[1:, 5] = NOTHING  # a question of one group alone
+    without = np.delete(np.delete(truth_GQK, 3, axis=0), 5, axis=1)
+    expected = compared(
+        np.delete(np.delete(prediction_GQK, 3, axis=0), 5, axis=1), without, np.delete(option_QK, 5, axis=0)
+    )
+    assert compared(prediction_GQK, asked, option_QK) == about(*expected)
+    assert compared(prediction_GQK, truth_GQK, option_QK) != about(*expected)
+
+
+def test_a_question_of_one_option_divides_nobody():
+    two = of_first_options((0.6, 0.6, 0.3)), of_first_options((0.9, 0.5, 0.1))
+    more = [np.concatenate([value, [[[1.0, 0.0]]] * 3], axis=1) for value in two]
+    assert compared(*more, np.array([[True, True], [True, False]])) == compared(*two)
+
+
+def test_where_nobody_else_has_answered_nothing_can_be_said():
+    alone_GQK = of_first_options((0.6, NOTHING, NOTHING))
+    assert compared(np.nan_to_num(alone_GQK), alone_GQK) == about(*[NOTHING] * 5)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])  # a mean of three times 0.1 is not 0.1 to the last bit
+def test_groups_that_all_answer_the_same_have_no_differences_to_hold(share):
+    found = compared(of_first_options((0.6, 0.5, 0.4)), of_first_options((share,) * 3))
+    assert found == about(NOTHING, NOTHING, NOTHING, NOTHING, 0.0)
+
+
+def of_two_options(*first_GQ: tuple[float, ...]) -> np.ndarray:
+    share_GQ = np.array(first_GQ)
+    return np.stack([share_GQ, 1.0 - share_GQ], axis=2)
+
+
+def differences(target_GQK, metric="wasserstein"):
+    return group_differences(target_GQK, np.ones(target_GQK.shape[1:], dtype=bool), metric=metric)
+
+
+@pytest.mark.parametrize("metric", ["js", "wasserstein", "cosine"])
+def test_among_groups_that_agree_no_rule_can_win_anything(metric):
+    same = differences(of_two_options(*[(0.9, 0.3, 0.55)] * 4), metric)
+    assert same.gap == pytest.approx(0.0, abs=TOLERANCE)
+    assert (same.min_of_average, same.fairness) == pytest.approx((1.0, 1.0), abs=TOLERANCE)
+    assert same.size == pytest.approx(0.0, abs=1e-12)
+    said = same.sentence(threshold=0.99)
+    assert "no rule can do better than the mean here" in said
+    assert "over the threshold 0.99" in said
+
+
+def test_two_opposed_clusters_of_unequal_size_in_numbers():
+    # The average is best at the majority's .9: scores 1, 1, 1 and .2, mean .8, deviation sqrt(.12), index
+    # 1 / (1 + .12 / .64). The worst group is best off halfway, where all have .6.
+    opposed = differences(of_two_options((0.9,), (0.9,), (0.9,), (0.1,)))
+    assert opposed.min_of_average == pytest.approx(0.2, abs=TOLERANCE)
+    assert opposed.min_of_fairest == pytest.approx(0.6, abs=TOLERANCE)
+    assert opposed.gap == pytest.approx(0.4, abs=TOLERANCE)
+    assert opposed.fairness == pytest.approx(0.64 / 0.76, abs=TOLERANCE)
+    assert opposed.size == pytest.approx(0.12**0.5)  # .2, .2, .2 and -.6 from the mean .7
+    said = opposed.sentence(threshold=0.99)
+    for part in ("differ by 0.346", "worst group at 0.200", "best for it at 0.600: rules can differ", "0.8421, under"):
+        assert part in said
+    assert "0.8421, over the threshold 0.8" in opposed.sentence(threshold=0.8)
+
+
+@pytest.mark.parametrize("metric", ["js", "wasserstein", "cosine"])
+def test_opposed_clusters_leave_something_to_win_by_every_metric(metric):
+    opposed = differences(of_two_options(*[(0.9, 0.2)] * 3, (0.1, 0.7)), metric)
+    assert opposed.min_of_fairest > opposed.min_of_average + 0.05
+    assert opposed.fairness < 0.995
+
+
+def test_a_group_counts_where_it_has_answered():
+    nothing = np.nan
+    # The minority was asked the first question only. The others have the score 1 on the second, so that at p on the
+    # first they have (.1 + p + 1) / 2 and the minority 1.1 - p: both are 11 / 15 at p = 11 / 30.
+    asked = differences(of_two_options(*[(0.9, 0.4)] * 3, (0.1, nothing), (nothing, nothing)))
+    assert asked.min_of_average == pytest.approx(0.2, abs=TOLERANCE)
+    assert asked.min_of_fairest == pytest.approx(11 / 15, abs=TOLERANCE)
+    # in the pairs of the first question .12 on average, in the three of the second nothing
+    assert asked.size == pytest.approx((0.12 * 4 / 7) ** 0.5)
+    # one index a question: .64 / .76 and 1, weighted alike
+    assert asked.fairness == pytest.approx((0.64 / 0.76 + 1.0) / 2, abs=TOLERANCE)
+
+
+def survey_of(*answers, options=2):
+    """A survey with these answers, a list of distributions (or None) for each group."""
+    count = len(answers[0])
+    names = tuple("abc"[:options])
+    questions = tuple(Question(f"q{n}", f"What of {n}?", names) for n in range(count))
+    given = {
+        f"group {g}": {f"q{n}": np.array(shares) for n, shares in enumerate(mine) if shares is not None}
+        for g, mine in enumerate(answers)
+    }
+    return Survey(questions, given)
+
+
+def said(survey, **changes):
+    found = diagnose(survey, metric="js", rules=RULES | changes)
+    return found, " ".join(found.sentences(threshold=0.99))
+
+
+def test_groups_that_agree_leave_no_rule_anything_to_win():
+    alike = [[0.3, 0.7], [0.6, 0.4]] * 10
+    found, text = said(survey_of(alike, alike, alike))
+    assert found.differences.gap == pytest.approx(0, abs=1e-6)
+    assert found.agreement == pytest.approx(dict.fromkeys(found.agreement, 1.0))
+    assert "WARNING: no rule can gain more than 0.01" in text
+    assert "over the threshold 0.99, so rule appa as printed takes the plain mean" in text
+    assert "in effect the plain mean on these groups: min, appa, mix, group-dro, nash, worst, appa-open." in text
+    assert "one group alone" not in text
+
+
+def test_a_minority_that_wants_the_opposite_is_worth_a_rule():
+    many, few = [[0.9, 0.1]] * 20, [[0.1, 0.9]] * 20
+    found, text = said(survey_of(many, many, many, few))
+    # the mean of the groups serves the majority, the fairest answer lies in the middle
+    assert found.differences.gap > 0.1
+    assert "WARNING: no rule" not in text
+    assert "under the threshold" in text
+    assert found.agreement["average"] == pytest.approx(1.0)
+    assert found.agreement["worst"] < 0  # what pleases the minority displeases the others
+    assert found.agreement["group-dro"] < 0.5
+    assert found.agreement["appa"] < 0.5
+
+
+def test_sparse_surveys_are_counted_and_groups_without_an_answer_tell_nothing_apart():
+    one, other = [[0.9, 0.1]] * 10, [[0.2, 0.8]] * 10
+    found, text = said(survey_of([*one, *[None] * 20], [*other, *one, *other]))
+    assert (found.questions, found.compared, found.common) == (30, 10, 10)
+    assert "Of 30 questions, 10 were answered by two groups or more and 10 by all." in text
+    assert "most questions were answered by one group alone" in text
+    whole, _ = said(survey_of(one, other))
+    assert found.differences == whole.differences
+    third, _ = said(survey_of(one, other, [*one[:5], *[None] * 5]))
+    assert third.common == 5
+
+
+def test_rules_are_tried_with_the_config_s_parameters():
+    made = rules(Config.load({"appa.temperature": 0.5, "appa.worst-share": 1.0}).appa)
+    assert made["appa"].temperature == made["appa-open"].temperature == 0.5
+    assert (made["appa"].fairness_threshold, made["appa-open"].fairness_threshold) == (0.99, 1.1)
+    assert made["mix"].worst_share == 1.0
+
+
+def test_one_batch_of_rollouts_tells_which_rules_would_make_a_difference():
+    # Three groups of one mind, one that wants the opposite, one that is missing.
+    like_J = np.linspace(0.2, 0.9, 8)
+    reward_GJ = np.stack([like_J, like_J, like_J, 1.0 - like_J, np.full(8, np.nan)])
+    found = rollout_agreement(Config.load({}).appa, reward_GJ)
+    assert set(found) == set(RULES)
+    assert found["average"] == pytest.approx(1.0)
+    assert found["worst"] == pytest.approx(-1.0)  # the worst-served group alone
+    assert plain_means({"average": 1.0, "appa": 0.995, "min": 0.9, "nash": float("nan")}) == ["appa"]

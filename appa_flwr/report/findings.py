@@ -92,7 +92,8 @@ class Way:
     """Positions of the methods between base and ceiling on one measure.
 
     Attributes:
-        positions: method -> score, of those measured among base, uniform, sft, ppo and the measure's ceiling.
+        positions: method -> score, of those measured among base, uniform, the best look-up, sft, ppo and the measure's
+            ceiling.
         covered: (ppo - base) / (ceiling - base); None where the ceiling does not lie above base. 1 is the
             ceiling, negative is below base.
     """
@@ -202,6 +203,8 @@ def ways(run: RunArtifacts, *, survey: bool) -> tuple[Way, ...]:
     for measure in MEASURES:
         methods = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
         positions = _measured(run, methods, measure, survey=survey)
+        look_ups = _measured(run, LOOK_UPS, measure, survey=survey)
+        positions |= {name: value for name, value in look_ups.items() if value == max(look_ups.values())}
         if {"base", "ppo", CEILING_OF[measure]} <= positions.keys():
             base, ceiling = positions["base"], positions[CEILING_OF[measure]]
             covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from appa_flwr.report.artifacts import is_known
 from appa_flwr.report.findings import Way
 from appa_flwr.report.plots import style
+from appa_flwr.run.records import LOOK_UPS
 
 LEAST_SPIDER_GROUPS = 3
 MOST_UPRIGHT_NAMES = 12
@@ -145,7 +146,7 @@ def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
     places = spread(list(way.positions.values()), gap=gap, low=low + gap / 2, high=high - gap / 2)
     for (method, value), place in zip(way.positions.items(), places, strict=True):
         name, colour, marker, _ = style.METHOD_STYLE[method]
-        name = "Ceiling" if method == ceiling_name else name.removesuffix(" answer")
+        name = {ceiling_name: "Ceiling"}.get(method, "Look-up" if method in LOOK_UPS else name.removesuffix(" answer"))
         axes.plot(value, row, marker=marker, color=colour, markersize=9, markeredgewidth=2, zorder=4)
         axes.plot([value, place], [row + line_start, row + label_depth - 0.02], color=style.GREY, linewidth=0.8)
         axes.text(place, row + label_depth, f"{name} {value:.3f}", ha="center", va="top", fontsize=9, color=colour)

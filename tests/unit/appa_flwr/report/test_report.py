@@ -143,6 +143,10 @@ def test_way_from_base_to_ceiling(
     found = findings.ways(read_run(made.scored_run(tmp_path, **changed)), survey=False)
     assert [way.covered for way in found] == pytest.approx(covered)
     assert found[1].positions["ceiling-min"] == 0.840
+    assert [way.positions.keys() & {"option-list", "nearest-questions"} for way in found] == [
+        {"option-list"},
+        {"nearest-questions"},
+    ]
     assert says in made.page_of(tmp_path)
 
 

@@ -74,12 +74,11 @@ def catalogue(message: Message, context: Context) -> Message:
     replies, refused = [], 0
     simulated = not survey_answers.deployed(context.node_config)
     names = survey_answers.my_groups(config, context.node_config)
-    for name, mine in survey_answers.answers(config, context.node_config, names).items():
-        if isinstance(mine, UserError):
+    for name, answers in survey_answers.answers(config, context.node_config, names, public.questions).items():
+        if isinstance(answers, UserError):
             # Only this group is missing then: which groups share a node is chance and must not change a run.
-            log.error("group %s takes no part: its answers cannot be used: %s", name, mine)
+            log.error("group %s takes no part: its answers cannot be used: %s", name, answers)
             continue
-        answers = survey_answers.known_answers(config, context.node_config, mine, public.questions)
         parts = {"training": answers.keys() & training, "held-out": answers.keys() - training}
         if refused := _refusal(context, owner_policy, digest, name, parts):
             log.error("group %s takes no part: %s", name, wire.REFUSALS[refused])

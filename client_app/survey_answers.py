@@ -82,8 +82,12 @@ def all_groups(config: Config) -> tuple[str, ...]:
     )
 
 
-def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[str]) -> dict[str, Answers | UserError]:
-    """These groups' answers, and no others', from the node's own file (`data`) or the run's survey, read once.
+def answers(
+    config: Config, node_config: Mapping[str, object], groups: Sequence[str], public: tuple[Question, ...]
+) -> dict[str, Answers | UserError]:
+    """These groups' answers to the public questions, from the node's own file (`data`) or the run's survey, read once.
+
+    An answer counts if the file has the question with the same options in the same order.
 
     Returns:
         Each group's answers, or why it has none that can be used.
@@ -95,15 +99,31 @@ def answers(config: Config, node_config: Mapping[str, object], groups: Sequence[
     if path == GENERATED_SURVEY:
         everyone = _generated(config).answers
         known = f"not in the generated survey, which has {', '.join(everyone)}"
-        return {group: everyone.get(group) or UserError(f"group '{group}' is {known}") for group in groups}
-    answer_filter = read.AnswerFilter(config.data.refusals, config.data.min_respondents, config.data.min_questions)
-    try:
-        return read.read_groups(path, groups, answer_filter=answer_filter, strict=config.data.strict)
-    except ModuleNotFoundError as missing:
-        raise UserError(
-            f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "
-            f"pip install {missing.name}, or give the answers as .jsonl or .csv"
-        ) from None
+        options = {question.question_id: question.options for question in public}
+        found: dict[str, Answers | UserError] = {
+            group: everyone.get(group) or UserError(f"group '{group}' is {known}") for group in groups
+        }
+    else:
+        answer_filter = read.AnswerFilter(config.data.refusals, config.data.min_respondents, config.data.min_questions)
+        try:
+            found, options = read.read_groups(path, groups, answer_filter=answer_filter, strict=config.data.strict)
+        except ModuleNotFoundError as missing:
+            raise UserError(
+                f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "
+                f"pip install {missing.name}, or give the answers as .jsonl or .csv"
+            ) from None
+    return {
+        group: mine if isinstance(mine, UserError) else _about(public, mine, options) for group, mine in found.items()
+    }
+
+
+def _about(public: tuple[Question, ...], private: Answers, options: Mapping[str, tuple[str, ...]]) -> Answers:
+    wanted = {question.question_id: question.options for question in public}
+    kept = {key: value for key, value in private.items() if key in wanted and options[key] == wanted[key]}
+    reordered = sum(key in wanted for key in private) - len(kept)
+    if reordered:
+        log.warning("%d answers are left out: their options differ from the server's public questions", reordered)
+    return kept
 
 
 _generate = lru_cache(maxsize=2)(generate.generate)
@@ -111,24 +131,6 @@ _generate = lru_cache(maxsize=2)(generate.generate)
 
 def _generated(config: Config) -> Survey:
     return _generate(**generate.population(config.data, config.seed))
-
-
-def known_answers(
-    config: Config, node_config: Mapping[str, object], private: Answers, public: tuple[Question, ...]
-) -> Answers:
-    """Those of a group's answers whose question the catalogue has with the same options in the same order.
-
-    With `data` in the node's config, its own file says which options its answers are about.
-    """
-    path = str(node_config.get("data", ""))
-    # Without a file of its own the node read the very survey that the server read.
-    own = {q.question_id: q.options for q in read.read_questions(path, refusals=config.data.refusals)} if path else {}
-    wanted = {question.question_id: question.options for question in public}
-    kept = {key: value for key, value in private.items() if key in wanted and own.get(key, wanted[key]) == wanted[key]}
-    reordered = sum(key in wanted for key in private) - len(kept)
-    if reordered:
-        log.warning("%d answers are left out: their options differ from the server's public questions", reordered)
-    return kept
 
 
 def context_config(context: Context) -> Config:

@@ -40,12 +40,12 @@ def read_group(path, group, *, strict=False, **answer_filter):
     Raises:
         UserError: it has none that count.
     """
-    found = read.read_groups(
+    found, _ = read.read_groups(
         path, (group,), answer_filter=read.AnswerFilter(**{"refusals": "keep"} | answer_filter), strict=strict
-    )[group]
-    if isinstance(found, UserError):
-        raise found
-    return found
+    )
+    if isinstance(mine := found[group], UserError):
+        raise mine
+    return mine
 
 
 def refused(message, call, *args, **options):

@@ -138,8 +138,8 @@ def read_questions(
 
 def read_groups(
     path: PathLike, groups: Sequence[str], *, answer_filter: AnswerFilter, strict: bool = False
-) -> dict[str, Mapping[str, FloatArray] | UserError]:
-    """Several groups' answers, each alone; other groups' answers are not looked at.
+) -> tuple[dict[str, Mapping[str, FloatArray] | UserError], dict[str, tuple[str, ...]]]:
+    """Several groups' answers, each alone, and the options they are about; other groups' answers are not looked at.
 
     Args:
         path: as in `read_survey`; a file of a single group may leave the column `group` out.
@@ -149,14 +149,16 @@ def read_groups(
 
     Returns:
         Group -> question id -> distribution of shape (K,) over the options that `read_questions` gives with the same
-        refusals, in the order of the file, at least one; or the error for a group that has none or is unknown.
+        refusals, in the order of the file, at least one; or the error for a group that has none or is unknown. And
+        question id -> these options.
 
     Raises:
         UserError: the file is missing, unreadable, of another format or without a needed column.
     """
     table = _open(path, answer_filter.refusals)
     table.require(*PUBLIC_REQUIRED, PRIVATE)
-    rows = tuple(public_rows(table, {}, refusals=answer_filter.refusals))
+    entries: QuestionEntries = {}
+    rows = tuple(public_rows(table, entries, refusals=answer_filter.refusals))
     names = groups_of(table)
     found: dict[str, Mapping[str, FloatArray] | UserError] = {}
     for group in groups:
@@ -170,7 +172,7 @@ def read_groups(
             found[group] = _known(answers[name], lambda answer: answer.shares)
         except UserError as error:
             found[group] = error
-    return found
+    return found, {question_id: entry.question.options for question_id, entry in entries.items()}
 
 
 def group_names(

@@ -55,8 +55,9 @@ def embedding() -> OptionEmbedding:
 @pytest.fixture(scope="module")
 def groups(embedding) -> list[GroupData]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
-    found = []
-    for g, (name, mine) in enumerate(survey_answers.answers(CONFIG, {}, survey_answers.all_groups(CONFIG)).items()):
+    found, public = [], build_catalogue(CONFIG).questions
+    everyone = survey_answers.answers(CONFIG, {}, survey_answers.all_groups(CONFIG), public)
+    for g, (name, mine) in enumerate(everyone.items()):
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
         found.append(group_data(name, answers, embedding=embedding))
     return found

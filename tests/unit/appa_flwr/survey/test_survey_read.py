@@ -289,7 +289,10 @@ def test_several_groups_are_read_as_each_alone(jsonl):
     bad = (row("q2", "B", (9.0, 9.0, 9.0)), row("q3", "C", (0.0, 0.0, 0.0)), row("q3", ""))
     path = jsonl(row("q1", "A"), row("q1", "B", (0.1, 0.1, 0.8)), *bad, row("q2", "A"), row("q1", "Britain"))
     names = ("B", "A", "C", "Nobody", "Great Britain", "Britain")
-    found = read.read_groups(path, names, answer_filter=read.AnswerFilter("drop"))
+    found, options = read.read_groups(path, names, answer_filter=read.AnswerFilter("drop"))
+    assert options == {
+        question.question_id: question.options for question in read.read_questions(path, refusals="drop")
+    }
     assert tuple(found) == names
     for name, mine in found.items():
         if isinstance(mine, UserError):
@@ -302,6 +305,6 @@ def test_several_groups_are_read_as_each_alone(jsonl):
 
 def test_strict_ends_the_group_with_the_bad_row_and_no_other(jsonl):
     path = jsonl(row("q1", "A"), row("q2", "A", (9.0, 9.0, 9.0)), row("q3", "A"), row("q1", "B"))
-    found = read.read_groups(path, ("A", "B"), answer_filter=read.AnswerFilter("keep"), strict=True)
+    found, _ = read.read_groups(path, ("A", "B"), answer_filter=read.AnswerFilter("keep"), strict=True)
     assert "row 2" in str(found["A"])
     assert set(found["B"]) == {"q1"}

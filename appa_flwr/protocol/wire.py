@@ -278,7 +278,7 @@ def pack_distributions_asked() -> RecordDict:
 
 
 def asks_distributions(content: RecordDict) -> bool:
-    """Whether a request for votes is one for distributions."""
+    """True if a request for votes is one for distributions."""
     return _BALLOT in content and content.config_records[_BALLOT].get("kind") == DISTRIBUTION
 
 

@@ -1,1 +1,1 @@
-"""How fast and how large: our PPO engine alone and beside TRL, PluralLLM, Flower's messages, many groups."""
+"""Time and memory: our PPO engine alone and beside TRL, PluralLLM, Flower's messages, many groups."""

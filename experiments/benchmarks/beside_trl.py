@@ -122,7 +122,7 @@ KEYS: dict[str, Scalar] = {
     "sft.answer-step": 0.01,
     "sft.learning-rate": 5e-6,
 }
-"""What differs from our run config's defaults: the paper's SFT, in the number format the machine computes in."""
+"""Keys that differ from our run config's defaults: the paper's SFT, in the number format the machine computes in."""
 BATCH_KEYS: dict[str, Scalar] = {
     "policy.compute-dtype": "float32",
     "lora.dropout": 0.0,
@@ -201,10 +201,10 @@ def draw_adapter(model: PreTrainedModel, *, seed: int) -> None:
 
 
 def loss_apart(steps: pd.DataFrame) -> float:
-    """How far apart the sides' losses of one batch are.
+    """Difference of the sides' losses of one batch.
 
     Raises:
-        RuntimeError: too far.
+        RuntimeError: above the goal.
     """
     losses = steps.groupby("side")["loss"].first()
     if (apart := abs(losses[OURS] - losses[TRL])) > LOSS_GOAL:

@@ -54,7 +54,7 @@ KEYS: dict[str, Scalar] = {
     "ppo.value-learning-rate": sides.LEARNING_RATE,
     "ppo.scheduler": "linear",
 }
-"""What differs from our run config's defaults."""
+"""Keys that differ from our run config's defaults."""
 
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),

@@ -1,4 +1,4 @@
-"""What PluralLLM costs, what Flower takes for a message, how a simulation grows, and what of SFT reaches PPO.
+"""Costs of PluralLLM, of a message of Flower's and of many groups, and the part of SFT that reaches PPO.
 
     python -m experiments.benchmarks.others pluralllm
     python -m experiments.benchmarks.others floor
@@ -131,7 +131,7 @@ def hand_over_command(
     overrides: Keys = None,
     out: Out = Path("runs/hand_over"),
 ) -> None:
-    """How much of what SFT learned reaches PPO, by how its result is stored."""
+    """The part of SFT's gain that reaches PPO, by how its result is stored."""
     config, base, training, held_out = prepared(prompt_style, surveys, overrides, steps=steps)
     found = hand_over(base, config, training, held_out[:questions])
     save(out, found.reset_index(), shown(found, digits=4))
@@ -200,7 +200,7 @@ def floor(
     rounds: Annotated[int, typer.Option(help="Messages to each node that are counted.")] = 20,
     seconds: Annotated[float, typer.Option(help="What the server computes between two rounds, as PPO does.")] = 2.0,
 ) -> None:
-    """What Flower takes for a message that holds nothing: seconds of three nodes over TLS here, by its own program."""
+    """Seconds that Flower takes for a message that holds nothing: three nodes over TLS here, by its own program."""
     with tempfile.TemporaryDirectory(prefix="floor-") as folder:
         waited = pd.Series(waits(Path(folder), rounds=rounds, seconds=seconds), name="waited")
     print(shown(waited.agg(["mean", "std", "max"]).to_frame()))

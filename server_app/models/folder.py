@@ -1,6 +1,6 @@
 """From a model's name to a folder with all of it: fetched, complete, and a causal language model.
 
-What can be told without loading weights is told here, in seconds, so that it can be told before any group is asked.
+Faults that show without loading weights are found here, in seconds, before any group is asked.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Scored:
     """One method's result.
 
     Attributes:
-        rows: of summary.json, one a metric: scores against PluralLLM's targets, and under `survey` those against the
+        rows: of summary.json, one a metric: scores against predictions, and under `survey` those against the
             groups' own answers.
         pair_scores: of scores.parquet, all that the rows are means of.
         texts: the answers, as the model wrote them.

@@ -191,7 +191,7 @@ def trust(found: Card) -> list[str]:
                 if name not in ("pluralllm", "pluralllm-shared")
             )
             sentences.append(
-                f"The PluralLLM targets themselves agree with the survey answers of {groups} groups by JS "
+                f"The predictions agree with the survey answers of {groups} groups by JS "
                 f"{predictors['pluralllm']['js']:.{DECIMALS}f} on held-out questions ({others})."
             )
     return sentences

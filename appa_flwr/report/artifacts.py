@@ -95,7 +95,7 @@ class RunArtifacts:
         return next((row for row in self.summary if (row.method, row.metric) == (method, metric)), None)
 
     def scores(self, method: str, metric: str | None, *, survey: bool) -> ScoreRecord | None:
-        """That row's scores against the survey truth or PluralLLM's targets, None where there are none."""
+        """That row's scores against the survey answers or predictions, None where there are none."""
         row = self.row(method, metric)
         return row.survey if row is not None and survey else row
 

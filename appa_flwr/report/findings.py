@@ -134,7 +134,7 @@ def _measured(run: RunArtifacts, methods: Sequence[str], measure: Measure, *, su
 def gains(run: RunArtifacts, *, survey: bool) -> tuple[Gain, ...]:
     """PPO's gains on the training metric, for Avg AS and Min AS; none where PPO was not evaluated.
 
-    `survey`: against the survey truth instead of PluralLLM's targets.
+    `survey`: against the survey answers instead of predictions.
     """
     intervals = {}
     if run.pair_scores is not None:
@@ -247,7 +247,7 @@ def _group_differences(run: RunArtifacts) -> Iterator[str]:
             f"order is right in {captured.order:.0%} of the clear cases (50 % by chance), and the predicted ones are "
             f"{captured.spread:.2f} times as large (the best guess is as flat as the correlation)."
         )
-    both = {"survey's answers": found.survey, "predictions, which rewards follow": found.predicted}
+    both = {"survey answers": found.survey, "predictions, which rewards follow": found.predicted}
     for name, differences in both.items():
         if differences is not None:
             words = GroupDifferences(**differences.model_dump()).sentence(threshold=threshold)

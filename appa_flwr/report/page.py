@@ -72,7 +72,7 @@ class Table(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of numbers: a measure by a metric, against the survey truth or PluralLLM's targets."""
+    """A column of numbers: a measure by a metric, against the survey answers or predictions."""
 
     measure: str
     metric: str
@@ -136,7 +136,7 @@ def metric_name(run: RunArtifacts) -> str:
 
 def truths(run: RunArtifacts) -> list[tuple[str, bool]]:
     """(name, whether it is the survey's) of what the answers are compared with."""
-    both = [("PluralLLM targets", False), ("survey truth", True)]
+    both = [("predictions", False), ("survey answers", True)]
     return both if any(row.survey is not None for row in run.summary) else both[:1]
 
 
@@ -211,7 +211,7 @@ def all_metrics_table(run: RunArtifacts) -> Table:
         block[0].insert(0, Cell(name, tag="th", down=len(block)))
         blocks.append(block)
     names = [METRIC_NAMES.get(metric, metric) for metric in run.metrics]
-    head = _head(["Targets", "Method", "Server\nagg."], dict.fromkeys(MEASURES, names), [FORMAT])
+    head = _head(["Against", "Method", "Server\nagg."], dict.fromkeys(MEASURES, names), [FORMAT])
     return Table(head, blocks, " ".join(_notes(run)), "wide")
 
 

@@ -20,7 +20,7 @@ from appa_flwr.run.run_files import SCORES_FILE
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 PREDICTIONS, SURVEY = "predictions", "survey"
-"""Targets that answers are compared with: PluralLLM's targets, or the groups' own answers."""
+"""Targets that answers are compared with: predictions, or the groups' survey answers."""
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -129,7 +129,7 @@ class ScoreRecord(Record):
 
 
 class SummaryRow(ScoreRecord, _Evaluated):
-    """A row of summary.json: a method's scores under a metric, against PluralLLM's targets.
+    """A row of summary.json: a method's scores under a metric, against predictions.
 
     Attributes:
         format_score: mean format score in [0, 1], None for answers that no model wrote.
@@ -199,7 +199,7 @@ class Differences(Record):
     """Differences between the groups on the held-out questions, by the training metric.
 
     Attributes:
-        predicted: of PluralLLM's targets.
+        predicted: of predictions.
         survey: of the groups' survey answers; None in a deployed run, where nobody but the group sees these.
         captured: the one compared with the other; None as above.
     """

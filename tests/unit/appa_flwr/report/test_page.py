@@ -33,7 +33,7 @@ from appa_flwr.run.records import METHODS
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     page = page_of(scored_run(tmp_path))
-    # method, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey truth (each score 0.1
+    # method, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey answers (each score 0.1
     # lower), format. Skill: 100 (1 - .14 / .21), and 100 (1 - .24 / .31)
     ppo = ["0.9876", "0.8765", "0.860", "0.800", "33.3", "0.9876", "0.8765", "0.760", "0.700", "22.6", "0.950"]
     assert cells(page, "PPO") == ["PPO", "appa", *ppo]
@@ -66,7 +66,7 @@ def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path)
     assert cells(page, "SFT")[2:4] == ["0.9876", "0.8765"]
     assert "‡: most answers could not be read, so FI says nothing." in page
     assert page.count("<b>0.9876</b>") == 2  # SFT's alone is fair, against both truths
-    assert page.count("<b>0.050</b>") == 2  # both are as good, against PluralLLM's targets
+    assert page.count("<b>0.050</b>") == 2  # both are as good, against predictions
 
 
 def test_rows_that_were_not_asked_for_are_not_explained(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
         for method in ("base", "ppo")
     ]
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
-    found = cells(page, "PluralLLM targets")
+    found = cells(page, "predictions")
     # targets, method, rule, FI of 3 metrics, Avg AS by js, wasserstein, cosine, Min AS by the same, format
     assert found[1:3] == ["Base", "–"]
     assert found[6:12] == ["0.860", "0.760", "0.660", "0.750", "0.650", "0.550"]
-    second = cells(page, "survey truth")
+    second = cells(page, "survey answers")
     assert second[6:12] == ["0.760", "0.660", "0.560", "0.650", "0.550", "0.450"]
 
 
@@ -249,7 +249,7 @@ def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Pat
     page = page_of(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
     results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)
     assert (
-        "The PluralLLM targets themselves agree with the survey answers of seen groups by JS 0.930 on held-out "
+        "The predictions agree with the survey answers of seen groups by JS 0.930 on held-out "
         "questions (own nearest question 0.880, uniform answer 0.790, mean of the other groups 0.940)." in results
     )
     # what is known for fewer answers is compared on these, and PluralLLM is no baseline of itself
@@ -313,7 +313,7 @@ def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path: Path) ->
     lost = "sft, uniform, majority, option-list, nearest-questions, mean-prediction, ceiling-average, ceiling-min"
     assert f"no row for {lost}" in page
     assert "No verdict: the uniform answer was not evaluated." in page
-    assert "survey truth" not in page
+    assert "survey answers" not in page
 
 
 def test_a_group_that_never_answered_and_unmeasured_numbers_leave_gaps(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_the_report_says_what_of_the_groups_differences_is_captured_and_whether_
     captured, survey, predicted = findings.differences(read_run(tmp_path))
     for part in ("correlate 0.62", "(R2 0.38;", "74% of the clear cases", "0.55 times as large"):
         assert part in captured
-    assert survey.startswith("By the survey's answers: groups differ by 0.174")
+    assert survey.startswith("By the survey answers: groups differ by 0.174")
     assert "worst group at 0.801, the best for it at 0.862: rules can differ" in survey
     assert "is 0.9812, under the threshold 0.99" in survey
     assert predicted.startswith("By the predictions, which rewards follow: groups differ by 0.061")

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "experiments.grid", str(ROOT / "experiments" / "paper.toml")]
 SMALL = ["--scale", "small", "--only", "globalqa,dpa,gemma-2-2b,appa"]
 
-pytestmark = pytest.mark.slow
+# The launcher's own tests: tests/unit/experiments/test_experiment_grid.py; a real run: test_simulation.py. Here three
+# real runs of one grid, for two minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := appa_flwr pluralllm server_app client_app experiments
-# Half of an install is compiling modules of which few are ever imported; Python compiles those by itself.
-PIP := -m pip install --quiet --no-compile --constraint constraints.txt
+PIP := -m pip install --quiet --constraint constraints.txt
 INSTALL := $(BIN)/python $(PIP)
 GROUP_VENV ?= $(VENV)
 # Of `make real`: a survey's file, and the groups of it that take part, empty = all.

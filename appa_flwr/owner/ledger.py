@@ -30,7 +30,7 @@ create table if not exists member (catalogue text not null, people text not null
 create index if not exists member_of on member (people, question);
 create table if not exists reply (catalogue text not null, kind text not null, given integer not null,
     primary key (catalogue, kind)) without rowid;
-create table if not exists course (run text primary key, catalogue text not null) without rowid;
+create table if not exists run_catalogue (run text primary key, catalogue text not null) without rowid;
 """
 
 
@@ -166,8 +166,8 @@ class Ledger:
             UserError: the file cannot be written.
         """
         with self._open() as file:
-            file.execute("insert or ignore into course values (?, ?)", (run, catalogue))
-            (had,) = file.execute("select catalogue from course where run = ?", (run,)).fetchone()
+            file.execute("insert or ignore into run_catalogue values (?, ?)", (run, catalogue))
+            (had,) = file.execute("select catalogue from run_catalogue where run = ?", (run,)).fetchone()
             return bool(had == catalogue)
 
     def count_reply(self, catalogue: str, kind: str, *, limit: int) -> bool:

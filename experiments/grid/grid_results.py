@@ -20,6 +20,7 @@ from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, read, table
+from appa_flwr.run.records import LOOK_UPS
 from appa_flwr.run.run_files import SUMMARY
 from experiments.grid import pictures
 from experiments.grid.plan import Grid, Trial
@@ -131,10 +132,11 @@ def _levels(
 
 
 def _differences(setting: Setting, rows: Sequence[MethodRow], baseline: str) -> Iterator[dict[str, object]]:
-    """A line for each rule less the baseline, and each rule less SFT and the uniform answer, paired by seed."""
+    """A line for each rule less the baseline rule, SFT, the uniform answer and the look-ups, paired by seed."""
     named = {row.name: row for row in rows}
     rules = [row for row in rows if row.method == "ppo"]
-    pairs = [(rule, named[other]) for rule in rules for other in (baseline, "sft", "uniform") if other in named]
+    others = [named[other] for other in (baseline, "sft", "uniform", *LOOK_UPS) if other in named]
+    pairs = product(rules, others)
     for (rule, other), metric, against in product(pairs, metrics_of(setting[1]), AGAINST):
         if rule is other:
             continue

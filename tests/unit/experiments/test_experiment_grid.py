@@ -137,7 +137,7 @@ def test_unknown_names_and_scales_are_refused(grid_file, tmp_path):
 
 # What made-up runs score: method or rule -> reward of each group on each question, by seed.
 QUESTIONS = [f"q{n}" for n in range(20)]
-REWARDS = {"base": 0.4, "sft": 0.6, "uniform": 0.65, "average": 0.7, "open": 0.75}
+REWARDS = {"base": 0.4, "sft": 0.6, "uniform": 0.65, "option-list": 0.72, "average": 0.7, "open": 0.75}
 
 
 def write_run(config) -> None:
@@ -151,7 +151,7 @@ def write_run(config) -> None:
         return
     rule = "open" if config.appa.fairness_threshold > 1 else config.rule
     values = {"ppo": REWARDS[rule]} if config.run.phases == "all" else {k: REWARDS[k] for k in ("base", "sft")}
-    values["uniform"] = REWARDS["uniform"]
+    values |= {method: REWARDS[method] for method in ("uniform", "option-list")}
     rows = []
     for method, value in values.items():
         # group b is .1 worse; one question more in one seed, and b has no survey answer to the last half
@@ -302,6 +302,7 @@ def test_the_tables_have_the_numbers_of_the_runs(grid_file, tmp_path):
     for end in ("value", "low", "high"):
         assert value("open", "predictions", "Min AS", less="average", column=end) == pytest.approx(0.05)
         assert value("open", "survey, common", "Min AS", less="uniform", column=end) == pytest.approx(0.10)
+        assert value("open", "predictions", "Avg AS", less="option-list", column=end) == pytest.approx(0.03)
     assert value("average", "predictions", "format") == pytest.approx(0.95)
     text = path.read_text()
     assert "| open - average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text

@@ -74,7 +74,8 @@ def catalogue(message: Message, context: Context) -> Message:
     replies, refused = [], 0
     simulated = not survey_answers.deployed(context.node_config)
     names = survey_answers.my_groups(config, context.node_config)
-    for name, answers in survey_answers.answers(config, context.node_config, names, public.questions).items():
+    asked = tuple(q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered)
+    for name, answers in survey_answers.answers(config, context.node_config, names, asked).items():
         if isinstance(answers, UserError):
             # Only this group is missing then: which groups share a node is chance and must not change a run.
             log.error("group %s takes no part: its answers cannot be used: %s", name, answers)
@@ -94,7 +95,7 @@ def catalogue(message: Message, context: Context) -> Message:
         counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes), "mean": int(owner_policy.mean)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
         sends_answers = simulated and name not in config.unseen_group_names
-        held_out_HK = truth_QK[~public.train_Q] if sends_answers else None
+        held_out_HK = truth_QK[public.held_out_Q] if sends_answers else None
         replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
     if not replies and refused:
         raise outgoing.Refused(refused)
@@ -206,22 +207,25 @@ def targets(message: Message, context: Context) -> Message:
 @app.query("vote")
 @outgoing.guarded
 def vote(message: Message, context: Context) -> Message:
-    """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise."""
+    """Vote for SFT: the group's own answer to a training question where it has one, its prediction otherwise.
+
+    With `sft.target` = "predicted-mean" the prediction for every question.
+    """
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
     survey_answers.check_allowed(config, owner_policy)
     if not owner_policy.votes:
         raise outgoing.Refused(wire.VOTES_REFUSED)
-    kind = votes.BALLOTS[config.task]
-    if config.sft.target == "mean" or wire.asks_distributions(message.content):
-        if not owner_policy.mean:
-            raise outgoing.Refused(wire.MEAN_REFUSED)
-        kind = votes.DISTRIBUTION
+    asked = wire.asks_distributions(message.content)
+    kind = votes.DISTRIBUTION if asked else votes.kind(config.task, config.sft.target)
+    predicted = config.sft.target == "predicted-mean" and not asked
+    if kind == votes.DISTRIBUTION and not (owner_policy.probes if predicted else owner_policy.mean):
+        raise outgoing.Refused(wire.PREDICTIONS_REFUSED if predicted else wire.MEAN_REFUSED)
     memory = state.memory_of(context)
     public = state.catalogue(memory)
     replies = []
     for name in state.groups(memory):
         truth_QK = state.truth(memory, name)
-        own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None]
+        own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None] & (not predicted)
         opinion_QK = np.where(own_Q1, truth_QK, state.targets(memory, name))
         replies.append(wire.GroupReply(name, votes_QK=votes.cast(opinion_QK, public.option_QK, kind=kind)))
     return outgoing.send(message, replies)

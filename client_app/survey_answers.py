@@ -30,13 +30,15 @@ def deployed(node_config: Mapping[str, object]) -> bool:
 
 
 def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
-    """Refuse a run that asks for training answers themselves where the owner has not allowed it.
+    """Refuse a run that asks for training answers or predictions themselves where the owner has not allowed it.
 
     Raises:
-        Refused: `sft.target` is "mean", or `pluralllm.reward-target` is another than "predicted".
+        Refused: `sft.target` is a mean, or `pluralllm.reward-target` is another than "predicted".
     """
     if config.sft.target == "mean" and not owner_policy.mean:
         raise Refused(wire.MEAN_REFUSED)
+    if config.sft.target == "predicted-mean" and not owner_policy.probes:
+        raise Refused(wire.PREDICTIONS_REFUSED)
     if config.pluralllm.reward_target != "predicted" and not owner_policy.own_answers:
         raise Refused(wire.OWN_ANSWERS_REFUSED)
 

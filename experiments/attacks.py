@@ -51,6 +51,8 @@ SETTINGS: dict[str, bool | int | float | str] = {
     "data.min-questions": 1,
     "pluralllm.strategy": "fedavg",
     "pluralllm.local-steps": 16,
+    "pluralllm.learning-rate": 0.003,
+    "sft.target": "smoothed-votes",
 }
 SGD: dict[str, bool | int | float | str] = {
     "pluralllm.strategy": "fedadam",
@@ -109,7 +111,8 @@ class Victim:
         table = embed_questions(questions, dim=self.config.embedding.dim, encoder=hashed_ngrams)
         self.embedding = OptionEmbedding(tuple(q.question_id for q in questions), table.value_QKE, table.option_QK)
         self.train_Q = np.asarray(train, dtype=np.bool_)
-        public = wire.Catalogue(tuple(questions), self.train_Q, table.value_QKE, table.option_QK)
+        nowhere_Q = np.zeros_like(self.train_Q)
+        public = wire.Catalogue(tuple(questions), self.train_Q, table.value_QKE, table.option_QK, nowhere_Q)
         self.ask(wire.CATALOGUE, wire.pack_catalogue(public))
 
     def ask(self, kind: str, content: RecordDict) -> RecordDict | None:

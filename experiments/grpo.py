@@ -52,7 +52,19 @@ from server_app.trl_rewards import GroupRewards, LocalGroups
 FloatArray = npt.NDArray[np.float64]
 
 COMPLETIONS_PER_QUESTION = 8
-DEFAULTS = ("ppo.learning-rate=0.0005",)  # GRPO takes one step a batch where our PPO takes eight
+# GRPO takes one step a batch where our PPO takes eight; and here groups score against answers, not predictions
+DEFAULTS = (
+    "ppo.learning-rate=0.0005",
+    "data.unanswered=leave",
+    "sft.target=smoothed-votes",
+    "sft.rounding=nearest",
+    "sft.steps=200",
+    "sft.batch-size=8",
+    "sft.learning-rate=0.001",
+    "rollout.batch-size=96",
+    "rollout.answers-per-question=1",
+    "ppo.baseline=value",
+)
 LOGGED = "group_reward/"  # what the reward function logs, as the trainer calls it
 WORDS = {"reward": "aggregate", f"{LOGGED}fairness_index": "FI", f"{LOGGED}format_score": "format"}
 RESULT, PLOT, POLICY = "grpo.json", "grpo.png", "policy"
@@ -89,12 +101,12 @@ class Setup:
     @property
     def train_J(self) -> npt.NDArray[np.int64]:
         """Positions of the training questions."""
-        return np.flatnonzero(self.catalogue.train_Q)
+        return np.flatnonzero(~self.catalogue.held_out_Q)
 
     @property
     def test_J(self) -> npt.NDArray[np.int64]:
         """Positions of the held-out questions."""
-        return np.flatnonzero(~self.catalogue.train_Q)
+        return np.flatnonzero(self.catalogue.held_out_Q)
 
 
 def set_up(config: Config, say: Say) -> Setup:
@@ -112,7 +124,7 @@ def set_up(config: Config, say: Say) -> Setup:
         if step % max(1, of // TENTH) == 0:
             say(f"building the tiny policy (cached for later runs): {step}/{of}")
 
-    training = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if train]
+    training = [q for q, held_out in zip(catalogue.questions, catalogue.held_out_Q, strict=True) if not held_out]
     base = prepare(config, training, progress=building)
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
     return Setup(config, catalogue, target_GQK, LocalGroups(scorers), base, prompts)

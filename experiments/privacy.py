@@ -73,9 +73,8 @@ def attack(owner_policy: OwnerPolicy, people: TrueTargets, *, scores: int, seed:
     target_QK, option_QK = people.target_GQK[0], people.option_QK
     rng = np.random.default_rng(seed)
     questions = tuple(Question(f"q{q}", "", ("",) * int(real.sum())) for q, real in enumerate(option_QK))
-    public = wire.Catalogue(
-        questions, np.ones(len(questions), bool), np.zeros((*option_QK.shape, 0), np.float32), option_QK
-    )
+    every_Q, features_QKE = np.ones(len(questions), bool), np.zeros((*option_QK.shape, 0), np.float32)
+    public = wire.Catalogue(questions, every_Q, features_QKE, option_QK, ~every_Q)
     asked: list[list[FloatArray]] = [[] for _ in questions]
     given_by_question: list[list[float]] = [[] for _ in questions]
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 def evaluate(
     run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
-    """Let the groups score a model's greedy answers to the held-out questions; `earlier` rows stay in summary.json.
+    """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json.
 
     With `eval.extra-rows` the result's rows go on with those of the same model otherwise read.
     """
@@ -39,7 +39,8 @@ def evaluate(
     # The training metric first: the examples in the report show its rewards.
     metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
     with run.folder.phase(f"evaluate {name}") as phase:
-        answers = evaluation.greedy_answers(
+        answers_of = evaluation.mean_answers if config.eval.samples else evaluation.greedy_answers
+        answers = answers_of(
             model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
         )
         judged = functools.partial(

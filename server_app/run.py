@@ -18,6 +18,7 @@ import gc
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
-from server_app.inputs import PolicyInputs, RunInputs, policy_inputs, taught_texts
+from server_app.inputs import PolicyInputs, RunInputs, policy_inputs
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
@@ -97,7 +98,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("survey", 1, 1, f"the generated population, by JS: {differences}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)
-    held_out = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.train_Q)]
+    held_out = [run.catalogue.questions[q] for q in np.flatnonzero(run.catalogue.held_out_Q)]
     given_sft = sft_checkpoint.given(config, held_out)
     answered = join(run)
 
@@ -174,7 +175,9 @@ def join(run: RunInputs) -> dict[str, int]:
             raise UserError(
                 f"data.strict = true, and the answers of {', '.join(lost)} cannot be used; their logs say why"
             )
-        questions = f"{catalogue.train_Q.sum()} training and {(~catalogue.train_Q).sum()} held-out questions"
+        questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
+        if others := int(catalogue.unanswered_Q.sum()):
+            questions += f", {others} that nobody answered"
         answers = ", ".join(f"{name} {count}" for name, count in answered.items())
         withheld = f"; NO SURVEY SCORES FROM {names}" if (names := ", ".join(federation.without_truth)) else ""
         phase.step(1, 1, f"{questions}; answers by group: {answers}{withheld}")
@@ -184,7 +187,7 @@ def join(run: RunInputs) -> dict[str, int]:
 def prepare_base(run: RunInputs) -> Base:
     """The base model, built here if it is the tiny one."""
     torch.set_num_threads(1)
-    training = [run.catalogue.questions[q] for q in np.flatnonzero(run.catalogue.train_Q)]
+    training = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.held_out_Q)]
 
     def progress(step: int, of: int) -> None:
         if step % max(1, of // 10) == 0:
@@ -232,15 +235,15 @@ def train_predictor(
 
 def _most_answers(run: RunInputs, groups: Collection[str]) -> dict[int, tuple[int, int]]:
     """Node -> most training and held-out answers that its groups among these can have."""
-    train_Q = run.catalogue.train_Q
+    train_Q, held_out_Q = run.catalogue.train_Q, run.catalogue.held_out_Q
     at_node = Counter(run.federation.nodes_of([name])[0] for name in groups)
-    return {node: (count * int(train_Q.sum()), count * int((~train_Q).sum())) for node, count in at_node.items()}
+    return {node: (count * int(train_Q.sum()), count * int(held_out_Q.sum())) for node, count in at_node.items()}
 
 
 def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
     """Every group writes its target table; the scores that come back go into PluralLLM's card."""
-    train_Q = run.catalogue.train_Q
-    sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int((~train_Q).sum())}
+    train_Q, held_out_Q = run.catalogue.train_Q, run.catalogue.held_out_Q
+    sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int(held_out_Q.sum())}
     with run.folder.phase("targets") as phase:
         replies = run.federation.send_targets(weights, fault=lambda reply: pooled_scores.fault(reply.sums, sizes))
         found = pooled_scores.scores(
@@ -276,15 +279,16 @@ def collect_votes(run: RunInputs, *, needed: bool) -> FloatArray | None:
 
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """SFT of the model into the run's folder."""
-    texts = taught_texts(run, inputs)
+    assert inputs.sft_QK is not None  # votes are needed where SFT is
+    rows = sft.passes_of_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, inputs.train_J)
     training = [run.catalogue.questions[q] for q in inputs.train_J]
     with run.folder.phase("sft") as phase, replaced_folder(run.folder.path / SFT_MODEL) as beside:
         sft.fine_tune(
             model,
             inputs.base,
             run.config,
-            prompts=[inputs.prompts[q] for q in inputs.train_J],
-            answers=[texts[q] for q in inputs.train_J],
+            prompts=[inputs.prompts[q] for q, _ in rows],
+            answers=[text for _, text in rows],
             folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
@@ -339,6 +343,15 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             prompts=inputs.prompts,
             order=order,
             num_iterations=iterations,
+            curve=partial(
+                evaluation.greedy_answers,
+                models.policy(),
+                inputs.base,
+                config,
+                prompts=inputs.prompts,
+                question_J=evaluation.curve_questions(inputs.test_J, config.seed),
+                catalogue=run.catalogue,
+            ),
             finished=finished,
             done=done,
             state=None if kept is None else kept.rule_state(groups),

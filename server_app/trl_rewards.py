@@ -89,7 +89,7 @@ class GroupRewards:
         rewards = GroupRewards(groups, make("appa"), catalogue=catalogue)
         rows = [
             {"prompt": base.prompt_text(config, question), "question_id": question.question_id}
-            for question, train in zip(catalogue.questions, catalogue.train_Q) if train
+            for question, held_out in zip(catalogue.questions, catalogue.held_out_Q) if not held_out
         ]
         GRPOTrainer(model, rewards.group_reward, GRPOConfig(...), Dataset.from_list(rows)).train()
         # RLOOTrainer(model, rewards.group_reward, RLOOConfig(...), Dataset.from_list(rows)).train()
@@ -193,7 +193,7 @@ class GroupRewards:
                 metric=self._metric,
                 alignment_weight=self._alignment_weight,
             )
-            if self._catalogue.train_Q[answers.question_J].all():
+            if not self._catalogue.held_out_Q[answers.question_J].any():
                 self.state = scored.result.state
             self.rounds = number
             return scored

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from in_process import cross, request, simulated
-from small import SMALL_PREDICTOR
+from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
@@ -28,6 +28,7 @@ SMALL = {
     "data.num-questions": 24,
     "data.num-groups": 4,
     **SMALL_PREDICTOR,
+    **VOTES,
     "pluralllm.local-steps": 1,
 }
 TRAIN = "train"

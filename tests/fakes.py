@@ -166,7 +166,7 @@ def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> wire.C
     )
     option_QK = np.arange(max(num_options))[None] < np.array(num_options)[:, None]
     embedding_QKE = np.zeros((*option_QK.shape, 2), dtype=np.float32)
-    return wire.Catalogue(questions, np.array(train), embedding_QKE, option_QK)
+    return wire.Catalogue(questions, np.array(train), embedding_QKE, option_QK, np.zeros(len(train), bool))
 
 
 def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ TINY_RUN: dict[str, object] = {
     "federation.min-groups": 4,
     "embedding.dim": 16,
     "pluralllm.rounds": 4,
+    "pluralllm.local-steps": 2,
     "policy.base-steps": 20,
     "sft.steps": 60,
     "ppo.num-iterations": 3,

@@ -1,11 +1,20 @@
-"""The smallest predictor that a run can train, as config keys."""
+"""The smallest parts that a run can have, as config keys."""
 
 SMALL_PREDICTOR = {
     "embedding.dim": 8,
     "pluralllm.hidden-dim": 8,
     "pluralllm.blocks": 1,
     "pluralllm.num-context-questions": 4,
+    "pluralllm.rank": 8,
+    "pluralllm.strategy": "fedadam",
+    "pluralllm.local-steps": 2,
+    "pluralllm.learning-rate": 0.0,
 }
+
+VOTES = {"sft.target": "smoothed-votes", "data.unanswered": "leave"}
+"""What every owner allows, on the questions that were answered."""
+
+VALUE_MODEL = {"ppo.baseline": "value", "rollout.answers-per-question": 1}
 
 AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
 """How a deployed node trains PluralLLM where there is no owner's policy."""

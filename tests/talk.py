@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from in_process import InProcessGrid, flower_task
-from small import AS_OWNERS_ASK, SMALL_PREDICTOR
+from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
@@ -22,6 +22,7 @@ TINY = {
     **SMALL_PREDICTOR,
     "pluralllm.rounds": 2,
     **AS_OWNERS_ASK,
+    **VOTES,
 }
 
 
@@ -36,7 +37,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     option_QK = catalogue.option_QK
     uniform_QK = option_QK / option_QK.sum(1, keepdims=True)
     metrics = ("borda",) if config.task == "opa" else ("js", "wasserstein", "cosine")
-    held_out = np.flatnonzero(~catalogue.train_Q)
+    held_out = np.flatnonzero(catalogue.held_out_Q)
     with flower_task():
         overlap = OverlapGrid(grid)
         federation = Federation(overlap, min_groups=config.federation.min_groups, timeout=5.0)

@@ -75,7 +75,15 @@ class DataSection(Section):
     """[data]: which questions and answers of the survey count."""
 
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share of questions held out (SFT table: 80/20)")
-    num_questions: int = Field(400, ge=2, description="questions of the generated survey")
+    unanswered: Literal["leave", "train"] = Field(
+        "train",
+        description="questions of the survey that none of the groups has answered; train = the policy learns from the "
+        "groups' predictions for them",
+    )
+    extra_questions: str = Field(
+        "", description="file of more such questions: question_id, question, options, perhaps ordinal; no answers"
+    )
+    num_questions: int = Field(400, ge=2, description="questions of the generated survey that were asked")
     num_groups: int = Field(8, ge=2, description="groups of the generated survey")
     disagreement: float = Field(
         1.0, ge=0, description="of the generated survey: how far groups differ, 0 = not at all, 1 = as it was made"
@@ -106,7 +114,9 @@ class PluralLLMSection(Section):
     architecture: Architecture = Field(
         "residual", description="a mean with each group's residual in closed form, or the paper's few-shot attention"
     )
-    rank: int = Field(8, ge=0, description="learned features by which the residual compares questions; 0 = texts alone")
+    rank: int = Field(
+        16, ge=0, description="learned features by which the residual compares questions; 0 = texts alone"
+    )
     num_context_questions: int = Field(
         512, ge=1, description="most answered questions of a group that a prediction rests on"
     )
@@ -120,7 +130,7 @@ class PluralLLMSection(Section):
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
     strategy: Literal[
         "fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "krum", "multikrum"
-    ] = Field("fedadam", description="federated strategy of pretraining; the last four are Byzantine-robust")
+    ] = Field("fedavg", description="federated strategy of pretraining; the last four are Byzantine-robust")
     dp_noise: float = Field(
         0.0,
         ge=0,
@@ -129,10 +139,12 @@ class PluralLLMSection(Section):
     dp_clip: float = Field(
         1.0, gt=0, description="with dp-noise: clipping norm of a client's update; clients are weighted equally"
     )
-    rounds: int = Field(100, ge=0, description="federated pretraining rounds")
-    local_steps: int = Field(2, ge=1, description="optimizer steps of a group in one round")
+    rounds: int = Field(16, ge=0, description="federated pretraining rounds")
+    local_steps: int = Field(32, ge=1, description="optimizer steps of a group in one round")
     learning_rate: float = Field(
-        0.0, ge=0, description="step size of a group's optimizer; 0 = 0.003 of Adam, 0.1 of SGD, as the strategy has it"
+        0.03,
+        ge=0,
+        description="step size of a group's optimizer; 0 = 0.003 of Adam, 0.1 of SGD, as the strategy has it",
     )
     hidden_dim: int = Field(64, ge=1, description="width of the predictor")
     blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
@@ -217,9 +229,14 @@ class LoRASection(Section):
 class SFTSection(Section):
     """[sft]: supervised fine-tuning."""
 
-    target: Literal["majority", "votes", "smoothed-votes", "mean"] = Field(
-        "smoothed-votes",
-        description="what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, or mean",
+    target: Literal["majority", "votes", "smoothed-votes", "mean", "predicted-mean"] = Field(
+        "predicted-mean",
+        description="what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, the mean "
+        "of the groups' answers, or that of their predictions",
+    )
+    rounding: Literal["nearest", "random"] = Field(
+        "random",
+        description="of a target to the grid; random = anew in each pass, right on average: less is learned by heart",
     )
     answer_step: float = Field(
         0.1,
@@ -228,11 +245,11 @@ class SFTSection(Section):
         description="grid of the probabilities that SFT teaches; on a coarse one a small model learns to sum to one",
     )
     checkpoint: str = Field("", description="sft-model of an earlier run to begin PPO with instead of training one")
-    steps: int = Field(200, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
+    steps: int = Field(700, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
     epochs: int = Field(1, ge=1, description="passes over the training questions if sft.steps is 0 (SFT table)")
-    batch_size: int = Field(8, ge=1, description="answers per forward pass (SFT table)")
+    batch_size: int = Field(32, ge=1, description="answers per forward pass (SFT table: 8)")
     gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")
-    learning_rate: float = Field(1e-3, gt=0, description="AdamW step size (SFT table: 5e-6)")
+    learning_rate: float = Field(2e-3, gt=0, description="AdamW step size (SFT table: 5e-6)")
     scheduler: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay (SFT table)")
     warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of steps with rising step size (SFT table)")
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay (SFT table)")
@@ -241,8 +258,8 @@ class SFTSection(Section):
 class RolloutSection(Section):
     """[rollout]: how the policy answers while it learns."""
 
-    batch_size: int = Field(96, ge=1, description="answers sampled per iteration (PPO table: 4 x 24)")
-    answers_per_question: int = Field(1, ge=1, description="answers sampled to each question of an iteration")
+    batch_size: int = Field(384, ge=1, description="answers sampled per iteration (PPO table: 4 x 24)")
+    answers_per_question: int = Field(8, ge=1, description="answers sampled to each question of an iteration")
     response_length: int = Field(60, ge=1, description="most tokens of an answer (PPO table)")
     temperature: float = Field(1.0, gt=0, description="of sampling in rollouts (PPO table)")
 
@@ -251,17 +268,17 @@ class PPOSection(Section):
     """[ppo]: the update of the policy and the value model."""
 
     num_iterations: int = Field(
-        100, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"
+        70, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"
     )
     training_epochs: int = Field(
         5, ge=1, description="passes over the questions if ppo.num-iterations is 0 (PPO table)"
     )
     num_mini_batches: int = Field(4, ge=1, description="optimizer steps per PPO epoch (PPO table)")
-    epochs: int = Field(2, ge=1, description="passes over a rollout batch (PPO table)")
+    epochs: int = Field(1, ge=1, description="passes over a rollout batch (PPO table: 2)")
     micro_batch_tokens: int = Field(
         2048, ge=1, description="most tokens in one pass of PPO, padding counted, shared prompt tokens not"
     )
-    learning_rate: float = Field(2e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
+    learning_rate: float = Field(6e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
     value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay (PPO table)")
     scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
@@ -273,7 +290,7 @@ class PPOSection(Section):
     gamma: float = Field(1.0, ge=0, le=1, description="discount factor (PPO table)")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantages (PPO table)")
     baseline: Literal["value", "question"] = Field(
-        "value",
+        "question",
         description="what a reward is compared with: a value model's forecast, or as in RLOO the mean reward of the "
         "question's other answers",
     )
@@ -286,10 +303,9 @@ class APPASection(Section):
     """[appa]: parameters of the aggregation rules and of the reward they aggregate (`appa_flwr.config.ranges`)."""
 
     ema_decay: ranges.EmaDecay = Field(ranges.EMA_DECAY, description="lambda of a group's reward history (APPA table)")
-    temperature: ranges.Temperature = Field(ranges.TEMPERATURE, description="T of the group weights (APPA table)")
+    temperature: ranges.Temperature = Field(0.02, description="T of the group weights (APPA table: 0.1)")
     fairness_threshold: ranges.FairnessThreshold = Field(
-        ranges.FAIRNESS_THRESHOLD,
-        description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table)",
+        1.1, description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table: 0.99)"
     )
     alignment_weight: ranges.AlignmentWeight = Field(
         ranges.ALIGNMENT_WEIGHT,
@@ -318,6 +334,14 @@ class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
     batch_size: int = Field(64, ge=1, description="answers per forward pass (PPO table)")
+    samples: int = Field(
+        0, ge=0, description="a model's answer to a held-out question is the mean of so many sampled ones; 0 = greedy"
+    )
+    every: int = Field(
+        10,
+        ge=0,
+        description="PPO iterations from one point of the learning curve on held-out questions to the next; 0 = none",
+    )
     extra_rows: bool = Field(
         True, description="score the base model behind answered questions, and what each model would choose, too"
     )

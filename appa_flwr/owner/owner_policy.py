@@ -37,7 +37,11 @@ class OwnerPolicy(BaseModel):
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
-    probes: bool = Field(False, description="score what the server calls probes for ceilings: they tell predictions")
+    probes: bool = Field(
+        False,
+        description="score what the server calls probes for ceilings, and vote with predictions "
+        "(sft.target=predicted-mean): both tell predictions",
+    )
     mean: bool = Field(False, description="vote with distributions (sft.target=mean, look-ups): training answers leave")
     own_answers: bool = Field(False, description="take part in runs that score against training answers themselves")
     least_answers: int = Field(

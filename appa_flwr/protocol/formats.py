@@ -186,7 +186,7 @@ def parse(task: str, text: str, num_options: int) -> Parsed:
     return _parse_distribution(text, num_options) if task == "dpa" else _parse_ranking(text, labels)
 
 
-def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01) -> str:
+def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01, rng: np.random.Generator | None = None) -> str:
     """A perfectly formatted answer that says what `scores` say; `parse` reads it back.
 
     Args:
@@ -194,6 +194,7 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01) -> str:
         scores: (K,) finite. DPA: non-negative with a positive sum, rounded to multiples of `step` that sum to exactly
             one by the largest remainders, ties in option order. OPA: higher is preferred, ties in option order.
         step: DPA only; 0.01 or a multiple of it that divides one.
+        rng: DPA only; rounds up or down at random instead, so that the mean of many answers is the distribution.
 
     Returns:
         For example "0.65,0.20,0.10,0.05" or "B,C,A,D".
@@ -218,8 +219,13 @@ def answer(task: str, scores: npt.ArrayLike, *, step: float = 0.01) -> str:
     units = 100 // hundredths
     exact_K = distribution_K * units
     count_K = np.floor(exact_K).astype(int)
-    by_remainder = np.argsort(count_K - exact_K, kind="stable")
-    count_K[by_remainder[: units - count_K.sum()]] += 1
+    left = units - count_K.sum()
+    if rng is None:
+        count_K[np.argsort(count_K - exact_K, kind="stable")[:left]] += 1
+    else:  # systematic sampling: an option with a remainder of .3 is rounded up in three of ten draws
+        places_K = np.minimum(np.floor(np.cumsum(exact_K - count_K) + rng.random()), left).astype(int)
+        places_K[-1] = left
+        count_K += np.diff(places_K, prepend=0)
     return ",".join(f"{count * hundredths / 100:.2f}" for count in count_K)
 
 

@@ -40,8 +40,11 @@ ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
 """Kinds of scored answers: those of a model or a trivial baseline, or probes, made to find the ceilings."""
 
 FAILED, FORGOTTEN = 100, 101
-MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUSED = range(110, 115)
+MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUSED, PREDICTIONS_REFUSED = range(
+    110, 116
+)
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING, UNKNOWN_ACTION = range(116, 123)
+PREDICTIONS_REFUSED = 115
 """Flower error codes of a group's reply: an action failed, the node has restarted, or its owner's policy refuses."""
 
 MOST_ANSWERS = 20_000
@@ -62,6 +65,8 @@ REFUSALS = {
     " without",
     VOTES_REFUSED: "its owner's policy has votes = false: it does not vote for SFT; sft.checkpoint does without",
     PROBES_REFUSED: "its owner's policy has probes = false: it scores no answers made to find ceilings",
+    PREDICTIONS_REFUSED: "sft.target = predicted-mean would send its predictions; a deployed node allows that only by"
+    " probes = true in its owner's policy",
     FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
     SPENT: "it has given as many scores of a question as its owner's policy allows (scores-per-question)",
     REPLIES_SPENT: "it has given as many replies of this kind about a question as its owner's policy allows"
@@ -87,15 +92,23 @@ class Catalogue:
 
     Attributes:
         questions: Q questions; all later messages speak of them by position.
-        train_Q: bool, True for training questions, False for those held out.
+        train_Q: bool, True for training questions: groups' answers to them are PluralLLM's context.
         embedding_QKE: float32 features of every option, 0 on padding.
         option_QK: bool, True where a question has that option.
+        unanswered_Q: bool, True for questions that the policy learns from by predictions alone: no group's answer to
+            one is used, and none is in `train_Q`.
     """
 
     questions: tuple[Question, ...]
     train_Q: npt.NDArray[np.bool_]
     embedding_QKE: npt.NDArray[np.float32]
     option_QK: npt.NDArray[np.bool_]
+    unanswered_Q: npt.NDArray[np.bool_]
+
+    @property
+    def held_out_Q(self) -> npt.NDArray[np.bool_]:
+        """True for questions whose answers nobody learns from."""
+        return ~(self.train_Q | self.unanswered_Q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +139,8 @@ class GroupReply:
     Attributes:
         group: its name.
         rewards: (metric, side) -> rewards (J,) in [0, 1]; NaN only on `TRUTH_SIDE`, where the group has no answer.
-        votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or, where the run's `sft.target`
-            is "mean" only, the distribution.
+        votes_QK: one row a question: 1 on the modal option (DPA), K..1 by rank (OPA), or distributions, where the
+            run's `sft.target` is a mean or look-ups are asked for.
         counts: whole numbers, such as how many questions the group answered, and 0 or 1 for what its owner allows.
         sums: (part, predictor) -> measure -> its sum over the group's answers of that part, "answers" their number: how
             good PluralLLM is, and what costs nothing next to it.
@@ -164,6 +177,7 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
         "train": np.asarray(catalogue.train_Q, dtype=np.bool_),
         "embedding": np.asarray(catalogue.embedding_QKE, dtype=np.float32),
         "option": np.asarray(catalogue.option_QK, dtype=np.bool_),
+        "unanswered": np.asarray(catalogue.unanswered_Q, dtype=np.bool_),
     }
     return RecordDict({"catalogue": arrays_record(arrays), "questions": ConfigRecord({"json": json.dumps(questions)})})
 
@@ -175,15 +189,19 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         train_Q = _array(arrays["train"], np.bool_, axes=1)
         embedding_QKE = _array(arrays["embedding"], np.float32, axes=3)
         option_QK = _array(arrays["option"], np.bool_, axes=2)
+        unanswered_Q = _array(arrays["unanswered"], np.bool_, axes=1)
         questions = tuple(
             Question(str(key), str(text), tuple(options), None if ordinal is None else tuple(ordinal))
             for key, text, options, ordinal in json.loads(str(content.config_records["questions"]["json"]))
         )
-        if not train_Q.shape == (len(questions),) == option_QK.shape[:1] or embedding_QKE.shape[:2] != option_QK.shape:
+        shapes = {train_Q.shape, unanswered_Q.shape, option_QK.shape[:1], (len(questions),)}
+        if len(shapes) > 1 or embedding_QKE.shape[:2] != option_QK.shape:
             raise ValueError("questions and arrays of different length")
+        if (train_Q & unanswered_Q).any():
+            raise ValueError("a training question that nobody answered")
         if not all(q.question_id.isprintable() and len(q.question_id) <= LONGEST_ID for q in questions):
             raise ValueError("an id with control characters, or too long a one")
-        return Catalogue(questions, train_Q, embedding_QKE, option_QK)
+        return Catalogue(questions, train_Q, embedding_QKE, option_QK, unanswered_Q)
 
 
 def pack_score_request(request: ScoreRequest) -> RecordDict:

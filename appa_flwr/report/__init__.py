@@ -99,6 +99,8 @@ def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
     title, axis = "Alignment reward per group", "mean reward (0 to 1)"
     rewards = curves(lambda line: line.rewards, title=title, axis=axis, smooth=True)
     yield "rewards", rewards, "alignment reward per group over the iterations"
+    if any(line.held_out for line in lines):
+        yield "learning_curve", training_curves.learning_curve(lines), "scores of the policy while it learns"
     yield "ppo_health", training_curves.ppo_health(lines), "measures of the health of PPO over the iterations"
     waiting = findings.federation_share(lines)
     title = "Time per iteration" + ("" if waiting is None else f"; {waiting:.1%} of it waiting for groups")

@@ -123,6 +123,7 @@ is always taken.</div>
 {% set agreement = findings.agreement(run.iterations) %}{% if agreement %}<p>{{ agreement }}</p>{% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
+{% call section("Learning curve") %}{{ picture("learning_curve") }}{% endcall %}
 {% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}
 {% call section("Time") %}
 {{ picture("seconds_per_phase") }}

@@ -57,6 +57,21 @@ class Progress(Record):
     seconds_left: float | None
 
 
+class CurvePoint(Record):
+    """Scores of the policy's greedy answers to a few held-out questions, in [0, 1].
+
+    Attributes:
+        avg_as, min_as: against the groups' predictions.
+        survey_avg_as, survey_min_as: against their survey answers, None where no group has any.
+    """
+
+    avg_as: float
+    min_as: float
+    survey_avg_as: float | None
+    survey_min_as: float | None
+    format_score: float
+
+
 class Iteration(Record):
     """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
 
@@ -70,6 +85,7 @@ class Iteration(Record):
             measure it.
         agreements: first iteration only: by rule, correlation of its reward with the plain mean on these rollouts of
             the model that PPO begins with, its history settled on them.
+        held_out: the policy after this iteration, None where it was not scored (`eval.every`).
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
         sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
@@ -94,6 +110,7 @@ class Iteration(Record):
     seconds: dict[str, float]
     agreement: float | None = None
     agreements: dict[str, float] | None = None
+    held_out: CurvePoint | None = None
     sampler_spread: float | None = None
     sampler_outside_clip: float | None = None
 

@@ -27,6 +27,7 @@ COVERAGE = 0.75
 RESPONDENTS = 1000
 REFUSAL_OPTION = "Don't know / refused"
 NUM_ISSUES = 3
+UNASKED = 2  # texts that nobody was asked, to each that was
 # how strongly a topic and a frame touch the issues: the best answers for the average leave the worst group .03 or more
 # below what it could have, and the ceiling stays about .9
 TOPIC_LOADING, TEMPLATE_LOADING = 0.45, 0.45
@@ -42,6 +43,9 @@ TOPICS = (
     "farm subsidies", "foreign trade", "air travel", "social media", "river pollution", "night work", "food prices",
     "military service", "immigration", "housing costs", "nuclear energy", "religious holidays", "animal welfare",
     "street crime", "public broadcasting", "child care", "space research", "coal mining", "university fees",
+    "data privacy", "artificial intelligence", "electric cars", "local elections", "trade unions", "youth sports",
+    "public libraries", "waste recycling", "organ donation", "vaccination", "bank fees", "online shopping",
+    "border controls", "minimum wages",
 )  # fmt: skip
 
 
@@ -86,6 +90,42 @@ TEMPLATES = (
     Template("I would pay more for better {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True),
     Template("Will {} matter in the next election?", ("Yes", "No"), True, 0.8),
     Template("Should children learn about {} at school?", ("Yes", "No"), True, 0.9, refusal=True),
+    Template(
+        "How closely do you follow news about {}?",
+        ("Very closely", "Somewhat closely", "Not closely", "Not at all"),
+        True,
+        0.6,
+    ),
+    Template("Do you favour or oppose a new law on {}?", ("Favour", "Oppose"), True, refusal=True),
+    Template("How much has {} changed your own life?", ("A lot", "A little", "Not at all"), True, 0.7),
+    Template(
+        "Politicians talk too much about {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True, -0.9
+    ),
+    Template("Where does {} work best?", ("In cities", "In towns", "In the country"), False),
+    Template(
+        "How likely are you to sign a petition on {}?", ("Very likely", "Somewhat likely", "Not likely"), True, 0.9
+    ),
+    Template("Who pays too much for {}?", ("Workers", "Families", "Companies", "Retired people"), False),
+    Template("Compared with ten years ago, {} today is", ("Better", "About the same", "Worse"), True, -0.5),
+    Template(
+        "How proud are you of what the country has done on {}?",
+        ("Very proud", "Somewhat proud", "Not proud"),
+        True,
+        -0.7,
+    ),
+    Template("Decisions on {} should be made by referendum.", ("Agree", "Neither", "Disagree"), True, 0.4),
+    Template("How much do you know about {}?", ("A lot", "Some", "Not much", "Nothing"), True, 0.5),
+    Template("What comes first in {}?", ("Lower costs", "Better quality", "Equal access"), False, refusal=True),
+    Template("Should companies do more for {}?", ("Yes", "No"), True, 0.8),
+    Template("How fair is the way {} is run today?", ("Very fair", "Somewhat fair", "Not fair"), True, -0.9),
+    Template(
+        "I would vote for a party that puts {} first.",
+        ("Strongly agree", "Agree", "Disagree", "Strongly disagree"),
+        True,
+    ),
+    Template(
+        "How fast should the country act on {}?", ("At once", "Within years", "No need to act"), True, 0.9, refusal=True
+    ),
 )
 
 
@@ -103,7 +143,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     """Draw a survey from the generated population.
 
     Args:
-        num_questions: Q, at most `len(TOPICS) * len(FRAMES)`.
+        num_questions: Q, at most `len(TOPICS) * len(TEMPLATES)`.
         num_groups: G >= 2.
         disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups hold the same.
         seed: same seed, same survey, on every machine.
@@ -118,15 +158,24 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
         num_questions=num_questions, num_groups=num_groups, disagreement=disagreement, seed=seed
     )
     rng = np.random.default_rng([seed, 1])
+    asked_GQ = rng.random((num_groups, num_questions)) < COVERAGE
+    asked_GQ[np.arange(num_groups), rng.integers(num_questions, size=num_groups)] = True  # no group without an answer
+    nobody_Q = ~asked_GQ.any(axis=0)
+    asked_GQ[rng.integers(num_groups, size=num_questions)[nobody_Q], nobody_Q] = True  # no question without one
     answers: dict[str, dict[str, FloatArray]] = {}
-    for group, by_question in truth.items():
-        asked = rng.random(num_questions) < COVERAGE
-        asked[rng.integers(num_questions)] = True  # nobody is left without an answer
+    for (group, by_question), asked in zip(truth.items(), asked_GQ, strict=True):
         counts = [rng.multinomial(RESPONDENTS, by_question[q.question_id]) for q in questions]
         answers[group] = {
             q.question_id: count / RESPONDENTS for q, count, was in zip(questions, counts, asked, strict=True) if was
         }
     return Survey(questions, answers)
+
+
+def unasked_questions(given: Population) -> tuple[Question, ...]:
+    """Questions of a population that nobody was asked: twice as many as were, or all that are left."""
+    num_asked = given["num_questions"]
+    every: Population = {**given, "num_questions": min(len(TOPICS) * len(TEMPLATES), (1 + UNASKED) * num_asked)}
+    return ground_truth(**every)[0][num_asked:]
 
 
 def ground_truth(

@@ -6,6 +6,7 @@ Axis letters: Q questions.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Split
 
 _HASH_BYTES: Final = 8
+SAME_WORDS: Final = 0.9  # of all words of two texts: above it one is a copy of the other
 
 
 def _position(text: str, seed: int) -> float:
@@ -55,3 +57,30 @@ def split_questions(questions: Sequence[Question], *, test_fraction: float = 0.2
         train=tuple(name for name, position in positions.items() if position >= threshold),
         test=tuple(name for name, position in positions.items() if position < threshold),
     )
+
+
+def without_copies(questions: Sequence[Question], held_out: Sequence[Question]) -> tuple[Question, ...]:
+    """The questions but for those that read like a held-out one.
+
+    A copy has the same options and at least `SAME_WORDS` of all words of the two texts in common (Jaccard index).
+    """
+    words_of: dict[tuple[str, ...], list[frozenset[str]]] = {}
+    for question in held_out:
+        words_of.setdefault(_folded(question.options), []).append(_words(question.text))
+    return tuple(
+        question
+        for question in questions
+        if all(
+            len(words & other) < SAME_WORDS * len(words | other)
+            for words in (_words(question.text),)
+            for other in words_of.get(_folded(question.options), ())
+        )
+    )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold()))
+
+
+def _folded(options: Sequence[str]) -> tuple[str, ...]:
+    return tuple(" ".join(option.casefold().split()) for option in options)

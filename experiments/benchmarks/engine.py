@@ -48,6 +48,8 @@ KEYS: dict[str, Scalar] = {
     "lora.alpha": sides.LORA_ALPHA,
     "lora.ppo-targets": ",".join(sides.LORA_TARGETS),
     "ppo.epochs": sides.PPO_EPOCHS,
+    "ppo.baseline": "value",
+    "rollout.answers-per-question": 1,
     "ppo.num-mini-batches": 1,  # as many optimizer steps as TRL really takes
     "rollout.temperature": sides.TEMPERATURE,
     "ppo.learning-rate": sides.LEARNING_RATE,

@@ -46,6 +46,15 @@ from pluralllm.training import train_centrally
 from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.predictor.strategies import SERVER_LEARNING_RATE
 
+SHORT_ROUNDS = (
+    "pluralllm.strategy=fedadam",
+    "pluralllm.rank=8",
+    "pluralllm.rounds=100",
+    "pluralllm.local-steps=2",
+    "pluralllm.learning-rate=0.0",
+)
+"""Of the tables that were measured on real surveys, and of preset smollm2."""
+
 Dataset = Literal["globalqa", "gss", "opinionqa", "generated"]
 
 SURVEYS = "APPA_SURVEYS"
@@ -93,8 +102,8 @@ class Problem:
 
 
 def recipe(*given: str) -> Config:
-    """A run's defaults but for these, each `KEY=VALUE`; training and scoring read `pluralllm.*` alone."""
-    return assemble(None, given, folder=Path(__file__).parents[2])
+    """A run's defaults but for `SHORT_ROUNDS` and these, each `KEY=VALUE`; only `pluralllm.*` is read."""
+    return assemble(None, (*SHORT_ROUNDS, *given), folder=Path(__file__).parents[2])
 
 
 def survey_file(name: Dataset, folder: Path | None) -> Path:

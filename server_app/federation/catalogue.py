@@ -16,7 +16,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
 from appa_flwr.survey import generate, read
-from appa_flwr.survey.split import split_questions
+from appa_flwr.survey.split import split_questions, without_copies
 from appa_flwr.survey.types import Question
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Progress, encoder
@@ -44,6 +44,37 @@ def public_questions(config: Config) -> tuple[Question, ...]:
     return questions
 
 
+def unanswered_questions(config: Config, questions: Sequence[Question]) -> tuple[Question, ...]:
+    """Questions that the policy learns from by predictions alone: other texts of the survey, and those of a file.
+
+    Args:
+        config: `data.unanswered` and `data.extra-questions`.
+        questions: those of the run, which are not given again.
+
+    Raises:
+        UserError: the file or the survey cannot be read.
+    """
+    found: list[Question] = []
+    if config.data.unanswered == "train" and config.survey == GENERATED_SURVEY:
+        found += generate.unasked_questions(generate.population(config.data, config.seed))
+    elif config.data.unanswered == "train" and config.group_names:
+        asked = read.read_questions(config.survey, groups=config.group_names, refusals=config.data.refusals)
+        known = {question.question_id for question in asked}
+        every = read.read_questions(config.survey, refusals=config.data.refusals)
+        found += [question for question in every if question.question_id not in known]
+    if config.data.extra_questions:
+        found += read.read_questions(
+            config.data.extra_questions, refusals=config.data.refusals, strict=config.data.strict
+        )
+    ids, others = {question.question_id for question in questions}, []
+    for question in found:
+        if question.question_id in ids:
+            continue
+        ids.add(question.question_id)
+        others.append(question)
+    return tuple(others)
+
+
 def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> wire.Catalogue:
     """Questions, split and features, as every group gets them.
 
@@ -52,13 +83,18 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     Raises:
         UserError: the survey or the embedding model cannot be read.
     """
-    questions = public_questions(config)
-    train = set(split_questions(questions, test_fraction=config.data.test_fraction, seed=config.seed).train)
+    asked = public_questions(config)
+    split = split_questions(asked, test_fraction=config.data.test_fraction, seed=config.seed)
+    train, test = set(split.train), set(split.test)
+    held_out = [question for question in asked if question.question_id in test]
+    unanswered = without_copies(unanswered_questions(config, asked), held_out)
+    questions = (*asked, *unanswered)
     cache = cache_folder()
     texts_to_vectors = encoder(config.embedding.encoder, config.embedding.model, cache=cache, progress=progress)
     table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
     train_Q = np.array([question.question_id in train for question in questions])
-    return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK)
+    unanswered_Q = np.arange(len(questions)) >= len(asked)
+    return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +102,7 @@ class FittingQuestions:
     """The questions that the policy can be asked, and how many it cannot.
 
     Attributes:
-        train_J: training questions that fit.
+        train_J: training questions that fit, those that nobody answered among them.
         test_J: held-out questions that fit.
         unanswerable: questions whose answer needs more than `rollout.response-length` tokens.
         too_long: others that, with their answer, exceed `policy.max-sequence-length`.
@@ -95,6 +131,7 @@ def fitting_questions(
     longest, response = config.policy.max_sequence_length, config.rollout.response_length
     answerable_Q = np.array(answer_tokens_Q) <= response
     fits_Q = answerable_Q & (np.array(prompt_tokens_Q) + response <= longest)
+    learned_Q = ~catalogue.held_out_Q
     for key, value, fitting_Q, why in (
         ("rollout.response-length", response, answerable_Q, f"the shortest answer has {min(answer_tokens_Q)} tokens"),
         (
@@ -104,11 +141,11 @@ def fitting_questions(
             f"the shortest prompt has {min(prompt_tokens_Q)} tokens and rollout.response-length is {response}",
         ),
     ):
-        if not (fitting_Q & catalogue.train_Q).any() or not (fitting_Q & ~catalogue.train_Q).any():
+        if not (fitting_Q & learned_Q).any() or not (fitting_Q & catalogue.held_out_Q).any():
             raise UserError(f"{key} = {value} leaves no training or no held-out question: {why}")
     return FittingQuestions(
-        np.flatnonzero(fits_Q & catalogue.train_Q),
-        np.flatnonzero(fits_Q & ~catalogue.train_Q),
+        np.flatnonzero(fits_Q & learned_Q),
+        np.flatnonzero(fits_Q & catalogue.held_out_Q),
         unanswerable=int((~answerable_Q).sum()),
         too_long=int((answerable_Q & ~fits_Q).sum()),
     )

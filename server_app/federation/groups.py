@@ -364,7 +364,7 @@ class Federation:
 
 def _totals(given: Mapping[str, FloatArray], catalogue: wire.Catalogue) -> wire.Totals:
     """The sum of these groups' answers to held-out questions."""
-    held_out_Q = ~catalogue.train_Q
+    held_out_Q = catalogue.held_out_Q
     answer_QK, count_Q = np.zeros(catalogue.option_QK.shape), np.zeros(len(held_out_Q), dtype=np.int64)
     for answer_HK in given.values():
         # float32, as a group's own share is when it takes that out

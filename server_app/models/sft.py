@@ -5,6 +5,7 @@ Axis letters: G groups, Q questions, K options.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,8 +41,8 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
         option_QK: True for real options.
         target: "majority": all of it on the option with most votes (DPA), or the most frequent full ranking (OPA);
             "votes": the vote shares; "smoothed-votes": the shares as if every option had one vote more, Laplace's
-            estimate of the shares among like groups; for rankings both are the mean rank scores; "mean": the mean
-            distribution.
+            estimate of the shares among like groups; for rankings both are the mean rank scores; "mean" and
+            "predicted-mean": the mean distribution.
 
     Returns:
         (Q, K), 0 on padding. Ties go to the earlier option, or to the ranking that the earlier groups gave.
@@ -65,6 +66,23 @@ def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[n
     return [
         formats.answer(config.task, scores_K[option_K], step=config.sft.answer_step)
         for scores_K, option_K in zip(scores_QK, option_QK, strict=True)
+    ]
+
+
+def passes_of_texts(
+    config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], train_J: npt.NDArray[np.int64]
+) -> list[tuple[int, str]]:
+    """(question, text) for every row that SFT is given: with `sft.rounding` = "random" a row for each pass of it."""
+    if config.sft.rounding == "nearest" or config.task != "dpa":
+        texts = answer_texts(config, scores_QK, option_QK)
+        return [(int(q), texts[q]) for q in train_J]
+    rows = config.sft.steps * config.sft.batch_size * config.sft.gradient_accumulation_steps
+    passes = math.ceil(rows / len(train_J)) if rows else config.sft.epochs
+    rng = np.random.default_rng(child_seed(config.seed, "sft.rounding"))
+    return [
+        (int(q), formats.answer(config.task, scores_QK[q][option_QK[q]], step=config.sft.answer_step, rng=rng))
+        for _ in range(passes)
+        for q in train_J
     ]
 
 
@@ -148,7 +166,7 @@ def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False
         lr_scheduler_type=config.sft.scheduler,
         warmup_steps=config.sft.warmup_ratio,
         weight_decay=config.sft.weight_decay,
-        num_train_epochs=config.sft.epochs,
+        num_train_epochs=1 if config.sft.rounding == "random" else config.sft.epochs,  # see `passes_of_texts`
         max_steps=config.sft.steps or -1,
         max_length=config.policy.max_sequence_length,
         completion_only_loss=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import Rule, State
+from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.group_differences import rollout_agreement
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
 from appa_flwr.protocol import wire
-from appa_flwr.run.records import Iteration
+from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_rewards import AggregatedReward, aggregated_reward, group_means
@@ -73,14 +74,17 @@ class _Round:
     request: wire.ScoreRequest
     seconds: dict[str, float]
     reference: ReferencePass | None = None
+    curve: Answers | None = None
+    line: Iteration = field(init=False)
 
 
 class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the groups' data with the groups, only rewards travel.
 
     A round is an iteration of Algorithm appa: `configure_train` samples answers and makes the messages,
-    `aggregate_train` makes the groups' replies one reward and updates the policy. No weights travel, so the arrays of
-    both are empty.
+    `aggregate_train` makes the groups' replies one reward and updates the policy. `configure_evaluate` and
+    `aggregate_evaluate` score it on a few held-out questions, which teaches it nothing. No weights travel, so all
+    arrays are empty.
 
     Args:
         federation: the groups.
@@ -92,6 +96,7 @@ class AppaStrategy(Strategy):
         prompts: token ids of every question's prompt, by catalogue position.
         order: which questions come next.
         num_iterations: of the whole run.
+        curve: gives the policy's answers to the learning curve's questions.
         finished: called after each iteration with its line for metrics.jsonl and the rule's state.
         done: iterations that an earlier session has done.
         state: the rule's state after these; None starts anew.
@@ -109,13 +114,14 @@ class AppaStrategy(Strategy):
         prompts: Sequence[Sequence[int]],
         order: QuestionOrder,
         num_iterations: int,
+        curve: Callable[[], Answers],
         finished: Callable[[Iteration, State], None],
         done: int = 0,
         state: State | None = None,
     ) -> None:
         self._federation, self._engine, self._rule, self._config = federation, engine, rule, config
         self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
-        self._num_iterations, self._finished, self._done = num_iterations, finished, done
+        self._num_iterations, self._curve, self._finished, self._done = num_iterations, curve, finished, done
         self._state = rule.init(len(federation.groups)) if state is None else state
 
     def start(
@@ -141,6 +147,10 @@ class AppaStrategy(Strategy):
             replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
             self._round.seconds["federation_wait"] = grid.seconds_waited
             result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
+            if messages := self.configure_evaluate(server_round, initial_arrays, ConfigRecord(), grid):
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                result.evaluate_metrics_clientapp[server_round] = self.aggregate_evaluate(server_round, replies)
+            self._finished(self._round.line, self._state)
         return result
 
     def configure_train(
@@ -180,18 +190,38 @@ class AppaStrategy(Strategy):
             score_J = torch.tensor(scored.result.aggregate_J, dtype=torch.float32, device=device)
             learned = self._engine.update(now.rollout, now.reference, score_J)
         self._done, self._state = server_round, scored.result.state
-        line = self._line(server_round, now.answers, scored, learned, now.seconds)
-        self._finished(line, self._state)
-        return None, MetricRecord({"reward": line.reward, "fairness-index": line.fairness_index})
+        now.line = self._line(server_round, now.answers, scored, learned, now.seconds)
+        return None, MetricRecord({"reward": now.line.reward, "fairness-index": now.line.fairness_index})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nothing: the policy is scored on held-out questions after the last round (`server_app.evaluation`)."""
-        return ()
+    ) -> list[Message]:
+        """Every `eval.every` rounds and after the last, ask every group to score answers to held-out questions."""
+        every = self._config.eval.every
+        if not every or (server_round % every and server_round != self._num_iterations):
+            return []
+        self._round.curve = self._curve()
+        sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
+        self._round.request = self._round.curve.request([self._config.reward_metric], sides=sides)
+        return self._federation.score_messages(self._round.request, iteration=server_round)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Nothing, as there was nothing to evaluate."""
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
+        """A point of the learning curve."""
+        now = self._round
+        assert now.curve is not None
+        rewards = self._federation.rewards(now.request, replies)
+        metric = self._config.reward_metric
+        predicted, truth_GJ = alignment_scores(rewards[metric, wire.TARGET_SIDE]), rewards[metric, wire.TRUTH_SIDE]
+        survey = None if np.isnan(truth_GJ).all() else alignment_scores(truth_GJ)
+        point = CurvePoint(
+            avg_as=predicted.avg_as,
+            min_as=predicted.min_as,
+            survey_avg_as=None if survey is None else survey.avg_as,
+            survey_min_as=None if survey is None else survey.min_as,
+            format_score=float(now.curve.format_score_J.mean()),
+        )
+        now.line = now.line.model_copy(update={"held_out": point})
+        return MetricRecord({"avg-as": point.avg_as, "min-as": point.min_as})
 
     def summary(self) -> None:
         """Nothing that the run's own log lacks."""
@@ -201,7 +231,7 @@ class AppaStrategy(Strategy):
         iteration: int,
         answers: Answers,
         scored: AggregatedReward,
-        learned: dict[str, float],
+        learned: dict[str, Any],
         seconds: dict[str, float],
     ) -> Iteration:
         names, result = self._federation.groups, scored.result

@@ -42,7 +42,7 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
         network=ModelConfig.of(config.embedding, config.pluralllm),
         embedding=_embedding(config, catalogue),
         questions=catalogue.questions,
-        held_out=[catalogue.questions[q] for q in np.flatnonzero(~catalogue.train_Q)],
+        held_out=[catalogue.questions[q] for q in np.flatnonzero(catalogue.held_out_Q)],
         unseen_groups=config.unseen_group_names,
     )
     found = load_weights(path, start)
@@ -62,7 +62,7 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
             table=cards.table_hash(catalogue.questions),
             training=tuple(sorted(training)),
             num_questions=len(catalogue.questions),
-            num_held_out=int((~catalogue.train_Q).sum()),
+            num_held_out=int(catalogue.held_out_Q.sum()),
             split_seed=config.seed,
             test_fraction=config.data.test_fraction,
             groups={name: count for name, count in answered.items() if name not in unseen},

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
-from small import SMALL_PREDICTOR
+from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -26,6 +26,7 @@ SMALL = {
     "data.num-questions": 60,
     "data.num-groups": 4,
     **SMALL_PREDICTOR,
+    **VOTES,
     "pluralllm.rounds": 3,
     "run.phases": "pluralllm",
 }

@@ -17,7 +17,7 @@ from peft import AutoPeftModelForCausalLM
 from real_surveys import GLOBALQA, needs_surveys
 from safetensors.torch import load_file
 from scipy.spatial.distance import jensenshannon
-from small import SMALL_PREDICTOR
+from small import SMALL_PREDICTOR, VALUE_MODEL, VOTES
 from transformers import AutoTokenizer
 
 from appa_flwr.config import Config, preset, split_names
@@ -34,6 +34,8 @@ SMALL = {
     "federation.min-groups": 3,
     "eval.ceilings": False,
     **SMALL_PREDICTOR,
+    **VOTES,
+    **VALUE_MODEL,
     "pluralllm.rounds": 1,
     "policy.prompt-style": "full",
     "policy.tuning": "lora",

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.report.plots import style
-from appa_flwr.run.records import Iteration, Phase
+from appa_flwr.run.records import CurvePoint, Iteration, Phase
 
 MOST_NAMED_GROUPS = 12
 """Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
@@ -43,6 +43,13 @@ HEALTH: tuple[tuple[str, str, Callable[[Iteration], float]], ...] = (
     ("Response length", "tokens", lambda line: line.response_length),
 )
 HEALTH_COLUMNS = 2
+CURVES: tuple[tuple[str, str, str, Callable[[CurvePoint], float | None]], ...] = (
+    # name, colour, line, value
+    ("held out, mean, predictions", style.BLUE, "-", lambda point: point.avg_as),
+    ("held out, worst group, predictions", style.BLUE, "--", lambda point: point.min_as),
+    ("held out, mean, survey", style.VERMILION, "-", lambda point: point.survey_avg_as),
+    ("held out, worst group, survey", style.VERMILION, "--", lambda point: point.survey_min_as),
+)
 
 
 def _numbers(iterations: Sequence[Iteration]) -> list[int]:
@@ -133,6 +140,24 @@ def group_curves(
     )
     _iteration_axis(axes, iterations)
     axes.set_title(title)
+    return figure
+
+
+@style.picture
+def learning_curve(iterations: Sequence[Iteration]) -> Figure:
+    """What the policy earns while it learns: sampled training answers, and greedy ones to a few held-out questions."""
+    figure = style.figure(4.4)
+    axes = figure.add_subplot(ylabel="score (0 to 1)", title="Learning curve")
+    rewards_IG = pd.DataFrame([dict(line.rewards) for line in iterations], index=_numbers(iterations), dtype=float)
+    axes.plot(rewards_IG.mean(axis=1), color=style.LIGHT_GREY, label="training, mean of groups", zorder=1)
+    points = [(line.iteration, line.held_out) for line in iterations if line.held_out is not None]
+    numbers = [number for number, _ in points]
+    for name, colour, line, pick in CURVES:
+        values = style.as_array(pick(point) for _, point in points)
+        if not np.isnan(values).all():
+            style.curve(axes, numbers, values, color=colour, linestyle=line, label=name, zorder=3)
+    style.legend(figure, axes)
+    _iteration_axis(axes, iterations)
     return figure
 
 

@@ -110,7 +110,7 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     option_QK[:, :-1] = catalogue.option_QK
     option_QK[shortened, : len(questions[shortened].options)] = True
     features = np.zeros((*option_QK.shape, 8), dtype=np.float32)
-    public = wire.Catalogue(tuple(questions), catalogue.train_Q, features, option_QK)
+    public = wire.Catalogue(tuple(questions), catalogue.train_Q, features, option_QK, catalogue.unanswered_Q)
     (reply,) = node.groups(wire.CATALOGUE, wire.pack_catalogue(public)).values()
     assert reply.counts["known"] == len(own) - 3
     assert np.isnan(state.truth(state.memory_of(node.context), reply.group)[[renamed, shortened, reordered]]).all()
@@ -208,6 +208,28 @@ def test_distributions_that_are_asked_for_hold_no_held_out_answer(target):
         assert (np.abs(reply.votes_QK - truth_QK)[held_out_Q].max(1) > 1e-3).all()
 
 
+def test_predictions_that_are_voted_with_hold_no_answer_at_all():
+    node, catalogue = prepared_node(sft__target="predicted-mean")
+    for group, reply in node.groups(wire.VOTE).items():
+        np.testing.assert_array_equal(reply.votes_QK, state.targets(state.memory_of(node.context), group))
+        truth_QK = state.truth(state.memory_of(node.context), group)
+        known_Q = ~np.isnan(truth_QK).any(1)
+        assert (known_Q & catalogue.train_Q).any()
+        assert (np.abs(reply.votes_QK - truth_QK)[known_Q].max(1) > 1e-3).all()
+
+
+def test_an_answer_to_a_question_that_nobody_is_said_to_have_answered_is_not_used(tmp_path):
+    survey, nodes, catalogue = two_homes(tmp_path)
+    index = {question.question_id: q for q, question in enumerate(catalogue.questions)}
+    (group, node), *_ = nodes.items()
+    unanswered_Q = np.zeros(len(index), dtype=bool)
+    unanswered_Q[[index[key] for key in list(survey.answers[group])[:3]]] = True
+    public = replace(catalogue, train_Q=catalogue.train_Q & ~unanswered_Q, unanswered_Q=unanswered_Q)
+    reply = node.groups(wire.CATALOGUE, wire.pack_catalogue(public))[group]
+    assert reply.counts["known"] == len(survey.answers[group]) - 3
+    assert np.isnan(state.truth(state.memory_of(node.context), group)[unanswered_Q]).all()
+
+
 def owned(folder, owner_policy):
     """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
     node_config = {"group": "Avaria", "ledger": str(folder / "ledger.sqlite")}
@@ -218,20 +240,23 @@ def owned(folder, owner_policy):
 
 
 @pytest.mark.parametrize(
-    ("owner_policy", "code"),
+    ("target", "owner_policy", "code"),
     [
-        (None, wire.MEAN_REFUSED),
-        ("", wire.MEAN_REFUSED),
-        ("mean = false", wire.MEAN_REFUSED),
-        ("own-answers = true", wire.MEAN_REFUSED),
-        ("mean = true", None),
+        ("mean", None, wire.MEAN_REFUSED),
+        ("mean", "", wire.MEAN_REFUSED),
+        ("mean", "mean = false", wire.MEAN_REFUSED),
+        ("mean", "own-answers = true\nprobes = true", wire.MEAN_REFUSED),
+        ("mean", "mean = true", None),
+        ("predicted-mean", None, wire.PREDICTIONS_REFUSED),
+        ("predicted-mean", "mean = true", wire.PREDICTIONS_REFUSED),
+        ("predicted-mean", "probes = true", None),
     ],
 )
 @pytest.mark.parametrize("kind", [wire.CATALOGUE, wire.VOTE])
-def test_deployed_the_mean_is_refused_unless_the_owner_allows_it(kind, owner_policy, code, tmp_path):
+def test_deployed_a_mean_is_refused_unless_the_owner_allows_it(kind, target, owner_policy, code, tmp_path):
     node, catalogue = prepared_node()
     node.owned(owned(tmp_path, owner_policy))
-    node.context.run_config = dict(config_of(sft__target="mean").flat())
+    node.context.run_config = dict(config_of(sft__target=target).flat())
     reply = node.ask(kind, node.content(kind, catalogue))
     assert (reply.error.code if reply.has_error() else None) == code
     if code:

@@ -43,7 +43,8 @@ class Owned(Node):
             kept[np.flatnonzero(part_Q & self.answered)[:count]] = True
         rows = np.flatnonzero(kept)
         questions = tuple(self.catalogue.questions[row] for row in rows)
-        arrays = (self.catalogue.train_Q, self.catalogue.embedding_QKE, self.catalogue.option_QK)
+        public = self.catalogue
+        arrays = (public.train_Q, public.embedding_QKE, public.option_QK, public.unanswered_Q)
         return wire.Catalogue(questions, *(array[rows] for array in arrays))
 
     def code(self, kind, content):

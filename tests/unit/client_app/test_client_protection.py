@@ -6,6 +6,7 @@ Axis letters: J scored answers, Q questions, K options.
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ PUBLIC = wire.Catalogue(
     np.array([True, False]),
     np.zeros((2, 3, 4), np.float32),
     np.ones((2, 3), bool),
+    np.zeros(2, bool),
 )
 SIDE_QK = np.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
 ANSWERS = np.array([[1.0, 0.0, 0.0], [0.2, 0.2, 0.6], [np.nan] * 3, [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]])
@@ -74,7 +76,7 @@ def test_the_same_answer_against_another_table_is_another_score_with_noise_of_it
 
 def test_what_stands_in_padding_makes_no_other_answer(tmp_path):
     mine = protection(tmp_path)
-    padded = wire.Catalogue(PUBLIC.questions, PUBLIC.train_Q, PUBLIC.embedding_QKE, np.array([[True, True, False]] * 2))
+    padded = replace(PUBLIC, option_QK=np.array([[True, True, False]] * 2))
     for junk in (0.0, 0.3, np.nan):
         asked = wire.ScoreRequest(np.array([0]), np.array([[0.4, 0.6, junk]]), ("js",))
         mine.released(asked, {"js": np.array([0.5])}, SIDE_QK, padded, group="Avaria", side=wire.TARGET_SIDE)

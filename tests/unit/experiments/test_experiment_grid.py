@@ -40,7 +40,7 @@ policy.base-steps = 30
 [rules.average]
 [rules.open]
 rule = "appa"
-appa.fairness-threshold = 1.1
+appa.fairness-threshold = 2.0
 [hours.all]
 predictor = 0.5
 [hours.tiny]
@@ -75,7 +75,7 @@ def test_what_rules_share_is_made_once(grid_file, tmp_path):
             assert (trial.needs.dataset, trial.needs.seed) == (trial.dataset, trial.seed)
     rule = next(c for c in trials if (c.dataset, c.model, c.rule, c.seed) == ("two", "other", "open", 1))
     config = rule.config
-    assert (config.rule, config.appa.fairness_threshold, config.seed) == ("appa", 1.1, 1)
+    assert (config.rule, config.appa.fairness_threshold, config.seed) == ("appa", 2.0, 1)
     assert (config.data.num_questions, config.policy.base_steps, config.ppo.num_iterations) == (50, 30, 7)
     assert config.sft.checkpoint == str(rule.needs.folder / "sft-model")
     assert config.pluralllm.checkpoint == str(rule.needs.needs.folder / "pluralllm.safetensors")
@@ -149,7 +149,7 @@ def write_run(config) -> None:
     (folder / "progress.jsonl").write_text(json.dumps(step) + "\n")
     if config.run.phases == "pluralllm":
         return
-    rule = "open" if config.appa.fairness_threshold > 1 else config.rule
+    rule = "open" if config.appa.fairness_threshold == 2.0 else config.rule
     values = {"ppo": REWARDS[rule]} if config.run.phases == "all" else {k: REWARDS[k] for k in ("base", "sft")}
     values |= {method: REWARDS[method] for method in ("uniform", "option-list")}
     rows = []

@@ -157,7 +157,10 @@ def test_with_adapters_grpo_begins_at_a_whole_model(finished, tmp_path):
     ("keys", "said"),
     [
         ({"survey": "globalqa.jsonl"}, "generated population only"),
-        ({"rollout.batch-size": 12, "ppo.num-mini-batches": 1}, "rollout.batch-size = 12: must be a multiple of 8"),
+        (
+            {"rollout.batch-size": 12, "rollout.answers-per-question": 4, "ppo.num-mini-batches": 1},
+            "rollout.batch-size = 12: must be a multiple of 8",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_said_at_once(keys, said, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 from safetensors.torch import load_file
-from small import SMALL_PREDICTOR
+from small import SMALL_PREDICTOR, VALUE_MODEL, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.core import files
@@ -35,6 +35,8 @@ TINY = {
     "federation.min-groups": 3,
     "eval.ceilings": False,
     **SMALL_PREDICTOR,
+    **VOTES,
+    **VALUE_MODEL,
     "pluralllm.rounds": 2,
     "sft.steps": 12,
     "sft.batch-size": 4,

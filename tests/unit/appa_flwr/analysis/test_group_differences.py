@@ -255,7 +255,7 @@ def test_sparse_surveys_are_counted_and_groups_without_an_answer_tell_nothing_ap
 
 
 def test_rules_are_tried_with_the_config_s_parameters():
-    made = rules(Config.load({"appa.temperature": 0.5, "appa.worst-share": 1.0}).appa)
+    made = rules(Config.load({"appa.temperature": 0.5, "appa.fairness-threshold": 0.99, "appa.worst-share": 1.0}).appa)
     assert made["appa"].temperature == made["appa-open"].temperature == 0.5
     assert (made["appa"].fairness_threshold, made["appa-open"].fairness_threshold) == (0.99, 1.1)
     assert made["mix"].worst_share == 1.0

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from appa_flwr.analysis.aggregation import RULES, make, parameters
-from appa_flwr.config import Config
+from appa_flwr.config import Config, preset
 from appa_flwr.core.errors import UserError
 
 
@@ -41,8 +41,8 @@ def test_config_and_rules_refuse_the_same_values(name, value):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_default_to_the_papers_numbers_as_the_config_does(rule):
+def test_rules_default_to_the_papers_numbers_as_its_preset_does(rule):
     made = make(rule, alpha=0.0) if rule == "alpha" else make(rule)
-    of_config = Config.load({}).appa
+    of_config = Config.load(preset("paper")).appa
     for name in parameters(rule):
         assert getattr(made, name) == getattr(of_config, name)

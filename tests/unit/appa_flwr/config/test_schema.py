@@ -34,9 +34,9 @@ from appa_flwr.core.errors import UserError
         ({"federation.min-groups": 9}, ["federation.min-groups", "8"]),
         ({"groups": "A,B", "federation.min-groups": 3}, ["federation.min-groups", "2"]),
         ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
-        ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "96"]),
-        ({"rollout.answers-per-question": 7}, ["rollout.answers-per-question", "96"]),
-        ({"ppo.baseline": "question"}, ["ppo.baseline", "rollout.answers-per-question"]),
+        ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "384"]),
+        ({"rollout.answers-per-question": 7}, ["rollout.answers-per-question", "384"]),
+        ({"rollout.answers-per-question": 1}, ["ppo.baseline", "rollout.answers-per-question"]),
         ({"pluralllm.hidden-dim": 6}, ["pluralllm.hidden-dim", "multiple of 4"]),
         ({"pluralllm.unseen-groups": "A;B;A"}, ["pluralllm.unseen-groups", "A", "twice"]),
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "A, B, C"]),
@@ -103,7 +103,7 @@ def test_metric_auto_follows_the_task():
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad"])
 def test_a_groups_own_optimizer_follows_the_strategy(strategy):
     def chosen(**keys):
-        given = {f"pluralllm.{key.replace('_', '-')}": value for key, value in keys.items()}
+        given = {f"pluralllm.{key.replace('_', '-')}": value for key, value in {"learning_rate": 0.0, **keys}.items()}
         settings = Config.load({"pluralllm.strategy": strategy, **given}).pluralllm
         return settings.local_optimizer, settings.local_learning_rate
 
@@ -121,9 +121,15 @@ def test_the_paper_s_presets_have_its_predictor(preset):
 
 def test_iterations():
     assert Config.load({"ppo.num-iterations": 7}).iterations(1000) == 7
+    passes = {
+        "ppo.num-iterations": 0,
+        "rollout.batch-size": 96,
+        "rollout.answers-per-question": 1,
+        "ppo.baseline": "value",
+    }
     # 5 passes over 192 questions in batches of 96: 960 / 96 = 10.
-    assert Config.load({"ppo.num-iterations": 0}).iterations(192) == 10
-    assert Config.load({"ppo.num-iterations": 0, "ppo.training-epochs": 1}).iterations(3) == 1
+    assert Config.load(passes).iterations(192) == 10
+    assert Config.load({**passes, "ppo.training-epochs": 1}).iterations(3) == 1
 
 
 def test_a_run_without_a_name_gets_one_that_says_what_it_is():

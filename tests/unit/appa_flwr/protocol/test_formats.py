@@ -199,6 +199,16 @@ def test_written_rankings_read_back(scores):
     assert borda(parsed.prediction, scores, np.ones(scores.size, bool)) == 1.0
 
 
+@pytest.mark.parametrize("distribution", [[0.33, 0.17, 0.5], [0.05, 0.95], [0.26, 0.26, 0.24, 0.24], [0.3, 0.7]])
+def test_rounded_at_random_an_answer_is_right_on_average_and_never_a_step_away(distribution):
+    rng = np.random.default_rng(0)
+    texts = [answer("dpa", distribution, step=0.1, rng=rng) for _ in range(4000)]
+    numbers = np.array([[float(number) for number in text.split(",")] for text in texts])
+    assert np.allclose(numbers.sum(1), 1.0)
+    assert np.abs(numbers - distribution).max() < 0.1
+    assert np.abs(numbers.mean(0) - distribution).max() < 4 * 0.05 / np.sqrt(4000)
+
+
 def test_answers_by_hand():
     assert answer("dpa", [0.65, 0.2, 0.1, 0.05]) == "0.65,0.20,0.10,0.05"
     # 33 + 33 + 33 leaves one hundredth, to the first of equal remainders

@@ -6,6 +6,7 @@ Axis letters: Q public questions, K options, J scored answers, E features.
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ KEY = f"0|js|{wire.TARGET_SIDE}"
 def catalogue() -> wire.Catalogue:
     option_QK = np.array([[True, True, True], [True, True, False]])
     embedding_QKE = np.arange(12, dtype=np.float32).reshape(2, 3, 2) / 7
-    return wire.Catalogue(QUESTIONS, np.array([True, False]), embedding_QKE, option_QK)
+    return wire.Catalogue(QUESTIONS, np.array([True, False]), embedding_QKE, option_QK, np.array([False, True]))
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -41,6 +42,13 @@ def test_a_catalogue_arrives_as_it_was_sent():
     assert same(got.train_Q, sent.train_Q)
     assert same(got.embedding_QKE, sent.embedding_QKE)
     assert same(got.option_QK, sent.option_QK)
+    assert same(got.unanswered_Q, sent.unanswered_Q)
+    assert not got.held_out_Q.any()
+
+
+def test_a_training_question_that_nobody_answered_is_none():
+    with pytest.raises(ValueError, match="follow the protocol"):
+        wire.unpack_catalogue(wire.pack_catalogue(replace(catalogue(), unanswered_Q=np.ones(2, dtype=bool))))
 
 
 @pytest.mark.parametrize("num_answers", [0, 3])

@@ -312,8 +312,8 @@ def test_ppo_on_four_bits_trains_adapters_only_and_leaves_the_reference(packed):
     models = ppo_models("lora", model)
     engine = PPOEngine(
         models,
-        PPOSection(num_mini_batches=1, epochs=2, learning_rate=1e-2, value_learning_rate=1e-2),
-        RolloutSection(response_length=4),
+        PPOSection(num_mini_batches=1, epochs=2, learning_rate=1e-2, value_learning_rate=1e-2, baseline="value"),
+        RolloutSection(response_length=4, answers_per_question=1),
         num_iterations=3,
         stop_ids=base.stop_ids,
         pad_id=base.pad_id,

@@ -88,6 +88,7 @@ KEYS = {
     "sft.gradient-accumulation-steps": 1,
     "sft.steps": 3,
     "sft.learning-rate": 1e-2,
+    "sft.rounding": "nearest",
     "policy.compute-dtype": "float32",
 }
 
@@ -163,6 +164,35 @@ def test_without_steps_the_epochs_decide(tune, monkeypatch):
     monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
     tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
     assert len(seen) == 6  # four answers by twos, three times
+
+
+def rows_of(scores_QK, **keys):
+    config = Config.load({**KEYS, "sft.rounding": "random", **keys})
+    option_QK = np.isfinite(scores_QK)
+    return sft.passes_of_texts(config, np.nan_to_num(scores_QK), option_QK, np.array([0, 2]))
+
+
+def test_with_random_rounding_every_pass_has_answers_of_its_own_that_are_right_on_average():
+    scores_QK = np.array([[0.33, 0.67, np.nan], [1.0, 0.0, np.nan], [0.25, 0.25, 0.5]])
+    rows = rows_of(scores_QK, **{"sft.steps": 200})  # of four answers each
+    assert [q for q, _ in rows] == [0, 2] * 400
+    taught = {q: np.array([list(map(float, text.split(","))) for of, text in rows if of == q]) for q in (0, 2)}
+    assert {text for q, text in rows if q == 0} == {"0.30,0.70", "0.40,0.60"}
+    np.testing.assert_allclose(taught[0].mean(0), [0.33, 0.67], atol=0.01)
+    np.testing.assert_allclose(taught[2].mean(0), [0.25, 0.25, 0.5], atol=0.01)
+    assert [q for q, _ in rows_of(scores_QK, **{"sft.steps": 0, "sft.epochs": 3})] == [0, 2] * 3
+    (first, second) = rows_of(scores_QK, **{"sft.rounding": "nearest"})
+    assert (first, second) == ((0, "0.30,0.70"), (2, "0.30,0.20,0.50"))
+
+
+def test_the_passes_of_random_rounding_are_not_gone_through_again(tune, monkeypatch):
+    seen, step = [], sft._LeanTrainer.training_step
+    monkeypatch.setattr(
+        sft._LeanTrainer, "training_step", lambda *given, **named: (seen.append(1), step(*given, **named))[1]
+    )
+    keys = {"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2, "sft.rounding": "random"}
+    tune(**keys)
+    assert len(seen) == 2  # the four answers given by twos, once
 
 
 def test_of_two_gpus_the_first_is_used(tune, monkeypatch):

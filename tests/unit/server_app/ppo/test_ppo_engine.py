@@ -28,8 +28,10 @@ SETTINGS = PPOSection(
     num_mini_batches=2,
     micro_batch_tokens=1000,
     value_coefficient=0.3,
+    epochs=2,
+    baseline="value",
 )
-ROLLOUT = RolloutSection(response_length=6, temperature=0.9)
+ROLLOUT = RolloutSection(response_length=6, temperature=0.9, answers_per_question=1)
 STOPS = tuple(range(1, 12))
 EPSILON = 1e-2
 """Adam's, large beside the models' gradients, which are cut to a norm of 1 or less.

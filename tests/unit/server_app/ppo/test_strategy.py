@@ -12,6 +12,7 @@ import pytest
 import torch
 from fakes import catalogue_of, federated, random_tables, scoring_node
 from flwr.app import ArrayRecord
+from small import VALUE_MODEL
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.fairness import fairness_index
@@ -21,6 +22,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats, wire
 from appa_flwr.protocol.rewards import js
 from server_app.federation import grid
+from server_app.federation.answers import parse_answers
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
@@ -30,6 +32,8 @@ CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
 TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
 QUESTIONS = [0, 1, 3, 3, 1]  # the last text has too few numbers for its question
+SETTINGS = {"rollout.batch-size": 5, "ppo.num-mini-batches": 1, **VALUE_MODEL}
+CURVE_TEXTS = ["0.10,0.20,0.30,0.40", "what?"]  # to the one held-out question
 STATS = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
 LEARNED = {name: 0.1 * number for number, name in enumerate(STATS)}
 
@@ -77,7 +81,7 @@ def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", checkpoints=None, resumed=None, **params):
+def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", every=0, checkpoints=None, resumed=None, **params):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
     federation = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
     engine, lines = FakeEngine(), []
@@ -85,12 +89,13 @@ def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", checkpoints
         federation,
         engine,
         aggregation.make(rule, **params),
-        Config.load({"rollout.batch-size": 5, "ppo.num-mini-batches": 1, "pluralllm.context-resampling": contexts}),
+        Config.load({**SETTINGS, "pluralllm.context-resampling": contexts, "eval.every": every}),
         base=FakeBase(),
         catalogue=CATALOGUE,
         prompts=[[q] for q in range(4)],
         order=GivenOrder(),
         num_iterations=3,
+        curve=lambda: parse_answers("dpa", CURVE_TEXTS, np.array([2, 2]), CATALOGUE),
         finished=lambda line, state: (lines.append(line), checkpoints.append((line.iteration, state))),
         **resumed,
     )
@@ -178,6 +183,27 @@ def test_the_line_tells_the_iteration():
     assert last.fairness_index == pytest.approx(fairness_index(reward_GJ))
     # three whole answers, nothing, and for "0.50,0.50" to three options: in range and summing to one, but incomplete
     assert last.format_score == pytest.approx((1 + 1 + 0 + 1 + 2 / 3) / 5)
+
+
+def test_the_learning_curve_has_a_point_every_so_many_iterations_and_at_the_end_and_teaches_nothing():
+    truths = random_tables(CATALOGUE.option_QK, GROUPS, seed=6)
+    nodes = {node: scoring_node({name: TABLES[name]}, {name: truths[name]}) for node, name in enumerate(GROUPS)}
+    plain, federation, engine, without = build()
+    run(plain, federation, 3)
+    strategy, federation, scored_engine, lines = build(nodes=nodes, every=2)
+    run(strategy, federation, 3)
+    assert [line.held_out is None for line in lines] == [True, False, False]
+    assert [line.history for line in lines] == [line.history for line in without]
+    assert all(map(torch.equal, scored_engine.scores, engine.scores))
+    given_K, point = [0.1, 0.2, 0.3, 0.4], lines[1].held_out
+    predicted_G, survey_G = (
+        # the unreadable answer is worth 0
+        np.array([float(js(np.array(given_K), tables[name][2], [True] * 4)) / 2 for name in GROUPS])
+        for tables in (TABLES, truths)
+    )
+    assert (point.avg_as, point.min_as) == pytest.approx((predicted_G.mean(), predicted_G.min()))
+    assert (point.survey_avg_as, point.survey_min_as) == pytest.approx((survey_G.mean(), survey_G.min()))
+    assert point.format_score == 0.5
 
 
 def test_the_first_line_tells_what_other_rules_would_have_made_of_these_rollouts():

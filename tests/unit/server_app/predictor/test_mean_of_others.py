@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, request, simulated
-from small import SMALL_PREDICTOR
+from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
@@ -28,7 +28,7 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import initial_weights
 
-SMALL = {"data.num-questions": 40, "data.num-groups": 6, "federation.min-groups": 1, **SMALL_PREDICTOR}
+SMALL = {"data.num-questions": 40, "data.num-groups": 6, "federation.min-groups": 1, **SMALL_PREDICTOR, **VOTES}
 ROW = (wire.HELD_OUT_PART, "mean-of-others")
 
 

@@ -33,6 +33,7 @@ TINY_LOOP = {
     "pluralllm.validate-every": 0,
     "embedding.dim": 16,
     "rollout.batch-size": 16,
+    "sft.target": "smoothed-votes",  # what every owner allows
     **AS_OWNERS_ASK,
     "ppo.num-mini-batches": 2,
     "ppo.epochs": 1,

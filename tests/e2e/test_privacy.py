@@ -143,10 +143,10 @@ def test_a_whole_run_lets_only_the_protocol_out(whole_run):
     world, grid = whole_run
     assert {reply.kind for reply in grid.replies} == set(KINDS)
     assert not any(reply.message.has_error() for reply in grid.replies)
-    # roll call, catalogue, 2 rounds, validation of the last, targets, votes, 2 iterations, base, SFT, PPO and their
-    # choices, few-shot, uniform, majority, the probe for the ceilings, the mean of predictions and 2 ceilings in 3
-    # metrics: 26 messages to each of 3 groups
-    assert len(grid.replies) == 3 * 26
+    # roll call, catalogue, 2 rounds, validation of the last, targets, votes, 2 iterations, a point of the learning
+    # curve, base, SFT, PPO and their choices, few-shot, uniform, majority, the probe for the ceilings, the mean of
+    # predictions and 2 ceilings in 3 metrics: 27 messages to each of 3 groups
+    assert len(grid.replies) == 3 * 27
     assert audit(grid, world) == []
 
 

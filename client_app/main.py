@@ -199,7 +199,7 @@ def targets(message: Message, context: Context) -> Message:
             others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own)
         parts = ours.scores(mine, found, truth, least=owner_policy.least_answers, mean_of_others=others)
         sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
-        state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0), found.interval())
+        state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0))
         replies.append(wire.GroupReply(name, sums=protection.rounded_sums(sums, owner_policy)))
     return outgoing.send(message, replies)
 

@@ -210,9 +210,7 @@ class Predictor:
             parts[wire.TRAINING_PART] = data
         found = {
             part: local_sums(
-                targets.probability_QK,
-                targets.spread_Q,
-                interval_QK=targets.interval(),
+                targets,
                 truth=truth,
                 known=data,
                 embedding=self.embedding,

@@ -156,12 +156,9 @@ def truth(memory: Memory, group: str) -> FloatArray:
     return _arrays(memory, f"data {group}")["truth"]
 
 
-def remember_targets(
-    memory: Memory, group: str, target_QK: FloatArray, interval_QK: tuple[FloatArray, FloatArray] | None = None
-) -> None:
-    """Keep the group's target table, and where the predictor has them, low and high ends of its intervals."""
-    interval = {} if interval_QK is None else dict(zip(("low", "high"), interval_QK, strict=True))
-    _keep_arrays(memory, f"targets {group}", target=target_QK, **interval)
+def remember_targets(memory: Memory, group: str, target_QK: FloatArray) -> None:
+    """Keep the group's target table."""
+    _keep_arrays(memory, f"targets {group}", target=target_QK)
 
 
 def has_targets(memory: Memory, group: str) -> bool:

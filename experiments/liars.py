@@ -2,9 +2,9 @@
 
     python -m experiments.liars
 
-With the policy of `experiments.stand_in`. The group that the mean of all serves worst lies in training, always in the
-same way; scores are then by every group's true answers. Honest and lying runs share questions and noise, so their
-difference is the lie's.
+By free answers (`appa_flwr.analysis.destinations`). The group that the mean of all serves worst lies in training,
+always in the same way; scores are then by every group's true answers. Honest and lying runs share questions and noise,
+so their difference is the lie's.
 
 Legend: G groups, J answers.
 """
@@ -21,8 +21,9 @@ import numpy as np
 import typer
 
 from appa_flwr.analysis.aggregation import Rule
+from appa_flwr.analysis.destinations import VISITS
 from experiments import entry, stand_in
-from experiments.stand_in import FloatArray, Groups, Iterations, Questions, Seeds, trained, true_targets
+from experiments.stand_in import FloatArray, Groups, Questions, Seeds, TrueTargets, Visits, end_scores, true_targets
 from experiments.study import Setting, StudyColumn, spread, study
 
 STRETCH = 3.0
@@ -59,11 +60,24 @@ COLUMNS = (
 )
 
 
-def scores(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
+def lying(people: TrueTargets, lie: str) -> Callable[[FloatArray], FloatArray] | None:
+    """Rewards (G, J) as the groups send them where the liar lies so; None where nobody does."""
+    if lie not in LIES:
+        return None
+
+    def sent(reward_GJ: FloatArray) -> FloatArray:
+        changed_GJ = np.array(reward_GJ)
+        changed_GJ[people.liar] = LIES[lie](changed_GJ[people.liar])
+        return changed_GJ
+
+    return sent
+
+
+def scores(setting: Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """A rule's result where the liar lies so: the score of the liar, and of the others on average."""
     rule, lie = setting
     people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
-    score_G = trained(RULES[rule], people, iterations=iterations, seed=seed, lie=LIES.get(lie)).mean(axis=1)
+    score_G = end_scores(RULES[rule], people, seed=seed, visits=visits, sent=lying(people, lie)).mean(axis=1)
     others_G = np.delete(score_G, people.liar)
     found = {"avg_as": score_G.mean(), "min_as": score_G.min(), "liar": score_G[people.liar], "others": others_G.mean()}
     return {name: float(value) for name, value in found.items()}
@@ -71,7 +85,7 @@ def scores(setting: Setting, seed: int, *, iterations: int, num_questions: int, 
 
 def main(
     seeds: Seeds = 5,
-    iterations: Iterations = 1500,
+    visits: Visits = VISITS,
     questions: Questions = 60,
     groups: Groups = 8,
     output: Annotated[Path, typer.Option(help="Folder of table and single scores.")] = Path("runs/liars"),
@@ -82,7 +96,7 @@ def main(
         ("rule", "lie"),
         itertools.product(RULES, (HONEST, *LIES)),
         range(seeds),
-        partial(scores, iterations=iterations, num_questions=questions, num_groups=groups),
+        partial(scores, visits=visits, num_questions=questions, num_groups=groups),
         COLUMNS,
         output=output,
     )

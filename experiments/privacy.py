@@ -5,8 +5,8 @@
 The attack goes through the node's own code, with an owner's policy and a ledger. By cosine, the rewards of answers are
 linear in the direction of the target, so a least-squares fit finds it, beginning with what the server knows of the
 other groups. Answers near each corner are asked in turn, each one a little different: the same one would get the same
-noise again. The price is what the policy of `experiments.stand_in` ends with from such rewards, against rewards as they
-are, over the same populations.
+noise again. The price is where free answers end (`appa_flwr.analysis.destinations`)
+from such rewards, against rewards as they are, over the same populations.
 
 Legend: Q questions, K options, J answers.
 """
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import typer
 
 from appa_flwr.analysis.aggregation import make
+from appa_flwr.analysis.destinations import VISITS
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import wire
@@ -34,7 +35,7 @@ from client_app.outgoing import Refused
 from client_app.protection import Protection
 from experiments import entry
 from experiments.attacks import ATTACKS, NOTHING_LIMITED, error
-from experiments.stand_in import Groups, Iterations, Questions, Seeds, TrueTargets, trained, true_targets
+from experiments.stand_in import Groups, Questions, Seeds, TrueTargets, Visits, end_scores, true_targets
 from experiments.study import Setting, StudyColumn, difference, spread, study
 
 FloatArray = npt.NDArray[np.float64]
@@ -126,7 +127,7 @@ def learned(setting: Setting, seed: int, *, people: TrueTargets) -> dict[str, fl
     return {"error": error(found_QK, people.target_GQK[0])}
 
 
-def price(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
+def price(setting: Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """Result of rule `RULE` on rewards that an owner's policy has changed."""
     (name,) = setting
     owner_policy, noise = OWNER_POLICIES[name], np.random.default_rng([seed, 1])
@@ -136,7 +137,7 @@ def price(setting: Setting, seed: int, *, iterations: int, num_questions: int, n
         return np.asarray(np.clip(blurred_GJ.round(owner_policy.reward_decimals), 0.0, 1.0))
 
     people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
-    score_G = trained(make(RULE), people, iterations=iterations, seed=seed, blur=blur).mean(axis=1)
+    score_G = end_scores(make(RULE), people, seed=seed, visits=visits, sent=blur).mean(axis=1)
     return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min())}
 
 
@@ -151,7 +152,7 @@ def read_through_pluralllm(setting: Setting, seed: int) -> dict[str, float]:
 
 def main(
     seeds: Seeds = 5,
-    iterations: Iterations = 1500,
+    visits: Visits = VISITS,
     questions: Questions = 60,
     groups: Groups = 8,
     attacks: Annotated[int, typer.Option(help="Groups that are attacked through PluralLLM; 0 = none.", min=0)] = 3,
@@ -173,7 +174,7 @@ def main(
         ("owner's policy",),
         [(name,) for name in (NONE, *BLURRING)],
         range(seeds),
-        partial(price, iterations=iterations, num_questions=questions, num_groups=groups),
+        partial(price, visits=visits, num_questions=questions, num_groups=groups),
         (
             StudyColumn("Avg AS", "avg_as", difference, less=NONE),
             StudyColumn("Min AS", "min_as", difference, less=NONE),

@@ -2,8 +2,9 @@
 
     python -m experiments.rules
 
-Every rule trains the policy of `experiments.stand_in` on the same generated populations, from groups that hardly differ
-to groups that do. Rules share questions and noise, so a population is a pair of any two of them.
+Every rule is followed by free answers (`appa_flwr.analysis.destinations`) on the same generated populations, from
+groups that hardly differ to groups that do. Rules share questions and noise, so a population is a pair of any two of
+them.
 
 Legend: G groups.
 """
@@ -21,12 +22,13 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from appa_flwr.analysis.destinations import VISITS
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import RULE_STYLE
 from experiments import entry
-from experiments.stand_in import RULES, Groups, Iterations, Questions, Seeds, trained, true_targets
+from experiments.stand_in import RULES, Groups, Questions, Seeds, Visits, end_scores, true_targets
 from experiments.study import Setting, StudyColumn, difference, study
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
@@ -47,14 +49,14 @@ COLUMNS = (
 )
 
 
-def ends(setting: Setting, seed: int, *, iterations: int, num_questions: int, num_groups: int) -> dict[str, float]:
+def ends(setting: Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """A rule's result at this disagreement, or, as `BEST`, that of the best shared answers for the worst group."""
     scale, rule = setting
     people = true_targets(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
     if rule == BEST:
         differences = group_differences(people.target_GQK, people.option_QK, metric="js")
         return {"avg_as": np.nan, "min_as": differences.min_of_fairest, "fi": np.nan}
-    score_GQ = trained(RULES[rule], people, iterations=iterations, seed=seed)
+    score_GQ = end_scores(RULES[rule], people, seed=seed, visits=visits)
     score_G = score_GQ.mean(axis=1)
     return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min()), "fi": fairness_index(score_GQ)}
 
@@ -85,7 +87,7 @@ def picture(found: pd.DataFrame) -> Figure:
 
 def main(
     seeds: Seeds = 10,
-    iterations: Iterations = 1500,
+    visits: Visits = VISITS,
     questions: Questions = 60,
     groups: Groups = 8,
     output: Annotated[Path, typer.Option(help="Folder of table, picture and single scores.")] = Path("runs/rules"),
@@ -96,7 +98,7 @@ def main(
         ("disagreement", "rule"),
         itertools.product(DISAGREEMENT, (*RULES, BEST)),
         range(seeds),
-        partial(ends, iterations=iterations, num_questions=questions, num_groups=groups),
+        partial(ends, visits=visits, num_questions=questions, num_groups=groups),
         COLUMNS,
         output=output,
         picture=picture,

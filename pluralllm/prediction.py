@@ -75,11 +75,15 @@ class Targets:
     spread_Q: FloatArray
     deviation_QK: FloatArray | None = None
 
-    def interval(self) -> tuple[FloatArray, FloatArray] | None:
-        """Low and high (Q, K): where `COVERAGE` of the survey's shares should lie; None without deviations."""
+    def interval(self, scale: float = 1.0) -> tuple[FloatArray, FloatArray] | None:
+        """Low and high (Q, K): where `COVERAGE` of the survey's shares should lie; None without deviations.
+
+        `scale` multiplies the deviations. Those of a trained network are too small by a factor that its card knows
+        (`interval_scale`, see `scores.interval_scale`).
+        """
         if self.deviation_QK is None:
             return None
-        root_QK, half_QK = np.sqrt(self.probability_QK), HALF_WIDTH * self.deviation_QK
+        root_QK, half_QK = np.sqrt(self.probability_QK), scale * HALF_WIDTH * self.deviation_QK
         return np.clip(root_QK - half_QK, 0.0, 1.0) ** 2, np.clip(root_QK + half_QK, 0.0, 1.0) ** 2
 
 

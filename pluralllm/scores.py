@@ -2,7 +2,8 @@
 
 `local_sums` is what a group computes of its own answers and may tell.
 
-Axis letters: Q questions, R chosen questions, K options, N answered questions, L answers, F features.
+Axis letters: Q questions, R chosen questions, K options, N answered questions, L answers, F features,
+S scales.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import numpy.typing as npt
 
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
+from pluralllm.prediction import COVERAGE as WANTED
+from pluralllm.prediction import Targets
 
 # of fewer answers a rank correlation says nothing
 MIN_RANKED = 4
 MEASURES = ("js", "js_distance", "wasserstein")
 PREDICTOR, SHARED = "pluralllm", "pluralllm-shared"
 CALIBRATION, COVERAGE = "calibration", "coverage"
+INTERVAL_SCALES = (0.7, 1.0, 1.4, 2.0, 2.8)
+AT_SCALES = tuple(f"coverage-{scale:g}" for scale in INTERVAL_SCALES)
 MEAN_OF_OTHERS = "mean-of-others"
 UNIFORM, NEAREST = "uniform", "nearest-question"
 CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -29,10 +34,8 @@ def by_size(num_context: int) -> str:
 
 
 def local_sums(
-    prediction_QK: FloatArray,
-    spread_Q: FloatArray,
+    predicted: Targets,
     *,
-    interval_QK: tuple[FloatArray, FloatArray] | None = None,
     truth: GroupData,
     known: GroupData,
     embedding: OptionEmbedding,
@@ -43,9 +46,7 @@ def local_sums(
     Questions of a single option are left out: any answer to them is right.
 
     Args:
-        prediction_QK: (Q, K) the group's predicted distributions; of a question in `known`, from the others alone.
-        spread_Q: (Q,) how uncertain the predictions are.
-        interval_QK: (Q, K) low and high ends of the intervals for the answers; None without.
+        predicted: the group's targets for all Q questions; of a question in `known`, from the others alone.
         truth: the answers to score against.
         known: the answers that a predictor may know, for the nearest question.
         embedding: the public table.
@@ -56,9 +57,9 @@ def local_sums(
         with the natural Jensen-Shannon distance; "pluralllm" has the sum of "spread" too. "mean-of-others" is scored
         where it is known, and "pluralllm-shared" is the predictor on just these answers. "calibration" holds
         "answers" times the rank correlation of spread and error, and is left out where that is not defined; "coverage"
-        the sum over answers of the share of their options that lie in their interval.
+        at each of `INTERVAL_SCALES` the sum over answers of the share of their options that lie in their interval.
     """
-    option_QK = embedding.option_QK
+    option_QK, prediction_QK, spread_Q = embedding.option_QK, predicted.probability_QK, predicted.spread_Q
     scored_N = option_QK[truth.question_N].sum(axis=1) > 1
     rows, answer_NK = truth.question_N[scored_N], truth.answer_NK[scored_N].astype(np.float64)
 
@@ -77,9 +78,8 @@ def local_sums(
         if kept_N.any():
             sums[MEAN_OF_OTHERS] = measured(mean_of_others, kept_N)
             sums[SHARED] = measured(prediction_QK, kept_N)
-    if interval_QK is not None:
-        covered_N = covered((interval_QK[0][rows], interval_QK[1][rows]), answer_NK, option_QK[rows])
-        sums[COVERAGE] = {"answers": float(len(rows)), "coverage": float(covered_N.sum())}
+    if (shares := coverage(predicted, rows, answer_NK, option_QK)) is not None:
+        sums[COVERAGE] = {"answers": float(len(rows))} | dict(zip(AT_SCALES, shares.sum(axis=1).tolist(), strict=True))
     if len(rows) >= MIN_RANKED:
         error_N = 1.0 - js_distance(prediction_QK[rows], answer_NK, option_QK[rows], base=np.e)
         correlation = rank_correlation(spread_Q[rows], error_N)
@@ -88,14 +88,37 @@ def local_sums(
     return sums
 
 
-def covered(
-    interval_NK: tuple[FloatArray, FloatArray], answer_NK: npt.NDArray[np.floating], option_NK: BoolArray
-) -> FloatArray:
-    """(N,) share of each answer's options that lie between low and high."""
-    low_NK, high_NK = interval_NK
-    within_NK = (low_NK <= answer_NK) & (answer_NK <= high_NK) & option_NK
-    share_N: FloatArray = within_NK.sum(axis=1) / option_NK.sum(axis=1)
-    return share_N
+def coverage(
+    predicted: Targets, rows: IntArray, answer_NK: npt.NDArray[np.floating], option_QK: BoolArray
+) -> FloatArray | None:
+    """Share of each answer's options that lie in their interval, at each of `INTERVAL_SCALES`; (scales, N).
+
+    `rows` (N,) are the questions of the answers (N, K). None where the predictor has no intervals.
+    """
+    option_NK, found = option_QK[rows], []
+    for scale in INTERVAL_SCALES:
+        if (interval := predicted.interval(scale)) is None:
+            return None
+        low_NK, high_NK = interval[0][rows], interval[1][rows]
+        within_NK = (low_NK <= answer_NK) & (answer_NK <= high_NK) & option_NK
+        found.append(within_NK.sum(axis=1) / option_NK.sum(axis=1))
+    return np.stack(found)
+
+
+def interval_scale(share_S: npt.ArrayLike) -> float:
+    """Factor of the deviations at which `prediction.COVERAGE` of the shares lie in their interval.
+
+    `share_S` is the share that does at each of `INTERVAL_SCALES`; between these it is taken to be linear in the
+    logarithm of the factor, and the answer is never beyond them.
+    """
+    # A wider interval holds no less; what was rounded, or lied about, need not know it.
+    rising_S = np.maximum.accumulate(np.asarray(share_S, dtype=np.float64))
+    return float(np.exp(np.interp(WANTED, rising_S, np.log(INTERVAL_SCALES))))
+
+
+def coverage_at(scale: float, share_S: npt.ArrayLike) -> float:
+    """Share that lies in its interval at another factor than the measured ones; see `interval_scale`."""
+    return float(np.interp(np.log(scale), np.log(INTERVAL_SCALES), np.asarray(share_S, dtype=np.float64)))
 
 
 def measure_sums(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from appa_flwr.analysis.alignment import alignment_scores, skill_score
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.destinations import destination, ends, rules
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
@@ -28,7 +29,9 @@ from appa_flwr.run.records import (
     CapturedRecord,
     Differences,
     DifferencesRecord,
+    EndRecord,
     Example,
+    RuleRecord,
     ScoreRecord,
     SummaryRow,
 )
@@ -282,14 +285,48 @@ def baseline_scores(
         return result(None)
     predicted = _differences(target_GQK, option_JK, config)
     if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
-        return result(Differences(predicted=predicted))
+        return result(Differences(predicted=predicted, rules=_rules(target_GQK, None, option_JK, config)))
     captured = deviations(target_GQK, truth_GQK, option_JK)
-    survey = _differences(truth_GQK, option_JK, config)
-    return result(Differences(predicted=predicted, survey=survey, captured=CapturedRecord(**vars(captured))))
+    return result(
+        Differences(
+            predicted=predicted,
+            survey=_differences(truth_GQK, option_JK, config),
+            captured=CapturedRecord(**vars(captured)),
+            rules=_rules(target_GQK, truth_GQK, option_JK, config),
+        )
+    )
 
 
 def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> DifferencesRecord:
     return DifferencesRecord(**vars(group_differences(target_GQK, option_QK, metric=config.reward_metric)))
+
+
+def _rules(
+    target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
+) -> dict[str, RuleRecord]:
+    """The end of each rule on the predictions, scored against these and, where known, against the survey answers."""
+    metric = config.reward_metric
+    found = {
+        name: destination(rule, target_GQK, option_QK, metric=metric, seed=config.seed)
+        for name, rule in rules(config.appa).items()
+    }
+
+    def scored(against_GQK: FloatArray) -> dict[str, EndRecord]:
+        return {
+            name: EndRecord(
+                avg_as=end.avg_as,
+                min_as=end.min_as,
+                over_average=(end.over_average.value, end.over_average.low, end.over_average.high),
+            )
+            for name, end in ends(found, against_GQK, option_QK, metric=metric).items()
+        }
+
+    predicted = scored(target_GQK)
+    survey = {} if truth_GQK is None else scored(truth_GQK)
+    return {
+        name: RuleRecord(fell_back=one.fell_back, predicted=predicted[name], survey=survey.get(name))
+        for name, one in found.items()
+    }
 
 
 def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:

@@ -29,6 +29,7 @@ from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import predictor
+from pluralllm.scores import AT_SCALES
 from server_app.federation.catalogue import build_catalogue
 
 SMALL_RUN = {
@@ -183,7 +184,7 @@ def sums(found: dict[str, object], public: wire.Catalogue) -> Iterator[str]:
     always = {"pluralllm": measures | {"spread"}, "uniform": measures, "nearest-question": measures}
     sometimes = dict.fromkeys(
         ("mean-of-others", "pluralllm-shared", *(f"context-{2**n}" for n in range(8))), measures
-    ) | {"calibration": {"answers", "rank_correlation"}, "coverage": {"answers", "coverage"}}
+    ) | {"calibration": {"answers", "rank_correlation"}, "coverage": {"answers", *AT_SCALES}}
     sizes = {"training": public.train_Q.sum(), "held-out": (~public.train_Q).sum()}
     scored = [part for part in sizes if f"0|{part}|pluralllm|answers" in found]
     expected, allowed = (

@@ -123,8 +123,6 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         **dict.fromkeys(("reward", "format_score", *measures), 0.7),
         "missing_groups": [],
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},
-        "agreement": None,
-        "agreements": None,
         "held_out": None,
         "sampler_spread": None,
         "sampler_outside_clip": None,

@@ -42,6 +42,7 @@ _MAX_NEWTON_STEPS = 100
 _LARGEST_LOG_STEP = 3.0
 _SMALLEST_SHARE = 1e-14
 _SMALLEST_RISE = 1e-3
+_ROUNDING = 1e-14  # two losses that are closer are equal; else a last Newton step could be refused for ever
 
 # Exchange of rankings for `borda`: memory for candidates, sharpness of the soft minimum, sweeps at each.
 _MAX_ENUMERATED = 200_000
@@ -173,7 +174,7 @@ def _best_js(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatAr
             -(weight_GQ * js(tried_QK, target_GQK, options_QK[open_Q])).sum(axis=0) for tried_QK in (now_QK, newton_QK)
         )
         sure_QK = _log_step(now_QK, slope_QK, np.ones_like(rise_QK))
-        answer_QK[open_Q] = np.where((newton_loss_Q > loss_Q)[:, None], sure_QK, newton_QK)
+        answer_QK[open_Q] = np.where((newton_loss_Q > loss_Q + _ROUNDING)[:, None], sure_QK, newton_QK)
     raise RuntimeError(f"no convergence in {_MAX_NEWTON_STEPS} steps for question(s) {open_Q.tolist()}")
 
 

@@ -30,6 +30,7 @@ USER_ERROR = 2
 SIGNAL_BASE = 128
 _SCREEN = (100, 24)  # of a pipe, which has none
 _WIDEST_VALUE = 24
+MOST_SETS = 8
 _OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
@@ -256,18 +257,23 @@ def survey(
 def diagnose(
     source: _Source,
     overrides: _Overrides = None,
+    sets: Annotated[
+        int, typer.Option(min=0, help="Search for sets of so many groups on which rules can differ; 0 = do not.")
+    ] = 0,
 ) -> None:
     """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
     chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    from appa_flwr.analysis import group_differences
+    from appa_flwr.analysis.destinations import rules
+    from appa_flwr.analysis.diagnosis import diagnose as diagnosed
+    from appa_flwr.analysis.group_sets import search
+    from appa_flwr.report.diagnosis_tables import sets_table, tables
 
-    found = group_differences.diagnose(
-        read_survey(chosen, chosen.group_names), metric=chosen.reward_metric, rules=group_differences.rules(chosen.appa)
-    )
-    table = Table("rule", "correlation of its reward with the plain mean's")
-    for name, value in found.agreement.items():
-        table.add_row(name, f"{value:.3f}")
-    show(table, *found.sentences(threshold=chosen.appa.fairness_threshold))
+    survey = read_survey(chosen, chosen.group_names)
+    if sets:
+        show(sets_table(search(survey, metric=chosen.reward_metric, size=sets, most=MOST_SETS, seed=chosen.seed)))
+        return
+    found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen.appa), seed=chosen.seed)
+    show(*tables(found), *found.sentences(threshold=chosen.appa.fairness_threshold))
 
 
 @export.command("lm-eval")

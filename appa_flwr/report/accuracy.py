@@ -174,6 +174,8 @@ def uncertainty(found: Card) -> list[str]:
             )
             if "coverage" in measured:
                 sentence += f"; {measured['coverage']:.0%} of the shares lie in their 90 % interval"
+                if found.interval_scale is not None:
+                    sentence += f" (deviations times {found.interval_scale:.2f})"
             sentences.append(sentence)
     return sentences
 

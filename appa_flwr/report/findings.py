@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from appa_flwr.analysis.group_differences import SAME_REWARD, GroupDifferences, plain_means
+from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
@@ -232,7 +230,7 @@ def worst_group(run: RunArtifacts, *, survey: bool) -> str | None:
 
 def differences(run: RunArtifacts) -> list[str]:
     """Differences between groups and between rules in this run, in plain words; empty where nothing was compared."""
-    return [*_group_differences(run), *_other_rules(run.iterations)]
+    return [*_group_differences(run), *_other_rules(run)]
 
 
 def _group_differences(run: RunArtifacts) -> Iterator[str]:
@@ -254,32 +252,28 @@ def _group_differences(run: RunArtifacts) -> Iterator[str]:
             yield f"By the {name}: {words}."
 
 
-def _other_rules(iterations: tuple[Iteration, ...]) -> Iterator[str]:
-    known = next((line.agreements for line in iterations if line.agreements), None)
-    if known is None:
-        return
-    same = plain_means(known)
-    others = [f"{rule} ({value:.2f})" for rule, value in known.items() if value <= SAME_REWARD]
-    yield (
-        "On the rollouts of the model that PPO began with, each rule's reward against the plain mean of the groups': "
-        f"in effect the same for {', '.join(same) or 'none'}; correlated with it for {', '.join(others) or 'none'}."
-    )
+def _other_rules(run: RunArtifacts) -> Iterator[str]:
+    """The rule that would end highest for the worst group, by what is known of the groups."""
+    ends = {} if run.differences is None else run.differences.rules
+    for name, survey in (("predictions", False), ("survey answers", True)):
+        known = {rule: one.survey if survey else one.predicted for rule, one in ends.items()}
+        scored = {rule: end for rule, end in known.items() if end is not None}
+        if not scored:
+            continue
+        best = max(scored, key=lambda rule: scored[rule].min_as)
+        over, low, high = scored[best].over_average
+        shown = f"{best}, {over:+.3f} ({low:+.3f} to {high:+.3f}) in Min AS over average"
+        can = over > CLEAR_GAIN and low > 0
+        yield (
+            f"Free answers that follow each rule on the predictions, against the {name}: the highest minimum has "
+            f"{shown}: {'the choice of the rule matters' if can else 'no rule is surely better than the mean'}."
+        )
 
 
 def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:
     """Counts the iterations in which the rule took the plain mean; None for a rule that has no threshold."""
     branches = [line.fell_back for line in iterations if line.fell_back is not None]
     return FallBack(sum(branches), len(branches)) if branches else None
-
-
-def agreement(iterations: tuple[Iteration, ...]) -> str | None:
-    """Correlation of the rule's reward with the plain mean's, in words; None where nothing was measured."""
-    known = [line.agreement for line in iterations if is_known(line.agreement)]
-    if not known:
-        return None
-    mean = float(np.mean(known))
-    words = ": in effect PPO saw the average" if mean > SAME_REWARD else ""
-    return f"The reward that PPO saw correlates {mean:.3f} with the plain mean of the groups' rewards{words}."
 
 
 def federation_share(iterations: tuple[Iteration, ...]) -> float | None:

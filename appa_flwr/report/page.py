@@ -45,6 +45,11 @@ READABLE_NOTE = (
 )
 UNREADABLE_NOTE = "‡: most answers could not be read, so FI says nothing."
 FEW_SHOT_NOTE = "Few-shot: the base model, not trained, with answered training questions in its prompt."
+RULES_NOTE = (
+    "Free answers, no language model: where a policy that can answer anything ends under each rule, on this run's "
+    "predictions for the held-out questions. Intervals: 95 %, over questions. appa-printed has the paper's threshold "
+    "and temperature, appa-open never takes the plain mean."
+)
 DO_NOTE = (
     "(do): the probabilities that the same model gives the letters when asked for one; other rows are what it writes."
 )
@@ -241,6 +246,22 @@ def per_group_table(run: RunArtifacts) -> Table:
     return Table(_head(["Group"], names, last), [rows], caption)
 
 
+def rules_table(run: RunArtifacts) -> Table:
+    """The end of free answers that follow each rule on this run's predictions."""
+    assert run.differences is not None
+    spans = {name: ("Avg AS", "Min AS", "Min AS less\naverage's") for name, _ in truths(run)}
+    rows = []
+    for rule, found in run.differences.rules.items():
+        row = [Cell(rule, tag="th")]
+        for _, survey in truths(run):
+            end = found.survey if survey else found.predicted
+            over = DASH if end is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*end.over_average)
+            numbers = [None, None] if end is None else [end.avg_as, end.min_as]
+            row += [Cell(text, _edge(number)) for number, text in enumerate([*map(_number, numbers), over])]
+        rows.append([*row, Cell(DASH if found.fell_back is None else _percent(found.fell_back, 0), "edge")])
+    return Table(_head(["Rule"], spans, ["Took the\nplain mean"]), [rows], RULES_NOTE)
+
+
 def shown_config(run: RunArtifacts) -> dict[str, str]:
     """Every key with its value, and with what it came to where it left a choice to the run."""
     came_to = {"metric": run.settings.reward_metric if run.settings.metric in AUTO_METRICS else ""}
@@ -302,7 +323,7 @@ _JINJA.globals |= {
     made.__name__: made
     for made in (
         facts, truths, metric_name, training_metric_table, all_metrics_table, per_group_table, predictor_table,
-        context_table, config_table,
+        context_table, config_table, rules_table,
     )
 }  # fmt: skip
 

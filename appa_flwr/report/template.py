@@ -78,7 +78,8 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% set differences = findings.differences(run) %}
 {% if differences %}
 <div class="missing"><b>Can this run tell rules apart?</b>
-<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
+<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}</ul>
+{% if run.differences.rules %}{{ table(rules_table(run)) }}{% endif %}</div>
 {% endif %}
 {% if run.row("ppo", run.training_metric) %}
 <p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
@@ -120,7 +121,6 @@ is always taken.</div>
 {% elif run.iterations %}
 <p>The rule ({{ rule }}) has no threshold: it never switches to the plain mean.</p>
 {% endif %}
-{% set agreement = findings.agreement(run.iterations) %}{% if agreement %}<p>{{ agreement }}</p>{% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
 {% call section("Learning curve") %}{{ picture("learning_curve") }}{% endcall %}

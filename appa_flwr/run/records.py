@@ -81,10 +81,6 @@ class Iteration(Record):
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer.
         seconds: seconds per part of the iteration.
-        agreement: correlation of the rollouts' rewards with the plain mean over groups; None in runs that did not
-            measure it.
-        agreements: first iteration only: by rule, correlation of its reward with the plain mean on these rollouts of
-            the model that PPO begins with, its history settled on them.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
         sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
@@ -108,8 +104,6 @@ class Iteration(Record):
     response_length: float
     missing_groups: tuple[str, ...]
     seconds: dict[str, float]
-    agreement: float | None = None
-    agreements: dict[str, float] | None = None
     held_out: CurvePoint | None = None
     sampler_spread: float | None = None
     sampler_outside_clip: float | None = None
@@ -212,6 +206,31 @@ class CapturedRecord(Record):
     size: float
 
 
+class EndRecord(Record):
+    """Scores of the answers that a rule ends with, see `appa_flwr.analysis.destinations.End`.
+
+    Attributes:
+        over_average: Min AS less that of the rule `average`, and the two ends of its interval.
+    """
+
+    avg_as: float
+    min_as: float
+    over_average: tuple[float, float, float]
+
+
+class RuleRecord(Record):
+    """Free answers that followed a rule on the groups' predictions, see `appa_flwr.analysis.destinations.Destination`.
+
+    Attributes:
+        predicted: their scores against the predictions.
+        survey: the same against the survey answers; None in a deployed run.
+    """
+
+    fell_back: float | None
+    predicted: EndRecord
+    survey: EndRecord | None = None
+
+
 class Differences(Record):
     """Differences between the groups on the held-out questions, by the training metric.
 
@@ -219,11 +238,13 @@ class Differences(Record):
         predicted: of predictions.
         survey: of the groups' survey answers; None in a deployed run, where nobody but the group sees these.
         captured: the one compared with the other; None as above.
+        rules: rule -> where free answers end that follow it, on these questions.
     """
 
     predicted: DifferencesRecord
     survey: DifferencesRecord | None = None
     captured: CapturedRecord | None = None
+    rules: dict[str, RuleRecord] = {}
 
 
 class Phase(Record):
@@ -375,7 +396,9 @@ class Card(Record):
         scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
         groups: group -> the same for it alone.
         calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
-            survey answers within them as "coverage".
+            survey answers within them as "coverage", of seen groups each by the other groups' scale.
+        interval_scale: factor of the predictor's deviations at which its intervals hold for the groups that trained it;
+            None without intervals.
         by_context: part -> number of context answers -> measure -> mean over answers, and "answers".
     """
 
@@ -392,4 +415,5 @@ class Card(Record):
     scores: PartScores = {}
     groups: dict[str, PartScores] = {}
     calibration: dict[str, Means] = {}
+    interval_scale: float | None = None
     by_context: dict[str, dict[Annotated[int, Field(ge=1)], Means]] = {}

@@ -46,7 +46,7 @@ from appa_flwr.run.records import (
     SummaryRow,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from client_app.predictor import Predictor, load, train_round
 from experiments.pluralllm.federation import LocalGrid, flower_task
-from experiments.pluralllm.measures import PredictorScores, measure
+from experiments.pluralllm.measures import PredictorScores, coverages, measure
 from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
@@ -41,7 +41,7 @@ from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.prediction import Targets, predict_targets
 from pluralllm.residual import SHARE_KEY
-from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, nearest_question
+from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, interval_scale, nearest_question
 from pluralllm.training import train_centrally
 from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.predictor.strategies import SERVER_LEARNING_RATE
@@ -285,17 +285,25 @@ def report(
             for data in part.context
         ]
 
+    def measured(found: Mapping[str, list[Targets]]) -> dict[str, PredictorScores]:
+        scale = None
+        if (seen := found.get(SEEN_HELD_OUT)) and (within := coverages(seen, problem.validation, embedding)):
+            scale = interval_scale(within.share_LS.mean(axis=0))
+        return {
+            name: measure(found[name], part.truth, embedding, scale=None if name == SEEN_HELD_OUT else scale)
+            for name, part in problem.parts.items()
+        }
+
     found = {name: tables(part, settings.num_context_questions) for name, part in problem.parts.items()}
     table_seconds = time.process_time() - begin
+    ours = measured(found)
     scores = {
-        name: {PREDICTOR: measure(found[name], part.truth, embedding)}
+        name: {PREDICTOR: ours[name]}
         | {label: measure(table, part.truth, embedding) for label, table in baselines(problem, part).items()}
         for name, part in problem.parts.items()
     }
-    by_context = {
-        name: {size: measure(tables(part, size), part.truth, embedding) for size in sizes}
-        for name, part in problem.parts.items()
-    }
+    by_size = {size: measured({name: tables(part, size) for name, part in problem.parts.items()}) for size in sizes}
+    by_context = {name: {size: of[name] for size, of in by_size.items()} for name in problem.parts}
     return Report(scores, by_context, trained.round, trained.cpu_seconds, table_seconds)
 
 

@@ -21,7 +21,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import Rule, State
 from appa_flwr.analysis.alignment import alignment_scores
-from appa_flwr.analysis.group_differences import rollout_agreement
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
 from appa_flwr.protocol import wire
@@ -241,8 +240,6 @@ class AppaStrategy(Strategy):
             num_iterations=self._num_iterations,
             fairness_index=result.fairness_index,
             fell_back=result.fell_back,
-            agreement=result.agreement,
-            agreements=rollout_agreement(self._config.appa, scored.reward_GJ) if iteration == 1 else None,
             weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
             history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
             rewards=means,

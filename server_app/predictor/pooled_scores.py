@@ -11,6 +11,7 @@ from typing import Any
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import Means, PartScores
 from pluralllm.scores import (
+    AT_SCALES,
     CALIBRATION,
     CONTEXT_SIZES,
     COVERAGE,
@@ -21,6 +22,8 @@ from pluralllm.scores import (
     SHARED,
     UNIFORM,
     by_size,
+    coverage_at,
+    interval_scale,
 )
 
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
@@ -29,8 +32,8 @@ ANSWERS, SPREAD, RANK_CORRELATION = "answers", "spread", "rank_correlation"
 ALWAYS = (PREDICTOR, UNIFORM, NEAREST)
 SOMETIMES = (MEAN_OF_OTHERS, SHARED)
 BY_SIZE = {by_size(size): size for size in CONTEXT_SIZES}
-# what says whether the stated uncertainty is right -> its measure
-UNCERTAINTY = {CALIBRATION: RANK_CORRELATION, COVERAGE: COVERAGE}
+# what says whether the stated uncertainty is right -> its measures
+UNCERTAINTY = {CALIBRATION: (RANK_CORRELATION,), COVERAGE: AT_SCALES}
 NAME_LENGTH = 40  # of a foreign name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
@@ -50,7 +53,7 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
     for (part, name), measures in sums.items():
         if part not in sizes or name not in (*ALWAYS, *SOMETIMES, *BY_SIZE, *UNCERTAINTY):
             return f"a score of '{name[:NAME_LENGTH]}' on '{part[:NAME_LENGTH]}', which nobody asked for"
-        expected = {ANSWERS, UNCERTAINTY[name]} if name in UNCERTAINTY else {ANSWERS, *MEASURES}
+        expected = {ANSWERS, *UNCERTAINTY[name]} if name in UNCERTAINTY else {ANSWERS, *MEASURES}
         if set(measures) != (expected | {SPREAD} if name == PREDICTOR else expected):
             return f"other measures of {name} than {', '.join(sorted(expected))}"
         num_answers = measures[ANSWERS]
@@ -74,8 +77,9 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
         unseen: groups that did not train.
 
     Returns:
-        The fields "scores", "groups", "by_context" and "calibration". Means are over all answers of these groups; the
-        rank correlation is that of spread and error, over the groups where it is defined.
+        The fields "scores", "groups", "by_context", "calibration" and "interval_scale", which the seen groups' held-out
+        answers choose. Means are over all answers of these groups; the rank correlation is that of spread and error,
+        over the groups where it is defined.
     """
     pooled: dict[tuple[str, str], dict[str, float]] = {}
     groups: dict[str, PartScores] = {name: {} for name in by_group}
@@ -89,13 +93,18 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
                 total[measure] = total.get(measure, 0.0) + value
             if name not in UNCERTAINTY and name not in BY_SIZE:
                 groups[group].setdefault(part_name, {})[name] = _means(measures)
+    held_out = (f"{SEEN}/{wire.HELD_OUT_PART}", COVERAGE)
+    scale = interval_scale(_at_scales(pooled[held_out])) if held_out in pooled else 1.0
     found: PartScores = {}
     calibration: dict[str, Means] = {}
     by_context: dict[str, dict[int, Means]] = {}
     for (part_name, name), total in pooled.items():
         means = _means(total)
-        if name in UNCERTAINTY:
-            calibration.setdefault(part_name, {})[UNCERTAINTY[name]] = means[UNCERTAINTY[name]]
+        if name == CALIBRATION:
+            calibration.setdefault(part_name, {})[RANK_CORRELATION] = means[RANK_CORRELATION]
+            continue
+        if name == COVERAGE:
+            calibration.setdefault(part_name, {})[COVERAGE] = coverage_at(scale, _at_scales(total))
             continue
         if name in BY_SIZE:
             by_context.setdefault(part_name, {})[BY_SIZE[name]] = means
@@ -103,7 +112,39 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
         if name == PREDICTOR:
             calibration.setdefault(part_name, {})[SPREAD] = means[SPREAD]
         found.setdefault(part_name, {})[name] = {key: value for key, value in means.items() if key != SPREAD}
-    return {"scores": found, "groups": groups, "by_context": by_context, "calibration": calibration}
+    if (share := _crossed_coverage(by_group, unseen)) is not None:
+        calibration[held_out[0]][COVERAGE] = share
+    return {
+        "scores": found,
+        "groups": groups,
+        "by_context": by_context,
+        "calibration": calibration,
+        "interval_scale": scale if held_out in pooled else None,
+    }
+
+
+def _crossed_coverage(by_group: Mapping[str, Sums], unseen: Collection[str]) -> float | None:
+    """Share of the seen groups' held-out answers within their intervals, each group's by the scale of the others.
+
+    By a scale of its own it would be right by making. None where fewer than two groups can be compared.
+    """
+    curves = {
+        group: sums[wire.HELD_OUT_PART, COVERAGE]
+        for group, sums in by_group.items()
+        if group not in unseen and sums.get((wire.HELD_OUT_PART, COVERAGE), {}).get(ANSWERS)
+    }
+    if len(curves) < 2:
+        return None
+    every = {measure: sum(curve[measure] for curve in curves.values()) for measure in (ANSWERS, *AT_SCALES)}
+    within = 0.0
+    for curve in curves.values():
+        scale = interval_scale(_at_scales({measure: every[measure] - curve[measure] for measure in every}))
+        within += curve[ANSWERS] * coverage_at(scale, _at_scales(curve))
+    return within / every[ANSWERS]
+
+
+def _at_scales(sums: Mapping[str, float]) -> list[float]:
+    return [sums[measure] / sums[ANSWERS] for measure in AT_SCALES]
 
 
 def _means(sums: Mapping[str, float]) -> Means:

@@ -58,8 +58,6 @@ class Result:
         weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, also where
             it fell back; `min` and `alpha`: `alpha_weights`; of rules that take a weighted mean, its weights.
         fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
-        agreement: correlation in [-1, 1] over the rollouts of `aggregate_J` with the plain mean of the same rewards,
-            which is that of both after whitening; NaN where one of them is the same for all rollouts.
     """
 
     aggregate_J: FloatArray
@@ -67,7 +65,6 @@ class Result:
     fairness_index: float
     weight_G: FloatArray
     fell_back: bool | None
-    agreement: float
 
 
 class Combination(NamedTuple):
@@ -161,14 +158,7 @@ class Rule(BaseModel, ABC):
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
         next_state = State(history_G, state.answered_G | present_G, lead_G, (*state.fairness, fairness))
-        agreement = _correlation(aggregate_J, present_GJ.mean(axis=0))
-        return Result(aggregate_J, next_state, fairness, weight_G, fell_back, agreement)
-
-
-def _correlation(first_J: FloatArray, second_J: FloatArray) -> float:
-    if np.ptp(first_J) == 0.0 or np.ptp(second_J) == 0.0:
-        return float("nan")
-    return float(np.corrcoef(first_J, second_J)[0, 1])
+        return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
 
 def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

@@ -17,8 +17,9 @@ def people() -> stand_in.TrueTargets:
     return stand_in.TrueTargets(target_GQK, np.ones((1, 2), dtype=bool), liar=3)
 
 
-def ends(rule, people, lie=None):
-    return stand_in.trained(rule, people, iterations=1500, seed=0, lie=lie, step=5e-4).mean(axis=1)
+def ends(rule, people, lie="nobody"):
+    scores_GQ = stand_in.end_scores(rule, people, seed=0, visits=100_000, step=5e-4, sent=liars.lying(people, lie))
+    return scores_GQ.mean(axis=1)
 
 
 def best(people, worth):
@@ -36,9 +37,8 @@ def test_honest_runs_end_where_the_rule_is_best(people):
 
 
 def test_half_the_reward_pays_where_weights_follow_it(people):
-    half = liars.LIES["half"]
     gain = {
-        name: ends(liars.RULES[name], people, half)[3] - ends(liars.RULES[name], people)[3]
+        name: ends(liars.RULES[name], people, "half")[3] - ends(liars.RULES[name], people)[3]
         for name in ("average", "group-dro", "group-dro, cap 2")
     }
     assert gain["average"] < 0.01  # half the reward is half the weight
@@ -63,11 +63,11 @@ def test_the_liar_is_whom_the_mean_serves_worst():
 def test_the_liar_s_gain_is_its_own_and_the_others_the_mean_of_theirs(monkeypatch, tmp_path):
     """Honest groups end with .8, .6 and .7; the lie adds .1, .03 and .01 of which the second group's is the liar's."""
 
-    def ends(rule, people, *, lie, **_):
-        return np.array([[0.8], [0.6], [0.7]]) + (0.0 if lie is None else np.array([[0.1], [0.03], [0.01]]))
+    def ends(rule, people, *, sent, **_):
+        return np.array([[0.8], [0.6], [0.7]]) + (0.0 if sent is None else np.array([[0.1], [0.03], [0.01]]))
 
     monkeypatch.setattr(liars, "RULES", {"average": make("average")})
-    monkeypatch.setattr(liars, "trained", ends)
+    monkeypatch.setattr(liars, "end_scores", ends)
     monkeypatch.setattr(liars, "true_targets", lambda *_, **__: stand_in.TrueTargets(np.empty(0), np.empty(0), liar=1))
     liars.main(seeds=2, output=tmp_path)
     row = (tmp_path / "liars.md").read_text().strip().splitlines()[-1]

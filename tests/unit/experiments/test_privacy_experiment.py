@@ -37,7 +37,7 @@ def test_the_error_is_a_share_of_people():
 
 
 def test_the_whole_study_writes_its_tables(tmp_path, capsys):
-    privacy.main(seeds=2, iterations=5, questions=6, groups=3, attacks=0, output=tmp_path)
+    privacy.main(seeds=2, visits=5, questions=6, groups=3, attacks=0, output=tmp_path)
     learned, price = ((tmp_path / f"{name}.md").read_text() for name in ("learned", "price"))
     assert all(f"| {name} |" in learned for name in (*privacy.OWNER_POLICIES, *privacy.GUESSES))
     assert [line.split("|")[1].strip() for line in price.splitlines()[2:]] == [
@@ -61,7 +61,7 @@ def test_the_attacks_table_has_the_spread_over_groups(monkeypatch, tmp_path):
             return 0.5
 
     monkeypatch.setattr(privacy, "ATTACKS", [Read()])
-    privacy.main(seeds=2, iterations=1, questions=3, groups=3, attacks=2, output=tmp_path)
+    privacy.main(seeds=2, visits=1, questions=3, groups=3, attacks=2, output=tmp_path)
     row = (tmp_path / "attacks.md").read_text().splitlines()[2]
     assert row == "| read | 0.200 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 |"
 

@@ -18,7 +18,7 @@ def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "DISAGREEMENT", (FAR,))
         patch.setattr(rules, "RULES", {name: make(name) for name in ("average", "group-dro", "appa")})
-        rules.main(seeds=2, iterations=1500, questions=16, groups=4, output=folder)
+        rules.main(seeds=2, visits=600, questions=16, groups=4, output=folder)
     return pd.read_csv(folder / "rules.csv"), (folder / "rules.md").read_text(), (folder / "rules.png").read_bytes()
 
 

@@ -231,6 +231,15 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
     assert (found.predicted.size, found.survey.size) == pytest.approx([values.std() for values in away])
     assert found.captured.r == pytest.approx(np.corrcoef(*away)[0, 1])
     assert found.captured.size == pytest.approx(found.survey.size)
+    # free answers that follow the mean come near the best for it, and are no better; no rule lifts the worst group more
+    average = found.rules["average"]
+    assert rows["ceiling-average"].avg_as - 0.02 < average.predicted.avg_as <= rows["ceiling-average"].avg_as + 1e-6
+    for rule in found.rules.values():
+        assert rule.predicted.min_as <= rows["ceiling-min"].min_as + 1e-6
+        value, low, high = rule.survey.over_average
+        assert rule.survey.min_as - average.survey.min_as == pytest.approx(value)
+        assert low <= high
+    assert found.rules["appa-printed"].fell_back is not None
 
 
 def test_deployed_the_survey_s_answers_are_not_probed(federation):
@@ -239,6 +248,7 @@ def test_deployed_the_survey_s_answers_are_not_probed(federation):
     assert truth_probed(federation) == [False] * 3
     assert (found.survey, found.captured) == (None, None)
     assert found.predicted.size > 0
+    assert {rule.survey for rule in found.rules.values()} == {None}
 
 
 def test_without_survey_answers_to_held_out_questions_only_predictions_are_compared():

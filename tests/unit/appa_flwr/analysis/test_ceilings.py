@@ -40,6 +40,18 @@ def scores_of(answer_QK, targets_GQK, options_QK, metric):
     return alignment_scores(METRICS[metric](answer_QK, targets_GQK, options_QK))
 
 
+def test_js_newton_is_not_kept_from_its_last_step_by_rounding():
+    """A question of GlobalOpinionQA: near the end a step changes the loss in its last digit alone, up or down."""
+    first_G = [0.54, 0.568, 0.061938, 0.199, 0.114, 0.04]
+    targets_GQK = np.array([[[share, 1 - share, 0, 0, 0]] for share in first_G])
+    targets_GQK[2, 0] = [0.061938, 0.934066, 0.002997, 0.000999, 0]
+    weights_GQ = np.array(
+        [0.06574735339, 0.635410663637, 0.060689864668, 0.079962997366, 0.069207740411, 0.088981380528]
+    )
+    (answer_K,) = best_weighted_answer(targets_GQK, np.ones((1, 5), bool), weights_GQ[:, None], metric="js")
+    assert answer_K == pytest.approx([0.41543, 0.58457, 5.0544e-8, 1.6848e-8, 0], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("metric", "objective", "targets_GQK", "answer_QK", "value"),
     [

@@ -78,37 +78,42 @@ def test_what_groups_refused_is_not_called_lost(
     assert all(sentence.startswith(start) for sentence, start in zip(found, said, strict=True))
 
 
+def ends(over: float, low: float, high: float) -> dict[str, object]:
+    return {"avg_as": 0.9, "min_as": 0.85 + over, "over_average": [over, low, high]}
+
+
 @pytest.mark.parametrize(
-    ("agreements", "says"),
+    ("survey", "says"),
     [
-        ([None, None], None),
-        ([0.9, 0.92], "correlates 0.910 with the plain mean of the groups' rewards."),
-        (
-            [0.999, float("nan"), 0.995],
-            "correlates 0.997 with the plain mean of the groups' rewards: in effect PPO saw",
-        ),
+        ((0.04, 0.01, 0.07), "mix, +0.040 (+0.010 to +0.070) in Min AS over average: the choice of the rule matters"),
+        ((0.04, -0.01, 0.09), "mix, +0.040 (-0.010 to +0.090) in Min AS over average: no rule is surely better"),
+        ((0.004, 0.001, 0.007), "mix, +0.004 (+0.001 to +0.007) in Min AS over average: no rule is surely better"),
     ],
 )
-def test_how_far_the_reward_was_another_one_is_said(
-    tmp_path: Path, agreements: list[float | None], says: str | None
+def test_the_rule_that_would_end_highest_for_the_worst_group_is_named(
+    tmp_path: Path, survey: tuple[float, float, float], says: str
 ) -> None:
-    lines = [
-        {**made.line(i, planned=3, fell_back=None), "agreement": value} for i, value in enumerate(agreements, start=1)
-    ]
-    found = findings.agreement(read_run(made.write_run(tmp_path, config=made.CONFIG, metrics=lines)).iterations)
-    assert (found is None) == (says is None)
-    assert says is None or says in found
+    differences = {
+        "predicted": {"size": 0.1, "min_of_average": 0.8, "min_of_fairest": 0.9, "fairness": 0.99},
+        "rules": {
+            "average": {"fell_back": None, "predicted": ends(0, 0, 0), "survey": ends(0, 0, 0)},
+            "appa-printed": {"fell_back": 0.98, "predicted": ends(0.07, 0.06, 0.08), "survey": None},
+            "mix": {"fell_back": None, "predicted": ends(0.05, 0.04, 0.06), "survey": ends(*survey)},
+        },
+    }
+    folder = made.fake_run(tmp_path, groups=made.COUNTRIES, iterations=3)
+    made.write_run(folder, differences=differences)
+    *_, predicted, against_survey = findings.differences(read_run(folder))
+    assert "against the predictions: the highest minimum has appa-printed, +0.070 (+0.060 to +0.080)" in predicted
+    assert says in against_survey
+    page = made.page_of(folder)
+    assert "98%" in page
+    assert "+0.050 (+0.040 to +0.060)" in page
 
 
-def test_the_rules_that_would_have_made_no_difference_are_named(tmp_path: Path) -> None:
-    lines = [made.line(number, planned=2, fell_back=None) for number in (1, 2)]
-    folder = made.write_run(tmp_path / "old", config=made.CONFIG, metrics=lines)
+def test_a_run_without_probes_says_nothing_of_other_rules(tmp_path: Path) -> None:
+    folder = made.write_run(tmp_path, config=made.CONFIG)
     assert findings.differences(read_run(folder)) == []
-    lines[0]["agreements"] = {"average": 1.0, "appa": 0.998, "min": 0.83, "nash": float("nan")}
-    folder = made.write_run(tmp_path / "new", config=made.CONFIG, metrics=lines)
-    (said,) = findings.differences(read_run(folder))
-    assert "in effect the same for appa; correlated with it for min (0.83)." in said
-    assert "in effect the same for appa" in made.page_of(folder)
 
 
 def test_a_run_until_sft_lacks_nothing(tmp_path: Path) -> None:

@@ -269,8 +269,8 @@ def test_questions_of_several_files_are_merged_by_id_and_must_agree(tmp_path):
 def test_means_over_seeds_and_what_json_cannot_say():
     nothing = float("nan")
     seeds = [
-        PredictorScores(0.5, 0.25, 0.1, 0.0, 0.5, nothing, 1.0, 0.9, 10),
-        PredictorScores(0.75, 0.5, 0.3, 0.5, 1.0, 0.2, 2.0, 0.8, 20),
+        PredictorScores(0.5, 0.25, 0.1, 0.0, 0.5, nothing, 1.0, 0.9, 0.9, 10),
+        PredictorScores(0.75, 0.5, 0.3, 0.5, 1.0, 0.2, 2.0, 0.8, 0.9, 20),
     ]
     found = score.mean(seeds)
     assert list(found)[:6] == FIRST

@@ -247,6 +247,10 @@ def test_measures_by_hand():
     # 1.645 x 0.2 = 0.329 to either side of the root. A's a: root 0.707, shares from 0.14 to 1, so 1 is within and 0 is
     # not; its b: both halves are within; B's a: from 0.03 to 0.69 without 0, and from 0.29 to 1 with 1
     assert found.coverage == pytest.approx((1 + 2 + 1) / 6)
+    # 2.8 x 0.329 = 0.92 reaches both ends from every root
+    widest = measure(predicted, truth, table, scale=2.8)
+    assert (widest.coverage, widest.scaled) == (found.coverage, 1.0)
+    assert measure(predicted, truth, table, scale=1.0).scaled == pytest.approx(found.coverage)
     certain = [replace(targets, spread_Q=np.zeros(3), deviation_QK=None) for targets in predicted]
     nothing = measure(certain, truth, table)
     assert math.isnan(nothing.spearman)

@@ -206,15 +206,6 @@ def test_the_learning_curve_has_a_point_every_so_many_iterations_and_at_the_end_
     assert point.format_score == 0.5
 
 
-def test_the_first_line_tells_what_other_rules_would_have_made_of_these_rollouts():
-    strategy, federation, _engine, lines = build()
-    run(strategy, federation, 2)
-    assert set(lines[0].agreements) >= {"average", "appa", "min", "group-dro"}
-    assert lines[0].agreements["average"] == pytest.approx(1.0)
-    assert lines[0].agreements["min"] < 1.0
-    assert lines[1].agreements is None
-
-
 def test_weights_history_and_scores_are_the_rule_s():
     strategy, federation, engine, lines = build(temperature=0.1, fairness_threshold=1.1, ema_decay=0.8)
     run(strategy, federation, 2)

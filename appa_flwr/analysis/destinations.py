@@ -1,0 +1,168 @@
+"""Destinations of the rules: the answers that a policy which can answer anything ends with under each of them.
+
+No language model: every question has a free answer of its own, softmax(theta), which follows the aggregated reward of
+noisy answers as PPO would, whitened and clamped. Where it ends tells rules apart, in seconds and before any training;
+what a language model learns of it is another matter. How much a rule's reward looks like the plain mean's tells nothing
+of it: near the mean's own best answers the mean's gradient vanishes, and the little that is left decides.
+
+Axis letters: G groups, Q questions, K options, J answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import softmax
+
+from appa_flwr.analysis.aggregation import RULES, Rule, make, parameters
+from appa_flwr.analysis.intervals import Interval, paired_differences
+from appa_flwr.config.sections import APPASection
+from appa_flwr.protocol.rewards import METRICS
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+BATCH = 192
+VISITS = 600
+"""Noisy answers to each question."""
+STEP = 0.01
+"""Mean of the steps, which shrink from twice as much to 0."""
+NOISE, CLAMP = 0.3, 5.0
+LEAST_SHARE = 1e-3
+NEVER = 1.1
+"""A fairness threshold that no index reaches."""
+PRINTED: Mapping[str, float] = {"fairness_threshold": 0.99, "temperature": 0.1}
+"""The paper's settings of `appa` (PPO table)."""
+
+
+def rules(settings: APPASection) -> dict[str, Rule]:
+    """Every rule with the parameters of the config; APPA as printed and without its threshold, where that differs."""
+    found = {
+        name: make(name, **{parameter: getattr(settings, parameter) for parameter in parameters(name)})
+        for name in RULES
+        if name != "alpha"
+    }
+    variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER}}
+    made = {name: found["appa"].model_copy(update=changes) for name, changes in variants.items()}
+    return found | {name: rule for name, rule in made.items() if rule != found["appa"]}
+
+
+@dataclass(frozen=True, eq=False)
+class Destination:
+    """End of a policy of free answers under one rule.
+
+    Attributes:
+        answer_QK: (Q, K) shares, 0 at padding.
+        fell_back: share in [0, 1] of the later half of the iterations in which the rule took the plain mean; None for
+            a rule without a threshold.
+    """
+
+    answer_QK: FloatArray
+    fell_back: float | None
+
+
+def destination(
+    rule: Rule,
+    target_GQK: FloatArray,
+    option_QK: BoolArray,
+    *,
+    metric: str,
+    seed: int,
+    visits: int = VISITS,
+    step: float = STEP,
+    sent: Callable[[FloatArray], FloatArray] | None = None,
+) -> Destination:
+    """Let free answers follow a rule, from the mean of the groups' targets on.
+
+    Two calls with one seed share questions and noise, so that they differ by what else they are given.
+
+    Args:
+        rule: makes one reward of the groups'.
+        target_GQK: (G, Q, K) shares, rows of NaN where a group has none. Such a group scores as the mean of the others
+            would: like them, so it tells no rule apart.
+        option_QK: True for a real option.
+        metric: of the rewards.
+        seed: of questions and noise.
+        visits: noisy answers to each question.
+        step: how far an answer's logits move for a whitened reward of 1; the mean of all steps, which shrink to 0.
+        sent: what the groups send in place of their rewards (G, J); None leaves these as they are.
+    """
+    rng = np.random.default_rng(seed)
+    num_questions, num_options = option_QK.shape
+    mean_QK = np.nanmean(target_GQK, axis=0)
+    target_GQK = np.where(np.isnan(target_GQK), mean_QK, target_GQK)
+    theta_QK = np.log(np.maximum(mean_QK, LEAST_SHARE))
+    iterations = -(-visits * num_questions // BATCH)
+    tail_QK, fell_back = np.zeros_like(theta_QK), list[bool | None]()
+    state = rule.init(len(target_GQK))
+    for iteration in range(iterations):
+        question_J = rng.integers(num_questions, size=BATCH)
+        noise_JK = NOISE * rng.standard_normal((BATCH, num_options))
+        answer_JK = _shares(theta_QK[question_J] + noise_JK, option_QK[question_J])
+        reward_GJ = METRICS[metric](answer_JK, target_GQK[:, question_J], option_QK[question_J])
+        if sent is not None:
+            reward_GJ = sent(reward_GJ)
+        result = rule.apply(state, reward_GJ, reward_GJ)
+        state = result.state
+        spread = result.aggregate_J.std()
+        white_J = (result.aggregate_J - result.aggregate_J.mean()) / spread if spread > 0 else np.zeros(BATCH)
+        gain_JK = np.clip(white_J, -CLAMP, CLAMP)[:, None] * noise_JK / NOISE
+        np.add.at(theta_QK, question_J, 2.0 * step * (1.0 - iteration / iterations) * gain_JK)
+        if 2 * (iteration + 1) > iterations:
+            tail_QK += theta_QK
+            fell_back.append(result.fell_back)
+    known = [taken for taken in fell_back if taken is not None]
+    # The mean over the later half: a single theta is as noisy as its last steps.
+    answer_QK = _shares(tail_QK / len(fell_back), option_QK)
+    return Destination(answer_QK, float(np.mean(known)) if known else None)
+
+
+def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
+    return np.asarray(softmax(np.where(option_JK, theta_JK, -np.inf), axis=1))
+
+
+@dataclass(frozen=True)
+class End:
+    """Scores of the answers that a rule ends with, in [0, 1].
+
+    Attributes:
+        avg_as: of the average group.
+        min_as: of the worst-served group.
+        over_average: Min AS less that of the rule `average`, with its interval over questions.
+    """
+
+    avg_as: float
+    min_as: float
+    over_average: Interval
+
+
+def ends(
+    found: Mapping[str, Destination], target_GQK: FloatArray, option_QK: BoolArray, *, metric: str
+) -> dict[str, End]:
+    """Rule -> its end against these targets, which may be others than those that the answers followed.
+
+    Args:
+        found: rule -> its destination, that of `average` among them.
+        target_GQK: (G, Q, K) shares, rows of NaN where a group has none; groups without any take no part.
+        option_QK: True for a real option.
+        metric: of the scores.
+    """
+    known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
+    safe_GQK = np.where(known_GQ[:, :, None], target_GQK, option_QK / option_QK.sum(axis=1, keepdims=True))
+    there_G = known_GQ.any(axis=1)
+
+    def scores(answer_QK: FloatArray) -> FloatArray:
+        score_GQ = METRICS[metric](answer_QK, safe_GQK, option_QK)
+        return np.where(known_GQ, score_GQ, np.nan)[there_G]
+
+    average_GQ = scores(found["average"].answer_QK)
+    ended = {}
+    for rule, one in found.items():
+        score_GQ = scores(one.answer_QK)
+        mean_G = np.nanmean(score_GQ, axis=1)
+        over = paired_differences([(score_GQ, average_GQ)])["Min AS"]
+        ended[rule] = End(float(mean_G.mean()), float(mean_G.min()), over)
+    return ended

@@ -1,0 +1,116 @@
+"""Diagnosis of a survey before anything is trained on it: do its groups tell aggregation rules apart?
+
+Axis letters: G groups, Q questions, K options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.analysis.aggregation import Rule
+from appa_flwr.analysis.destinations import Destination, End, destination, ends
+from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences, group_differences
+from appa_flwr.survey.arrays import as_arrays
+from appa_flwr.survey.types import Survey
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+COMPARED = 2
+HALF = 0.5
+MOST_QUESTIONS = 200
+"""Questions, drawn anew by the seed, that the rules are tried on: a second a rule."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings on a survey.
+
+    Attributes:
+        metric: of the scores.
+        differences: between the groups, on all questions that two groups or more have.
+        destinations: rule -> where free answers end that follow it.
+        ends: rule -> the scores there.
+        without: group -> its answers among the compared questions, and the gap between the two ceilings of the others:
+            where that is much smaller than all groups', this group makes the gap.
+        compared: questions that two groups or more have answered.
+        common: questions that all have answered.
+        questions: all questions.
+    """
+
+    metric: str
+    differences: GroupDifferences
+    destinations: Mapping[str, Destination]
+    ends: Mapping[str, End]
+    without: Mapping[str, tuple[int, float]]
+    compared: int
+    common: int
+    questions: int
+
+    def sentences(self, *, threshold: float) -> Iterator[str]:
+        """In plain words, the warnings last."""
+        yield f"By {self.metric}: {self.differences.sentence(threshold=threshold)}."
+        yield (
+            f"Of {self.questions} questions, {self.compared} were answered by two groups or more and {self.common} by "
+            "all."
+        )
+        if self.differences.gap <= CLEAR_GAIN:
+            yield f"WARNING: no rule can gain more than {CLEAR_GAIN:g} for the worst group over the plain mean."
+        if (taken := self.destinations["appa"].fell_back) is not None and taken > HALF:
+            yield (
+                f"WARNING: with its threshold {threshold:g} appa takes the plain mean in {taken:.0%} of the iterations "
+                "once its answers are good; appa.fairness-quantile or a threshold above 1 keeps its weights."
+            )
+        if self.compared < HALF * self.questions:
+            yield (
+                "WARNING: most questions were answered by one group alone, so scores against the survey compare groups "
+                "on different questions."
+            )
+
+
+def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> Diagnosis:
+    """Diagnosis of a survey from the groups' own answers, by one metric.
+
+    Args:
+        survey: with two groups or more.
+        metric: of the rewards.
+        rules: name -> rule, `average` and `appa` among them, such as `appa_flwr.analysis.destinations.rules`.
+        seed: of the questions and noise that the rules are tried with.
+    """
+    target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
+    known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
+    count_Q = known_GQ.sum(axis=0)
+    compared_Q = count_Q >= COMPARED
+    target_GQK, option_QK, known_GQ = target_GQK[:, compared_Q], option_QK[compared_Q], known_GQ[:, compared_Q]
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(option_QK))[:MOST_QUESTIONS])
+    tried = (target_GQK[:, drawn], option_QK[drawn])
+    found = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
+    return Diagnosis(
+        metric=metric,
+        differences=group_differences(target_GQK, option_QK, metric=metric),
+        destinations=found,
+        ends=ends(found, *tried, metric=metric),
+        without=_without(survey.groups, target_GQK, option_QK, known_GQ, metric=metric),
+        compared=int(compared_Q.sum()),
+        common=int((count_Q == len(survey.groups)).sum()),
+        questions=len(count_Q),
+    )
+
+
+def _without(
+    groups: tuple[str, ...], target_GQK: FloatArray, option_QK: BoolArray, known_GQ: BoolArray, *, metric: str
+) -> dict[str, tuple[int, float]]:
+    """Group -> its answers, and the others' gap; of two groups there are no others to compare, so nothing."""
+    if len(groups) <= COMPARED:
+        return {}
+    found = {}
+    for g, name in enumerate(groups):
+        others_Q = np.delete(known_GQ, g, axis=0).sum(axis=0) >= COMPARED
+        left_GQK = np.delete(target_GQK, g, axis=0)[:, others_Q]
+        gap = group_differences(left_GQK, option_QK[others_Q], metric=metric).gap if others_Q.any() else float("nan")
+        found[name] = int(known_GQ[g].sum()), gap
+    return found

@@ -1,0 +1,40 @@
+"""Tables of `appa diagnose` for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from appa_flwr.analysis.diagnosis import Diagnosis
+from appa_flwr.analysis.group_sets import GroupSet
+
+
+def tables(found: Diagnosis) -> Iterator[Table]:
+    """The end of every rule, and what each group makes of the gap between the ceilings."""
+    rules = Table("rule", "Avg AS", "Min AS", "Min AS less average's", "took the plain mean")
+    for name, end in found.ends.items():
+        over, fell_back = end.over_average, found.destinations[name].fell_back
+        rules.add_row(
+            name,
+            f"{end.avg_as:.3f}",
+            f"{end.min_as:.3f}",
+            f"{over.value:+.3f} ({over.low:+.3f} to {over.high:+.3f})",
+            "-" if fell_back is None else f"{fell_back:.0%}",
+        )
+    yield rules
+    if found.without:
+        groups = Table("without group", "its answers", "gap of the others", "of all")
+        for name, (answers, gap) in sorted(found.without.items(), key=lambda item: item[1][1]):
+            groups.add_row(name, str(answers), f"{gap:.3f}", f"{found.differences.gap:.3f}")
+        yield groups
+
+
+def sets_table(found: Sequence[GroupSet]) -> Table:
+    """Sets of groups on which rules can differ, the largest gap on the questions not searched first."""
+    table = Table("one group", "against", "gap, questions searched", "gap, other questions", "other questions")
+    for one in found:
+        table.add_row(
+            one.outlier, "; ".join(one.others), f"{one.searched_gap:.3f}", f"{one.gap:.3f}", str(one.questions)
+        )
+    return table

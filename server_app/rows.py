@@ -19,7 +19,7 @@ from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import put
 from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
 from appa_flwr.run.run_files import DIFFERENCES, SUMMARY
-from server_app import evaluation, reading
+from server_app import baselines, evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
 from server_app.inputs import PolicyInputs, RunInputs, taught_texts
@@ -113,7 +113,7 @@ def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[S
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
     with run.folder.phase("baselines") as phase:
         known = _known_answers(run, inputs)
-        found = evaluation.baseline_scores(
+        found = baselines.baseline_scores(
             run.federation, run.config, run.catalogue, question_J=inputs.test_J, known_JK=known
         )
         rows = evaluation.with_skill([*earlier, *found.rows])

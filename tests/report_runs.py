@@ -171,6 +171,7 @@ GOOD = {
     "option-list": (0.820, 0.760),
     "nearest-questions": (0.815, 0.775),
     "mean-prediction": (0.895, 0.815),
+    "own-prediction": (0.910, 0.850),
     "ceiling-average": (0.900, 0.820),
     "ceiling-min": (0.880, 0.840),
 }

@@ -19,7 +19,16 @@ from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.report import accuracy, findings, template
 from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.report.plots.style import METHOD_STYLE
-from appa_flwr.run.records import CEILINGS, DO, FEW_SHOT, METHODS, TRAINED_METHODS, TRIVIAL_BASELINES, Card
+from appa_flwr.run.records import (
+    CEILINGS,
+    DO,
+    FEW_SHOT,
+    METHODS,
+    OWN_PREDICTION,
+    TRAINED_METHODS,
+    TRIVIAL_BASELINES,
+    Card,
+)
 
 DASH = "–"
 FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
@@ -200,7 +209,7 @@ def training_metric_table(run: RunArtifacts) -> Table:
         name: [Column(measure, run.training_metric, survey) for measure in ALL_MEASURES] for name, survey in truths(run)
     }
     rows = {method: [Cell(_name(run, method), tag="th"), *_method_row(run, method, spans)] for method in _present(run)}
-    kinds = (TRAINED_METHODS, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, *CEILINGS))
+    kinds = (TRAINED_METHODS, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS))
     blocks = [[rows[method] for method in kind if method in rows] for kind in kinds]
     head = _head(["Method", "Server\nagg."], dict.fromkeys(spans, ALL_MEASURES), [FORMAT])
     caption = f"Training metric {metric_name(run)}, held-out questions. {' '.join(_notes(run))} {READABLE_NOTE}"

@@ -22,12 +22,14 @@ DO = {method: f"{method}-do" for method in TRAINED_METHODS}
 """Method -> the same model, read by the probabilities of the letters it would choose."""
 BASE_ROWS = ("base", FEW_SHOT, DO["base"])
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
+OWN_PREDICTION = "own-prediction"
+"""Another answer to each group, its own prediction: what one shared answer costs."""
 LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
 """Mean answers to training questions with the same options, and to the nearest ones."""
 TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
-METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, *CEILINGS)
+METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
 
 MOSTLY = 0.5
 

@@ -1,0 +1,190 @@
+"""Scores without a language model: trivial baselines, what each group's own prediction is worth, and ceilings.
+
+Axis letters: G groups, Q questions, J answers, K options, P probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.destinations import destination, ends, rules
+from appa_flwr.analysis.group_differences import deviations, group_differences
+from appa_flwr.config import Config
+from appa_flwr.protocol import wire
+from appa_flwr.protocol.rewards import METRICS, metrics_of
+from appa_flwr.run.records import (
+    CEILINGS,
+    MEAN_PREDICTION,
+    OWN_PREDICTION,
+    CapturedRecord,
+    Differences,
+    DifferencesRecord,
+    EndRecord,
+    RuleRecord,
+    SummaryRow,
+)
+from server_app.evaluation import given_answers, score
+from server_app.evaluation import scored as result_of
+from server_app.federation.groups import Federation
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+PROBE_DIGITS = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Baselines:
+    """The scale of a learned score: rows of the trivial baselines and the ceilings, and how the groups differ."""
+
+    rows: list[SummaryRow]
+    pair_scores: pd.DataFrame
+    differences: Differences | None
+
+
+def baseline_scores(
+    federation: Federation,
+    config: Config,
+    catalogue: wire.Catalogue,
+    *,
+    question_J: IntArray,
+    known_JK: Mapping[str, FloatArray],
+) -> Baselines:
+    """Score the trivial baselines and the two ceilings, and compare the groups with each other.
+
+    The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
+    them away (docs/decisions.md), so this asks for those, in a simulation against the survey answers too;
+    `eval.ceilings = false` leaves it out, and so does a group's owner who lets nobody probe. `js-distance` has none.
+
+    Args:
+        federation: the groups that score.
+        config: the run's.
+        catalogue: the public questions.
+        question_J: the held-out questions.
+        known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
+    """
+    option_JK = catalogue.option_QK[question_J]
+    metrics = metrics_of(config.task)
+    trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
+    scored = [
+        score(
+            federation, name, given_answers(question_J, answer_JK), metrics=metrics, config=config, catalogue=catalogue
+        )
+        for name, answer_JK in trivial.items()
+    ]
+
+    def result(differences: Differences | None) -> Baselines:
+        rows = [row for one in scored for row in one.rows]
+        return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences)
+
+    if not config.eval.ceilings or federation.without_probes:
+        return result(None)
+    sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
+    probed = probe_targets(federation, question_J, option_JK, sides=sides)
+    there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
+    target_GQK = probed[wire.TARGET_SIDE][there_G]
+    mean = given_answers(question_J, target_GQK.mean(axis=0))
+    scored.append(score(federation, MEAN_PREDICTION, mean, metrics=metrics, config=config, catalogue=catalogue))
+    if federation.simulated:
+        given = given_answers(question_J, target_GQK.mean(axis=0))
+        own = _own_rewards(probed, option_JK, metrics=metrics)
+        scored.append(
+            result_of(federation, OWN_PREDICTION, given, own, metrics=metrics, config=config, catalogue=catalogue)
+        )
+    for name, objective in CEILINGS.items():
+        for metric in filter(SOLVED_METRICS.__contains__, metrics):
+            best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
+            best = given_answers(question_J, best_QK)
+            scored.append(score(federation, name, best, metrics=[metric], config=config, catalogue=catalogue))
+    if config.reward_metric not in SOLVED_METRICS:
+        return result(None)
+    predicted = _differences(target_GQK, option_JK, config)
+    if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
+        return result(Differences(predicted=predicted, rules=_rules(target_GQK, None, option_JK, config)))
+    captured = deviations(target_GQK, truth_GQK, option_JK)
+    return result(
+        Differences(
+            predicted=predicted,
+            survey=_differences(truth_GQK, option_JK, config),
+            captured=CapturedRecord(**vars(captured)),
+            rules=_rules(target_GQK, truth_GQK, option_JK, config),
+        )
+    )
+
+
+def _differences(target_GQK: FloatArray, option_QK: BoolArray, config: Config) -> DifferencesRecord:
+    return DifferencesRecord(**vars(group_differences(target_GQK, option_QK, metric=config.reward_metric)))
+
+
+def _rules(
+    target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
+) -> dict[str, RuleRecord]:
+    """The end of each rule on the predictions, scored against these and, where known, against the survey answers."""
+    metric = config.reward_metric
+    found = {
+        name: destination(rule, target_GQK, option_QK, metric=metric, seed=config.seed)
+        for name, rule in rules(config.appa).items()
+    }
+
+    def scored(against_GQK: FloatArray) -> dict[str, EndRecord]:
+        return {
+            name: EndRecord(
+                avg_as=end.avg_as,
+                min_as=end.min_as,
+                over_average=(end.over_average.value, end.over_average.low, end.over_average.high),
+            )
+            for name, end in ends(found, against_GQK, option_QK, metric=metric).items()
+        }
+
+    predicted = scored(target_GQK)
+    survey = {} if truth_GQK is None else scored(truth_GQK)
+    return {
+        name: RuleRecord(fell_back=one.fell_back, predicted=predicted[name], survey=survey.get(name))
+        for name, one in found.items()
+    }
+
+
+def probe_targets(
+    federation: Federation, question_J: IntArray, option_JK: BoolArray, *, sides: Sequence[str]
+) -> dict[str, FloatArray]:
+    """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
+
+    Side -> (G, J, K), rows sum to 1, NaN where a group has nothing to score against or did not answer.
+    """
+    row, option = np.nonzero(option_JK)
+    one_hot = np.zeros((len(row), option_JK.shape[1]))
+    one_hot[np.arange(len(row)), option] = 1.0
+    request = given_answers(question_J[row], one_hot).request(["cosine"], sides=sides)
+    scored = federation.score(replace(request, asked=wire.PROBES_ASKED))
+    found = {}
+    for side in sides:
+        cosine_GP = 2.0 * scored["cosine", side] - 1.0
+        target_GJK = np.zeros((len(cosine_GP), *option_JK.shape))
+        target_GJK[:, row, option] = np.maximum(cosine_GP, 0.0)
+        target_GJK /= target_GJK.sum(-1, keepdims=True)
+        # Rounded, so that options that tie in the group's own table tie here too and rank the same.
+        found[side] = target_GJK.round(PROBE_DIGITS)
+    return found
+
+
+def _own_rewards(
+    probed: Mapping[str, FloatArray], option_JK: BoolArray, *, metrics: Sequence[str]
+) -> dict[tuple[str, str], FloatArray]:
+    """Rewards (G, J) where every group is given its own prediction; NaN where it has nothing to compare with."""
+    uniform_JK = option_JK / option_JK.sum(axis=1, keepdims=True)
+    own_GJK, found = probed[wire.TARGET_SIDE], {}
+    for side, against_GJK in probed.items():
+        known_GJ: BoolArray = np.logical_not(np.isnan(own_GJK + against_GJK).any(axis=2))
+        known_GJ1 = known_GJ[:, :, None]
+        safe_GJK, safe_against_GJK = (np.where(known_GJ1, table, uniform_JK) for table in (own_GJK, against_GJK))
+        for metric in metrics:
+            reward_GJ = METRICS[metric](safe_GJK, safe_against_GJK, option_JK)
+            found[metric, side] = np.where(known_GJ, reward_GJ, np.nan)
+    return found

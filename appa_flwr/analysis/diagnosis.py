@@ -14,6 +14,7 @@ import numpy.typing as npt
 from appa_flwr.analysis.aggregation import Rule
 from appa_flwr.analysis.destinations import Destination, End, destination, ends
 from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences, group_differences
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.types import Survey
 
@@ -22,8 +23,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 COMPARED = 2
 HALF = 0.5
-MOST_QUESTIONS = 200
-"""Questions, drawn anew by the seed, that the rules are tried on: a second a rule."""
+MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
+"""Of groups and questions that the rules are tried on, the questions drawn by the seed: a second or two a rule."""
+MOST_LEFT_OUT = 24
+"""Groups up to which each is left out in turn."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Diagnosis:
         destinations: rule -> where free answers end that follow it.
         ends: rule -> the scores there.
         without: group -> its answers among the compared questions, and the gap between the two ceilings of the others:
-            where that is much smaller than all groups', this group makes the gap.
+            where that is much smaller than all groups', this group makes the gap. Empty for two groups, and for more
+            than `MOST_LEFT_OUT`.
         compared: questions that two groups or more have answered.
         common: questions that all have answered.
         questions: all questions.
@@ -76,17 +80,23 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     """Diagnosis of a survey from the groups' own answers, by one metric.
 
     Args:
-        survey: with two groups or more.
+        survey: its groups' own answers.
         metric: of the rewards.
         rules: name -> rule, `average` and `appa` among them, such as `appa_flwr.analysis.destinations.rules`.
         seed: of the questions and noise that the rules are tried with.
+
+    Raises:
+        UserError: no question was answered by two groups.
     """
     target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
     known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
     count_Q = known_GQ.sum(axis=0)
     compared_Q = count_Q >= COMPARED
     target_GQK, option_QK, known_GQ = target_GQK[:, compared_Q], option_QK[compared_Q], known_GQ[:, compared_Q]
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(option_QK))[:MOST_QUESTIONS])
+    if not len(option_QK):
+        raise UserError("no question was answered by two groups, so there is nothing to compare")
+    most = max(LEAST_QUESTIONS, MOST_PAIRS // len(target_GQK))
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(option_QK))[:most])
     tried = (target_GQK[:, drawn], option_QK[drawn])
     found = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
     return Diagnosis(
@@ -104,8 +114,8 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
 def _without(
     groups: tuple[str, ...], target_GQK: FloatArray, option_QK: BoolArray, known_GQ: BoolArray, *, metric: str
 ) -> dict[str, tuple[int, float]]:
-    """Group -> its answers, and the others' gap; of two groups there are no others to compare, so nothing."""
-    if len(groups) <= COMPARED:
+    """Group -> its answers, and the others' gap; nothing for two groups, which leave one, and for very many."""
+    if not COMPARED < len(groups) <= MOST_LEFT_OUT:
         return {}
     found = {}
     for g, name in enumerate(groups):

@@ -10,6 +10,7 @@ import pytest
 from appa_flwr.analysis.destinations import rules
 from appa_flwr.analysis.diagnosis import diagnose
 from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Survey
 
 RULES = rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.02}).appa)
@@ -78,3 +79,16 @@ def test_a_group_that_shares_no_question_with_two_others_leaves_them_nothing_to_
     found, _ = said(survey_of([*shares, *[None] * 4], [*[None] * 4, *shares], shares + shares))
     assert math.isnan(found.without["group 2"][1])
     assert found.without["group 0"][1] == pytest.approx(0, abs=1e-6)
+
+
+def test_one_group_has_nobody_to_be_compared_with():
+    with pytest.raises(UserError, match="answered by two groups"):
+        said(survey_of([[0.3, 0.7]] * 4))
+    with pytest.raises(UserError, match="answered by two groups"):
+        said(survey_of([[0.3, 0.7], None], [None, [0.4, 0.6]]))
+
+
+def test_of_very_many_groups_none_is_left_out_in_turn():
+    found, _ = said(survey_of(*[[[0.5, 0.5]] * 3] * 30))
+    assert found.without == {}
+    assert found.compared == 3

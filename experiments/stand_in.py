@@ -1,9 +1,9 @@
 """The population and the rules of the studies that need no language model: each rule's destination on true answers.
 
-The policy is `appa_flwr.analysis.destinations`: a free answer to each question. It can reach what no rule could do
-better, so what it ends with tells rules apart, and nothing of what a language model learns.
+The policy is `appa_flwr.analysis.destinations`: a free answer to each question. It can reach the best
+shared answers, so what it ends with tells rules apart, and nothing of what a language model learns.
 
-Legend: G groups, Q questions, K options, J answers.
+Legend: G groups, Q questions, K options.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 Seeds = Annotated[int, typer.Option(help="Populations.")]
-Visits = Annotated[int, typer.Option(help="Noisy answers to each question.")]
+Visits = Annotated[int, typer.Option(min=1, help="Noisy answers to each question.")]
 Questions = Annotated[int, typer.Option(help="Questions of a population.")]
 Groups = Annotated[int, typer.Option(help="Groups of a population.")]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
-from appa_flwr.analysis.destinations import destination, ends, rules
+from appa_flwr.analysis.destinations import destination, drawn_questions, ends, rules
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
@@ -29,8 +29,7 @@ from appa_flwr.run.records import (
     RuleRecord,
     SummaryRow,
 )
-from server_app.evaluation import given_answers, score
-from server_app.evaluation import scored as result_of
+from server_app.evaluation import given_answers, result, score
 from server_app.federation.groups import Federation
 
 FloatArray = npt.NDArray[np.float64]
@@ -42,7 +41,7 @@ PROBE_DIGITS = 9
 
 @dataclass(frozen=True, eq=False)
 class Baselines:
-    """The scale of a learned score: rows of the trivial baselines and the ceilings, and how the groups differ."""
+    """The scale of a learned score: rows that need no language model, and how groups and rules differ."""
 
     rows: list[SummaryRow]
     pair_scores: pd.DataFrame
@@ -57,7 +56,7 @@ def baseline_scores(
     question_J: IntArray,
     known_JK: Mapping[str, FloatArray],
 ) -> Baselines:
-    """Score the trivial baselines and the two ceilings, and compare the groups with each other.
+    """Score trivial baselines, own predictions and ceilings, and compare the groups, and the rules, with each other.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
     them away (docs/decisions.md), so this asks for those, in a simulation against the survey answers too;
@@ -80,12 +79,12 @@ def baseline_scores(
         for name, answer_JK in trivial.items()
     ]
 
-    def result(differences: Differences | None) -> Baselines:
+    def found(differences: Differences | None) -> Baselines:
         rows = [row for one in scored for row in one.rows]
         return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences)
 
     if not config.eval.ceilings or federation.without_probes:
-        return result(None)
+        return found(None)
     sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
     probed = probe_targets(federation, question_J, option_JK, sides=sides)
     there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
@@ -93,10 +92,9 @@ def baseline_scores(
     mean = given_answers(question_J, target_GQK.mean(axis=0))
     scored.append(score(federation, MEAN_PREDICTION, mean, metrics=metrics, config=config, catalogue=catalogue))
     if federation.simulated:
-        given = given_answers(question_J, target_GQK.mean(axis=0))
         own = _own_rewards(probed, option_JK, metrics=metrics)
         scored.append(
-            result_of(federation, OWN_PREDICTION, given, own, metrics=metrics, config=config, catalogue=catalogue)
+            result(federation, OWN_PREDICTION, mean, own, metrics=metrics, config=config, catalogue=catalogue)
         )
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
@@ -104,12 +102,12 @@ def baseline_scores(
             best = given_answers(question_J, best_QK)
             scored.append(score(federation, name, best, metrics=[metric], config=config, catalogue=catalogue))
     if config.reward_metric not in SOLVED_METRICS:
-        return result(None)
+        return found(None)
     predicted = _differences(target_GQK, option_JK, config)
     if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
-        return result(Differences(predicted=predicted, rules=_rules(target_GQK, None, option_JK, config)))
+        return found(Differences(predicted=predicted, rules=_rules(target_GQK, None, option_JK, config)))
     captured = deviations(target_GQK, truth_GQK, option_JK)
-    return result(
+    return found(
         Differences(
             predicted=predicted,
             survey=_differences(truth_GQK, option_JK, config),
@@ -128,6 +126,9 @@ def _rules(
 ) -> dict[str, RuleRecord]:
     """The end of each rule on the predictions, scored against these and, where known, against the survey answers."""
     metric = config.reward_metric
+    drawn = drawn_questions(*target_GQK.shape[:2], seed=config.seed)
+    target_GQK, option_QK = target_GQK[:, drawn], option_QK[drawn]
+    truth_GQK = None if truth_GQK is None else truth_GQK[:, drawn]
     found = {
         name: destination(rule, target_GQK, option_QK, metric=metric, seed=config.seed)
         for name, rule in rules(config.appa).items()

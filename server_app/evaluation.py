@@ -159,10 +159,10 @@ def score(
 ) -> Scored:
     """Let the groups score one method's answers to the held-out questions; a row for each metric."""
     rewards = federation.score(answers.request(metrics, sides=tuple(SIDES)))
-    return scored(federation, method, answers, rewards, metrics=metrics, config=config, catalogue=catalogue)
+    return result(federation, method, answers, rewards, metrics=metrics, config=config, catalogue=catalogue)
 
 
-def scored(
+def result(
     federation: Federation,
     method: str,
     answers: Answers,

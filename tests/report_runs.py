@@ -88,6 +88,7 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
             for g, group in enumerate(groups)
         },
         "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31, "coverage": 0.88}},
+        "interval_scale": 1.5,
         "by_context": {
             "seen/held-out": {str(2**i): predictor_scores(0.80 + 0.02 * i) for i in range(7)},
             "unseen/held-out": {str(2**i): predictor_scores(0.70 + 0.01 * i, 240 - i) for i in (4, 0, 1, 3)},

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 
-from appa_flwr.core.errors import unknown_name
+from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.rewards import METRICS, borda, js, ranking
 
 FloatArray = npt.NDArray[np.float64]
@@ -235,6 +235,13 @@ _SOLVERS: dict[str, Callable[[FloatArray, BoolArray, FloatArray], FloatArray]] =
 
 SOLVED_METRICS = tuple(_SOLVERS)
 """Metrics that have ceilings. `js-distance` has none: its weighted problem can have several local optima."""
+
+
+def unsolved(metric: str) -> UserError:
+    """The error about a metric that has no ceilings."""
+    return UserError(
+        f'metric = "{metric}" has no best shared answers to compare with; take {", ".join(SOLVED_METRICS)}'
+    )
 
 
 def _fairest_answer(targets_GQK: FloatArray, options_QK: BoolArray, pair_GQ: FloatArray, *, metric: str) -> Ceiling:

@@ -2,8 +2,7 @@
 
 No language model: every question has a free answer of its own, softmax(theta), which follows the aggregated reward of
 noisy answers as PPO would, whitened and clamped. Where it ends tells rules apart, in seconds and before any training;
-what a language model learns of it is another matter. How much a rule's reward looks like the plain mean's tells nothing
-of it: near the mean's own best answers the mean's gradient vanishes, and the little that is left decides.
+what a language model learns of it is another matter.
 
 Axis letters: G groups, Q questions, K options, J answers.
 """
@@ -34,18 +33,25 @@ NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
 NEVER = 1.1
 """A fairness threshold that no index reaches."""
-PRINTED: Mapping[str, float] = {"fairness_threshold": 0.99, "temperature": 0.1}
-"""The paper's settings of `appa` (PPO table)."""
+PRINTED: Mapping[str, float] = {
+    "fairness_threshold": 0.99,
+    "temperature": 0.1,
+    "fairness_quantile": 0.0,
+    "weight_cap": 0.0,
+}
+"""The paper's settings of `appa` (APPA table), and nothing that goes past it."""
+MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
+"""Of groups and questions that rules are tried on, so that a rule takes a second or two."""
 
 
 def rules(settings: APPASection) -> dict[str, Rule]:
-    """Every rule with the parameters of the config; APPA as printed and without its threshold, where that differs."""
+    """Every rule but `alpha`, with the config's parameters; APPA as printed and with no threshold, if these differ."""
     found = {
         name: make(name, **{parameter: getattr(settings, parameter) for parameter in parameters(name)})
         for name in RULES
         if name != "alpha"
     }
-    variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER}}
+    variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER, "fairness_quantile": 0.0}}
     made = {name: found["appa"].model_copy(update=changes) for name, changes in variants.items()}
     return found | {name: rule for name, rule in made.items() if rule != found["appa"]}
 
@@ -118,6 +124,12 @@ def destination(
     # The mean over the later half: a single theta is as noisy as its last steps.
     answer_QK = _shares(tail_QK / len(fell_back), option_QK)
     return Destination(answer_QK, float(np.mean(known)) if known else None)
+
+
+def drawn_questions(num_groups: int, num_questions: int, *, seed: int) -> npt.NDArray[np.int64]:
+    """Questions to try rules on, ascending: all, or where these are many for so many groups, some drawn by the seed."""
+    most = max(LEAST_QUESTIONS, MOST_PAIRS // num_groups)
+    return np.sort(np.random.default_rng(seed).permutation(num_questions)[:most])
 
 
 def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:

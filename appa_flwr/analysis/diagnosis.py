@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.aggregation import Rule
-from appa_flwr.analysis.destinations import Destination, End, destination, ends
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
+from appa_flwr.analysis.destinations import Destination, End, destination, drawn_questions, ends
 from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences, group_differences
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.arrays import as_arrays
@@ -23,8 +24,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 COMPARED = 2
 HALF = 0.5
-MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
-"""Of groups and questions that the rules are tried on, the questions drawn by the seed: a second or two a rule."""
 MOST_LEFT_OUT = 24
 """Groups up to which each is left out in turn."""
 
@@ -36,8 +35,9 @@ class Diagnosis:
     Attributes:
         metric: of the scores.
         differences: between the groups, on all questions that two groups or more have.
-        destinations: rule -> where free answers end that follow it.
+        destinations: rule -> where free answers end that follow it, on some of these questions.
         ends: rule -> the scores there.
+        tried: the number of those questions.
         without: group -> its answers among the compared questions, and the gap between the two ceilings of the others:
             where that is much smaller than all groups', this group makes the gap. Empty for two groups, and for more
             than `MOST_LEFT_OUT`.
@@ -50,6 +50,7 @@ class Diagnosis:
     differences: GroupDifferences
     destinations: Mapping[str, Destination]
     ends: Mapping[str, End]
+    tried: int
     without: Mapping[str, tuple[int, float]]
     compared: int
     common: int
@@ -60,14 +61,14 @@ class Diagnosis:
         yield f"By {self.metric}: {self.differences.sentence(threshold=threshold)}."
         yield (
             f"Of {self.questions} questions, {self.compared} were answered by two groups or more and {self.common} by "
-            "all."
+            f"all. Rules were tried on {self.tried}."
         )
         if self.differences.gap <= CLEAR_GAIN:
             yield f"WARNING: no rule can gain more than {CLEAR_GAIN:g} for the worst group over the plain mean."
         if (taken := self.destinations["appa"].fell_back) is not None and taken > HALF:
             yield (
-                f"WARNING: with its threshold {threshold:g} appa takes the plain mean in {taken:.0%} of the iterations "
-                "once its answers are good; appa.fairness-quantile or a threshold above 1 keeps its weights."
+                f"WARNING: as configured, appa takes the plain mean in {taken:.0%} of the iterations once its answers "
+                "are good; with appa.fairness-threshold above 1 it never does."
             )
         if self.compared < HALF * self.questions:
             yield (
@@ -86,8 +87,10 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
         seed: of the questions and noise that the rules are tried with.
 
     Raises:
-        UserError: no question was answered by two groups.
+        UserError: no question was answered by two groups, or the metric has no ceilings.
     """
+    if metric not in SOLVED_METRICS:
+        raise unsolved(metric)
     target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
     known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
     count_Q = known_GQ.sum(axis=0)
@@ -95,8 +98,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     target_GQK, option_QK, known_GQ = target_GQK[:, compared_Q], option_QK[compared_Q], known_GQ[:, compared_Q]
     if not len(option_QK):
         raise UserError("no question was answered by two groups, so there is nothing to compare")
-    most = max(LEAST_QUESTIONS, MOST_PAIRS // len(target_GQK))
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(option_QK))[:most])
+    drawn = drawn_questions(*target_GQK.shape[:2], seed=seed)
     tried = (target_GQK[:, drawn], option_QK[drawn])
     found = {name: destination(rule, *tried, metric=metric, seed=seed) for name, rule in rules.items()}
     return Diagnosis(
@@ -104,6 +106,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
         differences=group_differences(target_GQK, option_QK, metric=metric),
         destinations=found,
         ends=ends(found, *tried, metric=metric),
+        tried=len(drawn),
         without=_without(survey.groups, target_GQK, option_QK, known_GQ, metric=metric),
         compared=int(compared_Q.sum()),
         common=int((count_Q == len(survey.groups)).sum()),

@@ -1,7 +1,7 @@
 """Search for sets of groups on which aggregation rules can differ: one group against others that agree.
 
 A gap between the best answers for the average and for the worst group opens where one group stands against a bloc. The
-search looks at half of the questions; the gap of the other half is what may be believed, since the best of many sets
+search looks at half of the questions; the gap on the other half is what may be believed, since the best of many sets
 is also the luckiest.
 
 Axis letters: G groups, Q questions, K options.
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
 from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import METRICS
@@ -49,7 +50,7 @@ class GroupSet:
 
 
 def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) -> list[GroupSet]:
-    """Sets with the largest gaps, by the gap on the questions that were not searched.
+    """Sets whose outlier lies furthest from a bloc that is close together, those first.
 
     Args:
         survey: its groups' own answers.
@@ -59,8 +60,11 @@ def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) 
         seed: halves the questions.
 
     Raises:
-        UserError: fewer than 3 groups wanted, or too few groups with enough questions in common.
+        UserError: fewer than 3 groups wanted, too few groups with enough questions in common, or the metric has no
+            ceilings.
     """
+    if metric not in SOLVED_METRICS:
+        raise unsolved(metric)
     if size < 3:
         raise UserError(f"a set of {size} groups has no bloc; give at least 3")
     target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
@@ -82,7 +86,7 @@ def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) 
             counts.append(int(told_Q.sum()))
         others = tuple(names[g] for g in bloc.others)
         found.append(GroupSet(names[bloc.outlier], others, gaps[0], gaps[1], counts[1]))
-    return sorted(found, key=lambda one: -one.gap)
+    return found
 
 
 class _Bloc(NamedTuple):
@@ -109,19 +113,20 @@ def _distances(target_GQK: FloatArray, option_QK: BoolArray, *, metric: str) -> 
 
 def _bloc(distance_GG: FloatArray, outlier: int, size: int) -> _Bloc | None:
     """The bloc that is furthest from this group and closest together, grown group by group; None if there is none."""
-    near = [g for g in np.flatnonzero(~np.isnan(distance_GG[outlier])) if g != outlier]
+    near = [int(g) for g in np.flatnonzero(~np.isnan(distance_GG[outlier])) if g != outlier]
     best: _Bloc | None = None
     for first in near:
         others = [first]
         while len(others) < size - 1:
-            fits = [g for g in near if g not in others and not np.isnan(distance_GG[g, others]).any()]
-            if not fits:
+            worth_G = distance_GG[outlier] - distance_GG[:, others].mean(axis=1)  # NaN where groups cannot be compared
+            worth_G[[outlier, *others]] = np.nan
+            if np.isnan(worth_G).all():
                 break
-            others.append(max(fits, key=lambda g: distance_GG[outlier, g] - distance_GG[g, others].mean()))
+            others.append(int(np.nanargmax(worth_G)))
         if len(others) == size - 1:
             inside_GG = distance_GG[np.ix_(others, others)]
             within = inside_GG[np.triu_indices(len(others), 1)].mean()
             apart = float(distance_GG[outlier, others].mean() - within)
             if best is None or apart > best.apart:
-                best = _Bloc(apart, outlier, tuple(int(g) for g in others))
+                best = _Bloc(apart, outlier, tuple(others))
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
@@ -25,13 +26,15 @@ def tables(found: Diagnosis) -> Iterator[Table]:
     yield rules
     if found.without:
         groups = Table("without group", "its answers", "gap of the others", "of all")
-        for name, (answers, gap) in sorted(found.without.items(), key=lambda item: item[1][1]):
-            groups.add_row(name, str(answers), f"{gap:.3f}", f"{found.differences.gap:.3f}")
+        known = {name: gap for name, (_, gap) in found.without.items() if not math.isnan(gap)}
+        for name in (*sorted(known, key=known.__getitem__), *(found.without.keys() - known.keys())):
+            gap = f"{known[name]:.3f}" if name in known else "-"
+            groups.add_row(name, str(found.without[name][0]), gap, f"{found.differences.gap:.3f}")
         yield groups
 
 
 def sets_table(found: Sequence[GroupSet]) -> Table:
-    """Sets of groups on which rules can differ, the largest gap on the questions not searched first."""
+    """Sets of groups on which rules can differ, as `search` orders them."""
     table = Table("one group", "against", "gap, questions searched", "gap, other questions", "other questions")
     for one in found:
         table.add_row(

@@ -261,12 +261,11 @@ def _other_rules(run: RunArtifacts) -> Iterator[str]:
         if not scored:
             continue
         best = max(scored, key=lambda rule: scored[rule].min_as)
-        over, low, high = scored[best].over_average
-        shown = f"{best}, {over:+.3f} ({low:+.3f} to {high:+.3f}) in Min AS over average"
-        can = over > CLEAR_GAIN and low > 0
+        clear = [rule for rule, end in scored.items() if end.over_average[0] > CLEAR_GAIN and end.over_average[1] > 0]
+        over = "{:+.3f} ({:+.3f} to {:+.3f})".format(*scored[best].over_average)
         yield (
-            f"Free answers that follow each rule on the predictions, against the {name}: the highest minimum has "
-            f"{shown}: {'the choice of the rule matters' if can else 'no rule is surely better than the mean'}."
+            f"Free answers that follow each rule on the predictions, against the {name}: the worst group ends highest "
+            f"under {best}, {over} over average; surely higher than under average: {', '.join(clear) or 'no rule'}."
         )
 
 

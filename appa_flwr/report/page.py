@@ -56,11 +56,14 @@ UNREADABLE_NOTE = "‡: most answers could not be read, so FI says nothing."
 FEW_SHOT_NOTE = "Few-shot: the base model, not trained, with answered training questions in its prompt."
 RULES_NOTE = (
     "Free answers, no language model: where a policy that can answer anything ends under each rule, on this run's "
-    "predictions for the held-out questions. Intervals: 95 %, over questions. appa-printed has the paper's threshold "
+    "predictions for held-out questions. Intervals: 95 %, over questions. appa-printed has the paper's threshold "
     "and temperature, appa-open never takes the plain mean."
 )
 DO_NOTE = (
     "(do): the probabilities that the same model gives the letters when asked for one; other rows are what it writes."
+)
+OWN_NOTE = (
+    "Each group's prediction: every group gets an answer of its own, perfect against predictions by construction."
 )
 
 
@@ -201,6 +204,8 @@ def _notes(run: RunArtifacts) -> Iterable[str]:
         yield FEW_SHOT_NOTE
     if set(DO.values()) & set(_present(run)):
         yield DO_NOTE
+    if OWN_PREDICTION in _present(run):
+        yield OWN_NOTE
 
 
 def training_metric_table(run: RunArtifacts) -> Table:

@@ -112,8 +112,10 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
         if name == PREDICTOR:
             calibration.setdefault(part_name, {})[SPREAD] = means[SPREAD]
         found.setdefault(part_name, {})[name] = {key: value for key, value in means.items() if key != SPREAD}
-    if (share := _crossed_coverage(by_group, unseen)) is not None:
-        calibration[held_out[0]][COVERAGE] = share
+    if held_out in pooled:
+        del calibration[held_out[0]][COVERAGE]  # by a factor of its own
+        if (share := _crossed_coverage(by_group, unseen)) is not None:
+            calibration[held_out[0]][COVERAGE] = share
     return {
         "scores": found,
         "groups": groups,

@@ -128,7 +128,7 @@ def test_a_group_s_coverage_is_by_the_scale_of_the_others():
     assert scores({"A": sent_sums()}, ())["interval_scale"] is None
     alone = scores({"A": by_group["A"]}, ())
     assert alone["interval_scale"] == pytest.approx(2.0)
-    assert alone["calibration"]["seen/held-out"]["coverage"] == pytest.approx(0.9)
+    assert "coverage" not in alone["calibration"]["seen/held-out"]  # by its own factor it would be right by making
 
 
 def sums(answers: float, js: float, **more: float) -> dict[str, float]:

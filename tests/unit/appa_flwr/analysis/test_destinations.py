@@ -12,6 +12,7 @@ from appa_flwr.analysis.aggregation import make
 from appa_flwr.analysis.ceilings import ceiling
 from appa_flwr.analysis.destinations import destination, ends, rules
 from appa_flwr.config import Config
+from appa_flwr.protocol.rewards import js
 
 OPTIONS = np.arange(4) < np.array([2, 3, 4, 4, 2, 3, 4, 3])[:, None]
 
@@ -84,9 +85,9 @@ def test_a_group_without_an_answer_neither_pulls_nor_scores():
     holed_GQK = target_GQK.copy()
     holed_GQK[-1, :4] = np.nan
     end = reached("average", target_GQK, metric="js", against=holed_GQK)
-    # The majority is of one mind, so that its score is the same with and without the holes of the other.
-    whole = reached("average", target_GQK, metric="js")
-    assert end.min_as != whole.min_as
+    answer_QK = destination(make("average"), target_GQK, OPTIONS, metric="js", seed=0).answer_QK
+    known_Q = js(answer_QK[4:], target_GQK[-1, 4:], OPTIONS[4:])  # of the last group, the worst served
+    assert end.min_as == pytest.approx(known_Q.mean())
     filled = reached("average", holed_GQK, metric="js")
     assert filled.avg_as > end.avg_as  # without those answers, the mean of the others is all there is to meet
     nobody_GQK = np.concatenate([holed_GQK, np.full((1, *OPTIONS.shape), np.nan)])
@@ -100,5 +101,9 @@ def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_di
     assert (made["appa-printed"].fairness_threshold, made["appa-printed"].temperature) == (0.99, 0.1)
     assert made["mix"].worst_share == 1.0
     assert "alpha" not in made
+    keys = {"appa.fairness-quantile": 0.5, "appa.weight-cap": 2.0, "appa.fairness-threshold": 1.1}
+    beyond = rules(Config.load(keys).appa)
+    assert (beyond["appa-printed"].fairness_quantile, beyond["appa-printed"].weight_cap) == (0, 0)
+    assert (beyond["appa-open"].fairness_quantile, beyond["appa-open"].weight_cap) == (0, 2)
     assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}).appa)
     assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}).appa)

@@ -39,7 +39,7 @@ def test_groups_that_agree_leave_no_rule_anything_to_win():
     assert found.differences.gap == pytest.approx(0, abs=1e-6)
     assert all(end.min_as > 0.99 for end in found.ends.values())
     assert "WARNING: no rule can gain more than 0.01" in text
-    assert "WARNING: with its threshold 0.99 appa takes the plain mean in 100% of the iterations" in text
+    assert "WARNING: as configured, appa takes the plain mean in 100% of the iterations" in text
     assert "one group alone" not in text
     assert [gap for _, gap in found.without.values()] == pytest.approx([0, 0, 0], abs=1e-6)
 
@@ -92,3 +92,15 @@ def test_of_very_many_groups_none_is_left_out_in_turn():
     found, _ = said(survey_of(*[[[0.5, 0.5]] * 3] * 30))
     assert found.without == {}
     assert found.compared == 3
+
+
+def test_a_metric_without_ceilings_is_refused_at_once():
+    with pytest.raises(UserError, match="js-distance"):
+        diagnose(survey_of([[0.3, 0.7]], [[0.4, 0.6]]), metric="js-distance", rules=RULES)
+
+
+def test_of_many_pairs_some_questions_are_drawn_for_the_rules():
+    shares = [[0.3, 0.7], [0.6, 0.4]] * 60
+    found, text = said(survey_of(*[shares] * 20))
+    assert (found.tried, found.compared) == (80, 120)
+    assert "Rules were tried on 80." in text

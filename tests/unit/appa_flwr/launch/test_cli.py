@@ -164,7 +164,7 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     for rule in (*(name for name in RULES if name != "alpha"), "appa-open"):
         assert f"│ {rule} " in shown
     assert "Of 40 questions, " in shown
-    assert "with its threshold 0.5 appa takes the plain mean in 100% of the iterations" in shown
+    assert "as configured, appa takes the plain mean in 100% of the iterations" in shown
     assert "without group" in shown
     assert appa(monkeypatch, "diagnose", "generated", "--sets", "3", "-c", "data.num-questions=200") == 0
     assert "gap, other questions" in capsys.readouterr().out

@@ -260,8 +260,8 @@ def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Pat
     # the table: PluralLLM first in each part, its natural JS distance and its Wasserstein score beside it
     assert cells(rest, "seen / held-out") == ["seen / held-out", "PluralLLM", "0.930", "0.780", "0.880", "240"]
     assert (
-        "expected error 0.042, its rank correlation with the error 0.31 (mean over groups); 88% of the shares lie"
-        in rest
+        "expected error 0.042, its rank correlation with the error 0.31 (mean over groups); 88% of the shares lie in "
+        "their 90 % interval (deviations times 1.50)" in rest
     )
 
 

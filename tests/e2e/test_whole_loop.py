@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from appa_flwr.config import Config, preset, split_names
 from appa_flwr.protocol import formats
-from appa_flwr.run.records import CEILINGS, TRIVIAL_BASELINES
+from appa_flwr.run.records import CEILINGS, OWN_PREDICTION, TRIVIAL_BASELINES
 from server_app import evaluation, main
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
@@ -96,7 +96,7 @@ def test_the_ranking_task(tmp_path):
     folder = config.run_folder
     rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
     written = ("base", "few-shot", "sft", "ppo")  # no choices: they give no ranking
-    assert rows.keys() == {(method, "borda") for method in (*written, *TRIVIAL_BASELINES, *CEILINGS)}
+    assert rows.keys() == {(method, "borda") for method in (*written, *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)}
     for method in (*written, *TRIVIAL_BASELINES):
         # the ceilings are found by an optimiser
         assert rows[method, "borda"]["avg_as"] <= rows["ceiling-average", "borda"]["avg_as"] + 1e-4

@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := appa_flwr pluralllm server_app client_app experiments
-PIP := -m pip install --quiet --constraint constraints.txt
+# Byte-compiling all of torch and Transformers takes longer than the few modules that a run imports.
+PIP := -m pip install --quiet --no-compile --constraint constraints.txt
 INSTALL := $(BIN)/python $(PIP)
 GROUP_VENV ?= $(VENV)
 # Of `make real`: a survey's file, and the groups of it that take part, empty = all.

@@ -22,5 +22,6 @@ def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], obje
         call(main)
     except (UserError, RunFailed) as error:
         spec = sys.modules["__main__"].__spec__
-        print(f"{spec.name if spec else main.__name__}: {error}", file=sys.stderr)
+        name = spec.name.removesuffix(".__main__") if spec else main.__name__
+        print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)

@@ -12,7 +12,7 @@ from types import FrameType
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, check_groups
 from appa_flwr.core.errors import UserError
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
@@ -50,6 +50,7 @@ def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
     from server_app.models.base import with_dtype
     from server_app.run import run_phases
 
+    check_groups(config, config.group_names)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     run_phases(OverlapGrid(grid), with_dtype(config), folder)

@@ -26,9 +26,10 @@ REPO = Path(__file__).parents[1]
 TINY_LOOP = {
     "eval.ceilings": False,
     "eval.extra-rows": False,
+    "eval.every": 0,
     "policy.base-steps": 20,
     "sft.steps": 2,
-    "ppo.num-iterations": 5,
+    "ppo.num-iterations": 4,
     "pluralllm.rounds": 1,
     "pluralllm.validate-every": 0,
     "embedding.dim": 16,

@@ -32,6 +32,8 @@ TINY_RUN: dict[str, object] = {
     "pluralllm.local-steps": 2,
     "policy.base-steps": 20,
     "sft.steps": 60,
+    "sft.batch-size": 16,
+    "sft.gradient-accumulation-steps": 1,
     "ppo.num-iterations": 3,
     "rollout.batch-size": 32,
     "ppo.num-mini-batches": 4,

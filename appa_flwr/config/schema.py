@@ -196,7 +196,8 @@ def _in_names(config: Config) -> Iterator[str]:
 
 
 def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
-    """Without `groups`, what the config alone can tell."""
+    """Without `groups`, what the config alone can tell: names that may be wrong are not yet counted."""
+    known = bool(groups)
     groups = groups or config.group_names
     for name in config.unseen_group_names if groups else ():
         if name not in groups:
@@ -205,7 +206,7 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     count = len(groups) or (config.data.num_groups if config.survey == GENERATED_SURVEY else None)
     if count is None:
         return
-    if config.federation.min_groups > count:
+    if config.federation.min_groups > count and (known or not groups):
         yield (
             f"federation.min-groups = {config.federation.min_groups} must be at most the number of groups, which is "
             f"{count}"

@@ -79,6 +79,7 @@ def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
             yield beside
             for path in beside.rglob("*"):
                 if path.is_file():
+                    path.chmod(beside.stat().st_mode & 0o666)  # some libraries write for their user alone
                     with path.open("rb") as file:
                         sync(file)
             sync_folder(beside)

@@ -6,7 +6,12 @@ import json
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the HTTP library below it
+    HFValidationError,
+    HTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.run_files import CARD, POLICY, WEIGHTS_FILE, read_config
@@ -46,8 +51,9 @@ def upload(run_folder: Path, repository: str, *, public: bool, predictor: bool) 
         )
     except LocalTokenNotFoundError:
         raise UserError("the hub does not know who you are; run hf auth login first") from None
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"{repository}: cannot be pushed to the hub ({str(error).splitlines()[0]})") from None
+    except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{repository}: cannot be pushed to the hub ({reason})") from None
     return str(done.commit_url)
 
 

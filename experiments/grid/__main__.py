@@ -26,7 +26,7 @@ from experiments.grid.runner import plan_text, run_trials
 def main(
     grid_file: Annotated[Path, typer.Argument(help="TOML: datasets, tasks, models, rules, seeds.")],
     output: Annotated[Path | None, typer.Option(help="Folder of runs and results; default runs/NAME.")] = None,
-    scale: Annotated[str, typer.Option(help="Use the keys of the file's [scale.NAME], such as small.")] = "",
+    scale: Annotated[str, typer.Option(help="Use the keys of the file's table scale.NAME, such as small.")] = "",
     only: Annotated[str, typer.Option(help="Names, separated by commas, to which their axes are cut.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print trials, hours and disk, and run nothing.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables", help="Write the results of what is done.")] = False,

@@ -43,8 +43,9 @@ def begun(grid, config):
         main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
 
 
-def test_keys_that_contradict_each_other_are_found_without_the_launcher(tmp_path):
-    keys = {"data.num-groups": 3, "federation.min-groups": 4, "run-name": "r", "run.output-dir": str(tmp_path)}
+@pytest.mark.parametrize("groups", [{"data.num-groups": 3}, {"groups": "Avaria;Belmora;Castria"}])
+def test_keys_that_contradict_each_other_are_found_without_the_launcher(groups, tmp_path):
+    keys = {**groups, "federation.min-groups": 4, "run-name": "r", "run.output-dir": str(tmp_path)}
     flat = Config.load({}).flat() | keys
     problem = "federation.min-groups = 4 must be at most the number of groups, which is 3"
     with flower_task(), pytest.raises(UserError, match=problem):

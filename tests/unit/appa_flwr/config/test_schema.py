@@ -32,7 +32,6 @@ from appa_flwr.core.errors import UserError
         ({"task": "dqa"}, ["task", '"dqa"', "dpa, opa"]),
         ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "auto, auto-ordinal, borda"]),
         ({"federation.min-groups": 9}, ["federation.min-groups", "8"]),
-        ({"groups": "A,B", "federation.min-groups": 3}, ["federation.min-groups", "2"]),
         ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
         ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "384"]),
         ({"rollout.answers-per-question": 7}, ["rollout.answers-per-question", "384"]),

@@ -84,6 +84,16 @@ def test_a_folder_is_replaced_once_the_new_one_is_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_what_a_library_wrote_for_its_user_alone_is_for_all_who_may_read_the_folder(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        with files.replaced_folder(tmp_path / "policy") as beside:
+            (beside / "model.safetensors").touch(mode=0o600)
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "policy" / "model.safetensors").stat().st_mode & 0o777 == 0o640
+
+
 class Killed(BaseException):
     """Ends the process as far as the files can tell."""
 

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub.errors import LocalTokenNotFoundError
+from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -91,6 +91,7 @@ def test_what_cannot_be_pushed_is_one_line(run, sent, monkeypatch):
         hub.upload(run, "me/policy", public=False, predictor=False)
     for error, says in (
         (LocalTokenNotFoundError("no token"), "hf auth login"),
+        (HTTPError("[Errno -2] Name or service not known"), r"to the hub \(\[Errno -2\] Name or service not known\)"),
         (OSError("no way there\nand more"), r"me/p: cannot be pushed to the hub \(no way there\)"),
     ):
         monkeypatch.setattr(Hub, "error", error)

@@ -7,21 +7,11 @@ from collections.abc import Callable
 
 import typer
 
-from appa_flwr.core.errors import UserError
-from appa_flwr.launch.endings import RunFailed
-
-RUN_FAILED, USER_ERROR = 1, 2
+from appa_flwr.launch.endings import exit_codes
 
 
 def run(main: Callable[..., None], *, call: Callable[[Callable[..., None]], object] = typer.run) -> None:
-    """Run a command; a mistake of its user is one line on stderr and exit code 2, a run that failed exit code 1.
-
-    `call` reads the command's options and calls it.
-    """
-    try:
+    """Run a command that ends as `exit_codes` has it; `call` reads the command's options and calls it."""
+    spec = sys.modules["__main__"].__spec__
+    with exit_codes(spec.name.removesuffix(".__main__") if spec else main.__name__):
         call(main)
-    except (UserError, RunFailed) as error:
-        spec = sys.modules["__main__"].__spec__
-        name = spec.name.removesuffix(".__main__") if spec else main.__name__
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)

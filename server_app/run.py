@@ -49,7 +49,7 @@ from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
 from server_app import checkpoint as checkpoints
-from server_app import evaluation, tracking
+from server_app import evaluation, machine, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -87,6 +87,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     def embedded(done: int, of: int) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
+    folder.progress("machine", 1, 1, machine.described(folder.path), None)
     with_policy = config.run.phases != "pluralllm"
     tracking.check(config)
     if with_policy:  # before the questions are embedded, which may take minutes

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import appa_flwr
-from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, check_groups
+from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, TINY_MODEL, Config, check_groups
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, writing
+from appa_flwr.launch.endings import USER_ERROR, RunFailed
+from appa_flwr.run.resume import failed_at_once
 from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, write_config
 from appa_flwr.survey.types import Rejection, Survey
 
@@ -104,8 +109,30 @@ def show_left_out(rejections: Sequence[Rejection]) -> None:
         print(f"left out: {len(rejections)} answers in all; `appa survey` counts them by reason", flush=True)
 
 
+def check_server(config: Config, app_folder: Path) -> None:
+    """Have the server look at its model and tracker, as far as there is something to look at.
+
+    Raises:
+        UserError: they cannot be used.
+        RunFailed: the server's code cannot be started.
+    """
+    if config.model == TINY_MODEL and config.run.tracker == "none":
+        return
+    command = [sys.executable, "-m", "server_app.preflight"]
+    done = subprocess.run(
+        command, cwd=app_folder, input=json.dumps(config.flat()), stderr=subprocess.PIPE, text=True, check=False
+    )
+    said = done.stderr.strip()
+    if done.returncode == USER_ERROR:
+        raise UserError(said.splitlines()[-1])
+    if done.returncode:
+        raise RunFailed(f"the server's code in {app_folder} cannot be started:\n{said}")
+
+
 def claim_run_folder(config: Config) -> Path:
     """Make the run's folder, or take the one of the run that is resumed; from here on the run can be resumed.
+
+    A run that failed before it did anything leaves its name to the next.
 
     Raises:
         UserError: it holds a run and `run.resume` is not set, another run is writing there, or nothing can be written.
@@ -118,6 +145,9 @@ def claim_run_folder(config: Config) -> Path:
         return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if failed_at_once(folder):
+            for path in folder.iterdir():
+                path.unlink()
         used = any(folder.iterdir())
     except OSError as error:
         raise UserError(f'run.output-dir = "{config.run.output_dir}": cannot write there ({error})') from None

@@ -1,7 +1,4 @@
-"""The command `appa`: run the loop or its predictor alone, rebuild a report, list the config keys.
-
-Exit codes: 0 done, 1 the run failed, 2 a user's mistake, 128 + n stopped by signal n.
-"""
+"""The command `appa`: run the loop or its predictor alone, rebuild a report, list the config keys."""
 
 from __future__ import annotations
 
@@ -19,15 +16,12 @@ from appa_flwr import config as settings
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import find_app_folder, read_survey
-from appa_flwr.launch.endings import RunFailed, Stopped
+from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.shown import show
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 
-RUN_FAILED = 1
-USER_ERROR = 2
-SIGNAL_BASE = 128
 _SCREEN = (100, 24)  # of a pipe, which has none
 _WIDEST_VALUE = 24
 MOST_SETS = 8
@@ -304,17 +298,12 @@ def push(
 
 
 def main() -> None:
-    """Entry point of `appa`; every expected failure becomes a message on stderr and an exit code."""
+    """Entry point of `appa`."""
     try:
-        app()
-    except (UserError, RunFailed) as error:
-        print(f"appa: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
+        with exit_codes("appa"):
+            app()
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] in _OWN_PACKAGES:
             raise
         print(f"appa: {missing.name} is not installed; `make group` brings what `appa group` needs", file=sys.stderr)
         sys.exit(USER_ERROR)
-    except Stopped as stopped:
-        print(f"appa: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
-        sys.exit(SIGNAL_BASE + stopped.signum)

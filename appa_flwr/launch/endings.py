@@ -1,8 +1,15 @@
-"""Exceptions of the launcher: a run that failed, and a signal to stop."""
+"""How a command ends: done 0, the run failed 1, a user's mistake 2, stopped by signal n 128 + n."""
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from appa_flwr.core.errors import UserError
+
+RUN_FAILED, USER_ERROR, SIGNAL_BASE = 1, 2, 128
 
 
 class RunFailed(Exception):
@@ -15,3 +22,20 @@ class Stopped(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+
+
+@contextmanager
+def exit_codes(program: str) -> Iterator[None]:
+    """Turn every expected failure of a command into a message on stderr and an exit code.
+
+    Raises:
+        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`.
+    """
+    try:
+        yield
+    except (UserError, RunFailed) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
+    except Stopped as stopped:
+        print(f"{program}: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
+        sys.exit(SIGNAL_BASE + stopped.signum)

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch.bundle import sent_files
-from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
@@ -41,6 +41,10 @@ TAIL_LINES = 25
 # Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
 MAX_RAY_FOLDER = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_KNOWN = {
+    "The current node timed out during startup": "Ray, which runs the groups of a simulation, did not start within its "
+    "30 seconds: this machine is busy or short of memory; end other programs and start again"
+}
 _MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
 
@@ -53,13 +57,15 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started or written: see `checks.participants` and `checks.claim_run_folder`.
+        UserError: before anything is started or written: see `checks.participants`, `checks.check_server` and
+            `checks.claim_run_folder`.
         RunFailed: Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
     groups = participants(config)
     left_out = read_survey(config, groups).rejections
+    check_server(config, app_folder)
     folder = claim_run_folder(config)
     show_left_out(left_out)
     with flower_home() as home:
@@ -266,6 +272,9 @@ def _why(folder: Path, status: str) -> str:
     mistakes = _MISTAKE.findall(_last_lines(log))
     if mistakes:  # with a full disk, nothing else could be written
         return str(mistakes[-1])
+    for text, meaning in _KNOWN.items():
+        if log.exists() and text in log.read_text(encoding="utf-8", errors="replace"):
+            return f"{meaning} (log: {log})"
     said = f'Flower reports "{status}"' if status else "Flower did not accept the run"
     return f"the run did not complete: {said}; the last lines of {log}:\n{_last_lines(log)}"
 

@@ -33,6 +33,9 @@ CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceilin
 SHOWN_TIE = 0.0005
 """Half of the last of the three decimals shown: a smaller difference reads as 0.000 and is none."""
 
+FEW_QUESTIONS = 30
+"""Under so many, questions drawn again and again are too much alike, and a bootstrap's intervals too narrow."""
+
 HARDLY_EVER = 10
 """The adaptive branch counts as hardly ever taken if it is in less than one of so many iterations."""
 

@@ -162,16 +162,25 @@ def _score_cell(run: RunArtifacts, method: str, column: Column, css: str | None)
     decimals = DECIMALS.get(column.measure, SCORE_DECIMALS)
     value = column.value(run, method)
     shown = _number(value, decimals)
-    if method not in TRAINED_METHODS or value is None or shown == DASH:
+    if value is None or shown == DASH:
         return Cell(shown, css)
-    of_fairness = column.measure in ("FI", FI_READABLE)
-    rated = [other for other in TRAINED_METHODS if not (of_fairness and _unreadable(run, other))]
+    # Saying nothing is fair to all, so an FI counts only with answers that can be read and score above the uniform one.
+    of_scores, average = column.measure in findings.MEASURES, column._replace(measure="Avg AS")
+    rated = [
+        other
+        for other in TRAINED_METHODS
+        if of_scores or not (_unreadable(run, other) or _under_uniform(run, other, average))
+    ]
     # As shown, so that two that print alike are both bold.
-    others = {_number(column.value(run, other), decimals) for other in rated}
-    best = method in rated and shown == max(others - {DASH}, key=float)
-    # FI of the uniform answer says little (saying nothing makes it high), so only scores are compared with it.
-    uniform = column.value(run, "uniform") if column.measure in findings.MEASURES else None
-    return Cell(shown, css, bold=best, dagger=uniform is not None and value - uniform <= findings.SHOWN_TIE)
+    others = {_number(column.value(run, other), decimals) for other in rated} - {DASH}
+    best = method in rated and shown == max(others, key=float)
+    return Cell(shown, css, bold=best, dagger=of_scores and method != "uniform" and _under_uniform(run, method, column))
+
+
+def _under_uniform(run: RunArtifacts, method: str, column: Column) -> bool:
+    """True where a score is not above the uniform answer's; False where one of the two is unknown."""
+    value, uniform = column.value(run, method), column.value(run, "uniform")
+    return value is not None and uniform is not None and value - uniform <= findings.SHOWN_TIE
 
 
 def _method_row(run: RunArtifacts, method: str, spans: Spans) -> list[Cell]:

@@ -14,9 +14,9 @@ PAGE: Final = """\
 
 {%- macro table(found) -%}
 <div class="scroll"><table{{ {"class": found.css}|xmlattr }}>
-{%- if found.caption %}<caption>{{ found.caption }}</caption>{% endif -%}
 <thead>{{ rows(found.head) }}</thead>{% for block in found.blocks %}<tbody>{{ rows(block) }}</tbody>{% endfor -%}
 </table></div>
+{%- if found.caption %}<p class="small">{{ found.caption }}</p>{% endif -%}
 {%- endmacro -%}
 
 {%- macro section(title) -%}
@@ -43,12 +43,11 @@ h3{font-size:1.05em;margin:1.4em 0 .4em}p{margin:.5em 0;max-width:75em}
 table{border-collapse:collapse;margin:.6em 0;font-size:.92em;font-variant-numeric:tabular-nums}
 th,td{padding:.28em .7em;text-align:right;border-bottom:1px solid #e2e2e2;white-space:nowrap}
 th{background:#f4f4f4;font-weight:600}thead th{text-align:center;white-space:pre}
-tbody th,td.text{text-align:left;font-weight:400;background:none}
+tbody th,td.text{text-align:left;font-weight:400;background:none}td.text{white-space:normal}
 tbody+tbody tr:first-child>*{border-top:2px solid #888}td.edge,th.edge{border-left:1px solid #aaa}
 table.wide{font-size:.8em}table.wide th,table.wide td{padding:.28em .42em}
 sup{display:inline-block;width:0;line-height:0}
 td.wrap{white-space:pre-wrap;overflow-wrap:anywhere;max-width:60em}
-caption{caption-side:bottom;text-align:left;color:#555;padding-top:.4em;font-size:.95em}
 img{max-width:100%;height:auto;display:block;margin:.6em 0}
 .facts{display:grid;grid-template-columns:max-content 1fr;gap:.15em 1.2em;margin:.8em 0}
 .facts dt{color:#555}.facts dd{margin:0;overflow-wrap:anywhere}
@@ -82,7 +81,10 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% if run.differences.rules %}{{ table(rules_table(run)) }}{% endif %}</div>
 {% endif %}
 {% if run.row("ppo", run.training_metric) %}
-<p>One run with one seed: how far these differences vary between seeds is not known from it.</p>
+<p>One run with one seed: how far these differences vary between seeds is not known from it.
+{%- if run.questions and run.questions.held_out < findings.FEW_QUESTIONS %}
+ Intervals over only {{ run.questions.held_out }} held-out questions are too narrow, so take them as hints.
+{%- endif %}</p>
 {% endif %}
 {% call section("Results") %}
 {% if run.summary %}

@@ -16,6 +16,8 @@ from appa_flwr.run.run_files import (
     DIFFERENCES,
     ERROR_FILE,
     EXAMPLES,
+    FLOWER_LOG,
+    LOG_FILE,
     METRICS,
     PHASES,
     POLICY,
@@ -24,6 +26,7 @@ from appa_flwr.run.run_files import (
     SCORES_FILE,
     SFT_MODEL,
     SUMMARY,
+    SUPERLINK_LOG,
     WEIGHTS_FILE,
     read_config,
 )
@@ -44,6 +47,8 @@ _BEGUN = (
     *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, QUESTIONS, SUMMARY, DIFFERENCES, EXAMPLES)),
     *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SCORES_FILE, SFT_MODEL, POLICY),
 )
+
+_OF_A_FAILURE = {CONFIG_FILE, PROGRESS.name, LOG_FILE, f".{LOG_FILE}.lock", FLOWER_LOG, SUPERLINK_LOG, ERROR_FILE}
 
 
 def resumable(folder: Path) -> Config:
@@ -87,6 +92,12 @@ def check_new(config: Config) -> None:
             f'run-name = "{config.run_name}": {folder} holds a run already; choose another run-name, or go on with it: '
             "run.resume=true"
         )
+
+
+def failed_at_once(folder: Path) -> bool:
+    """True if a run has failed in this folder before it had anything to keep: there are only its config and logs."""
+    names = {path.name for path in folder.iterdir()}
+    return bool(names & {ERROR_FILE, SUPERLINK_LOG}) and names <= _OF_A_FAILURE
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

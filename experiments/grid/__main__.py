@@ -16,6 +16,7 @@ import typer
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.endings import RUN_FAILED
 from appa_flwr.launch.flower import launch
 from experiments import entry
 from experiments.grid.grid_results import write_results
@@ -53,7 +54,7 @@ def main(
     print(f"results: {path}")
     if failed:
         print("\n".join(f"failed: {name}: {why}" for name, why in failed.items()), file=sys.stderr)
-        sys.exit(entry.RUN_FAILED)
+        sys.exit(RUN_FAILED)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,20 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_p
     assert not (folder / ERROR_FILE).exists()
 
 
+@pytest.mark.parametrize("log", [ERROR_FILE, "superlink.log"])
+def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_not(log, tmp_path):
+    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
+    folder = checks.claim_run_folder(config)
+    for name in (log, "run.log", "progress.jsonl", "flower.log"):
+        (folder / name).write_text("x")
+    (folder / "pluralllm.safetensors").write_text("weights")
+    with pytest.raises(UserError, match="holds a run already"):
+        checks.claim_run_folder(config)
+    (folder / "pluralllm.safetensors").unlink()
+    assert checks.claim_run_folder(config) == folder
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
 def test_a_run_that_is_still_written_is_not_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "LOCK_SECONDS", 0.0)
     folder = checks.claim_run_folder(Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"}))

@@ -108,6 +108,11 @@ def test_ray_gets_a_private_folder_only_where_its_socket_paths_fit():
     [
         (ERROR_FILE, "only 1 of 2 groups answered\n", "only 1 of 2 groups answered"),  # nothing else
         (FLOWER_LOG, "Traceback ...\nappa_flwr.errors.UserError: x.pt: full disk\nbye\n", "x.pt: full disk"),
+        (
+            FLOWER_LOG,
+            "Exception: The current node timed out during startup. This could happen\n" + 40 * "and so on\n",
+            r"Ray, .* did not start within its 30 seconds: .* \(log: .*\)",
+        ),
         (FLOWER_LOG, "\x1b[31m\n\nbroke\n", 'did not complete: Flower reports "finished:failed"; the last .*:\nbroke'),
     ],
 )

@@ -28,7 +28,8 @@ from report_runs import (
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import accuracy, build
-from appa_flwr.run.records import METHODS
+from appa_flwr.run.records import METHODS, QuestionCounts
+from appa_flwr.run.run_files import QUESTIONS, write
 
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
@@ -45,13 +46,21 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     # The same models otherwise read: 100 (1 - .31 / .21) of skill, by the same rule; no model wrote the letters' row.
     ppo_do = cells(page, "PPO (do)")
     assert (ppo_do[1], ppo_do[6], ppo_do[-1]) == ("appa", "-47.6", "–")
-    assert cells(page, "Few-shot")[4:6] == ["0.720", "0.610"]
+    assert cells(page, "Few-shot")[4:6] == ["0.720†", "0.610†"]
+    assert ppo_do[4:6] == ["0.690†", "0.600†"]
     assert page.index(">SFT<") < page.index(">Few-shot<") < page.index(">PPO (do)<") < page.index(">Uniform answer<")
     assert "‡" not in page
     # Bold is the best of base, SFT and PPO, not SFT's score nor the ceiling's, which is higher than PPO's.
     assert "<b>0.860</b>" in page
     assert "<b>0.810</b>" not in page
     assert "<b>0.900</b>" not in page
+    # All have one FI. SFT's and PPO's are bold, base's is not: it says less than the uniform answer.
+    fair = [
+        name
+        for name in ("Base", "SFT", "PPO")
+        if "<b>0.9876</b>" in page.partition(f"<th>{name}</th>")[2].partition("</tr>")[0]
+    ]
+    assert fair == ["SFT", "PPO"]
     # The worst served group comes first: GOOD's Avg .860 with Min .800 is a = .800 and b = .920.
     assert cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
     assert cells(page, "b")[3] == "0.920"
@@ -67,6 +76,14 @@ def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path)
     assert "‡: most answers could not be read, so FI says nothing." in page
     assert page.count("<b>0.9876</b>") == 2  # SFT's alone is fair, against both truths
     assert page.count("<b>0.050</b>") == 2  # both are as good, against predictions
+
+
+@pytest.mark.parametrize(("held_out", "few"), [(29, True), (30, False)])
+def test_intervals_over_few_questions_are_called_hints(held_out: int, few: bool, tmp_path: Path) -> None:
+    folder = scored_run(tmp_path)
+    counts = QuestionCounts(training=100, held_out=held_out, unanswerable=0, too_long=0)
+    write(folder / QUESTIONS.name, counts)
+    assert (f"over only {held_out} held-out questions" in page_of(folder)) == few
 
 
 def test_rows_that_were_not_asked_for_are_not_explained(tmp_path: Path) -> None:
@@ -274,7 +291,7 @@ def test_unseen_groups_are_marked(tmp_path: Path) -> None:
 def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Path) -> None:
     found = found_predictor(tmp_path)
     page = page_of(tmp_path)
-    table = page[page.index(escape(accuracy.CONTEXT_TITLE)) :].split("</table>")[0]
+    table = page[: page.index(escape(accuracy.CONTEXT_TITLE))].rpartition("<table")[2]
     assert cells(table, "Groups / questions") == ["Groups / questions", *SIZES, "Answers"]
     # 0.80 and 0.02 more a doubling
     seen = ["0.800", "0.820", "0.840", "0.860", "0.880", "0.900", "0.920", "240"]

@@ -1,0 +1,30 @@
+"""Faults of a run that show before Flower starts: a process of the launcher, which itself needs no torch.
+
+It reads the config as JSON on standard input; a user's mistake is a line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from server_app import tracking
+from server_app.models import base
+
+
+def main() -> None:
+    """Check the tracker and, where a policy is trained, its base model."""
+    config = Config.load(json.load(sys.stdin))
+    try:
+        tracking.check(config)
+        if config.run.phases != "pluralllm":
+            base.check(config, say=lambda text: print(text, flush=True))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`, `make docs`. Only
+# One command each: `make run`, `make real`, `make group`, `make test`, `make check`, `make format`, `make wheel`, `make docs`. Only
 # Python has to be there before.
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ SURVEY ?= $(if $(APPA_SURVEYS),$(APPA_SURVEYS)/globalqa.jsonl,generated)
 PAPER_GROUPS = $(BIN)/python -c 'from appa_flwr.config import preset; print(preset("paper")["groups"])'
 COUNTRIES ?= $(if $(findstring globalqa,$(notdir $(SURVEY))),$(shell $(PAPER_GROUPS)))
 
-.PHONY: run real group test check format docs
+.PHONY: run real group test check format wheel docs
 
 run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
@@ -42,6 +42,13 @@ check: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# A wheel in dist/, and whether a package index would take it.
+wheel: $(VENV)/installed-dev
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(INSTALL) twine
+	$(BIN)/twine check --strict dist/*
 
 # The site of docs/, in site/. A link that leads nowhere is an error; the docstrings are read, not imported.
 docs: $(VENV)/installed-docs

@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, Config, assemble
@@ -46,7 +47,6 @@ from server_app.federation.catalogue import build_catalogue
 from server_app.models import sft
 from server_app.models.base import Base, load_model, prepare, with_dtype
 from server_app.models.exports import merged
-from server_app.ppo.strategy import make_rule
 from server_app.trl_rewards import GroupRewards, LocalGroups
 
 FloatArray = npt.NDArray[np.float64]
@@ -159,7 +159,7 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
     config, catalogue = setup.config, setup.catalogue
     rewards = GroupRewards(
         setup.groups,
-        make_rule(config),
+        aggregation.configured(config.rule, config.appa),
         catalogue=catalogue,
         task=config.task,
         metric=config.reward_metric,

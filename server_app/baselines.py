@@ -131,7 +131,7 @@ def _rules(
     truth_GQK = None if truth_GQK is None else truth_GQK[:, drawn]
     found = {
         name: destination(rule, target_GQK, option_QK, metric=metric, seed=config.seed)
-        for name, rule in rules(config.appa).items()
+        for name, rule in rules(config).items()
     }
 
     def scored(against_GQK: FloatArray) -> dict[str, EndRecord]:

@@ -63,7 +63,7 @@ from server_app.models.exports import load_policy, save
 from server_app.models.model_card import model_card
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, make_rule, questions_of
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
@@ -90,6 +90,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress("machine", 1, 1, machine.described(folder.path), None)
     with_policy = config.run.phases != "pluralllm"
     tracking.check(config)
+    aggregation.configured(config.rule, config.appa)  # one of the user's own may be wrong
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded))
@@ -337,7 +338,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         strategy = AppaStrategy(
             run.federation,
             engine,
-            make_rule(config),
+            aggregation.configured(config.rule, config.appa),
             config,
             base=inputs.base,
             catalogue=run.catalogue,

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
-from appa_flwr.analysis.aggregation import RULES, Rule, make, parameters
+from appa_flwr.analysis.aggregation import RULES, Rule, configured
 from appa_flwr.analysis.intervals import Interval, paired_differences
-from appa_flwr.config.sections import APPASection
+from appa_flwr.config import Config
 from appa_flwr.protocol.rewards import METRICS
 
 FloatArray = npt.NDArray[np.float64]
@@ -44,13 +44,10 @@ MOST_PAIRS, LEAST_QUESTIONS = 1600, 30
 """Of groups and questions that rules are tried on, so that a rule takes a second or two."""
 
 
-def rules(settings: APPASection) -> dict[str, Rule]:
-    """Every rule but `alpha`, with the config's parameters; APPA as printed and with no threshold, if these differ."""
-    found = {
-        name: make(name, **{parameter: getattr(settings, parameter) for parameter in parameters(name)})
-        for name in RULES
-        if name != "alpha"
-    }
+def rules(config: Config) -> dict[str, Rule]:
+    """The config's rule and every other but `alpha`, with its parameters; APPA as printed and without threshold too."""
+    names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
+    found = {name: configured(name, config.appa) for name in names}
     variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER, "fairness_quantile": 0.0}}
     made = {name: found["appa"].model_copy(update=changes) for name, changes in variants.items()}
     return found | {name: rule for name, rule in made.items() if rule != found["appa"]}

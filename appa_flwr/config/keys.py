@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
 from pydantic import BaseModel, ValidationError
@@ -63,7 +63,7 @@ def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             found |= keys_of(hint, section=f"{info.alias}.")
             continue
-        choices = tuple(str(c) for c in get_args(hint)) if get_origin(hint) is Literal else ()
+        choices = _choices(hint)
         bounds = []
         for rule in info.metadata:
             bounds += [f"{symbol} {getattr(rule, side)}" for side, symbol in symbols.items() if hasattr(rule, side)]
@@ -80,6 +80,13 @@ def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
             doc=info.description or "",
         )
     return found
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """The values of a literal, also where a pattern is valid too; none for other types."""
+    if get_origin(hint) is Union:
+        return (*(name for part in get_args(hint) for name in _choices(part)), "MODULE:CLASS")
+    return tuple(str(c) for c in get_args(hint)) if get_origin(hint) is Literal else ()
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, str]:
@@ -110,7 +117,9 @@ def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
 def first_problem(error: ValidationError, flat: Mapping[str, Scalar], keys: Mapping[str, Key]) -> str:
     """The first of pydantic's complaints about these flat keys, in one line."""
     problem = error.errors()[0]
-    key = keys.get(".".join(map(str, problem["loc"])))
+    # Where one of two types is valid, their names follow the key's.
+    paths = (".".join(map(str, problem["loc"][:length])) for length in range(len(problem["loc"]), 0, -1))
+    key = next((keys[path] for path in paths if path in keys), None)
     if key is None:  # a validator of a section, or of the whole
         return str(problem["ctx"]["error"])
     value: object = flat[key.name]

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, sections_of, to_toml, unknown_key
 from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS
@@ -45,6 +45,13 @@ SMOLLM2_MODEL = "smollm2"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+RuleName = (
+    Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"]
+    | Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+)
+"""A rule that is there, or the module and the class of another (`aggregation.find`)."""
+
+
 class Config(Section):
     """All settings of a run. `appa_flwr.config.load` turns every problem with them into a one-line `UserError`."""
 
@@ -58,9 +65,7 @@ class Config(Section):
         min_length=1,
         description="tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
     )
-    rule: Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"] = Field(
-        "appa", description="how group rewards become one reward"
-    )
+    rule: RuleName = Field("appa", description="how group rewards become one reward; MODULE:CLASS is one of your own")
     metric: Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
         "auto",
         description="alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for "
@@ -154,7 +159,7 @@ class Config(Section):
         """This config with a run-name: its own, or one made from task, rule, seed and `now`."""
         if self.run_name:
             return self
-        made = f"{self.task}-{self.rule}-seed{self.seed}-{now:%Y%m%d-%H%M%S}"
+        made = f"{self.task}-{self.rule.replace(':', '-')}-seed{self.seed}-{now:%Y%m%d-%H%M%S}"
         return Config.load({**self.flat(), "run-name": made})
 
     def iterations(self, num_train_questions: int) -> int:

@@ -11,18 +11,38 @@ import tomllib
 from pathlib import Path
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.checks import APP_NAME
+from appa_flwr.launch.checks import APP_NAME, project_file
+
+PROJECT = "pyproject.toml"
+OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 
-def sent_files(app_folder: Path, home: Path) -> Path:
-    """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too."""
+def own_code(rule: str, here: Path) -> Path | None:
+    """The file or folder in `here` that holds the module of a rule named module:Class; None for other rules."""
+    top = rule.rpartition(":")[0].partition(".")[0]
+    found = (path for path in (here / f"{top}.py", here / top) if top and top not in OWN_PACKAGES and path.exists())
+    return next(found, None)
+
+
+def sent_files(app_folder: Path, home: Path, own: Path | None = None) -> Path:
+    """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too.
+
+    `own`: a module's file or a package's folder that goes along.
+    """
     copy = home / APP_NAME
-    project = app_folder / "pyproject.toml"
-    sent = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
-    for path in (project, *(path for pattern in sent for path in app_folder.glob(pattern))):
-        target = copy / path.relative_to(app_folder)
+    text = project_file(app_folder, PROJECT).read_text(encoding="utf-8")
+    sent = tomllib.loads(text)["tool"]["flwr"]["app"]["fab-include"]
+    code = {path.relative_to(app_folder): path for pattern in sent for path in app_folder.glob(pattern)}
+    code |= {Path(name): project_file(app_folder, name) for name in sent if "*" not in name}
+    if own is not None:
+        pattern = own.name if own.is_file() else f"{own.name}/**/*.py"
+        text = text.replace("fab-include = [", f'fab-include = ["{pattern}", ')
+        code |= {path.relative_to(own.parent): path for path in own.parent.glob(pattern)}
+    for name, path in code.items():
+        target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    (copy / PROJECT).write_text(text, encoding="utf-8")
     return copy
 
 

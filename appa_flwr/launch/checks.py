@@ -24,18 +24,24 @@ SHOWN_REJECTIONS = 5
 LOCK_SECONDS = 15.0  # after a kill, the processes of the run may need a moment to end
 
 
+def project_file(app_folder: Path, name: str) -> Path:
+    """A file of the project in a checkout, or where the wheel has put it (setup.py)."""
+    installed = app_folder / "appa_flwr" / "project" / name
+    return installed if installed.exists() else app_folder / name
+
+
 def find_app_folder(start: Path) -> Path:
-    """The checkout with the Flower app: `start`, a folder above it, or where the installed package lies.
+    """The folder with the Flower app: the checkout that `start` lies in, or the one where the package is installed.
 
     Raises:
-        UserError: none of them is one.
+        UserError: neither is there.
     """
     for folder in (start, *start.parents, Path(appa_flwr.__file__).parent.parent):
         with suppress(OSError, ValueError):
-            table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+            table = tomllib.loads(project_file(folder, "pyproject.toml").read_text(encoding="utf-8"))
             if table.get("project", {}).get("name") == APP_NAME and "app" in table.get("tool", {}).get("flwr", {}):
                 return folder
-    raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install -e one")
+    raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install one")
 
 
 def read_survey(config: Config, groups: Sequence[str]) -> Survey:

@@ -12,9 +12,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch.bundle import bundle_hash
+from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
 from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
 from appa_flwr.launch.group import app as group
@@ -25,7 +26,6 @@ from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 _SCREEN = (100, 24)  # of a pipe, which has none
 _WIDEST_VALUE = 24
 MOST_SETS = 8
-_OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
@@ -49,6 +49,16 @@ _Source = Annotated[
     str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated.")
 ]
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
+
+
+@app.callback()
+def shared(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Hold what stands before a command's name."""
+    if version:
+        typer.echo(f"appa-flwr {__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -266,7 +276,7 @@ def diagnose(
     if sets:
         show(sets_table(search(survey, metric=chosen.reward_metric, size=sets, most=MOST_SETS, seed=chosen.seed)))
         return
-    found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen.appa), seed=chosen.seed)
+    found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen), seed=chosen.seed)
     show(*tables(found), *found.sentences(threshold=chosen.appa.fairness_threshold))
 
 
@@ -299,11 +309,12 @@ def push(
 
 def main() -> None:
     """Entry point of `appa`."""
+    sys.path.append(str(Path.cwd()))  # where a rule of the user's own lies
     try:
         with exit_codes("appa"):
             app()
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] in _OWN_PACKAGES:
+        if missing.name is None or missing.name.partition(".")[0] in OWN_PACKAGES:
             raise
         print(f"appa: {missing.name} is not installed; `make group` brings what `appa group` needs", file=sys.stderr)
         sys.exit(USER_ERROR)

@@ -23,8 +23,9 @@ from types import MappingProxyType
 
 from rich.console import Console
 
+from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config, to_toml_table
-from appa_flwr.launch.bundle import sent_files
+from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
@@ -57,12 +58,13 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started or written: see `checks.participants`, `checks.check_server` and
-            `checks.claim_run_folder`.
+        UserError: before anything is started or written: see `aggregation.find`, `checks.participants`,
+            `checks.check_server` and `checks.claim_run_folder`.
         RunFailed: Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
+    aggregation.configured(config.rule, config.appa)
     groups = participants(config)
     left_out = read_survey(config, groups).rejections
     check_server(config, app_folder)
@@ -74,7 +76,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
-        command = ["flwr", "run", str(sent_files(app_folder, home))]
+        command = ["flwr", "run", str(sent_files(app_folder, home, own_code(config.rule, Path.cwd())))]
         processes = min(len(groups), os.cpu_count() or 1)
         nodes = len(groups) if config.pluralllm.by_node else processes
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.

@@ -18,7 +18,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import Rule, State
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
@@ -34,12 +33,6 @@ from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout
 
 IntArray = npt.NDArray[np.int64]
-
-
-def make_rule(config: Config) -> Rule:
-    """The aggregation rule with the parameters the config has for it."""
-    params = {name: getattr(config.appa, name) for name in aggregation.parameters(config.rule)}
-    return aggregation.make(config.rule, **params)
 
 
 class QuestionOrder:

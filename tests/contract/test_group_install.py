@@ -111,7 +111,7 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == "appa: psutil is not installed; `make group` brings what `appa group` needs\n"
+    assert done.stderr == "appa: scipy is not installed; `make group` brings what `appa group` needs\n"
 
 
 def test_without_one_of_them_it_could_not(record):

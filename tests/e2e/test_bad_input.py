@@ -60,6 +60,8 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
         (["groups=Koln"], ['groups names "Koln"', "Avaria"]),
         (["model={folder}/nothing"], ["nothing: no such folder"]),
         (["model={folder}"], ["cannot be loaded"]),
+        (["rule=nothing:Rule"], ["nothing cannot be imported"]),
+        (["rule=aveage"], ["one of appa, average,", "MODULE:CLASS"]),
         (["run.tracker=wandb"], ["pip install wandb"]),
         (["learning-rat=0.1"], ['"learning-rat"', '"sft.learning-rate"']),
     ],

@@ -1,13 +1,16 @@
 """Rules that turn the groups' rewards into the one reward PPO trains on, and the paper's equations they consist of.
 
-A new rule is a subclass of `Rule`, its parameters being its fields, and an entry in `RULES`.
+A new rule is a subclass of `Rule`, its parameters being its fields, and an entry in `RULES` or, in a module of somebody
+else's, named as `module:Class`.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from appa_flwr.analysis.aggregation.beyond import GroupDRO, Mix, Nash, Worst
 from appa_flwr.analysis.aggregation.equations import (
@@ -40,6 +43,8 @@ __all__ = [
     "adaptive_aggregate",
     "alpha_aggregate",
     "alpha_weights",
+    "configured",
+    "find",
     "historical_alignment",
     "make",
     "parameters",
@@ -50,15 +55,49 @@ RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, A
 """Rules by the name they have in config and reports."""
 
 
+def find(name: str) -> type[Rule]:
+    """The rule of that name: one of `RULES`, or for "module:Class" that class of a module that can be imported.
+
+    Raises:
+        UserError: an unknown rule, a module that cannot be imported, or no `Rule` of that name in it.
+    """
+    if name in RULES:
+        return RULES[name]
+    module, _, class_name = name.partition(":")
+    if not class_name:
+        raise unknown_name("rule", name, valid=RULES)
+    try:
+        rule = getattr(importlib.import_module(module), class_name, None)
+    except Exception as error:  # whatever its code does
+        raise UserError(
+            f'rule "{name}": {module} cannot be imported ({type(error).__name__}: {error}); it has to lie in the '
+            "folder where the run starts, or be installed"
+        ) from error
+    if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
+        raise UserError(
+            f'rule "{name}": {module} has no class {class_name} that extends appa_flwr.analysis.aggregation.Rule and '
+            "has its `combine`"
+        )
+    return rule
+
+
 def parameters(name: str) -> tuple[str, ...]:
     """Names of the parameters that `make(name, ...)` takes.
 
     Raises:
-        UserError: an unknown rule.
+        UserError: see `find`.
     """
-    if name not in RULES:
-        raise unknown_name("rule", name, valid=RULES)
-    return tuple(RULES[name].model_fields)
+    return tuple(find(name).model_fields)
+
+
+def configured(name: str, settings: BaseModel) -> Rule:
+    """The rule with those of its parameters that a config's section `appa` has; others keep their defaults.
+
+    Raises:
+        UserError: see `make`.
+    """
+    known = [parameter for parameter in parameters(name) if hasattr(settings, parameter)]
+    return make(name, **{parameter: getattr(settings, parameter) for parameter in known})
 
 
 def make(name: str, **params: Any) -> Rule:
@@ -74,7 +113,7 @@ def make(name: str, **params: Any) -> Rule:
         if key not in valid:
             raise unknown_name(f"parameter of rule {name!r}", key, valid=valid)
     try:
-        return RULES[name].model_validate(params)
+        return find(name).model_validate(params)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "missing":

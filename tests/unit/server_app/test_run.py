@@ -3,13 +3,10 @@ from types import SimpleNamespace
 import pytest
 from fakes import catalogue_of
 
-from appa_flwr.analysis.aggregation import RULES, parameters
 from appa_flwr.config import Config
-from appa_flwr.config.sections import kebab
 from appa_flwr.core.errors import UserError
 from server_app.federation.catalogue import fitting_questions
 from server_app.inputs import answer_tokens
-from server_app.ppo.strategy import make_rule
 
 LENGTHS = Config.load({"policy.max-sequence-length": 30, "rollout.response-length": 10})
 CATALOGUE = catalogue_of([2, 2, 2, 2], train=[True, False, True, False])
@@ -47,11 +44,3 @@ def test_an_answer_s_tokens_with_its_end(task, tokens):
     # by characters: K numbers of four with K - 1 commas and an end; K letters, of which the 27th is "AA"
     base = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [*text]})
     assert {size: answer_tokens(base, task, size) for size in tokens} == tokens
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_is_made_with_its_own_keys(rule):
-    other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "min_mean": 0.1, "max_cov": 3}
-    other |= {"fairness_quantile": 0.5, "weight_cap": 2, "worst_share": 0.5, "weight_step": 1}
-    config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
-    assert make_rule(config).model_dump() == {name: other[name] for name in parameters(rule)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hypothesis.extra import numpy as hnp
 
 from appa_flwr.analysis import aggregation as agg
 from appa_flwr.analysis.aggregation import RULES, Combination, State, make
+from appa_flwr.config import Config
 from appa_flwr.config.ranges import Temperature
+from appa_flwr.config.sections import kebab
 from appa_flwr.core.errors import UserError
 
 NEVER = 2.0  # a fairness threshold above 1
@@ -259,3 +262,54 @@ def test_a_new_rule_is_a_class_and_an_entry(monkeypatch):
     assert agg.parameters("first") == ("ema_decay", "min_mean", "max_cov", "scale")
     with pytest.raises(UserError, match="greater than 0"):
         make("first", scale=-1.0)
+
+
+# --- rules by name --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_made_with_its_own_keys(rule):
+    other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "min_mean": 0.1, "max_cov": 3}
+    other |= {"fairness_quantile": 0.5, "weight_cap": 2, "worst_share": 0.5, "weight_step": 1}
+    config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
+    made = agg.configured(config.rule, config.appa)
+    assert made.model_dump() == {name: other[name] for name in agg.parameters(rule)}
+
+
+GUIDE = Path(__file__).parents[4] / "docs" / "rules.md"
+HALF = "\n\nclass Half(Rule):\n    above: float = 0.0\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a module of somebody's own on the path."""
+    (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python") + HALF)
+    (tmp_path / "own_broken.py").write_text("import nothing_of_that_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_rule_of_ones_own_takes_the_config_s_parameters_and_its_own_defaults(here):
+    config = Config.load({"rule": "own_rules:Median", "appa.ema-decay": 0.5})
+    rule = agg.configured(config.rule, config.appa)
+    known = {name: getattr(config.appa, name) for name in ("ema_decay", "min_mean", "max_cov")}
+    assert rule.model_dump() == {**known, "margin": 0.0}
+    assert known["ema_decay"] == 0.5
+    np.testing.assert_allclose(once(rule, [[0.2, 1.0], [0.6, 0.0], [0.3, 0.5]]).aggregate_J, [0.3, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("own_rules:Mean", "own_rules has no class Mean that extends"),
+        ("own_rules:Half", "has its `combine`"),
+        ("own_rules:np", "has no class np"),
+        ("own_rulse:Median", r"own_rulse cannot be imported \(ModuleNotFoundError: .*lie in the folder"),
+        ("own_broken:Median", "own_broken cannot be imported .*nothing_of_that_name"),
+        ("median", "unknown rule 'median'"),
+    ],
+)
+def test_a_rule_that_cannot_be_found_is_one_line(here, name, says):
+    with pytest.raises(UserError, match=says) as caught:
+        agg.find(name)
+    assert "\n" not in str(caught.value)

@@ -95,15 +95,15 @@ def test_a_group_without_an_answer_neither_pulls_nor_scores():
 
 
 def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_differ():
-    made = rules(Config.load({"appa.temperature": 0.5, "appa.fairness-threshold": 0.9, "appa.worst-share": 1.0}).appa)
+    made = rules(Config.load({"appa.temperature": 0.5, "appa.fairness-threshold": 0.9, "appa.worst-share": 1.0}))
     assert made["appa"].temperature == made["appa-open"].temperature == 0.5
     assert (made["appa"].fairness_threshold, made["appa-open"].fairness_threshold) == (0.9, 1.1)
     assert (made["appa-printed"].fairness_threshold, made["appa-printed"].temperature) == (0.99, 0.1)
     assert made["mix"].worst_share == 1.0
     assert "alpha" not in made
     keys = {"appa.fairness-quantile": 0.5, "appa.weight-cap": 2.0, "appa.fairness-threshold": 1.1}
-    beyond = rules(Config.load(keys).appa)
+    beyond = rules(Config.load(keys))
     assert (beyond["appa-printed"].fairness_quantile, beyond["appa-printed"].weight_cap) == (0, 0)
     assert (beyond["appa-open"].fairness_quantile, beyond["appa-open"].weight_cap) == (0, 2)
-    assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}).appa)
-    assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}).appa)
+    assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}))
+    assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}))

@@ -13,7 +13,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Survey
 
-EVERY_RULE = rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.02}).appa)
+EVERY_RULE = rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.02}))
 RULES = {name: EVERY_RULE[name] for name in ("average", "min", "appa", "group-dro", "appa-open")}
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch import flower
-from appa_flwr.launch.bundle import sent_files
+from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import ERROR_FILE
 from appa_flwr.launch.flower import FLOWER_LOG, SUPERLINK_LOG, flower_environment
 from appa_flwr.launch.processes import processes_of
@@ -96,6 +97,25 @@ def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
     sent = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert sent == {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
     assert (copy / "standin" / "server.py").read_text() == SERVER
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [("mine.py", {"mine.py"}), ("mine/rules/new.py", {"mine/__init__.py", "mine/rules/new.py"})]
+)
+def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(app, tmp_path, name, sent):
+    here = tmp_path / "here"
+    for path in ("other.py", "mine/__init__.py" if "/" in name else name, name, "mine/notes.txt"):
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / path).touch()
+    own = own_code("mine.rules.new:Rule", here)
+    assert own == here / name.partition("/")[0]
+    copy = sent_files(app, tmp_path / "copy", own)
+    found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert found - {"pyproject.toml", *(f"standin/{part}.py" for part in ("__init__", "server", "client"))} == sent
+    included = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
+    assert included == ["mine.py" if name == "mine.py" else "mine/**/*.py", "standin/**/*.py"]
+    for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean"):
+        assert own_code(rule, here) is None
 
 
 def test_ray_gets_a_private_folder_only_where_its_socket_paths_fit():

@@ -39,6 +39,7 @@ from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
     CHECKPOINT_FILE,
     EXAMPLES,
+    MACHINE,
     METRICS,
     POLICY,
     SFT_MODEL,
@@ -87,7 +88,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     def embedded(done: int, of: int) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
-    folder.progress("machine", 1, 1, machine.described(folder.path), None)
+    folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
     with_policy = config.run.phases != "pluralllm"
     tracking.check(config)
     aggregation.configured(config.rule, config.appa)  # one of the user's own may be wrong

@@ -15,6 +15,7 @@ from rich.text import Text
 from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
 from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
@@ -190,6 +191,24 @@ def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folde
 
 
 @app.command()
+def compare(
+    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs of one survey.")],
+    out: Annotated[Path | None, typer.Option(help="A picture of it, as PNG.", show_default=False)] = None,
+) -> None:
+    """Compare runs with the first: scores, and paired differences with intervals over held-out questions."""
+    from appa_flwr.report import comparison
+
+    found = comparison.compare(run_folders)
+    show(
+        *comparison.tables(found),
+        "Intervals: 95 %, over questions; how far runs with other seeds differ is not in them.",
+    )
+    if out is not None:
+        replace_file(out, comparison.draw(found))
+        typer.echo(f"picture: {out}")
+
+
+@app.command()
 def config(
     file: _File = None,
     overrides: _Overrides = None,
@@ -250,6 +269,7 @@ def survey(
     drawn = picture.draw(found, folder / picture.FILE)
     show(
         *report.tables(found),
+        *([f"read as {found.layout}"] if found.layout else []),
         f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
         *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
         f"public, for the server: {written.questions}",

@@ -39,8 +39,10 @@ from appa_flwr.run.run_files import (
     DIFFERENCES,
     EXAMPLES,
     LOG_FILE,
+    MACHINE,
     METRICS,
     PHASES,
+    PROGRESS,
     QUESTIONS,
     SUMMARY,
     read_config,
@@ -56,6 +58,7 @@ class RunArtifacts:
     Attributes:
         settings: the run's keys.
         pair_scores: the groups' scores for single answers, None in runs that kept none.
+        made_by: version and machine; empty where the run has not said.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
 
@@ -69,6 +72,7 @@ class RunArtifacts:
     differences: Differences | None = None
     questions: QuestionCounts | None = None
     pair_scores: pd.DataFrame | None = None
+    made_by: str = ""
     missing: tuple[str, ...] = ()
 
     @property
@@ -155,6 +159,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         differences=DIFFERENCES.read(run_folder),
         questions=QUESTIONS.read(run_folder),
         pair_scores=pair_scores.read(run_folder),
+        made_by=next((line.message for line in PROGRESS.read(run_folder) or () if line.phase == MACHINE), ""),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
+from appa_flwr.config import Config, to_toml
 from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.report import accuracy, findings, template
 from appa_flwr.report.artifacts import RunArtifacts, is_known
@@ -306,7 +308,7 @@ def config_table(run: RunArtifacts) -> Table:
 
 
 def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
-    """Task, rule, metric, model, survey, its questions, seed, groups, iterations and total time."""
+    """Settings that a reader asks for first, questions, groups, iterations, time, and how to have the run again."""
     config = shown_config(run)
     yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey"))
     if run.questions is not None:
@@ -319,6 +321,17 @@ def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
     yield "Iterations", f"{last.iteration} of {last.num_iterations}" if last else "none"
     seconds = findings.total_seconds(run)
     yield "Total time", "unknown" if seconds is None else findings.duration(seconds)
+    if run.made_by:
+        yield "Made by", run.made_by
+    yield "Again by", command(run.settings)
+
+
+def command(config: Config) -> str:
+    """The command that makes the same run under another name."""
+    default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
+    set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
+    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
+    return shlex.join(["appa", "run", *(part for text in texts for part in ("-c", text))])
 
 
 def predictor_table(found: Card) -> Table:

@@ -91,6 +91,8 @@ class LineFile(Generic[T]):
         return tuple(_parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
 
 
+MACHINE = "machine"
+"""Of progress.jsonl the line that says which version made the run, and on what."""
 PROGRESS = LineFile("progress.jsonl", Progress)
 METRICS = LineFile("metrics.jsonl", Iteration)
 PHASES = JsonFile("phases.json", tuple[Phase, ...])

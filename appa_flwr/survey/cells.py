@@ -10,6 +10,7 @@ Axis letters: K answer options.
 from __future__ import annotations
 
 import ast
+import hashlib
 import itertools
 import json
 import math
@@ -29,6 +30,7 @@ MAX_TEXT_CHARS: Final = 20_000
 MAX_CELL_CHARS: Final = 100_000
 MAX_DEPTH: Final = 10
 MAX_NAME_CHARS: Final = 500
+_ID_CHARS: Final = 12  # of a hash
 MAX_NUMBER_CHARS: Final = 40
 SUM_TOLERANCE: Final = 0.02
 # A sum written as 0.98 or 1.02 is inside the tolerance, though its binary value lies a hair outside.
@@ -75,6 +77,7 @@ class Reason(StrEnum):
     BAD_WEIGHT = "weight of a respondent is not a finite number >= 0"
     UNKNOWN_ANSWER = "an answer is not among the references"
     SUM = f"distribution is off one by more than {SUM_TOLERANCE}"
+    OPTION_TWICE = "an option twice in a question's rows of one group"
     ONLY_REFUSALS = "nothing left without refusals"
 
 
@@ -191,6 +194,11 @@ def as_name(cell: object, empty: Reason) -> str:
     if len(name) > MAX_NAME_CHARS or _CONTROL.search(name):
         raise CellError(Reason.BAD_NAME)
     return name
+
+
+def question_hash(text: str, options: Sequence[str]) -> str:
+    """An id for a question that has none: the same in every copy of the data, whatever the order of its rows."""
+    return hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
 
 
 def is_empty(cell: object) -> bool:

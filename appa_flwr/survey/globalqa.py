@@ -10,20 +10,17 @@ Axis letters: K answer options.
 from __future__ import annotations
 
 import ast
-import hashlib
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from appa_flwr.config import HUB_SURVEY
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.cells import CellError, Reason, as_text, literal_list, parse_options, syntax_tree
+from appa_flwr.survey.cells import CellError, Reason, as_text, literal_list, parse_options, question_hash, syntax_tree
 from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyRow, SurveyTable
 
 COLUMNS: Final = ("question", "selections", "options")
 SPLIT: Final = "train"
-_ID_CHARS: Final = 12  # of a hash that is the same in every copy of the data, whatever the order of its rows
 _HEAD: Final = re.compile(r"defaultdict\(\s*+<class 'list'>\s*+,\s*+")
 
 
@@ -42,7 +39,8 @@ def by_country(table: SurveyTable) -> SurveyTable:
     """
     table.require(*COLUMNS)
     columns = frozenset({*PUBLIC_REQUIRED, "group", PRIVATE})
-    return SurveyTable(table.source, columns, tuple(part for row in table.rows for part in _countries(row)))
+    rows = tuple(part for row in table.rows for part in _countries(row))
+    return SurveyTable(table.source, columns, rows, "GlobalOpinionQA as published, one row a question")
 
 
 def from_hub() -> SurveyTable:
@@ -99,7 +97,7 @@ def _countries(row: SurveyRow) -> Iterator[SurveyRow]:
         # Once a question rather than once a country: a hostile cell must not be parsed as often as it has keys.
         text = as_text(row.cells.get("question"), Reason.EMPTY_TEXT)
         options = parse_options(row.cells.get("options"))
-        question_id = hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
+        question_id = question_hash(text, options)
         pairs = selections(row.cells.get("selections"))
     except CellError as error:
         yield SurveyRow(row.number, {"question_id": question_id}, error.reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appa_flwr.config import HUB_SURVEY
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey import globalqa, opinionqa
+from appa_flwr.survey import globalqa, opinionqa, tidy
 from appa_flwr.survey.tables import SurveyTable, read_table
 
 
@@ -15,8 +15,8 @@ def open_source(source: str | os.PathLike[str]) -> SurveyTable:
     """The rows of a survey, one per question and group.
 
     Args:
-        source: a .csv, .jsonl or .parquet file in our own columns or in GlobalOpinionQA's, a folder in OpinionQA's
-            layout, or the hub id `HUB_SURVEY`.
+        source: a .csv, .tsv, .jsonl or .parquet file in our own columns, tidy or in GlobalOpinionQA's, a folder in
+            OpinionQA's layout, or the hub id `HUB_SURVEY`.
 
     Raises:
         UserError: it cannot be opened, or holds no such survey.
@@ -31,4 +31,6 @@ def open_source(source: str | os.PathLike[str]) -> SurveyTable:
     if has_waves:
         return opinionqa.read_folder(path)
     table = read_table(source)
+    if tidy.is_tidy(table):
+        return tidy.by_group(table)
     return globalqa.by_country(table) if globalqa.is_globalqa(table) else table

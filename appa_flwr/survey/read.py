@@ -1,4 +1,4 @@
-"""Reads surveys: our own columns, GlobalOpinionQA's CSV or hub id, OpinionQA's folder (see `sources`).
+"""Reads surveys: our own columns, tidy tables, GlobalOpinionQA's CSV or hub id, OpinionQA's folder (see `sources`).
 
 Our columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is defined by),
 `ordinal` (scale position of each option, null for one that has none), `n` (people behind the distribution), and
@@ -97,6 +97,7 @@ def _survey(
         tuple(rejections),
         respondents={name: _known(mine, lambda answer: answer.respondents) for name, mine in answers.items()},
         refusal_rates={name: _known(mine, lambda answer: answer.refusal_rate) for name, mine in answers.items()},
+        layout=table.layout,
     )
 
 

@@ -23,7 +23,7 @@ REFUSED: Final = "refused"
 """Cell that only a loader can fill: positions of the options that are refusals, where the source tells it."""
 COLUMNS: Final = (
     "question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE, "n", "refusals", "refusal_rate",
-    "selections",
+    "selections", "option", "share", "percent", "count",
 )  # fmt: skip
 PUBLIC_REQUIRED: Final = ("question_id", "question", "options")
 MAX_LINE_BYTES: Final = 1_000_000
@@ -56,11 +56,17 @@ class SurveyRow:
 
 @dataclass(frozen=True)
 class SurveyTable:
-    """A survey file's rows; `columns` are those of `COLUMNS` that it has anywhere."""
+    """A survey file's rows.
+
+    Attributes:
+        columns: those of `COLUMNS` that it has anywhere.
+        layout: what was guessed of a file that is not in our own columns; empty otherwise.
+    """
 
     source: str
     columns: frozenset[str]
     rows: tuple[SurveyRow, ...]
+    layout: str = ""
 
     def require(self, *columns: str) -> None:
         """Raises a `UserError` that names the missing columns and those the file has."""
@@ -71,7 +77,7 @@ class SurveyTable:
 
 
 def read_table(path: str | os.PathLike[str]) -> SurveyTable:
-    """The rows of a .csv, .jsonl or .parquet file; columns we do not use are left out.
+    """The rows of a .csv, .tsv, .jsonl or .parquet file; columns we do not use are left out.
 
     Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
 
@@ -82,7 +88,7 @@ def read_table(path: str | os.PathLike[str]) -> SurveyTable:
     source = str(path)
     if file.is_dir():
         raise UserError(f"{source}: is a folder, and not in OpinionQA's layout; name a survey file in it")
-    readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    readers = {".csv": _read_csv, ".tsv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     reader = readers.get(file.suffix.lower())
     if reader is None:
         raise UserError(f"{source}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
@@ -172,14 +178,21 @@ def _short_lines(stream: TextIO) -> Iterator[str]:
         yield "x" * (csv.field_size_limit() + 1) + "\n" if overlong else line
 
 
+def _delimiter(header: str) -> str:
+    """What separates the cells of a header: of comma, semicolon and tab the one that gives most of our columns."""
+    return max(",;\t", key=lambda sign: len({*COLUMNS} & {name.strip(' "\r\n') for name in header.split(sign)}))
+
+
 def _read_csv(file: Path, source: str) -> SurveyTable:
     # The standard reader rather than a data frame: a row with a cell too many costs that row, not the file,
     # and the line on which a row starts stays known when cells hold line breaks.
     rows: list[SurveyRow] = []
     header: list[str] | None = None
     wanted: list[tuple[int, str]] = []
+    with file.open("rb") as head:
+        delimiter = _delimiter(head.readline(MAX_LINE_BYTES).decode("utf-8-sig", errors="replace"))
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(_short_lines(stream))
+        reader = csv.reader(_short_lines(stream), delimiter=delimiter)
         while True:
             number = reader.line_num + 1
             try:

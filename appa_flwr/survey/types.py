@@ -54,6 +54,7 @@ class Survey:
         respondents: group -> question id -> people behind a distribution, >= 0, where the source tells it.
         refusal_rates: group -> question id -> share of people who refused, in [0, 1], where refusals are kept
             apart from the distribution and the source tells it.
+        layout: what was guessed of a file that is not in our own columns; empty otherwise.
     """
 
     questions: tuple[Question, ...]
@@ -61,6 +62,7 @@ class Survey:
     rejections: tuple[Rejection, ...] = field(default=())
     respondents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     refusal_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    layout: str = ""
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from appa_flwr.launch.flower import COMPLETED
 from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.processes import end_processes, processes_of
 
-pytestmark = pytest.mark.slow
+# Some 60 CPU seconds: `appa run` starts the same command (test_simulation), and test_deployment submits by it too.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 REPO = Path(__file__).parents[2]
 PARTS = ("appa_flwr", "pluralllm", "server_app", "client_app", "pyproject.toml", "LICENSE", "README.md")

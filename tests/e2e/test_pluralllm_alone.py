@@ -70,6 +70,7 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     assert {reply.kind for reply in grid.replies} == kinds
     lines = [json.loads(line) for line in (config.run_folder / "progress.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(line["phase"] for line in lines)) == [
+        "machine",
         "survey",
         "join",
         "pluralllm",

@@ -215,10 +215,8 @@ def test_the_papers_models_need_a_gpu_or_a_small_scale(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's path")
-@pytest.mark.parametrize(
-    ("option", "cells", "threads"),
-    [("real", "smollm2_cells", 2), pytest.param("paper", "paper_cells", 1, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("option", "cells", "threads"), [("real", "smollm2_cells", 2), ("paper", "paper_cells", 1)])
 def test_a_small_model_goes_the_whole_way_in_its_own_process(monkeypatch, tmp_path, capsys, option, cells, threads):
     cell = getattr(engine, cells)()[1]
     monkeypatch.setattr(engine, cells, lambda: [cell])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+from appa_flwr import __version__
 from server_app import machine
 
 
 def test_it_has_what_decides_whether_a_run_fits(tmp_path, monkeypatch):
-    known = r"\d+ cores \(load \d+\.\d\), \d+\.\d GiB of memory and \d+\.\d GiB of disk free"
+    free = r"\d+\.\d GiB of memory and \d+\.\d GiB of disk free"
+    known = rf"appa-flwr {__version__}, torch \S+, \d+ cores \(load \d+\.\d\), {free}"
     monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 0)
     assert re.fullmatch(f"{known}, no GPU", machine.described(tmp_path))
     monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 2)

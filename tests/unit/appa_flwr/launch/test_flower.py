@@ -183,7 +183,7 @@ def test_a_failed_run_has_exit_code_1_and_says_why(app, tmp_path):
     assert nothing_is_left(Path(json.loads((folder / "seen.json").read_text())["home"]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_app_that_flower_refuses_is_a_failed_run(app, tmp_path):
     (app / "standin" / "server.py").unlink()
     done = run(app, *keys(tmp_path))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,8 +29,10 @@ from report_runs import (
     write_run,
 )
 
+from appa_flwr.config import Config, assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import accuracy, build
+from appa_flwr.report.page import command
 from appa_flwr.run.records import METHODS, QuestionCounts
 from appa_flwr.run.run_files import QUESTIONS, write
 
@@ -84,6 +89,23 @@ def test_intervals_over_few_questions_are_called_hints(held_out: int, few: bool,
     counts = QuestionCounts(training=100, held_out=held_out, unanswerable=0, too_long=0)
     write(folder / QUESTIONS.name, counts)
     assert (f"over only {held_out} held-out questions" in page_of(folder)) == few
+
+
+def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path: Path) -> None:
+    keys = {"groups": "Côte d'Ivoire;A, B", "data.strict": True, "ppo.learning-rate": 0.5, "appa.alpha": float("inf")}
+    config = Config.load({**keys, "survey": "/s.jsonl", "seed": 3, "run-name": "r", "run.output-dir": "/there"})
+    words = shlex.split(command(config))
+    assert words[:2] == ["appa", "run"]
+    given = [text for word, text in pairwise(words) if word == "-c"]
+    again = assemble(None, [*given, "run-name=r", "run.output-dir=/there"], folder=None)
+    assert again == config
+    folder = scored_run(tmp_path)
+    assert "Made by" not in page_of(folder)
+    line = {"phase": "machine", "step": 1, "of": 1, "message": "2 cores, no GPU", "seconds_left": None}
+    (folder / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    page = page_of(folder)
+    assert "<dt>Made by</dt><dd>2 cores, no GPU</dd>" in page
+    assert "<dt>Again by</dt><dd>appa run -c metric=js -c seed=7 -c appa.fairness-threshold=0.99</dd>" in page
 
 
 def test_rows_that_were_not_asked_for_are_not_explained(tmp_path: Path) -> None:

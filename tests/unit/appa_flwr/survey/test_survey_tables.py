@@ -192,7 +192,7 @@ HEADER = "question_id,question,options,group,distribution\n"
     ("name", "content", "message"),
     [
         ("absent.jsonl", None, "no such survey file"),
-        ("survey.xlsx", "x", r"unknown survey format '\.xlsx'; use \.csv, \.jsonl, \.parquet"),
+        ("survey.xlsx", "x", r"unknown survey format '\.xlsx'; use \.csv, \.tsv, \.jsonl, \.parquet"),
         ("empty.csv", "", "holds no survey rows"),
         ("empty.jsonl", "\n\n", "holds no survey rows"),
         ("text.jsonl", "hello\n", "no line is a JSON object"),

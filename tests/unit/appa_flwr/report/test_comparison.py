@@ -1,0 +1,88 @@
+"""Runs beside each other: only what is scored alike is compared, pair by pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_runs import CONFIG, PNG_START, row, write_run
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.launch import cli
+from appa_flwr.report import comparison
+from appa_flwr.run import pair_scores
+
+GROUPS, QUESTIONS = ("a", "b"), [f"q{number}" for number in range(40)]
+
+
+def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"one", **keys):
+    """A run whose policy gives group a .6 and b .8, and `above` more to each; half the questions have .1 less."""
+    reward_GQ = np.array([[0.6], [0.8]]) + above - np.where(np.arange(len(QUESTIONS)) % 2, 0.1, 0.0)
+    avg, low = float(reward_GQ.mean()), float(reward_GQ.mean(1).min())
+    summary = [row("ppo", avg, low, groups=GROUPS, survey="survey" in against)]
+    write_run(folder, config={**CONFIG, "survey": "s.jsonl", **keys}, summary=summary)
+    frames = [pair_scores.as_rows("ppo", "js", kind, reward_GQ, groups=GROUPS, questions=QUESTIONS) for kind in against]
+    pair_scores.put(folder, pd.concat(frames, ignore_index=True))
+    (folder / "pluralllm.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsys, monkeypatch):
+    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix", seed=3)]
+    found = comparison.compare(folders)
+    assert [(one.run.folder.name, one.against) for one in found] == [
+        *(("old", "survey"), ("new", "survey")),
+        *(("old", "predictions"), ("new", "predictions")),
+    ]
+    assert found[0].less_first is None
+    for measure in ("Avg AS", "Min AS"):
+        interval = found[1].less_first[measure]
+        # the same question has .05 more, so whichever are drawn the difference is the same
+        assert (interval.value, interval.low, interval.high) == pytest.approx((0.05, 0.05, 0.05))
+    monkeypatch.setattr("sys.argv", ["appa", "compare", *map(str, folders), "--out", str(tmp_path / "x.png")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "against survey answers" in said
+    assert "+0.050 (+0.050 to +0.050)" in said
+    assert (tmp_path / "x.png").read_bytes().startswith(PNG_START)
+
+
+def test_scores_by_predictions_of_two_predictors_are_not_compared(tmp_path):
+    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", weights=b"two")]
+    assert {one.against for one in comparison.compare(folders)} == {"survey"}
+    alone = [scored(tmp_path / name, weights=name.encode(), against=("predictions",)) for name in "xy"]
+    with pytest.raises(UserError, match=r"nor one predictor; give later runs the first one's, pluralllm\.checkpoint"):
+        comparison.compare(alone)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"survey": "t.jsonl"}, r"have not one survey: t\.jsonl and s\.jsonl"),
+        ({"metric": "cosine"}, None),  # no row of it, so that the first metric there is counts
+    ],
+)
+def test_runs_of_another_survey_are_refused(tmp_path, keys, says):
+    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", **keys)]
+    if says is None:
+        assert len(comparison.compare(folders)) == 4
+        return
+    with pytest.raises(UserError, match=says):
+        comparison.compare(folders)
+
+
+def test_generated_surveys_of_two_seeds_are_two_surveys(tmp_path):
+    folders = [scored(tmp_path / str(seed), survey="generated", seed=seed) for seed in (0, 1)]
+    with pytest.raises(UserError, match=r"have not one survey: generated .*'seed': 1.* and generated .*'seed': 0"):
+        comparison.compare(folders)
+
+
+def test_a_run_without_a_policy_and_a_single_one_are_refused(tmp_path):
+    done = scored(tmp_path / "old")
+    with pytest.raises(UserError, match="two runs or more"):
+        comparison.compare([done])
+    begun = write_run(tmp_path / "new", config=CONFIG, summary=[row("sft", 0.6, 0.5)])
+    with pytest.raises(UserError, match="new: holds no scores of a policy after PPO"):
+        comparison.compare([done, begun])

@@ -1,12 +1,15 @@
 """Faults of a run that show before Flower starts: a process of the launcher, which itself needs no torch.
 
-It reads the config as JSON on standard input; a user's mistake is a line on stderr and exit code 2.
+It reads the config as JSON on standard input; a user's mistake is a line on standard output and exit code 2.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
+
+import transformers
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -16,13 +19,15 @@ from server_app.models import base
 
 def main() -> None:
     """Check the tracker and, where a policy is trained, its base model."""
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
     config = Config.load(json.load(sys.stdin))
     try:
         tracking.check(config)
         if config.run.phases != "pluralllm":
-            base.check(config, say=lambda text: print(text, flush=True))
+            base.check(config, say=lambda text: print(text, file=sys.stderr, flush=True))
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(error)
         sys.exit(2)
 
 

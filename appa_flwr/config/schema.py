@@ -45,9 +45,10 @@ SMOLLM2_MODEL = "smollm2"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+_WORD = "[A-Za-z_][A-Za-z0-9_]*"
 RuleName = (
     Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"]
-    | Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+    | Annotated[str, StringConstraints(pattern=rf"^{_WORD}(\.{_WORD})*:{_WORD}$")]
 )
 """A rule that is there, or the module and the class of another (`aggregation.find`)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,9 +77,11 @@ def replaced_folder(folder: Path, *, keep: bool = False) -> Iterator[Path]:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             yield beside
+            mode = beside.stat().st_mode & 0o666  # some libraries write for their user alone
             for path in beside.rglob("*"):
                 if path.is_file():
-                    path.chmod(beside.stat().st_mode & 0o666)  # some libraries write for their user alone
+                    with suppress(OSError):  # a file system without modes
+                        path.chmod(mode)
                     with path.open("rb") as file:
                         sync(file)
             sync_folder(beside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sysconfig
@@ -20,8 +21,13 @@ OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 def own_code(rule: str, here: Path) -> Path | None:
     """The file or folder in `here` that holds the module of a rule named module:Class; None for other rules."""
     top = rule.rpartition(":")[0].partition(".")[0]
-    found = (path for path in (here / f"{top}.py", here / top) if top and top not in OWN_PACKAGES and path.exists())
-    return next(found, None)
+    spec = importlib.util.find_spec(top) if top and top not in OWN_PACKAGES else None
+    if spec is None:
+        return None
+    # What Python would import, of several by that name: a file, a package, or a folder without __init__.py.
+    lies = Path(spec.origin) if spec.origin else Path(next(iter(spec.submodule_search_locations or ()), ""))
+    path = lies.parent if lies.name == "__init__.py" else lies
+    return path if path.parent.resolve() == here.resolve() else None
 
 
 def sent_files(app_folder: Path, home: Path, own: Path | None = None) -> Path:

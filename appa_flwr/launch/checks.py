@@ -16,7 +16,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, writing
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import failed_at_once
-from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, write_config
+from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, write_config
 from appa_flwr.survey.types import Rejection, Survey
 
 APP_NAME = "appa-flwr"
@@ -125,14 +125,14 @@ def check_server(config: Config, app_folder: Path) -> None:
     if config.model == TINY_MODEL and config.run.tracker == "none":
         return
     command = [sys.executable, "-m", "server_app.preflight"]
+    # What it does meanwhile, such as a download, goes to stderr and is seen; what is wrong comes on stdout.
     done = subprocess.run(
-        command, cwd=app_folder, input=json.dumps(config.flat()), stderr=subprocess.PIPE, text=True, check=False
+        command, cwd=app_folder, input=json.dumps(config.flat()), stdout=subprocess.PIPE, text=True, check=False
     )
-    said = done.stderr.strip()
     if done.returncode == USER_ERROR:
-        raise UserError(said.splitlines()[-1])
+        raise UserError(done.stdout.strip())
     if done.returncode:
-        raise RunFailed(f"the server's code in {app_folder} cannot be started:\n{said}")
+        raise RunFailed(f"the server's code in {app_folder} cannot be started; what it said stands above")
 
 
 def claim_run_folder(config: Config) -> Path:
@@ -147,11 +147,13 @@ def claim_run_folder(config: Config) -> Path:
     if config.run.resume:
         lock(folder / LOG_FILE, patience=LOCK_SECONDS).release()
         with writing(folder):
-            (folder / ERROR_FILE).unlink(missing_ok=True)
+            for name in (ERROR_FILE, SUPERLINK_LOG):
+                (folder / name).unlink(missing_ok=True)
         return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if failed_at_once(folder):
+            lock(folder / LOG_FILE).release()  # nobody has taken it up again
             for path in folder.iterdir():
                 path.unlink()
         used = any(folder.iterdir())

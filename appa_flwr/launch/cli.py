@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -52,14 +53,19 @@ _Source = Annotated[
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
 
 
-@app.callback()
-def shared(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Hold what stands before a command's name."""
-    if version:
+def _tell_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"appa-flwr {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def shared(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_tell_version)
+    ] = False,
+) -> None:
+    """Hold what stands before a command's name."""
 
 
 @app.command()
@@ -329,7 +335,8 @@ def push(
 
 def main() -> None:
     """Entry point of `appa`."""
-    sys.path.append(str(Path.cwd()))  # where a rule of the user's own lies
+    with suppress(OSError):  # a folder that is gone
+        sys.path.append(str(Path.cwd()))  # where a rule of the user's own lies
     try:
         with exit_codes("appa"):
             app()

@@ -159,7 +159,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         differences=DIFFERENCES.read(run_folder),
         questions=QUESTIONS.read(run_folder),
         pair_scores=pair_scores.read(run_folder),
-        made_by=next((line.message for line in PROGRESS.read(run_folder) or () if line.phase == MACHINE), ""),
+        made_by=_made_by(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):
@@ -167,6 +167,15 @@ def read_run(run_folder: Path) -> RunArtifacts:
             both = f"rows {first} and {number} are both method '{row.method}', metric '{row.metric}'"
             raise UserError(f"{run_folder / SUMMARY.name}: {both}")
     return replace(run, missing=tuple(_missing(run)))
+
+
+def _made_by(run_folder: Path) -> str:
+    """What the run's latest session says of itself; a torn line of its progress costs no report."""
+    try:
+        said = [line.message for line in PROGRESS.read(run_folder) or () if line.phase == MACHINE]
+    except UserError:
+        return ""
+    return said[-1] if said else ""
 
 
 def is_known(value: float | None) -> TypeGuard[float]:

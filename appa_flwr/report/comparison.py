@@ -15,14 +15,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from appa_flwr.analysis.intervals import Interval, Measure, paired_differences
-from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.analysis.intervals import Interval, Measure, levels, paired_differences
+from appa_flwr.config import GENERATED_SURVEY
 from appa_flwr.core.errors import UserError
 from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.findings import MEASURES
 from appa_flwr.report.plots import style
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
-from appa_flwr.run.records import ScoreRecord
+from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, table
 from appa_flwr.run.run_files import WEIGHTS_FILE
 from appa_flwr.survey.generate import population
 
@@ -32,18 +31,20 @@ NAMES: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "predictions"
 
 @dataclass(frozen=True)
 class Compared:
-    """A run beside the first.
+    """A run beside the first, on the groups and held-out questions that all runs have.
 
     Attributes:
         run: what it wrote.
         against: `SURVEY` or `PREDICTIONS`.
-        scores: its policy's.
-        less_first: its Avg AS and Min AS less the first run's, over the answers both have; None for the first.
+        shape: (G, Q) of what is compared.
+        scores: its policy's Avg AS, Min AS and FI.
+        less_first: these less the first run's; None for the first.
     """
 
     run: RunArtifacts
     against: str
-    scores: ScoreRecord
+    shape: tuple[int, int]
+    scores: Mapping[Measure, Interval]
     less_first: Mapping[Measure, Interval] | None
 
 
@@ -64,8 +65,8 @@ def compare(folders: Sequence[Path]) -> list[Compared]:
         for what, mine, others in zip(("survey", "metric"), _frame(run), _frame(first), strict=True):
             if mine != others:
                 raise UserError(f"{run.folder} and {first.folder}: have not one {what}: {mine} and {others}")
-    known = [SURVEY] if all(_scores(run, SURVEY) is not None for run in runs) else []
-    known += [PREDICTIONS] if len({_predictor(run) for run in runs}) == 1 else []
+    known = [SURVEY] if all(run.scores(METHOD, run.training_metric, survey=True) for run in runs) else []
+    known += [PREDICTIONS] if len({_targets(run) for run in runs}) == 1 else []
     if not known:
         raise UserError(
             f"{first.folder} and the others: have neither scores against survey answers nor one predictor; give later "
@@ -75,19 +76,19 @@ def compare(folders: Sequence[Path]) -> list[Compared]:
 
 
 def _frame(run: RunArtifacts) -> tuple[str, str]:
-    """What a score of this run is a score of: its survey, and for a generated one its population; its metric."""
-    config: Config = run.settings
-    generated = config.survey == GENERATED_SURVEY
-    return f"{config.survey} {population(config.data, config.seed) if generated else ''}".strip(), run.training_metric
+    """What a score of this run is a score of: the survey, and for a generated one its population; the metric."""
+    config = run.settings
+    drawn = f" {population(config.data, config.seed)}" if config.survey == GENERATED_SURVEY else ""
+    return f"{config.survey}{drawn}, refusals {config.data.refusals}", run.training_metric
 
 
-def _predictor(run: RunArtifacts) -> str:
-    path = run.folder / WEIGHTS_FILE
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else str(run.folder)
-
-
-def _scores(run: RunArtifacts, against: str) -> ScoreRecord | None:
-    return run.scores(METHOD, run.training_metric, survey=against == SURVEY)
+def _targets(run: RunArtifacts) -> tuple[object, ...]:
+    """What the predictions depend on: the weights, and which answers each group's context is drawn from."""
+    config, path = run.settings, run.folder / WEIGHTS_FILE
+    weights = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else str(run.folder)
+    drawn = (config.seed, config.data.test_fraction, config.data.max_questions, config.groups)
+    asked = config.pluralllm
+    return weights, *drawn, asked.num_context_questions, asked.reward_target, asked.context_resampling
 
 
 def _against(runs: Sequence[RunArtifacts], against: str) -> Iterator[Compared]:
@@ -96,30 +97,43 @@ def _against(runs: Sequence[RunArtifacts], against: str) -> Iterator[Compared]:
         for run in runs
         if run.pair_scores is not None
     ]
-    for run, frame in zip(runs, frames, strict=True):
-        scores, both = _scores(run, against), aligned(frame, frames[0])
-        assert scores is not None  # `compare` has looked
-        if both is None:
-            raise UserError(f"{run.folder} and {runs[0].folder}: have no group and held-out question in common")
-        yield Compared(run, against, scores, None if run is runs[0] else paired_differences([both]))
+    groups = [name for name in frames[0].index if all(name in frame.index for frame in frames)]
+    questions = [name for name in frames[0].columns if all(name in frame.columns for frame in frames)]
+    rewards = np.stack([frame.loc[groups, questions].to_numpy(float) for frame in frames])
+    rewards[:, np.isnan(rewards).any(0)] = np.nan  # what one run lacks counts in none
+    if np.isnan(rewards).all():
+        raise UserError(f"{runs[0].folder} and the others: have no group and held-out question in common")
+    for run, reward_GQ in zip(runs, rewards, strict=True):
+        less = None if run is runs[0] else paired_differences([(reward_GQ, rewards[0])])
+        yield Compared(run, against, (len(groups), len(questions)), levels([reward_GQ]), less)
+
+
+def names(found: Sequence[Compared]) -> dict[Path, str]:
+    """Folder -> the run's name, or the folder as it was given where two have one name."""
+    folders = dict.fromkeys(one.run.folder for one in found)
+    own = {folder: folder.resolve().name for folder in folders}
+    return {folder: name if list(own.values()).count(name) == 1 else str(folder) for folder, name in own.items()}
 
 
 def tables(found: Sequence[Compared]) -> Iterator[Table]:
     """A table for each kind of target."""
+    named = names(found)
+    first = named[found[0].run.folder]
     for against in dict.fromkeys(one.against for one in found):
-        first = found[0].run.folder.resolve().name
+        rows = [one for one in found if one.against == against]
         shown = Table(
             "run", "rule", "seed", *(f"{name}{less}" for less in ("", f" less {first}'s") for name in MEASURES)
         )
-        shown.title, shown.title_justify = f"After PPO, against {NAMES[against]}", "left"
-        for one in (one for one in found if one.against == against):
+        groups, questions = rows[0].shape
+        shown.title = f"After PPO, against {NAMES[against]} of {groups} groups to {questions} questions"
+        shown.title_justify = "left"
+        for one in rows:
             settings, differences = one.run.settings, one.less_first or {}
             texts = [
-                f"{one.scores.avg_as:.3f}",
-                f"{one.scores.min_as:.3f}",
+                *(f"{one.scores[name].value:.3f}" for name in MEASURES),
                 *map(_text, map(differences.get, MEASURES)),
             ]
-            shown.add_row(one.run.folder.resolve().name, settings.rule, str(settings.seed), *texts)
+            shown.add_row(named[one.run.folder], settings.rule, str(settings.seed), *texts)
         yield shown
 
 
@@ -130,6 +144,7 @@ def _text(found: Interval | None) -> str:
 @style.picture
 def draw(found: Sequence[Compared]) -> Figure:
     """The differences with their intervals, a row a run; survey answers where there are any."""
+    named = names(found)
     others = [one for one in found if one.against == found[0].against and one.less_first is not None]
     figure = style.figure(1.4 + 0.35 * len(others))
     for axes, measure in zip(figure.subplots(1, len(MEASURES), sharey=True), MEASURES, strict=True):
@@ -137,7 +152,7 @@ def draw(found: Sequence[Compared]) -> Figure:
         value, low, high = np.array([(span.value, span.low, span.high) for span in spans]).T
         axes.errorbar(value, range(len(others)), xerr=(value - low, high - value), fmt="o", color=style.BLUE, capsize=3)
         axes.axvline(0.0, color=style.GREY, linestyle="--", linewidth=1)
-        axes.set_title(f"{measure} less that of {style.label(found[0].run.folder.resolve().name)}")
-        style.rows(axes, [style.label(f"{one.run.folder.resolve().name} ({one.run.settings.rule})") for one in others])
+        axes.set_title(f"{measure} less that of {style.label(named[found[0].run.folder])}")
+        style.rows(axes, [style.label(f"{named[one.run.folder]} ({one.run.settings.rule})") for one in others])
     figure.suptitle(f"After PPO, against {NAMES[found[0].against]}; 95 % over questions")
     return figure

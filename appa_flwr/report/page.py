@@ -46,8 +46,8 @@ FIRST_KEYS = ("task", "survey", "groups", "model", "rule", "metric", "appa.fairn
 """Config keys shown before all others: what a reader asks first."""
 MOST_LISTED_GROUPS = 16
 TABLE_NOTE = (
-    "Bold: best of base, SFT and PPO. †: not above the uniform answer. FI, Avg AS, Min AS and format score "
-    "lie in 0 to 1, higher is better."
+    "Bold: best of base, SFT and PPO, an FI only of those above the uniform answer. †: not above the uniform answer. "
+    "FI, Avg AS, Min AS and format score lie in 0 to 1, higher is better."
 )
 READABLE_NOTE = (
     "FI readable: FI over the answers that could be read, since one that could not is worth 0 to all groups and counts "
@@ -327,7 +327,7 @@ def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
 
 
 def command(config: Config) -> str:
-    """The command that makes the same run under another name."""
+    """The command that makes the same run in a simulation, under another name."""
     default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
     texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]

@@ -97,7 +97,7 @@ def check_new(config: Config) -> None:
 def failed_at_once(folder: Path) -> bool:
     """True if a run has failed in this folder before it had anything to keep: there are only its config and logs."""
     names = {path.name for path in folder.iterdir()}
-    return bool(names & {ERROR_FILE, SUPERLINK_LOG}) and names <= _OF_A_FAILURE
+    return CONFIG_FILE in names and bool(names & {ERROR_FILE, SUPERLINK_LOG}) and names <= _OF_A_FAILURE
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

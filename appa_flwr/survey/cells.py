@@ -77,6 +77,7 @@ class Reason(StrEnum):
     BAD_WEIGHT = "weight of a respondent is not a finite number >= 0"
     UNKNOWN_ANSWER = "an answer is not among the references"
     SUM = f"distribution is off one by more than {SUM_TOLERANCE}"
+    BAD_NUMBER = "not a plain number, such as 1200, 12.5 or 12,5 %"
     OPTION_TWICE = "an option twice in a question's rows of one group"
     ONLY_REFUSALS = "nothing left without refusals"
 
@@ -197,7 +198,7 @@ def as_name(cell: object, empty: Reason) -> str:
 
 
 def question_hash(text: str, options: Sequence[str]) -> str:
-    """An id for a question that has none: the same in every copy of the data, whatever the order of its rows."""
+    """An id for a question that has none: the same wherever text, options and their order are."""
     return hashlib.sha256(json.dumps([text, options]).encode()).hexdigest()[:_ID_CHARS]
 
 
@@ -280,7 +281,7 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
     The checks look at the cell as it was written; then the `kept` options alone are renormalised to sum to one.
 
     Args:
-        cell: a list of K numbers or its text.
+        cell: a list of K numbers or its text, or why there is none.
         num_options: K, the options of the question before refusals are dropped.
         kept: positions of the options to keep, or None for all.
 
@@ -290,6 +291,8 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
     Raises:
         CellError: not K finite shares >= 0 that sum to one within `SUM_TOLERANCE`, or all on dropped options.
     """
+    if isinstance(cell, Reason):  # a loader has found it
+        raise CellError(cell)
     items = as_list(cell, Reason.BAD_DISTRIBUTION)
     if len(items) != num_options:
         raise CellError(Reason.LENGTH)

@@ -21,9 +21,11 @@ from appa_flwr.survey.cells import JSON, Reason
 PRIVATE: Final = "distribution"
 REFUSED: Final = "refused"
 """Cell that only a loader can fill: positions of the options that are refusals, where the source tells it."""
+OF_TIDY: Final = ("option", "share", "percent", "count")
+"""Columns of `tidy` alone: in other files they are somebody's own."""
 COLUMNS: Final = (
     "question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE, "n", "refusals", "refusal_rate",
-    "selections", "option", "share", "percent", "count",
+    "selections", *OF_TIDY,
 )  # fmt: skip
 PUBLIC_REQUIRED: Final = ("question_id", "question", "options")
 MAX_LINE_BYTES: Final = 1_000_000
@@ -106,7 +108,7 @@ def read_table(path: str | os.PathLike[str]) -> SurveyTable:
 
 def _used(header: Sequence[str], source: str) -> list[str]:
     """The columns of a header that we use; two of one name are an error, since either could be meant."""
-    if twice := [name for name in COLUMNS if header.count(name) > 1]:
+    if twice := [name for name in COLUMNS if header.count(name) > 1 and name not in OF_TIDY]:
         raise UserError(f"{source}: column {twice[0]} occurs twice")
     return [name for name in COLUMNS if name in header]
 
@@ -190,7 +192,8 @@ def _read_csv(file: Path, source: str) -> SurveyTable:
     header: list[str] | None = None
     wanted: list[tuple[int, str]] = []
     with file.open("rb") as head:
-        delimiter = _delimiter(head.readline(MAX_LINE_BYTES).decode("utf-8-sig", errors="replace"))
+        first = next((line for _, line in _lines(head) if line and line.strip()), b"")
+    delimiter = _delimiter(first.decode("utf-8-sig", errors="replace"))
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(_short_lines(stream), delimiter=delimiter)
         while True:

@@ -10,6 +10,7 @@ Axis letters: K answer options.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +21,9 @@ from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyRow, SurveyT
 OPTION: Final = "option"
 MEASURES: Final = {"share": "shares", "percent": "percentages", "count": "counts"}
 _UNIT: Final = {"share": 1.0, "percent": 100.0}
+_NUMBER: Final = re.compile(r"[+-]?\d{1,40}([.,]\d{1,40})?([eE][+-]?\d{1,2})?", re.ASCII)
+_THOUSANDS: Final = re.compile(r"\d{1,3}([.,]\d{3})+")
+_LARGEST: Final = 1e12
 
 
 @dataclass
@@ -35,7 +39,7 @@ class _Answer:
 
 def is_tidy(table: SurveyTable) -> bool:
     """True if a file has a row an option instead of a list."""
-    return OPTION in table.columns and PRIVATE not in table.columns
+    return OPTION in table.columns and table.columns.isdisjoint({"options", PRIVATE})
 
 
 def by_group(table: SurveyTable) -> SurveyTable:
@@ -61,6 +65,8 @@ def by_group(table: SurveyTable) -> SurveyTable:
         question = names.get("question_id", text)
         answer = answers.setdefault((question, *names.values()), _Answer(row, names, text))
         try:
+            if text != answer.text:
+                raise CellError(Reason.OTHER_TEXT)
             _enter(row.cells, measure, answer.numbers, scales.setdefault(question, {}))
         except CellError as error:
             answer.reason = answer.reason or error.reason
@@ -85,43 +91,47 @@ def _names(cells: Mapping[str, object]) -> dict[str, str]:
 def _enter(
     cells: Mapping[str, object], measure: str, numbers: dict[str, float], scale: dict[str, float | None]
 ) -> None:
-    """Add a row's option to its question's scale, and its number to its group's."""
+    """Add a row's option to its question's scale, and its number to its group's; a bad row adds neither."""
     option = as_text(cells.get(OPTION), Reason.EMPTY_TEXT)
-    place = cells.get("ordinal")
-    if scale.setdefault(option, None) is None and not is_empty(place):
-        scale[option] = number(place, Reason.BAD_ORDINAL)
+    value = number(cells.get(measure), thousands=measure == "count")
+    place = None if is_empty(cells.get("ordinal")) else number(cells["ordinal"])
+    if value < 0.0:
+        raise CellError(Reason.NEGATIVE)
     if option in numbers:
         raise CellError(Reason.OPTION_TWICE)
-    numbers[option] = number(cells.get(measure), Reason.BAD_DISTRIBUTION)
+    known = scale.get(option)
+    if known is not None and place is not None and known != place:
+        raise CellError(Reason.OTHER_ORDINAL)
+    scale[option], numbers[option] = (place if known is None else known), value
 
 
-def number(cell: object, reason: Reason) -> float:
-    """A number as tables write it: 12.5, 12,5 or 12.5 %.
+def number(cell: object, *, thousands: bool = False) -> float:
+    """A finite number as tables write it: 12.5, 12,5 or 12.5 %; with `thousands` 1,200 and 1.200 are none.
 
     Raises:
         CellError: it is none.
     """
     if isinstance(cell, str):
-        cell = cell.strip().removesuffix("%").strip()
-        cell = cell.replace(",", ".") if cell.count(",") == 1 and "." not in cell else cell
-    try:
-        if isinstance(cell, bool):
-            raise TypeError
-        return float(cell)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise CellError(reason) from None
+        text = cell.strip().removesuffix("%").strip()
+        if not _NUMBER.fullmatch(text) or (thousands and _THOUSANDS.fullmatch(text)):
+            raise CellError(Reason.BAD_NUMBER)
+        cell = float(text.replace(",", "."))
+    if isinstance(cell, bool) or not isinstance(cell, int | float) or abs(cell) > _LARGEST or cell != cell:
+        raise CellError(Reason.BAD_NUMBER)
+    return float(cell)
 
 
 def _joined(answer: _Answer, measure: str, scale: Mapping[str, float | None]) -> SurveyRow:
     options = tuple(scale)
     known: dict[str, object] = {"question_id": question_hash(answer.text, options), **answer.names}
-    if answer.reason is not None:
-        return SurveyRow(answer.first.number, known, answer.reason)
-    number_K = [answer.numbers.get(option, 0.0) for option in options]
-    total = sum(number_K) if measure == "count" else _UNIT[measure]
-    known |= {"question": answer.text, "options": options, PRIVATE: [value / (total or 1.0) for value in number_K]}
-    if measure == "count":
-        known["n"] = total
+    known |= {"question": answer.text, "options": options}
     if any(place is not None for place in scale.values()):
         known["ordinal"] = list(scale.values())
+    if answer.reason is not None:  # in the private cell, for it costs this group alone
+        return SurveyRow(answer.first.number, {**known, PRIVATE: answer.reason})
+    number_K = [answer.numbers.get(option, 0.0) for option in options]
+    total = sum(number_K) if measure == "count" else _UNIT[measure]
+    known[PRIVATE] = [value / (total or 1.0) for value in number_K]
+    if measure == "count":
+        known["n"] = total
     return SurveyRow(answer.first.number, known)

@@ -1,7 +1,7 @@
 """Rules that turn the groups' rewards into the one reward PPO trains on, and the paper's equations they consist of.
 
-A new rule is a subclass of `Rule`, its parameters being its fields, and an entry in `RULES` or, in a module of somebody
-else's, named as `module:Class`.
+A new rule is a subclass of `Rule`, its parameters being its fields, and an entry in `RULES`; or it lies in
+somebody's own module and is named `module:Class`.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def find(name: str) -> type[Rule]:
     try:
         rule = getattr(importlib.import_module(module), class_name, None)
     except Exception as error:  # whatever its code does
-        raise UserError(
-            f'rule "{name}": {module} cannot be imported ({type(error).__name__}: {error}); it has to lie in the '
-            "folder where the run starts, or be installed"
-        ) from error
+        there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
+        advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f'rule "{name}": {module} cannot be imported ({reason}){advice}') from error
     if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
         raise UserError(
             f'rule "{name}": {module} has no class {class_name} that extends appa_flwr.analysis.aggregation.Rule and '

@@ -284,6 +284,7 @@ HALF = "\n\nclass Half(Rule):\n    above: float = 0.0\n"
 def here(tmp_path, monkeypatch):
     """A folder with a module of somebody's own on the path."""
     (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python") + HALF)
+    (tmp_path / "own_lines.py").write_text("raise ValueError('first\\nsecond')")
     (tmp_path / "own_broken.py").write_text("import nothing_of_that_name")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -305,7 +306,8 @@ def test_a_rule_of_ones_own_takes_the_config_s_parameters_and_its_own_defaults(h
         ("own_rules:Half", "has its `combine`"),
         ("own_rules:np", "has no class np"),
         ("own_rulse:Median", r"own_rulse cannot be imported \(ModuleNotFoundError: .*lie in the folder"),
-        ("own_broken:Median", "own_broken cannot be imported .*nothing_of_that_name"),
+        ("own_lines:Median", r"own_lines cannot be imported \(ValueError: first second\)$"),
+        ("own_broken:Median", r"own_broken cannot be imported \(.*nothing_of_that_name'\)$"),
         ("median", "unknown rule 'median'"),
     ],
 )

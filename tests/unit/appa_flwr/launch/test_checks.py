@@ -93,9 +93,10 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_p
     with pytest.raises(UserError, match=rf'^run-name = "mine": {folder} holds a run .* appa run --resume {folder}$'):
         checks.claim_run_folder(Config.load({**config.flat(), "seed": 1}))
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("config.json", before)]
-    (folder / ERROR_FILE).write_text("why it ended")
+    for name in (ERROR_FILE, "superlink.log"):
+        (folder / name).write_text("why it ended")
     assert checks.claim_run_folder(resumed) == folder
-    assert not (folder / ERROR_FILE).exists()
+    assert [path.name for path in folder.iterdir() if path.name != ".run.log.lock"] == ["config.json"]
 
 
 @pytest.mark.parametrize("log", [ERROR_FILE, "superlink.log"])
@@ -108,6 +109,14 @@ def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_n
     with pytest.raises(UserError, match="holds a run already"):
         checks.claim_run_folder(config)
     (folder / "pluralllm.safetensors").unlink()
+    held = lock(folder / "run.log")  # somebody has resumed it
+    with pytest.raises(UserError, match="another run is writing here"):
+        checks.claim_run_folder(config)
+    held.release()
+    (folder / "config.json").rename(tmp_path / "kept")
+    with pytest.raises(UserError, match="holds a run already"):  # logs of something else
+        checks.claim_run_folder(config)
+    (tmp_path / "kept").rename(folder / "config.json")
     assert checks.claim_run_folder(config) == folder
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 

@@ -11,6 +11,7 @@ from flwr.common.config import flatten_dict
 from report_runs import predictor_card, write_run
 from surveys import row, write
 
+from appa_flwr import __version__
 from appa_flwr.analysis.aggregation import RULES
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
@@ -211,3 +212,8 @@ def test_a_deployment_is_resumed_as_it_was_begun_or_not_at_all(monkeypatch, caps
     assert appa(monkeypatch, "deploy", str(tmp_path / "trial"), *arguments) == cli.USER_ERROR
     assert message in capsys.readouterr().err
     assert not (tmp_path / "trial").exists()
+
+
+def test_the_version_is_told(monkeypatch, capsys):
+    assert appa(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"appa-flwr {__version__}\n"

@@ -102,11 +102,12 @@ def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
 @pytest.mark.parametrize(
     ("name", "sent"), [("mine.py", {"mine.py"}), ("mine/rules/new.py", {"mine/__init__.py", "mine/rules/new.py"})]
 )
-def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(app, tmp_path, name, sent):
+def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(app, tmp_path, monkeypatch, name, sent):
     here = tmp_path / "here"
     for path in ("other.py", "mine/__init__.py" if "/" in name else name, name, "mine/notes.txt"):
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         (here / path).touch()
+    monkeypatch.syspath_prepend(here)
     own = own_code("mine.rules.new:Rule", here)
     assert own == here / name.partition("/")[0]
     copy = sent_files(app, tmp_path / "copy", own)
@@ -114,7 +115,8 @@ def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(a
     assert found - {"pyproject.toml", *(f"standin/{part}.py" for part in ("__init__", "server", "client"))} == sent
     included = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert included == ["mine.py" if name == "mine.py" else "mine/**/*.py", "standin/**/*.py"]
-    for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean"):
+    (here / "statistics").mkdir()  # Python would import its own
+    for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean", "statistics:Rule", "nowhere:Rule"):
         assert own_code(rule, here) is None
 
 

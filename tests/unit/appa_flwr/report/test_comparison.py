@@ -28,7 +28,7 @@ def scored(folder, *, above=0.0, against=("predictions", "survey"), weights=b"on
 
 
 def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsys, monkeypatch):
-    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix", seed=3)]
+    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", above=0.05, rule="mix")]
     found = comparison.compare(folders)
     assert [(one.run.folder.name, one.against) for one in found] == [
         *(("old", "survey"), ("new", "survey")),
@@ -60,17 +60,34 @@ def test_scores_by_predictions_of_two_predictors_are_not_compared(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"survey": "t.jsonl"}, r"have not one survey: t\.jsonl and s\.jsonl"),
-        ({"metric": "cosine"}, None),  # no row of it, so that the first metric there is counts
+        ({"survey": "t.jsonl"}, r"have not one survey: t\.jsonl, refusals keep and s\.jsonl"),
+        ({"data.refusals": "drop"}, "refusals drop and .* refusals keep"),
     ],
 )
 def test_runs_of_another_survey_are_refused(tmp_path, keys, says):
     folders = [scored(tmp_path / "old"), scored(tmp_path / "new", **keys)]
-    if says is None:
-        assert len(comparison.compare(folders)) == 4
-        return
     with pytest.raises(UserError, match=says):
         comparison.compare(folders)
+
+
+def test_what_one_run_lacks_counts_in_none(tmp_path):
+    folders = [scored(tmp_path / "x" / "run"), scored(tmp_path / "y" / "run", above=0.05)]
+    kept = pair_scores.read(folders[1])
+    pair_scores.put(folders[1], kept[(kept["group"] == "a") & kept["question"].isin(QUESTIONS[::2])])
+    first, second = comparison.compare(folders)[:2]
+    assert first.shape == second.shape == (1, 20)
+    # group a alone, on the questions without the .1 less
+    assert (first.scores["Avg AS"].value, second.scores["Min AS"].value) == pytest.approx((0.6, 0.65))
+    assert set(comparison.names([first, second]).values()) == set(map(str, folders))
+    pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
+    with pytest.raises(UserError, match="no group and held-out question in common"):
+        comparison.compare(folders)
+
+
+@pytest.mark.parametrize("key", ["pluralllm.num-context-questions", "seed"])
+def test_predictions_from_other_contexts_are_not_compared(tmp_path, key):
+    folders = [scored(tmp_path / str(value), **{key: value}) for value in (4, 5)]
+    assert {one.against for one in comparison.compare(folders)} == {"survey"}
 
 
 def test_generated_surveys_of_two_seeds_are_two_surveys(tmp_path):

@@ -62,8 +62,10 @@ def test_groups_of_an_attribute_are_named_by_both(tmp_path):
     ("line", "row", "reason"),
     [
         ("Tea?,East,Yes,0.5", 6, "off one by more than"),  # half of its people are missing
-        ("Tea?,East,Yes,some", 6, "not a list of numbers"),
-        ("Tea?,East,Yes,True", 6, "not a list of numbers"),
+        ("Tea?,East,Maybe,some", 6, "not a plain number"),
+        ("Tea?,East,Yes,1_0", 6, "not a plain number"),
+        ("Tea?,East,Yes,nan", 6, "not a plain number"),
+        ("Tea?,East,Yes,1e99", 6, "not a plain number"),
         ("Tea?,East,,1.0", 6, "empty question or option text"),
         ("Tea?,,Yes,1.0", 6, "empty group"),
         (",East,Yes,1.0", 6, "empty question or option text"),
@@ -76,11 +78,39 @@ def test_a_bad_row_costs_its_group_that_question_and_no_more(tmp_path, line, row
     found = read(tmp_path, good + line + "\n")
     kept = {"South"} if reason == "an option twice" else {"North", "South"}
     assert set(found.groups) == kept
+    assert found.questions[0].options == ("Yes", "No")
     (rejected,) = found.rejections
     assert rejected.row == row
     assert reason in rejected.reason
     with pytest.raises(UserError, match=f"row {row}: .*{reason}"):
         read(tmp_path, good + line + "\n", strict=True)
+    if ",East," in line and not line.startswith(","):
+        read(tmp_path, good + line + "\n", strict=True, groups=["South"])  # who never looks at it
+
+
+@pytest.mark.parametrize(("counts", "reason"), [(("1,200", "800"), "plain number"), (("-30", "-10"), "negative")])
+def test_counts_that_could_be_read_in_two_ways_or_are_none_are_refused(tmp_path, counts, reason):
+    lines = ["question;group;option;count", "Tea?;North;Yes;3", "Tea?;North;No;1"]
+    lines += [f"Tea?;East;{option};{count}" for option, count in zip(("Yes", "No"), counts, strict=True)]
+    found = read(tmp_path, "\n\n" + "\n".join(lines))  # blank lines on top
+    assert found.groups == ("North",)
+    assert reason in found.rejections[0].reason
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), [("q,Beer?,East,No,1,2", "question text differs"), ("q,Tea?,East,No,1,7", "ordinal differs")]
+)
+def test_rows_of_one_id_that_differ_are_left_out(tmp_path, line, reason):
+    lines = ["question_id,question,group,option,share,ordinal", "q,Tea?,North,Yes,0,1", "q,Tea?,North,No,1,2"]
+    found = read(tmp_path, "\n".join([*lines, "q,Tea?,East,Yes,0,1", line]))
+    assert found.groups == ("North",)
+    assert found.questions[0].ordinal == (1, 2)
+    assert reason in found.rejections[0].reason
+
+
+def test_columns_of_that_name_in_other_files_are_somebody_s_own(tmp_path):
+    own = OWN.replace("question_id,", "count,count,option,question_id,").replace("\nq1", "\n1,2,3,q1")
+    assert plain(read(tmp_path, own)) == plain(read(tmp_path, OWN))
 
 
 def test_a_missing_column_is_named(tmp_path):

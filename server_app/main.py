@@ -44,13 +44,13 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
+    check_groups(config, config.group_names)
     # Half a minute of imports on a busy machine, before which a run whose folder is another's has failed.
     import transformers
 
     from server_app.models.base import with_dtype
     from server_app.run import run_phases
 
-    check_groups(config, config.group_names)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     run_phases(OverlapGrid(grid), with_dtype(config), folder)

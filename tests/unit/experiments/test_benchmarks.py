@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import mmap
 import sys
 import time
 from dataclasses import replace
@@ -165,12 +167,13 @@ def test_trl_s_answers_end_where_planned(model):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="watches the GPU's memory where there is one")
 def test_peak_memory_sees_what_came_and_went():
+    gc.collect()  # what others left behind is not to be freed while it watches
     memory = PeakMemory()
     memory.start()
-    block = torch.ones(16 * 2**20)  # 64 MiB
-    time.sleep(0.3)  # the watcher looks every few milliseconds
-    del block
-    assert 50 < memory.stop() < 1000
+    with mmap.mmap(-1, 256 * 2**20) as block:  # the heap has pages that are resident already
+        block.write(bytes(len(block)))
+        time.sleep(0.3)  # the watcher looks every few milliseconds
+    assert 200 < memory.stop() < 1000
 
 
 def test_the_matmul_floor_by_hand():

@@ -181,10 +181,10 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
     "changes",
     [
         {"task": "opa"},
-        {"sft__target": "majority"},
-        {"pluralllm__context_resampling": "every-iteration"},
+        pytest.param({"sft__target": "majority"}, marks=pytest.mark.long),
+        pytest.param({"pluralllm__context_resampling": "every-iteration"}, marks=pytest.mark.long),
         {"pluralllm__architecture": "attention"},
-        {"pluralllm__strategy": "fedmedian", "pluralllm__rank": 0},
+        pytest.param({"pluralllm__strategy": "fedmedian", "pluralllm__rank": 0}, marks=pytest.mark.long),
     ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):

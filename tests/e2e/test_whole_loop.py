@@ -153,7 +153,7 @@ def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
     [
         # as the preset `paper` has it; the others in 32 bits on every processor, so that their answers can be told
         ("gemma2", {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16", "policy.attention": "eager"}),
-        ("llama", {"policy.compute-dtype": "float32"}),
+        pytest.param("llama", {"policy.compute-dtype": "float32"}, marks=pytest.mark.long),
         ("qwen3", {"policy.compute-dtype": "float32"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

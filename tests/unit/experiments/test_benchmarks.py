@@ -108,6 +108,7 @@ def test_the_table_gives_medians_and_their_ratio():
     assert cells == ["short", "8.0", "16.0", "0.5", "150.0", "800.0", "0.19", "2.0", "4.0", "0.5"]
 
 
+@pytest.mark.long
 def test_another_trl_is_refused(model):
     with pytest.raises(UserError, match=r"needs trl==1\.12\.0, found"):
         engine.run_side(sys.executable, "sides.trl", replace(SMALL, model=model))
@@ -274,6 +275,7 @@ def test_sft_s_rows_hold_a_vote_a_question_and_share_none(sft_work):
         assert beside_trl.completion(base, answer)[-1] == base.end_id
 
 
+@pytest.mark.long
 def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
     config, base, training, _ = sft_work
     steps = pd.concat(beside_trl.measure_sft(side, base, config, training[:16], steps=1) for side in ("ours", "TRL"))
@@ -284,6 +286,7 @@ def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
         beside_trl.loss_apart(steps.assign(loss=[1.5, 1.5001]))
 
 
+@pytest.mark.long
 def test_the_hand_over_is_held_against_the_base_stored_alike(sft_work):
     config, base, training, held_out = sft_work
     found = others.hand_over(base, config, training, held_out)
@@ -310,6 +313,7 @@ def test_rows_of_sft_are_taken_again_where_there_are_too_few(sft_work, monkeypat
     assert rows[again:] == rows[: 400 - again]
 
 
+@pytest.mark.long
 def test_pluralllm_s_costs_are_of_what_is_named():
     problem = load_problem("generated", seed=0)
     found = others.pluralllm_costs(problem, recipe("pluralllm.rounds=1"), repeats=1)

@@ -206,6 +206,7 @@ def test_a_stopped_launcher_ends_everything_it_started(app, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed_to_its_end(app, tmp_path):
     folder = tmp_path / "out" / "r"
     with sleeping(app, tmp_path, "appa.alpha=inf", 'groups="Avaria,Belmora"') as (started, home):

@@ -1,3 +1,27 @@
-"""Code that both sides may know: pure maths, survey formats, prompts, the wire, typed config and the launcher."""
+"""APPA on Flower: surveys, aggregation rules, scores and finished runs. The names of `__all__` are the public ones.
+
+Each is loaded when it is first asked for: a group's machine has this package without the libraries of the others.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Run": "appa_flwr.public",
+    "Answer": "appa_flwr.public",
+    "Policy": "appa_flwr.public",
+    "load_run": "appa_flwr.public",
+    "aggregate": "appa_flwr.public",
+    "fairness_index": "appa_flwr.analysis.fairness",
+    "alignment_scores": "appa_flwr.analysis.alignment",
+    "read_survey": "appa_flwr.survey.read",
+    "UserError": "appa_flwr.core.errors",
+}
+__all__ = ["__version__", *_PLACES]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -215,6 +215,27 @@ def compare(
 
 
 @app.command()
+def ask(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
+    options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
+) -> None:
+    """Ask a run's policy a question: the shares it expects, or its ranking."""
+    from appa_flwr.public import load_run
+
+    opened = load_run(run_folder)
+    choices = settings.split_names(options)
+    answer = opened.policy().ask(question, choices)
+    if answer.prediction is not None:
+        ranked = opened.config.task == "opa"
+        table = Table("option", "place" if ranked else "share")
+        for option, value in zip(choices, answer.prediction, strict=True):
+            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}" if ranked else f"{value:.2f}")
+        show(table)
+    typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
+
+
+@app.command()
 def config(
     file: _File = None,
     overrides: _Overrides = None,

@@ -1,0 +1,128 @@
+"""The names that a notebook or a script uses; `appa_flwr` itself has them, and loads each when it is first asked for.
+
+Axis letters: G groups, J answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from appa_flwr.analysis import aggregation
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.report.artifacts import RunArtifacts, read_run
+from appa_flwr.run import pair_scores
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A policy's answer to a question with K options.
+
+    Attributes:
+        text: as it was written.
+        prediction: (K,) a distribution, or for rankings preference scores, K for the first; None if it cannot be read.
+        format_score: in [0, 1].
+    """
+
+    text: str
+    prediction: npt.NDArray[np.float64] | None
+    format_score: float
+
+
+class Policy(Protocol):
+    """A trained policy that is asked a question, outside of any run."""
+
+    def ask(self, question: str, options: Sequence[str]) -> Answer:
+        """The likeliest answer, token by token, to a question and its K options.
+
+        Raises:
+            UserError: fewer than two options, or more than the survey formats allow.
+        """
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, read.
+
+    Attributes:
+        folder: where it lies.
+        config: its keys.
+        summary: a row a method and metric: Avg AS, Min AS, fairness index, format score against predictions, the same
+            against the survey answers in columns that end in `_survey`, and each group's score as `group/NAME`.
+        iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
+        scores: a row a method, metric, kind of target, group and held-out question: its reward; empty before SFT.
+    """
+
+    folder: Path
+    config: Config
+    summary: pd.DataFrame
+    iterations: pd.DataFrame
+    scores: pd.DataFrame
+
+    def policy(self) -> Policy:
+        """The trained policy, in float32. Loads torch and Transformers.
+
+        Raises:
+            UserError: the run has left none, or its base model is no longer there.
+        """
+        # By name: the server's code lies above this package, which a group has without it.
+        found: Policy = importlib.import_module("server_app.asking").AskedPolicy(self.folder, self.config)
+        return found
+
+
+def load_run(path: str | Path) -> Run:
+    """Read what a run has written so far.
+
+    Raises:
+        UserError: no run lies there, or one of its files cannot be read.
+    """
+    found = read_run(Path(path))
+    scores = found.pair_scores
+    return Run(
+        found.folder,
+        found.settings,
+        _summary(found),
+        pd.json_normalize([line.model_dump() for line in found.iterations], sep="/"),
+        pd.DataFrame(columns=list(pair_scores.COLUMNS)) if scores is None else scores,
+    )
+
+
+def _summary(run: RunArtifacts) -> pd.DataFrame:
+    rows = []
+    for row in run.summary:
+        values = row.model_dump()
+        by_group, survey = values.pop("per_group"), values.pop("survey") or {}
+        values |= {f"group/{name}": score for name, score in by_group.items()}
+        survey_by_group = survey.pop("per_group", {})
+        values |= {f"{name}_survey": value for name, value in survey.items()}
+        rows.append(values | {f"group/{name}_survey": score for name, score in survey_by_group.items()})
+    return pd.DataFrame(rows)
+
+
+def aggregate(rewards: npt.ArrayLike, rule: str = "appa", **params: float) -> aggregation.Result:
+    """What a rule makes of the groups' rewards in its first iteration.
+
+    Args:
+        rewards: (G, J) in [0, 1], a row a group; a row of NaN is a missing group.
+        rule: a name of `RULES`, or "module:Class".
+        params: the rule's own, such as `temperature`.
+
+    Returns:
+        Rewards (J,), weights (G,), fairness index; its `state` is what `rule.apply` wants for a second iteration.
+
+    Raises:
+        UserError: an unknown rule or parameter, or rewards of another shape or range.
+    """
+    reward_GJ = np.asarray(rewards, dtype=np.float64)
+    if reward_GJ.ndim != len("GJ") or not reward_GJ.size:
+        raise UserError(f"rewards: of shape {reward_GJ.shape}; give a matrix with a row a group and a column an answer")
+    made = aggregation.make(rule, **params)
+    return made.apply(made.init(num_groups=len(reward_GJ)), reward_GJ, reward_GJ)

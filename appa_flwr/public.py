@@ -125,4 +125,7 @@ def aggregate(rewards: npt.ArrayLike, rule: str = "appa", **params: float) -> ag
     if reward_GJ.ndim != len("GJ") or not reward_GJ.size:
         raise UserError(f"rewards: of shape {reward_GJ.shape}; give a matrix with a row a group and a column an answer")
     made = aggregation.make(rule, **params)
-    return made.apply(made.init(num_groups=len(reward_GJ)), reward_GJ, reward_GJ)
+    try:
+        return made.apply(made.init(num_groups=len(reward_GJ)), reward_GJ, reward_GJ)
+    except ValueError as error:
+        raise UserError(f"rewards: {error}") from error

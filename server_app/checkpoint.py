@@ -29,7 +29,6 @@ class Checkpoint:
         history: group -> the aggregation rule's moving average of its rewards.
         answered: group -> whether it has ever answered.
         lead: group -> how far it has fallen behind, as the rule adds it up.
-        fairness: the Fairness Index of each iteration.
         engine: `PPOEngine.state()`.
     """
 
@@ -37,7 +36,6 @@ class Checkpoint:
     history: Mapping[str, float]
     answered: Mapping[str, bool]
     lead: Mapping[str, float]
-    fairness: tuple[float, ...]
     engine: Mapping[str, Any]
 
     @classmethod
@@ -47,7 +45,7 @@ class Checkpoint:
             dict(zip(groups, values_G.tolist(), strict=True))
             for values_G in (rule.history_G, rule.answered_G, rule.lead_G)
         )
-        return cls(iteration, history, answered, lead, rule.fairness, engine)
+        return cls(iteration, history, answered, lead, engine)
 
     def rule_state(self, groups: Sequence[str]) -> State:
         """The rule's state over the groups of a resumed run: one that is new has never answered."""
@@ -55,7 +53,6 @@ class Checkpoint:
             history_G=np.array([self.history.get(name, 0.0) for name in groups]),
             answered_G=np.array([self.answered.get(name, False) for name in groups]),
             lead_G=np.array([self.lead.get(name, 0.0) for name in groups]),
-            fairness=self.fairness,
         )
 
 

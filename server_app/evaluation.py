@@ -1,6 +1,6 @@
 """Scores of a model's answers to the held-out questions, through the federation.
 
-Axis letters: G groups, J answers, S samples, K options.
+Axis letters: G groups, J answers, K options.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 from transformers import PreTrainedModel
 
 from appa_flwr.analysis.alignment import alignment_scores, skill_score
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol import formats, wire
+from appa_flwr.protocol import wire
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows
 from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
 from server_app.federation.answers import Answers, parse_answers
@@ -44,78 +43,18 @@ def greedy_answers(
     catalogue: wire.Catalogue,
 ) -> Answers:
     """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position."""
-    return parse_answers(
-        config.task,
-        _decoded(model, base, config, prompts=prompts, question_J=question_J, temperature=0.0),
-        question_J,
-        catalogue,
-    )
-
-
-def mean_answers(
-    model: PreTrainedModel,
-    base: Base,
-    config: Config,
-    *,
-    prompts: Sequence[Sequence[int]],
-    question_J: IntArray,
-    catalogue: wire.Catalogue,
-) -> Answers:
-    """The mean of `eval.samples` sampled answers to each question, of those that can be read.
-
-    A model that is not sure, and teaches itself by a coarse grid of probabilities, knows more than its likeliest answer
-    says. Format scores are means; the texts are the means, written as an answer.
-    """
-    count = config.eval.samples
-    texts = _decoded(
-        model,
-        base,
-        config,
-        prompts=prompts,
-        question_J=np.repeat(question_J, count),
-        temperature=config.rollout.temperature,
-    )
-    every = parse_answers(config.task, texts, np.repeat(question_J, count), catalogue)
-    written_JS = every.prediction_JK.reshape(len(question_J), count, -1)
-    read_J: BoolArray = np.logical_not(np.isnan(written_JS).all(axis=(1, 2)))
-    prediction_JK = np.full((len(question_J), written_JS.shape[2]), np.nan)
-    prediction_JK[read_J] = np.nanmean(written_JS[read_J], axis=1)
-    option_JK = catalogue.option_QK[question_J]
-    shown = [
-        formats.answer(config.task, mean_K[option_K]) if read else texts[count * j]
-        for j, (mean_K, option_K, read) in enumerate(zip(prediction_JK, option_JK, read_J, strict=True))
-    ]
-    return Answers(
-        question_J,
-        tuple(shown),
-        prediction_JK,
-        every.format_score_J.reshape(-1, count).mean(axis=1),
-        np.asarray(every.parsed_J.reshape(-1, count).any(axis=1)),
-    )
-
-
-def _decoded(
-    model: PreTrainedModel,
-    base: Base,
-    config: Config,
-    *,
-    prompts: Sequence[Sequence[int]] | Mapping[int, Sequence[int]],
-    question_J: IntArray,
-    temperature: float,
-) -> list[str]:
     texts: list[str] = []
     decoding = Decoding.fitting(
         model,
         max_new_tokens=config.rollout.response_length,
-        temperature=temperature,
+        temperature=0.0,
         stop_ids=base.stop_ids,
         pad_id=base.pad_id,
     )
-    generator = torch.Generator(model.device).manual_seed(child_seed(config.seed, "eval.samples"))
     for batch in np.array_split(question_J, -(-len(question_J) // config.eval.batch_size)):
-        decoded = sample(model, [prompts[q] for q in batch], decoding, generator=generator).sequences
+        decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
         texts += base.texts(decoded.response_JT, decoded.mask_JT)
-    return texts
+    return parse_answers(config.task, texts, question_J, catalogue)
 
 
 def curve_questions(test_J: IntArray, seed: int) -> IntArray:

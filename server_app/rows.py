@@ -39,8 +39,7 @@ def evaluate(
     # The training metric first: the examples in the report show its rewards.
     metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
     with run.folder.phase(f"evaluate {name}") as phase:
-        answers_of = evaluation.mean_answers if config.eval.samples else evaluation.greedy_answers
-        answers = answers_of(
+        answers = evaluation.greedy_answers(
             model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
         )
         judged = functools.partial(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

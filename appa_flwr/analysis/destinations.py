@@ -36,7 +36,6 @@ NEVER = 1.1
 PRINTED: Mapping[str, float] = {
     "fairness_threshold": 0.99,
     "temperature": 0.1,
-    "fairness_quantile": 0.0,
     "weight_cap": 0.0,
 }
 """The paper's settings of `appa` (APPA table), and nothing that goes past it."""
@@ -48,7 +47,7 @@ def rules(config: Config) -> dict[str, Rule]:
     """The config's rule and every other but `alpha`, with its parameters; APPA as printed and without threshold too."""
     names = dict.fromkeys([*(name for name in RULES if name != "alpha"), config.rule])
     found = {name: configured(name, config.appa) for name in names}
-    variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER, "fairness_quantile": 0.0}}
+    variants = {"appa-printed": PRINTED, "appa-open": {"fairness_threshold": NEVER}}
     made = {name: found["appa"].model_copy(update=changes) for name, changes in variants.items()}
     return found | {name: rule for name, rule in made.items() if rule != found["appa"]}
 

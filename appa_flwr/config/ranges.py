@@ -47,7 +47,6 @@ MaxCov = Annotated[float, Field(gt=0)]
 Alpha = Annotated[float, Field(ge=-math.inf, allow_inf_nan=True)]
 """alpha of Equation 2: any number from -inf (minimum) over 0 (mean) to inf (maximum); `ge` keeps nan out."""
 
-FairnessQuantile = Annotated[float, Field(ge=0, le=1)]
 """The threshold as a quantile of the fairness indices so far; 0 = the threshold itself."""
 
 WeightCap = Annotated[float, Field(ge=0)]

@@ -316,9 +316,6 @@ class APPASection(Section):
     )
     max_cov: ranges.MaxCov = Field(ranges.MAX_COV, description="cap of the coefficient of variation (APPA table)")
     alpha: ranges.Alpha = Field(0.0, description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum")
-    fairness_quantile: ranges.FairnessQuantile = Field(
-        0.0, description="of rule appa: tau is this quantile of the fairness indices so far; 0 = fairness-threshold"
-    )
     weight_cap: ranges.WeightCap = Field(
         0.0, description="of rules appa, group-dro, mix: most weight of a group, in shares of 1 / groups; 0 = no bound"
     )
@@ -334,9 +331,6 @@ class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
     batch_size: int = Field(64, ge=1, description="answers per forward pass (PPO table)")
-    samples: int = Field(
-        0, ge=0, description="a model's answer to a held-out question is the mean of so many sampled ones; 0 = greedy"
-    )
     every: int = Field(
         10,
         ge=0,

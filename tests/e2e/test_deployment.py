@@ -106,7 +106,7 @@ def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until
     names = survey.groups
     gone = names[-1]
     deployment.submit(groups=";".join(names), federation__min_groups=1)
-    deployment.wait(lambda: bool(deployment.iterations), seconds=240)
+    deployment.wait(lambda: bool(deployment.iterations), seconds=400)
     for process in deployment.processes("flower-supernode"):
         # Another user of a group's machine reaches the node's port too, and would get a task and what belongs to it.
         arguments = process.cmdline()
@@ -121,10 +121,10 @@ def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until
             bystander.AcquireTask(AcquireTaskRequest(supported_task_types=["clientapp"]))
     node = deployment.started.nodes[gone]
     os.killpg(node.pid, signal.SIGTERM)
-    deployment.wait(lambda: deployment.iterations[-1]["missing_groups"] == [gone], seconds=120)
+    deployment.wait(lambda: deployment.iterations[-1]["missing_groups"] == [gone], seconds=240)
     node.wait(timeout=60)
     deployment.started.start_node(deployment.sites, gone)
-    deployment.wait(lambda: "report" in deployment.phases(), seconds=240)
+    deployment.wait(lambda: "report" in deployment.phases(), seconds=400)
     deployment.wait(lambda: deployment.status() == COMPLETED, seconds=60)
 
     iterations = deployment.iterations

@@ -282,7 +282,7 @@ def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, m
     for other, measure in product(("sft", "uniform"), ("Avg AS", "Min AS", "FI")):
         assert f"ppo - {other}, {measure}: " in said
     assert "group-dro" in said
-    assert names["text"]  # the policy's answer
+    assert names["answer"].text
 
 
 # Equal numbers after a kill at any point: tests/unit/server_app/test_resume.py; a killed launcher's processes, and its

@@ -53,23 +53,19 @@ class Alpha(Rule):
 
 
 class Appa(Rule):
-    """The paper's rule, Equations 3 and 6; `fairness_quantile` and `weight_cap` go past it and are off at 0.
+    """The paper's rule, Equations 3 and 6; `weight_cap` goes past it and is off at 0.
 
-    With a quantile q the plain mean is taken where the Fairness Index is not below the q-quantile of those of earlier
-    iterations, whatever the threshold: which FI good answers have differs by survey and metric. With a cap c no weight
-    exceeds c / G, so that a group that understates its rewards gains no more than that.
+    With a cap c no weight exceeds c / G, so that a group that understates its rewards gains no more than that.
     """
 
     name = "appa"
     temperature: ranges.Temperature = TEMPERATURE
     fairness_threshold: ranges.FairnessThreshold = FAIRNESS_THRESHOLD
-    fairness_quantile: ranges.FairnessQuantile = 0.0
     weight_cap: ranges.WeightCap = 0.0
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
         weight_G = capped(reversed_softmax(past.history_G, temperature=self.temperature), cap=self.weight_cap)
-        threshold = self.fairness_threshold
-        if self.fairness_quantile and past.earlier_fairness:
-            threshold = float(np.quantile(past.earlier_fairness, self.fairness_quantile))
-        aggregate_J = adaptive_aggregate(reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=threshold)
-        return Combination(aggregate_J, weight_G, past.fairness >= threshold)
+        aggregate_J = adaptive_aggregate(
+            reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
+        )
+        return Combination(aggregate_J, weight_G, past.fairness >= self.fairness_threshold)

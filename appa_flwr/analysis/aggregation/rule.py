@@ -28,13 +28,11 @@ class State:
         answered_G: (G,) True for a group that has ever answered.
         lead_G: (G,) how far each group has fallen behind the mean in all iterations, as the rule adds it up; 0 for
             rules that do not.
-        fairness: the Fairness Index of each iteration so far.
     """
 
     history_G: FloatArray
     answered_G: BoolArray
     lead_G: FloatArray
-    fairness: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         kinds = {"history_G": np.float64, "answered_G": np.bool_, "lead_G": np.float64}
@@ -83,14 +81,12 @@ class Past(NamedTuple):
         lead_G: their lead, this iteration's included.
         mean_G: their mean alignment reward in this iteration.
         fairness: the Fairness Index of this iteration's alignment rewards.
-        earlier_fairness: that of each iteration before.
     """
 
     history_G: FloatArray
     lead_G: FloatArray
     mean_G: FloatArray
     fairness: float
-    earlier_fairness: tuple[float, ...]
 
 
 class Rule(BaseModel, ABC):
@@ -151,13 +147,13 @@ class Rule(BaseModel, ABC):
         history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
         mean_G = reward_GJ[present_G].mean(axis=1)
         lead_G[present_G] = self.lead(lead_G[present_G], mean_G)
-        past = Past(history_G[present_G], lead_G[present_G], mean_G, fairness, state.fairness)
+        past = Past(history_G[present_G], lead_G[present_G], mean_G, fairness)
         present_GJ = training_reward_GJ[present_G]
         aggregate_J, present_weight_G, fell_back = self.combine(present_GJ, past)
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
-        next_state = State(history_G, state.answered_G | present_G, lead_G, (*state.fairness, fairness))
+        next_state = State(history_G, state.answered_G | present_G, lead_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
 

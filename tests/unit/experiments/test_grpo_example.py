@@ -21,6 +21,8 @@ from experiments import grpo
 from server_app import evaluation, trl_rewards
 from server_app.federation.answers import Answers
 
+pytestmark = pytest.mark.long
+
 STEPS = 2
 GROUPS = ("Avaria", "Belmora", "Castria")
 KEYS = (

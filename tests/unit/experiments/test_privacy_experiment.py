@@ -36,6 +36,7 @@ def test_the_error_is_a_share_of_people():
     assert attacks.error(np.array([[1.0, 0.0]]), np.array([[0.75, 0.25]])) == 0.25
 
 
+@pytest.mark.long
 def test_the_whole_study_writes_its_tables(tmp_path, capsys):
     privacy.main(seeds=2, visits=5, questions=6, groups=3, attacks=0, output=tmp_path)
     learned, price = ((tmp_path / f"{name}.md").read_text() for name in ("learned", "price"))
@@ -66,7 +67,13 @@ def test_the_attacks_table_has_the_spread_over_groups(monkeypatch, tmp_path):
     assert row == "| read | 0.200 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 |"
 
 
-@pytest.mark.parametrize("name", ["train: one question", "evaluate: one question", "targets: one question"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train: one question",
+        *(pytest.param(f"{phase}: one question", marks=pytest.mark.long) for phase in ("evaluate", "targets")),
+    ],
+)
 def test_a_catalogue_of_one_question_told_its_answer_and_now_tells_nothing(name):
     """The attack that found the hole, by each kind of message."""
     (attack,) = [attack for attack in attacks.ATTACKS if attack.name.startswith(name)]

@@ -129,3 +129,5 @@ def test_aggregate_is_the_rule_s_first_iteration():
         appa_flwr.aggregate(reward_GJ, "mean")
     with pytest.raises(appa_flwr.UserError, match="a row a group"):
         appa_flwr.aggregate([])
+    with pytest.raises(appa_flwr.UserError, match="rewards: "):
+        appa_flwr.aggregate([[0.9, np.nan], [0.1, 0.4]])

@@ -24,7 +24,6 @@ RULE = State(
     history_G=np.array([0.1, 1 / 3, 0.0]),
     answered_G=np.array([True, True, False]),
     lead_G=np.array([-0.7, 0.2, 0.0]),
-    fairness=(0.98, 0.99),
 )
 ENGINE = {"weights": [torch.tensor([1 / 3, 2.0])], "steps": 7, "rng": {"state": 2**120 + 1}, "name": "x"}
 
@@ -44,7 +43,6 @@ def test_a_checkpoint_reads_back_bit_for_bit(path):
     assert state.history_G.tolist() == RULE.history_G.tolist()
     assert state.answered_G.tolist() == RULE.answered_G.tolist()
     assert state.lead_G.tolist() == RULE.lead_G.tolist()
-    assert state.fairness == RULE.fairness
 
 
 def test_the_groups_of_a_resumed_run_find_their_own_history(path):

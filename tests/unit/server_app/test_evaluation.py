@@ -141,31 +141,6 @@ def test_greedy_answers_are_in_the_order_of_the_questions():
             ids.append(token)
 
 
-def test_the_mean_of_samples_is_of_those_that_can_be_read(monkeypatch):
-    texts = ["0.2,0.5,0.3", "0.4,0.1,0.5", "what?", "0.5,0.5,0,0", "who?", "when?"]
-    asked = {}
-
-    def decoded(model, base, config, *, prompts, question_J, temperature):
-        asked.update(question_J=question_J.tolist(), temperature=temperature)
-        return texts
-
-    monkeypatch.setattr(evaluation, "_decoded", decoded)
-    config = Config.load({"eval.samples": 2, "rollout.temperature": 0.7})
-    found = evaluation.mean_answers(
-        None, None, config, prompts=PROMPTS, question_J=np.array([1, 2, 4]), catalogue=CATALOGUE
-    )
-    assert asked == {"question_J": [1, 1, 2, 2, 4, 4], "temperature": 0.7}
-    np.testing.assert_allclose(found.prediction_JK[:2], [[0.3, 0.3, 0.4, 0, 0], [0.5, 0.5, 0, 0, 0]])
-    assert np.isnan(found.prediction_JK[2]).all()
-    each = [
-        parse_answers("dpa", [text], np.array([q]), CATALOGUE).format_score_J[0]
-        for text, q in zip(texts, [1, 1, 2, 2, 4, 4], strict=True)
-    ]
-    np.testing.assert_allclose(found.format_score_J, np.reshape(each, (3, 2)).mean(1))
-    assert found.parsed_J.tolist() == [True, True, False]
-    assert found.texts == ("0.30,0.30,0.40", "0.50,0.50,0.00,0.00", "who?")
-
-
 def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
     answers = parse_answers("opa", ["B,A,C", "A", "who?"], np.array([1, 2, 2]), CATALOGUE)
     np.testing.assert_array_equal(answers.prediction_JK, [[2, 3, 1, 0, 0], [np.nan] * 5, [np.nan] * 5])

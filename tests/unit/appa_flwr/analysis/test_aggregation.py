@@ -29,7 +29,6 @@ ALL_RULES = [
     make("appa"),
     make("appa", fairness_threshold=NEVER),
     make("appa", fairness_threshold=NEVER, weight_cap=1.5),
-    make("appa", fairness_quantile=0.5),
     make("mix"),
     make("group-dro"),
     make("nash"),
@@ -270,7 +269,7 @@ def test_a_new_rule_is_a_class_and_an_entry(monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_made_with_its_own_keys(rule):
     other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "min_mean": 0.1, "max_cov": 3}
-    other |= {"fairness_quantile": 0.5, "weight_cap": 2, "worst_share": 0.5, "weight_step": 1}
+    other |= {"weight_cap": 2, "worst_share": 0.5, "weight_step": 1}
     config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
     made = agg.configured(config.rule, config.appa)
     assert made.model_dump() == {name: other[name] for name in agg.parameters(rule)}

@@ -139,7 +139,7 @@ def test_capped_weights_sum_to_one_keep_their_order_and_stay_under_the_cap(weigh
         np.testing.assert_array_equal(found_G, weight_G)
 
 
-def test_appa_with_a_cap_and_with_a_quantile():
+def test_appa_with_a_cap():
     reward_GJ = [[0.4], [0.8]]  # FI .9
     raw = apply(make("appa"), reward_GJ, history_G=[0.5, 0.6])
     cut = apply(make("appa", weight_cap=1.2), reward_GJ, history_G=[0.5, 0.6])
@@ -147,8 +147,3 @@ def test_appa_with_a_cap_and_with_a_quantile():
     np.testing.assert_allclose(cut.weight_G, [0.6, 0.4])
     # log((exp(.6 * .4) + exp(.4 * .8)) / 2)
     np.testing.assert_allclose(cut.aggregate_J, [math.log((math.exp(0.24) + math.exp(0.32)) / 2)])
-    rule = make("appa", fairness_quantile=0.5)  # the median of the indices so far, whatever the threshold
-    assert apply(rule, reward_GJ, fairness=(0.85, 0.89, 0.95)).fell_back is True
-    assert apply(rule, reward_GJ, fairness=(0.85, 0.91, 0.95)).fell_back is False
-    assert apply(rule, reward_GJ).fell_back is False  # nothing to compare with: the threshold, .99
-    assert apply(rule, reward_GJ, fairness=(0.85,)).state.fairness == pytest.approx((0.85, 0.9))

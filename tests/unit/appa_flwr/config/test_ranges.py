@@ -23,7 +23,6 @@ from appa_flwr.core.errors import UserError
         ("min_mean", -1e-9),
         ("max_cov", 0.0),
         ("alpha", math.nan),
-        ("fairness_quantile", 1.1),
         ("weight_cap", -1.0),
         ("worst_share", 1.1),
         ("weight_step", 0.0),

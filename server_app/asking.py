@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +36,12 @@ class AskedPolicy:
         source = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else str(folder)
         self._config = Config.load({**config.flat(), "model": source, "policy.compute-dtype": "float32"})
         self._base = base.prepare(self._config, [])
-        if adapter.exists():
-            self._model = exports.merged(self._config, self._base, folder)
-        else:
-            self._model = base.load_model(self._config, source, quantized=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT
+            if adapter.exists():
+                self._model = exports.merged(self._config, self._base, folder)
+            else:
+                self._model = base.load_model(self._config, source, quantized=False)
 
     @torch.inference_mode()
     def ask(self, question: str, options: Sequence[str]) -> Answer:

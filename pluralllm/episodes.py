@@ -19,6 +19,8 @@ from pluralllm.questions import Questions
 
 # the residual is conditioned on any number of answers, and is trained on as many as a step can afford
 RESIDUAL_CONTEXT = (8, 100)
+# of episodes: blind to the question, with learned features, and plain, which goes before the others: five equal parts
+VIEW_SHARES = (0.5, 0.5, 0.2)
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,14 @@ class Episodes(NamedTuple):
         context: (B, C, ...) of them.
         target: (B, M, ...) of them.
         noise: (B, C, E) and (B, M, E), for the features of the two.
-        view_B2: which view of the residual architecture an episode is for (`pluralllm.residual.View`).
+        view_B3: which view of the residual architecture an episode is for (fields of `pluralllm.residual.View`).
         question: (B, C + M) rows of the embedding table, the context's first; none twice in an episode.
     """
 
     context: Questions
     target: Questions
     noise: tuple[Tensor, Tensor]
-    view_B2: Tensor
+    view_B3: Tensor
     question: Tensor
 
     def to(self, device: torch.device) -> Episodes:
@@ -82,7 +84,7 @@ class Episodes(NamedTuple):
             return value.to(device)
 
         noise = (move(self.noise[0]), move(self.noise[1]))
-        return Episodes(self.context.map(move), self.target.map(move), noise, move(self.view_B2), move(self.question))
+        return Episodes(self.context.map(move), self.target.map(move), noise, move(self.view_B3), move(self.question))
 
 
 def sample_episodes(
@@ -122,6 +124,6 @@ def sample_episodes(
         context=asked.map(lambda part: part[:, :num_context]),
         target=asked.map(lambda part: part[:, num_context:]),
         noise=(noise[:, :num_context], noise[:, num_context:]),
-        view_B2=torch.rand(config.num_episodes, 2, generator=generator) < 0.5,
+        view_B3=torch.rand(config.num_episodes, 3, generator=generator) < torch.tensor(VIEW_SHARES),
         question=question,
     )

@@ -3,17 +3,19 @@
 A network says of every option what share of people it expects, for whichever group. How one group differs is a Gaussian
 process over the square roots of shares, conditioned on all the group's answers exactly (kernel ridge regression): one
 Cholesky factorisation a group. Network and kernel are trained together on episodes of one group
-(`pluralllm.episodes`), so only weights travel. There are four views, each with a kernel of its own and trained by a
-quarter of the episodes:
+(`pluralllm.episodes`), so only weights travel. There are five views, each with a kernel of its own and trained by a
+share of the episodes:
 
 - The network knows its training questions by heart, and what a group's answers leave over of such a mean is small. Of
   a question that it was not trained on the mean is far off, and the same residual would be believed too much. So in
   half of the views the mean reads the question, in the others it is blind to it and knows the options alone. A question
   that was trained on is predicted by the first, any other by the average of both.
-- Half of the kernels compare texts: of the questions, of the options, and the option's place in the list. The others
-  have features too that the network learns (`rank`). They know by heart how the training questions divide the groups,
-  and are used for these. For other questions they help where questions that read alike divide the groups otherwise, and
-  harm elsewhere: `feature_share` says how much they count, and the server chooses it where it validates.
+- With few training questions either network is worse than none. So there is a view whose mean is the uniform answer,
+  and whose kernel holds how groups answer at all; it is half of the prediction of a question that was not trained on.
+- Half of the other kernels compare texts: of the questions, of the options, and the option's place in the list. The
+  others have features too that the network learns (`rank`). They know by heart how the training questions divide the
+  groups, and are used for these. For other questions they help where questions that read alike divide the groups
+  otherwise, and harm elsewhere: `feature_share` says how much they count, and the server chooses it where it validates.
 
 Within a question residuals are centred, since shares have a sum.
 
@@ -49,6 +51,8 @@ START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
 FEATURE_SHARES = (0.0, 0.5, 1.0)
 FEATURE_SHARE = 0.5
 SHARE_KEY = "feature_share"
+# of the view without a network, in a prediction of a question that was not trained on
+PLAIN_SHARE = 0.5
 # of the Gaussian likelihood in the loss, beside the cross entropy
 LIKELIHOOD_SHARE = 0.5
 # a prediction ends here: the root of a share is not negative
@@ -57,20 +61,25 @@ SMALLEST_SHARE, SMALLEST_VARIANCE, JITTER = 1e-6, 1e-6, 1e-6
 
 
 class View(NamedTuple):
-    """One of the four ways to look at a group; each has a kernel.
+    """One of the five ways to look at a group; each has a kernel.
 
     Attributes:
         blind: whether the mean may not read the question.
         features: whether the kernel has learned features.
+        plain: whether the mean is the uniform answer, whatever the network says; then blind and without features.
     """
 
     blind: bool
     features: bool
+    plain: bool = False
 
     @property
     def kernel(self) -> int:
         """Its row of the kernel's numbers."""
-        return 2 * self.features + self.blind
+        return -1 if self.plain else 2 * self.features + self.blind
+
+
+BLIND, PLAIN = View(blind=True, features=False), View(blind=True, features=False, plain=True)
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ class ExactResidual(PluralLLM):
         self.unread = nn.Parameter(torch.zeros(dim))
         self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(config.num_blocks))
         self.head = Head(dim)
-        views = 4 if config.rank else 2
+        views = 5 if config.rank else 3
         self.log_weight = nn.Parameter(torch.full((views, NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
         self.log_length = nn.Parameter(torch.full((views, 3), math.log(START_LENGTH) / KERNEL_STEP))
         self.log_noise = nn.Parameter(torch.full((views,), math.log(START_NOISE) / KERNEL_STEP))
@@ -146,10 +155,10 @@ class ExactResidual(PluralLLM):
     def loss(self, episodes: Episodes) -> Tensor:
         """Per target question, the cross entropy and half the negative log-likelihood under the Gaussian process."""
         losses = []
-        for b, (blind, features) in enumerate(episodes.view_B2.tolist()):
+        for b, (blind, features, plain) in enumerate(episodes.view_B3.tolist()):
             context, target = episodes.context.episode(b), episodes.target.episode(b)
             noise_C, noise_M = (noise[b] for noise in episodes.noise)
-            view = View(blind, features and self.config.rank > 0)
+            view = PLAIN if plain else View(blind, features and self.config.rank > 0)
             conditioned = self.condition(context, view, noise=noise_C)
             read = self._read(target, view, noise=noise_M)
             residual_M, variance_M = conditioned.residual(read)
@@ -168,14 +177,16 @@ class ExactResidual(PluralLLM):
 
         `trained_Q` says which questions were trained on.
         """
+        plain_Q = np.where(trained_Q, 0.0, PLAIN_SHARE)
         blind_Q = np.where(trained_Q, 0.0, 0.5)
         features_Q = np.where(trained_Q, 1.0 if self.config.rank else 0.0, self.share)
         weights = {
-            View(blind, features): (blind_Q if blind else 1.0 - blind_Q)
+            View(blind, features): (1.0 - plain_Q)
+            * (blind_Q if blind else 1.0 - blind_Q)
             * (features_Q if features else 1.0 - features_Q)
             for blind in (False, True)
             for features in (False, True)
-        }
+        } | {PLAIN: plain_Q}
         return {view: weight_Q for view, weight_Q in weights.items() if weight_Q.any()}
 
     @property
@@ -184,7 +195,13 @@ class ExactResidual(PluralLLM):
         return float(self.get_buffer(SHARE_KEY)) if self.config.rank else 0.0
 
     def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
-        """Take in a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the mean's features."""
+        """Take in a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the mean's features.
+
+        Without an answer, or where the answers cannot be solved for, the plain view knows nothing: `BLIND` takes its
+        place.
+        """
+        if view.plain and not context.options.shape[1]:
+            view = BLIND
         read = self._read(context, view, noise=noise)
         assert context.answer is not None
         answer_N = context.answer[context.options].to(read.root_P.dtype)
@@ -206,15 +223,7 @@ class ExactResidual(PluralLLM):
         place_P3 = torch.stack([place_P, place_P.abs(), 1.0 / size_P], dim=1)
         given_PE = embedding_PE if noise is None else embedding_PE + noise[tokens.question_N]
         input_PE = torch.cat([given_PE, place_P3], dim=1)
-        question = self.parts.question
-        read_PE = input_PE
-        if view.blind:
-            read_PE = torch.cat([torch.zeros_like(input_PE[:, question]), input_PE[:, question.stop :]], dim=1)
-        token_PD = self.option(read_PE) + (self.unread if view.blind else 0.0)
-        for mixing in self.mixing:
-            token_PD = mixing(token_PD, tokens)
-        log_SK = log_softmax(self.head(token_PD), questions.options)[0]
-        root_P = log_SK[questions.options[0]].exp().clamp_min(SMALLEST_SHARE).sqrt()
+        root_P = size_P.to(input_PE.dtype).rsqrt() if view.plain else self._mean(questions, tokens, input_PE, view)
         feature_PR = None
         if view.features:
             mixed_PD = self.feature_mixing(self.feature_option(input_PE), tokens)
@@ -229,6 +238,18 @@ class ExactResidual(PluralLLM):
             root_P.to(exact),
             None if feature_PR is None else feature_PR.to(exact),
         )
+
+    def _mean(self, questions: Questions, tokens: Layout, input_PE: Tensor, view: View) -> Tensor:
+        """Roots (P,) of the shares that the network expects."""
+        question = self.parts.question
+        read_PE = input_PE
+        if view.blind:
+            read_PE = torch.cat([torch.zeros_like(input_PE[:, question]), input_PE[:, question.stop :]], dim=1)
+        token_PD = self.option(read_PE) + (self.unread if view.blind else 0.0)
+        for mixing in self.mixing:
+            token_PD = mixing(token_PD, tokens)
+        log_SK = log_softmax(self.head(token_PD), questions.options)[0]
+        return log_SK[questions.options[0]].exp().clamp_min(SMALLEST_SHARE).sqrt()
 
     def _noise(self, view: View) -> Tensor:
         return (KERNEL_STEP * self.log_noise[view.kernel]).exp()
@@ -277,7 +298,7 @@ class Conditioned:
 
     Attributes:
         model: with its weights.
-        view: which of the two.
+        view: the mean and the kernel it goes by.
         context: the answered questions.
         difference_N: centred difference of the roots of answers and mean.
         lower_NN: Cholesky factor of their covariance, noise included.

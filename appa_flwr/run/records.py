@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 
-CARD_FORMAT = 4
+CARD_FORMAT = 5
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
 TRAINED_METHODS = ("base", "sft", "ppo")

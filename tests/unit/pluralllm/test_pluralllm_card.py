@@ -112,7 +112,7 @@ def edit(weights, **changes):
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
         (lambda w: w.with_suffix(".json").write_text("{"), "best.json is not JSON"),
         (lambda w: w.with_suffix(".json").write_text("[1]"), "best.json: input should be an object"),
-        (lambda w: edit(w, format=2), "format 2, and this version reads format 4"),
+        (lambda w: edit(w, format=2), "format 2, and this version reads format 5"),
         (lambda w: edit(w, survey=None), "best.json, key 'survey': field required"),
         (lambda w: edit(w, chosen=-1), "best.json, key 'chosen': input should be greater"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),

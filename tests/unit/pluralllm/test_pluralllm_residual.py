@@ -17,12 +17,12 @@ from pluralllm.episodes import EpisodeConfig, sample_episodes
 from pluralllm.model import ModelConfig
 from pluralllm.prediction import predict_choices, predict_targets
 from pluralllm.questions import Questions
-from pluralllm.residual import ExactResidual, View
+from pluralllm.residual import PLAIN, ExactResidual, View
 from pluralllm.training import local_update
 
 Q, K, E = 30, 4, 20
 ANSWERED = 20
-VIEWS = [View(blind, features) for blind in (False, True) for features in (False, True)]
+VIEWS = [*(View(blind, features) for blind in (False, True) for features in (False, True)), PLAIN]
 TRAINED = np.arange(Q) < 25
 
 
@@ -70,12 +70,14 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     root_P = read.root_P.numpy()
     rows = np.concatenate([data.question_N, targets])
     token = [(place, row, k) for place, row in enumerate(rows) for k in range(K) if table.option_QK[row, k]]
+    if view.plain:
+        np.testing.assert_allclose(root_P, [table.option_QK[row].sum() ** -0.5 for _, row, _ in token], rtol=1e-6)
+    kernel = 4 if view.plain else 2 * view.features + view.blind
     parts, value = embedding_parts(E), table.value_QKE.astype(np.float64)
     weight, length = (
-        np.exp(8.0 * raw[2 * view.features + view.blind].detach().numpy())
-        for raw in (model.log_weight.double(), model.log_length.double())
+        np.exp(8.0 * raw[kernel].detach().numpy()) for raw in (model.log_weight.double(), model.log_length.double())
     )
-    noise = float(np.exp(8.0 * model.log_noise[2 * view.features + view.blind].item()))
+    noise = float(np.exp(8.0 * model.log_noise[kernel].item()))
 
     def near(a: np.ndarray, b: np.ndarray, scale: float) -> float:
         a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
@@ -84,32 +86,32 @@ def dense(model: ExactResidual, table: OptionEmbedding, data: GroupData, targets
     def place(row: int, k: int) -> float:
         return -1.0 + 2.0 * k / (table.option_QK[row].sum() - 1)
 
-    kernel = np.zeros((len(token), len(token)))
+    covariance = np.zeros((len(token), len(token)))
     for i, (_, q, k) in enumerate(token):
         for j, (_, r, m) in enumerate(token):
             text = near(value[q, k, parts.question], value[r, m, parts.question], length[0])
             option = near(value[q, k, parts.option], value[r, m, parts.option], length[1])
             beside = float(np.exp(-((place(q, k) - place(r, m)) ** 2) / (2.0 * length[2] ** 2)))
             terms = [option, beside, option * beside]
-            kernel[i, j] = text * (weight[:3] @ terms) + weight[3:] @ terms
+            covariance[i, j] = text * (weight[:3] @ terms) + weight[3:] @ terms
     if view.features:
         feature = read.feature_PR.detach().double().numpy()
-        kernel += feature @ feature.T
+        covariance += feature @ feature.T
     centre = np.eye(len(token))
     for i, (a, row, _) in enumerate(token):
         for j, (b, _, _) in enumerate(token):
             if a == b:
                 centre[i, j] -= 1.0 / table.option_QK[row].sum()
-    kernel = centre @ kernel @ centre
+    covariance = centre @ covariance @ centre
     known = sum(int(table.option_QK[row].sum()) for row in data.question_N)
     answer_N = np.concatenate(
         [answer[table.option_QK[row]] for answer, row in zip(data.answer_NK, data.question_N, strict=True)]
     ).astype(np.float64)
     difference = centre[:known, :known] @ (np.sqrt(answer_N) - root_P[:known])
-    solved = np.linalg.inv(kernel[:known, :known] + (noise + 1e-6) * np.eye(known))
-    across = kernel[known:, :known]
+    solved = np.linalg.inv(covariance[:known, :known] + (noise + 1e-6) * np.eye(known))
+    across = covariance[known:, :known]
     mean = across @ solved @ difference
-    return mean, np.diag(kernel[known:, known:] - across @ solved @ across.T)
+    return mean, np.diag(covariance[known:, known:] - across @ solved @ across.T)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -171,8 +173,9 @@ def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
     model.get_buffer("feature_share").fill_(0.25)
     weights = model.views(np.array([True, False]))
     np.testing.assert_allclose(sum(weights.values()), 1.0)
-    assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.125]
-    assert weights[View(blind=True, features=False)].tolist() == [0.0, 0.375]
+    assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.0625]
+    assert weights[View(blind=True, features=False)].tolist() == [0.0, 0.1875]
+    assert weights[PLAIN].tolist() == [0.0, 0.5]
     without = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=0))
     assert {view.features for view in without.views(np.array([True, False]))} == {False}
 

@@ -30,10 +30,12 @@ from appa_flwr.survey.types import Question
 from client_app import predictor
 from client_app.main import app
 from experiments.pluralllm.federation import flower_task
+from pluralllm.architectures import choices
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import hashed_ngrams
 from pluralllm.prediction import predict_choices
+from pluralllm.residual import SHARES_KEY, START_SHARES
 from server_app.predictor.pretraining import initial_weights
 
 FloatArray = npt.NDArray[np.float64]
@@ -125,7 +127,7 @@ class Victim:
         start = initial_weights(self.config).to_torch_state_dict()
         generator = torch.Generator().manual_seed(seed)
         for name, value in start.items():
-            if not name.startswith("log_"):
+            if not name.startswith("log_") and name != SHARES_KEY:
                 value += SPREAD * torch.randn(value.shape, generator=generator)
         for name, given in (("log_weight", kernel), ("log_noise", noise)):
             if given is not None:
@@ -215,17 +217,20 @@ def by_errors(victim: Victim, *, number: int, messages: int, kind: str = "evalua
             sums := [numbers[key] for m in ("js", "wasserstein") if (key := f"0|held-out|pluralllm|{m}") in numbers]
         ):
             got.append(np.array(sums) / number)
+        else:
+            continue
         ours = predictor.load(victim.config, weights, victim.embedding, victim.train_Q)
         nobody = victim.data(np.empty((0, OPTIONS)))
-        (prediction_NK,) = predict_choices(
+        mean_NK = predict_choices(
             ours.model, nobody, victim.embedding, num_context=1, seed=0, trained=train, rows=np.arange(number)
-        )
-        predicted.append(prediction_NK)
+        )[0]
+        counted = choices(ours.model.config) if kind == "evaluate" else (START_SHARES,)
+        predicted += [(1.0 - shares.plain) * mean_NK + shares.plain / OPTIONS for shares in counted if shares]
     if not got:
         return None
 
     def replies(answer_NK: FloatArray) -> FloatArray:
-        cases = [(p_NK, answer_NK, option_NK) for p_NK in predicted[: len(got)]]
+        cases = [(p_NK, answer_NK, option_NK) for p_NK in predicted]
         if kind == "evaluate":
             return np.array([1.0 - js_distance(*case, base=np.e).mean() for case in cases])
         return np.array([measure(*case).mean() for case in cases for measure in (js, wasserstein)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pluralllm.attention import FewShotAttention
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.residual import FEATURE_SHARES, ExactResidual
+from pluralllm.residual import SHARES, ExactResidual, Shares
 
 
 def build(config: ModelConfig) -> PluralLLM:
@@ -12,6 +12,8 @@ def build(config: ModelConfig) -> PluralLLM:
     return ExactResidual(config) if config.architecture == "residual" else FewShotAttention(config)
 
 
-def choices(config: ModelConfig) -> tuple[float, ...]:
-    """Weights of learned features that validation chooses from beside the round; 0 alone where there are none."""
-    return FEATURE_SHARES if config.architecture == "residual" and config.rank else (0.0,)
+def choices(config: ModelConfig) -> tuple[Shares | None, ...]:
+    """Shares of views that validation chooses from beside the round; None alone where there are none."""
+    if config.architecture != "residual":
+        return (None,)
+    return SHARES if config.rank else tuple(shares for shares in SHARES if not shares.features)

@@ -22,11 +22,12 @@ import torch
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol.rewards import js_distance
+from pluralllm.architectures import choices
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.model import PluralLLM
 from pluralllm.questions import Questions
-from pluralllm.residual import FEATURE_SHARES, SHARE_KEY, ExactResidual, View
+from pluralllm.residual import ExactResidual, Shares, View
 
 OwnAnswers = Literal["left-out", "posterior"]
 
@@ -212,15 +213,22 @@ def predict_choices(
         found = predict_targets(model, data, embedding, num_context=num_context, seed=seed, trained=trained, rows=rows)
         return found.probability_QK
 
-    if not (isinstance(model, ExactResidual) and model.config.rank):
+    if not isinstance(model, ExactResidual):
         return predicted()[None]
-    weight, chosen = model.get_buffer(SHARE_KEY), model.share
+    chosen = model.shares
     ends = []
-    for share in (0.0, 1.0):
-        weight.fill_(share)
+    for end in (Shares(0.0, 0.0), Shares(1.0, 0.0), Shares(0.0, 1.0)):
+        model.choose(end)
         ends.append(predicted())
-    weight.fill_(chosen)
-    return np.stack([(1.0 - share) * ends[0] + share * ends[1] for share in FEATURE_SHARES])
+    model.choose(chosen)
+    none, features, plain = ends
+    return np.stack(
+        [
+            (1.0 - to.plain) * ((1.0 - to.features) * none + to.features * features) + to.plain * plain
+            for to in choices(model.config)
+            if to
+        ]
+    )
 
 
 def _from_attention(

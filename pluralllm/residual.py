@@ -10,12 +10,15 @@ share of the episodes:
   a question that it was not trained on the mean is far off, and the same residual would be believed too much. So in
   half of the views the mean reads the question, in the others it is blind to it and knows the options alone. A question
   that was trained on is predicted by the first, any other by the average of both.
-- With few training questions either network is worse than none. So there is a view whose mean is the uniform answer,
-  and whose kernel holds how groups answer at all; it is half of the prediction of a question that was not trained on.
+- With few training questions either network is worse than none. So there is a plain view, whose mean is the uniform
+  answer and whose kernel holds how groups answer at all. It is for questions that were not trained on.
 - Half of the other kernels compare texts: of the questions, of the options, and the option's place in the list. The
   others have features too that the network learns (`rank`). They know by heart how the training questions divide the
   groups, and are used for these. For other questions they help where questions that read alike divide the groups
-  otherwise, and harm elsewhere: `feature_share` says how much they count, and the server chooses it where it validates.
+  otherwise, and harm elsewhere.
+
+`Shares` says how much features and the plain view count for questions that were not trained on; the server chooses
+among `SHARES` where it validates.
 
 Within a question residuals are centred, since shares have a sum.
 
@@ -47,12 +50,6 @@ KERNEL_STEP = 8.0
 # question and option, question and place, question and both; option, place and both, whatever the question
 NUM_PRODUCTS = 6
 START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
-# of the views with features, in a prediction; those a server can choose from
-FEATURE_SHARES = (0.0, 0.5, 1.0)
-FEATURE_SHARE = 0.5
-SHARE_KEY = "feature_share"
-# of the view without a network, in a prediction of a question that was not trained on
-PLAIN_SHARE = 0.5
 # of the Gaussian likelihood in the loss, beside the cross entropy
 LIKELIHOOD_SHARE = 0.5
 # a prediction ends here: the root of a share is not negative
@@ -78,6 +75,23 @@ class View(NamedTuple):
         """Its row of the kernel's numbers."""
         return -1 if self.plain else 2 * self.features + self.blind
 
+
+class Shares(NamedTuple):
+    """What some views count, in [0, 1], for questions that were not trained on.
+
+    Attributes:
+        features: learned features, among the views with a network.
+        plain: the view without one.
+    """
+
+    features: float
+    plain: float
+
+
+SHARES_KEY = "view_shares"
+# where nothing was validated; those a server can choose from, of equals the first
+START_SHARES = Shares(0.5, 0.5)
+SHARES = (*(Shares(features, plain) for plain in (0.0, 0.5) for features in (0.0, 0.5, 1.0)), Shares(0.0, 1.0))
 
 BLIND, PLAIN = View(blind=True, features=False), View(blind=True, features=False, plain=True)
 
@@ -150,7 +164,7 @@ class ExactResidual(PluralLLM):
             self.feature_norm = nn.LayerNorm(dim)
             self.feature = nn.Linear(dim, config.rank, bias=False)
             self.log_feature = nn.Parameter(torch.full((2,), math.log(START_FEATURE) / KERNEL_STEP))
-            self.register_buffer(SHARE_KEY, torch.full((1,), FEATURE_SHARE))
+        self.register_buffer(SHARES_KEY, torch.tensor(START_SHARES))
 
     def loss(self, episodes: Episodes) -> Tensor:
         """Per target question, the cross entropy and half the negative log-likelihood under the Gaussian process."""
@@ -177,9 +191,10 @@ class ExactResidual(PluralLLM):
 
         `trained_Q` says which questions were trained on.
         """
-        plain_Q = np.where(trained_Q, 0.0, PLAIN_SHARE)
+        shares = self.shares
+        plain_Q = np.where(trained_Q, 0.0, shares.plain)
         blind_Q = np.where(trained_Q, 0.0, 0.5)
-        features_Q = np.where(trained_Q, 1.0 if self.config.rank else 0.0, self.share)
+        features_Q = np.where(trained_Q, 1.0, shares.features) * (self.config.rank > 0)
         weights = {
             View(blind, features): (1.0 - plain_Q)
             * (blind_Q if blind else 1.0 - blind_Q)
@@ -190,9 +205,13 @@ class ExactResidual(PluralLLM):
         return {view: weight_Q for view, weight_Q in weights.items() if weight_Q.any()}
 
     @property
-    def share(self) -> float:
-        """Weight of learned features for questions that were not trained on, in [0, 1]."""
-        return float(self.get_buffer(SHARE_KEY)) if self.config.rank else 0.0
+    def shares(self) -> Shares:
+        """For questions that were not trained on; within [0, 1] whatever weights a server sends."""
+        return Shares(*self.get_buffer(SHARES_KEY).clamp(0.0, 1.0).tolist())
+
+    def choose(self, shares: Shares) -> None:
+        """Set them."""
+        self.get_buffer(SHARES_KEY).copy_(torch.tensor(shares))
 
     def condition(self, context: Questions, view: View, *, noise: Tensor | None = None) -> Conditioned:
         """Take in a group's answers to C >= 0 questions, (1, C, ...); `noise` (C, E) is for the mean's features.

@@ -20,7 +20,7 @@ from appa_flwr.survey.export import export_split
 from appa_flwr.survey.types import Survey
 from client_app import state, survey_answers
 from client_app.main import app
-from pluralllm.residual import SHARE_KEY
+from pluralllm.residual import SHARES_KEY
 from server_app.federation.catalogue import build_catalogue
 from server_app.predictor.pretraining import initial_weights
 
@@ -86,11 +86,11 @@ class Node:
 def weights(config: Config) -> ArrayRecord:
     """A fresh network answers alike whatever question and context; noise on its weights makes them matter.
 
-    The kernel's few numbers, logarithms of which little is much, and the share of features stay as they are.
+    The kernel's few numbers, logarithms of which little is much, and the shares of views stay as they are.
     """
     fresh = initial_weights(config).to_torch_state_dict()
     torch.manual_seed(5)
-    kept = {name for name in fresh if name.startswith("log_") or name == SHARE_KEY}
+    kept = {name for name in fresh if name.startswith("log_") or name == SHARES_KEY}
     noisy = {name: value + 0.5 * torch.randn_like(value) for name, value in fresh.items() if name not in kept}
     return ArrayRecord({name: noisy.get(name, value) for name, value in fresh.items()})
 

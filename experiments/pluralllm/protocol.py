@@ -40,7 +40,7 @@ from pluralllm.episodes import EpisodeConfig
 from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.prediction import Targets, predict_targets
-from pluralllm.residual import SHARE_KEY
+from pluralllm.residual import ExactResidual
 from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, interval_scale, nearest_question
 from pluralllm.training import train_centrally
 from server_app.predictor.pretraining import initial_weights, pretrain
@@ -225,10 +225,12 @@ def train(
             episodes=EpisodeConfig.of(settings),
             generator=torch.Generator().manual_seed(child_seed(seed, "central")),
         )
-        if len(choices(model.config)) > 1 and settings.validate_every:
+        if isinstance(model, ExactResidual) and settings.validate_every:
             pairs = list(zip(problem.training, problem.validation, strict=True))
             _, errors = Predictor(model, problem.embedding, problem.trained_Q, settings, seed).validate(pairs)
-            model.get_buffer(SHARE_KEY).fill_(choices(model.config)[int(np.argmin(errors))])
+            best = choices(model.config)[int(np.argmin(errors))]
+            assert best is not None
+            model.choose(best)
         return TrainedPredictor(model, settings.rounds, time.process_time() - begin)
 
     def answer(message: Message) -> RecordDict:

@@ -23,7 +23,7 @@ from appa_flwr.protocol import wire
 from appa_flwr.run.records import Round
 from pluralllm.architectures import build, choices
 from pluralllm.model import ModelConfig
-from pluralllm.residual import SHARE_KEY
+from pluralllm.residual import SHARES_KEY, Shares
 from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.replies import Most, bound, fault, validation_errors
@@ -86,8 +86,8 @@ class _Watched(Strategy):
         self._progress(server_round, self._num_rounds, self.rounds[-1].loss)
         # Adaptive strategies' arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
-        if SHARE_KEY in narrow:  # nobody trains it: no node's to change, and nothing for noise
-            narrow[SHARE_KEY] = self._sent[SHARE_KEY]
+        if SHARES_KEY in narrow:  # nobody trains it: no node's to change, and nothing for noise
+            narrow[SHARES_KEY] = self._sent[SHARES_KEY]
         if self._lowest_error == math.inf:  # without validation the last round's weights are kept
             self.chosen, self.chosen_round = narrow, server_round
         return narrow, metrics
@@ -122,7 +122,7 @@ class _Watched(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
 
-        So is chosen how much learned features count, where the network has any (`pluralllm.residual`).
+        So is chosen how much each view counts, where the network has several (`pluralllm.residual.Shares`).
 
         Groups differ in how well they can be predicted, so only rounds over the same number of answers compare. A round
         in which a node is lost, and its answers with it, records its error but is not kept; one with more answers than
@@ -145,7 +145,7 @@ class _Watched(Strategy):
             self._most_answers, self._lowest_error = num_answers, math.inf
         if num_answers == self._most_answers and error < self._lowest_error:
             self._lowest_error, self.chosen_round = error, server_round
-            self.chosen = _with_share(self._validated, self._choices[best])
+            self.chosen = _with_shares(self._validated, self._choices[best])
         return MetricRecord({"error": error})
 
 
@@ -157,10 +157,10 @@ def _joined(messages: Iterable[Message], arrays: ArrayRecord) -> Iterator[Messag
         yield message
 
 
-def _with_share(weights: ArrayRecord, share: float) -> ArrayRecord:
-    """The same weights, with learned features counting for `share` where there are any."""
-    chosen = {SHARE_KEY: Array(np.array([share], dtype=np.float32))} if SHARE_KEY in weights else {}
-    return ArrayRecord({**weights, **chosen})
+def _with_shares(weights: ArrayRecord, shares: Shares | None) -> ArrayRecord:
+    if shares is None:
+        return weights
+    return ArrayRecord({**weights, SHARES_KEY: Array(np.array(shares, np.float32))})
 
 
 def _content(reply: Message) -> str:

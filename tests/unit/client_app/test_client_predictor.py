@@ -24,7 +24,7 @@ from pluralllm.data import GroupData, OptionEmbedding, group_data
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
 from pluralllm.prediction import context_order
-from pluralllm.residual import SHARE_KEY
+from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.training import local_update
 from server_app.federation.catalogue import build_catalogue
 from server_app.predictor.pretraining import initial_weights
@@ -305,7 +305,7 @@ def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize(("changes", "num_choices"), [(ATTENTION, 1), ({"pluralllm.rank": 0}, 1), ({}, 3)])
+@pytest.mark.parametrize(("changes", "num_choices"), [(ATTENTION, 1), ({"pluralllm.rank": 0}, 3), ({}, 7)])
 def test_a_round_is_validated_by_its_distance_to_held_out_answers(changes, num_choices, embedding, groups):
     # by hand: a fresh network answers uniformly, and a kernel of nothing says that all groups are alike
     mine, truth = split(groups[1], 8)
@@ -327,19 +327,19 @@ def test_a_round_is_validated_by_its_distance_to_held_out_answers(changes, num_c
     assert ours.validate([(mine, nobody)]) == (0, [0.0] * num_choices)
 
 
-def test_validation_tells_what_each_share_of_learned_features_would_be_worth(embedding, groups):
+def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding, groups):
     mine, truth = split(groups[1], 8)
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
     train_Q[mine.question_N] = True
     given = named_weights(CONFIG)
 
-    def predicted(share):
-        chosen = ArrayRecord({**given, SHARE_KEY: Array(np.array([share], dtype=np.float32))})
+    def predicted(shares):
+        chosen = ArrayRecord({**given, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
         return loaded(embedding, wire.join_weights(chosen), train_Q=train_Q).table(mine, draw=0).probability_QK
 
-    expected = [np.mean(distances(predicted(share), truth, embedding)) for share in (0.0, 0.5, 1.0)]
+    expected = [np.mean(distances(predicted(shares), truth, embedding)) for shares in SHARES]
     assert np.ptp(expected) > 1e-3
     ours = loaded(embedding, wire.join_weights(given), train_Q=train_Q)
     num_answers, errors = ours.validate([(mine, truth)])
     assert (num_answers, errors) == (len(truth), pytest.approx(expected, abs=1e-6))
-    assert ours.model.share == 0.5  # as it came
+    assert ours.model.shares == START_SHARES  # as it came

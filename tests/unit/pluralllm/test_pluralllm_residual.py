@@ -6,6 +6,7 @@ Axis letters: Q questions, K options, N option tokens of the context, M those of
 from __future__ import annotations
 
 import logging
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pluralllm.episodes import EpisodeConfig, sample_episodes
 from pluralllm.model import ModelConfig
 from pluralllm.prediction import predict_choices, predict_targets
 from pluralllm.questions import Questions
-from pluralllm.residual import PLAIN, ExactResidual, View
+from pluralllm.residual import PLAIN, SHARES, START_SHARES, ExactResidual, Shares, View
 from pluralllm.training import local_update
 
 Q, K, E = 30, 4, 20
@@ -170,7 +171,7 @@ def test_the_own_answer_to_a_question_decides_nothing_but_in_the_posterior(model
 
 
 def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
-    model.get_buffer("feature_share").fill_(0.25)
+    model.choose(Shares(features=0.25, plain=0.5))
     weights = model.views(np.array([True, False]))
     np.testing.assert_allclose(sum(weights.values()), 1.0)
     assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.0625]
@@ -180,14 +181,14 @@ def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
     assert {view.features for view in without.views(np.array([True, False]))} == {False}
 
 
-def test_every_choice_is_the_prediction_with_its_share_of_learned_features(model, table, data):
+def test_every_choice_is_the_prediction_with_its_shares_of_views(model, table, data):
     rows = np.setdiff1d(np.arange(Q), data.question_N)
     given = {"num_context": 512, "seed": 0, "trained": np.zeros(Q, dtype=bool), "rows": rows}
     choices = predict_choices(model, data, table, **given)
-    for share, choice in zip((0.0, 0.5, 1.0), choices, strict=True):
-        model.get_buffer("feature_share").fill_(share)
+    for shares, choice in zip(SHARES, choices, strict=True):
+        model.choose(shares)
         np.testing.assert_allclose(choice, predict_targets(model, data, table, **given).probability_QK, atol=1e-12)
-    assert np.abs(choices[0] - choices[2]).max() > 1e-3
+    assert min(np.abs(a - b).max() for a, b in combinations(choices, 2)) > 1e-3
 
 
 @pytest.mark.parametrize("few", [0, 1, 2])
@@ -246,7 +247,7 @@ def test_training_moves_mean_and_every_kernel_and_lowers_the_loss(table, data):
     moved = {name for name, value in network.state_dict().items() if (value != before[name]).all()}
     assert {"log_weight", "log_length", "log_noise", "log_feature", "unread"} <= moved
     assert all(value.is_floating_point() for value in network.state_dict().values())
-    assert float(network.get_buffer("feature_share")) == 0.5
+    assert network.shares == START_SHARES
 
 
 def test_the_noise_of_training_is_for_the_mean_and_not_for_the_kernel(model, table, data):

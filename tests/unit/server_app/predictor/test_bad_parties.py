@@ -16,7 +16,7 @@ from scipy.stats import norm
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
-from pluralllm.residual import SHARE_KEY
+from pluralllm.residual import SHARES_KEY
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.pretraining import pretrain
 from server_app.predictor.strategies import epsilon
@@ -90,15 +90,15 @@ def test_a_count_beyond_the_questions_there_are_is_refused(caplog):
 
 
 @pytest.mark.parametrize("noise", [0.0, 5.0])
-def test_how_much_learned_features_count_is_no_node_s_to_change(noise):
+def test_how_much_a_view_counts_is_no_node_s_to_change(noise):
     """A share beyond [0, 1] makes predictions that are none."""
     config = Config.load({**PLAIN, "pluralllm.rounds": 2, "pluralllm.dp-noise": noise})
-    start = ArrayRecord({name: Array(np.zeros(1, np.float32)) for name in ("w", "b")})
-    start[SHARE_KEY] = Array(np.array([0.5], np.float32))
-    nodes = {0: node({"w": 1, "b": 1, SHARE_KEY: -7}), 1: node({"w": 2, "b": 2, SHARE_KEY: 0})}
+    start = ArrayRecord({name: Array(np.zeros(2, np.float32)) for name in ("w", "b")})
+    start[SHARES_KEY] = Array(np.array([0.5, 0.25], np.float32))
+    nodes = {0: node({"w": 1, "b": 1, SHARES_KEY: -7}), 1: node({"w": 2, "b": 2, SHARES_KEY: 0})}
     with flower_task():
         done = pretrain(OverlapGrid(FakeGrid(nodes)), config, start, nodes=(0, 1), progress=lambda *_: None)
-    assert done.weights[SHARE_KEY].numpy().tolist() == [0.5]
+    assert done.weights[SHARES_KEY].numpy().tolist() == [0.5, 0.25]
     assert done.weights["w"].numpy()[0] != 0
 
 

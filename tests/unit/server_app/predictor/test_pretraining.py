@@ -18,7 +18,7 @@ from appa_flwr.config import Config
 from appa_flwr.config.sections import PluralLLMSection
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
-from pluralllm.residual import SHARE_KEY
+from pluralllm.residual import SHARES_KEY
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import pretrain
@@ -255,7 +255,8 @@ def listed(error):
 def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
     """What is kept of rounds in which every weight is the round's number and the nodes report these errors.
 
-    A single error stands for the same one for each of the three choices. None is a lost node; a RecordDict goes out as
+    Without learned features there are three choices: none, half or all of the plain view. A single error stands for
+    the same one for each. None is a lost node; a RecordDict goes out as
     it is.
     """
     asked = []
@@ -278,7 +279,7 @@ def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
 
     nodes = range(len(num_answers))
     grid = FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late)
-    settings = {"validate_every": 1, "strategy": "fedavg", "rounds": len(errors_RN), **changes}
+    settings = {"validate_every": 1, "strategy": "fedavg", "rounds": len(errors_RN), "rank": 0, **changes}
     done = pretrained(grid, nodes, **settings)
     assert done.weights["w"].numpy()[0] == done.chosen
     return done, asked
@@ -368,11 +369,10 @@ def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
 
 
 def test_a_network_without_choices_is_validated_by_a_single_error(caplog):
-    for changes in ({"architecture": "attention"}, {"rank": 0}):
-        done, _ = validated([((0.3,), (0.3,)), ((0.2,), (0.1, 0.1, 0.1))], **changes)
-        assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2])
-        assert caplog.text.count("its validation errors cannot be used") == 1
-        caplog.clear()
+    done, _ = validated([((0.3,), (0.3,)), ((0.2,), (0.1, 0.1, 0.1))], architecture="attention")
+    assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2])
+    assert caplog.text.count("its validation errors cannot be used") == 1
+    assert done.weights.keys() == {"w"}
 
 
 @pytest.mark.parametrize(
@@ -384,20 +384,17 @@ def test_a_network_without_choices_is_validated_by_a_single_error(caplog):
         # the choice is the kept round's, whatever is better in the others
         ([((0.3, 0.2, 0.1), (0.3, 0.2, 0.1)), ((0.2, 0.3, 0.4), (0.2, 0.3, 0.4))], [0.1, 0.2], 1, 1.0),
         ([((0.5, 0.5, 0.4), (0.5, 0.5, 0.4)), ((0.2, 0.3, 0.4), (0.2, 0.3, 0.4))], [0.4, 0.2], 2, 0.0),
-        # of equals the one with fewer features
+        # of equals the one with less of the plain view
         ([((0.3, 0.2, 0.2), (0.3, 0.2, 0.2))], [0.2], 1, 0.5),
     ],
 )
-def test_the_kept_weights_say_how_much_learned_features_count(errors_RN, validation, chosen, share):
-    start = ArrayRecord({"w": Array(np.zeros(2, np.float32)), SHARE_KEY: Array(np.array([0.25], np.float32))})
+def test_the_kept_weights_say_how_much_each_view_counts(errors_RN, validation, chosen, share):
+    start = ArrayRecord({"w": Array(np.zeros(2, np.float32)), SHARES_KEY: Array(np.array([0.25, 0.25], np.float32))})
     done, _ = validated(errors_RN, start=start)
     assert [entry.validation for entry in done.rounds] == pytest.approx(validation)
     assert done.chosen == chosen
-    kept = done.weights[SHARE_KEY].numpy()
-    assert (kept.dtype, kept.tolist()) == (np.float32, [share])
-    # a network that has none gets none
-    without, _ = validated(errors_RN)
-    assert without.weights.keys() == {"w"}
+    kept = done.weights[SHARES_KEY].numpy()
+    assert (kept.dtype, kept.tolist()) == (np.float32, [0.0, share])
 
 
 def test_no_rounds_leave_the_start():

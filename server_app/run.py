@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +31,11 @@ from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.run.records import BASE_ROWS, Card, GroupSums, Iteration, SFTCard, SummaryRow
+from appa_flwr.run.records import BASE_ROWS, Card, GroupSums, SFTCard, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
-    CHECKPOINT_FILE,
-    EXAMPLES,
     MACHINE,
-    METRICS,
-    POLICY,
     SFT_MODEL,
     SUMMARY,
     WEIGHTS_FILE,
@@ -49,9 +43,7 @@ from appa_flwr.run.run_files import (
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
-from server_app import checkpoint as checkpoints
-from server_app import evaluation, machine, tracking
-from server_app.checkpoint import Checkpoint
+from server_app import machine, ppo_phase, tracking
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
@@ -60,11 +52,7 @@ from server_app.inputs import PolicyInputs, RunInputs, policy_inputs
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
-from server_app.models.exports import load_policy, save
-from server_app.models.model_card import model_card
-from server_app.models.policy import PolicyModels
-from server_app.ppo.engine import PPOEngine
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
+from server_app.models.exports import load_policy
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
@@ -91,7 +79,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
     with_policy = config.run.phases != "pluralllm"
     tracking.check(config)
-    aggregation.configured(config.rule, config.appa)  # one of the user's own may be wrong
+    for rule in filter(None, (config.rule, config.baseline_rule)):
+        aggregation.configured(rule, config.appa)  # one of the user's own may be wrong
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded))
@@ -134,14 +123,13 @@ def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> No
     gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
     models = load_policy(config, inputs.base, folder.path / SFT_MODEL)
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
+    rows = score_baselines(run, inputs, earlier=rows + before.rows)
     if config.run.phases == "sft":
-        score_baselines(run, inputs, earlier=rows + before.rows)
         return
-    train_policy(run, models, inputs)
-    after = evaluate(run, "ppo", models.policy(), inputs, earlier=rows + before.rows)
-    folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
-    rows = score_baselines(run, inputs, earlier=rows + before.rows + after.rows)
-    save_policy(run, models, inputs.base, rows)
+    ppo_phase.align_by_rule(run, models, inputs, before, rows)
+    del models  # what follows needs the memory
+    if config.baseline_rule not in ("", config.rule):
+        ppo_phase.align_by_baseline(run, inputs, before, rows)
 
 
 def start_policy(run: RunInputs, inputs: PolicyInputs, given: SFTCard | None) -> list[SummaryRow]:
@@ -296,85 +284,3 @@ def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> N
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),
         )
         sft_checkpoint.write_card(beside, run.config, inputs.base, training)
-
-
-def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
-    """PPO on the groups' rewards, from the checkpoint where there is one."""
-    config, folder, groups = run.config, run.folder, run.federation.groups
-    iterations = config.iterations(len(inputs.train_J))
-    engine = PPOEngine(
-        models,
-        config.ppo,
-        config.rollout,
-        num_iterations=iterations,
-        stop_ids=inputs.base.stop_ids,
-        pad_id=inputs.base.pad_id,
-        seed=child_seed(config.seed, "ppo"),
-    )
-    order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
-    path = folder.path / CHECKPOINT_FILE
-    kept = checkpoints.load(path)
-    done = 0 if kept is None else kept.iteration
-    if kept is not None:
-        try:
-            engine.restore(kept.engine)
-        except (ValueError, KeyError, RuntimeError) as error:
-            raise UserError(f"{path}: does not fit this run's models ({error})") from error
-        for _ in range(done):
-            questions_of(order, config.rollout)
-    folder.keep_iterations(done)
-    with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
-        if done:
-            phase.step(done, iterations, f"resumed at iteration {done}")
-
-        def finished(line: Iteration, state: aggregation.State) -> None:
-            folder.append(METRICS, line)
-            track(line)
-            phase.step(line.iteration, iterations, _shown(line))
-            every = config.run.checkpoint_every
-            if every and (line.iteration % every == 0 or line.iteration == iterations):
-                checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
-                phase.save_seconds()
-
-        strategy = AppaStrategy(
-            run.federation,
-            engine,
-            aggregation.configured(config.rule, config.appa),
-            config,
-            base=inputs.base,
-            catalogue=run.catalogue,
-            prompts=inputs.prompts,
-            order=order,
-            num_iterations=iterations,
-            curve=partial(
-                evaluation.greedy_answers,
-                models.policy(),
-                inputs.base,
-                config,
-                prompts=inputs.prompts,
-                question_J=evaluation.curve_questions(inputs.test_J, config.seed),
-                catalogue=run.catalogue,
-            ),
-            finished=finished,
-            done=done,
-            state=None if kept is None else kept.rule_state(groups),
-        )
-        timeout = config.federation.reply_timeout
-        strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
-
-
-def _shown(line: Iteration) -> str:
-    """An iteration in the log."""
-    rewards = [reward for reward in line.rewards.values() if reward is not None]
-    return (
-        f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
-        f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
-        + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
-    )
-
-
-def save_policy(run: RunInputs, models: PolicyModels, base: Base, rows: Sequence[SummaryRow]) -> None:
-    """The aligned policy in Hugging Face's layout, with its model card."""
-    with replaced_folder(run.folder.path / POLICY) as beside:
-        save(run.config, models, base, beside)
-        (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))

@@ -33,6 +33,10 @@ class RunFolder:
     Opened with `resume`, it goes on with what is there; otherwise nothing of a run may be there. It is locked until it
     is closed or the process ends.
 
+    Args:
+        config: the run's.
+        above: the folder of the run that this one is part of; progress and seconds go there too.
+
     Attributes:
         path: of the folder, absolute.
 
@@ -41,8 +45,9 @@ class RunFolder:
             a run and none is to be resumed; nothing in it is touched then.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, above: RunFolder | None = None) -> None:
         self.path = config.run_folder.absolute()
+        self._above, self._rule = above, config.rule
         self._started = time.monotonic()
         check = check_resumable if config.run.resume else check_new
         check(config)
@@ -117,6 +122,8 @@ class RunFolder:
         peak = max((mib for mib in (self.peak_mib(phase), _peak_mib()) if mib is not None), default=None)
         self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak)
         self.write(PHASES, tuple(self._phases.values()))
+        if self._above is not None:
+            self._above.save_seconds(self._named(phase), seconds)
 
     def seconds(self, phase: str) -> float:
         """Seconds of a phase in earlier sessions."""
@@ -132,7 +139,15 @@ class RunFolder:
             PROGRESS, records.Progress(phase=phase, step=step, of=of, message=message, seconds_left=seconds_left)
         )
         left = "" if not seconds_left else f", {seconds_left / MINUTE:.1f} min left"
-        print(self.note(f"{phase} {step}/{of}: {message}{left}"), flush=True)
+        line = self.note(f"{phase} {step}/{of}: {message}{left}")
+        if self._above is None:
+            print(line, flush=True)
+        else:
+            self._above.progress(self._named(phase), step, of, message, seconds_left)
+
+    def _named(self, phase: str) -> str:
+        """A phase's name in the run above."""
+        return f"{phase} by {self._rule}"
 
     def note(self, text: str) -> str:
         """Add a line to the log, with the time; the line."""

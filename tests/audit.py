@@ -38,6 +38,7 @@ SMALL_RUN = {
     "sft.steps": 40,
     "sft.batch-size": 16,
     "sft.gradient-accumulation-steps": 1,
+    "baseline-rule": "",
     "ppo.num-iterations": 2,
     "rollout.batch-size": 8,
     "ppo.num-mini-batches": 2,

@@ -29,6 +29,7 @@ TINY_LOOP = {
     "eval.every": 0,
     "policy.base-steps": 20,
     "sft.steps": 2,
+    "baseline-rule": "",
     "ppo.num-iterations": 4,
     "pluralllm.rounds": 1,
     "pluralllm.validate-every": 0,

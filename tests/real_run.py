@@ -34,6 +34,7 @@ TINY_RUN: dict[str, object] = {
     "sft.steps": 60,
     "sft.batch-size": 16,
     "sft.gradient-accumulation-steps": 1,
+    "baseline-rule": "",
     "ppo.num-iterations": 3,
     "rollout.batch-size": 32,
     "ppo.num-mini-batches": 4,

@@ -67,6 +67,10 @@ class Config(Section):
         description="tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
     )
     rule: RuleName = Field("appa", description="how group rewards become one reward; MODULE:CLASS is one of your own")
+    baseline_rule: RuleName | Literal[""] = Field(
+        "average",
+        description="a second policy is trained by this rule, from the same SFT model, and compared; empty = none",
+    )
     metric: Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
         "auto",
         description="alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for "

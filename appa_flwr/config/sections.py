@@ -86,7 +86,7 @@ class DataSection(Section):
     num_questions: int = Field(400, ge=2, description="questions of the generated survey that were asked")
     num_groups: int = Field(8, ge=2, description="groups of the generated survey")
     disagreement: float = Field(
-        1.0, ge=0, description="of the generated survey: how far groups differ, 0 = not at all, 1 = as it was made"
+        1.5, ge=0, description="of the generated survey: how far groups differ, 0 = not at all, 1 = as it was made"
     )
     max_questions: int = Field(0, ge=0, description="use at most this many questions; 0 = all")
     refusals: Literal["keep", "drop", "separate"] = Field(
@@ -268,7 +268,7 @@ class PPOSection(Section):
     """[ppo]: the update of the policy and the value model."""
 
     num_iterations: int = Field(
-        70, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"
+        30, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"
     )
     training_epochs: int = Field(
         5, ge=1, description="passes over the questions if ppo.num-iterations is 0 (PPO table)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.report import accuracy, findings
+from appa_flwr.report import accuracy, findings, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
@@ -42,6 +42,8 @@ def build(run_folder: Path) -> Path:
 
 def _pictures(run: RunArtifacts) -> Iterable[Picture]:
     """Every picture the run has the numbers for."""
+    if by_rule := second_rule.second_rule(run):
+        yield "worst_group", second_rule.picture(by_rule), "score of the worst-served group by rule"
     metric = run.training_metric
     ways = [(name, way) for name, survey in truths(run) for way in findings.ways(run, survey=survey)]
     if ways:

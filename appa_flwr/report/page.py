@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 
 from appa_flwr.config import Config, to_toml
 from appa_flwr.config.ranges import AUTO_METRICS
-from appa_flwr.report import accuracy, findings, template
+from appa_flwr.report import accuracy, findings, second_rule, template
 from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.report.plots.style import METHOD_STYLE
 from appa_flwr.run.records import (
@@ -354,7 +354,7 @@ _JINJA.filters |= {
     "number": _number,
     "percent": _percent,
 }
-_JINJA.globals |= {"findings": findings, "accuracy": accuracy}
+_JINJA.globals |= {"findings": findings, "accuracy": accuracy, "second_rule": second_rule}
 _JINJA.globals |= {
     made.__name__: made
     for made in (

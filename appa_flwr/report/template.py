@@ -60,6 +60,9 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 </style></head>
 <body>
 <h1>Report of run {{ run.folder.resolve().name }}</h1>
+{% for found in second_rule.second_rule(run) %}<p>{{ second_rule.sentence(found) }}</p>
+{% endfor %}
+{{ picture("worst_group") }}
 <dl class="facts">{% for key, value in facts(run) %}<dt>{{ key }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 {% if run.missing %}
 <div class="missing"><b>This report is incomplete</b>

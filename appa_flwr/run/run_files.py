@@ -15,6 +15,7 @@ examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
 policy/                the aligned policy, in Hugging Face's layout
+RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
 report.html, plots/    the report
 error.txt              why the run ended early
 flower.log             what `flwr run` said, by the launcher
@@ -102,6 +103,11 @@ SUMMARY = JsonFile("summary.json", tuple[SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", Differences)
 SFT_CARD = JsonFile("sft.json", SFTCard)  # in SFT_MODEL
 EXAMPLES = JsonFile("examples.json", tuple[Example, ...])
+
+
+def rule_folder(rule: str) -> str:
+    """Name of the folder, within a run's, of the policy by `baseline-rule`; a rule of one's own is MODULE:CLASS."""
+    return rule.replace(":", "-")
 
 
 def read(path: Path, kind: type[T]) -> T | None:

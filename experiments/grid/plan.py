@@ -233,7 +233,7 @@ def _trial(
     keys: dict[str, Scalar] = {}
     for table in (grid.keys, *tables, grid.last):
         keys |= table
-    keys |= {"seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / TRIALS)}
+    keys |= {"baseline-rule": "", "seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / TRIALS)}
     if stage == "rule":  # the ceilings stand in SFT's trial
         keys["eval.ceilings"] = False
     label = "-".join([name for name in names[1:] if name] + ([stage] if stage != "rule" else []) + [f"s{seed}"])

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 REPO = Path(__file__).parents[2]
 PARTS = ("appa_flwr", "pluralllm", "server_app", "client_app", "pyproject.toml", "LICENSE", "README.md")
 TINY_LOOP = (
-    "eval.ceilings=false policy.base-steps=20 sft.steps=2 ppo.num-iterations=1 pluralllm.rounds=1 "
+    "eval.ceilings=false policy.base-steps=20 sft.steps=2 ppo.num-iterations=1 pluralllm.rounds=1 baseline-rule='' "
     "data.num-questions=40 data.num-groups=3 "
     "rollout.batch-size=16 ppo.num-mini-batches=2 ppo.epochs=1 embedding.dim=16 run.output-dir='runs'"
 )

@@ -44,6 +44,7 @@ SMALL = {
     "sft.batch-size": 4,
     "sft.gradient-accumulation-steps": 1,
     "sft.learning-rate": 1e-2,
+    "baseline-rule": "",
     "ppo.num-iterations": 2,
     "rollout.batch-size": 8,
     "ppo.num-mini-batches": 2,

@@ -100,6 +100,8 @@ def results(folder: Path) -> dict[str, object]:
     for name in ("summary.json", "examples.json", "pluralllm.json"):
         found[name] = json.loads((folder / name).read_text())
     for name in ("policy/adapter_model.safetensors", "sft-model/adapter_model.safetensors"):
+        if not (folder / name).exists():  # the baseline's rule begins with the SFT model of the other
+            continue
         found[name] = {key: value.tolist() for key, value in load_file(folder / name).items()}
     return found
 
@@ -159,6 +161,8 @@ full_disk = before(files.os, "replace", is_checkpoint, OSError(errno.ENOSPC, os.
 # the next line after the second checkpoint of this session
 after_checkpoint = at_step("ppo", 5)
 saving_policy = before(files.os, "rename", lambda _, target: Path(target).name == "policy")
+by_baseline = at_step("ppo by average", 3)
+saving_baseline = before(files.os, "rename", lambda _, target: Path(target).parts[-2:] == ("average", "policy"))
 
 
 # In the order in which one run meets them: when, iterations kept, and whether PluralLLM and SFT have to be done again.
@@ -170,6 +174,8 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
     (full_disk, 2, False, False),
     (after_checkpoint, 4, False, False),
     (saving_policy, 5, False, False),
+    (by_baseline, 5, False, False),
+    (saving_baseline, 5, False, False),
 ]
 
 
@@ -204,6 +210,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
         left = tuple(leaves)
     assert progress[-1]["phase"] == "report"
     assert results(folder) == expected
+    assert results(folder / "average") == results(unbroken / "average")
     assert [path.name for path in folder.glob(".*")] == [".run.log.lock"]
     phases = [row["phase"] for row in json.loads((folder / "phases.json").read_text())]
     assert phases == [row["phase"] for row in json.loads((unbroken / "phases.json").read_text())]
@@ -220,11 +227,15 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
     found = results(same.run_folder)
     assert found["metrics"] == expected["metrics"]
     assert found["summary.json"] == [row for row in expected["summary.json"] if row["method"] not in BASE_ROWS]
-    other = config_of(shared, "other", rule="min", **given)
+    other = config_of(shared, "other", rule="average", **given)
     session(other)
-    first, of_appa = results(other.run_folder)["metrics"][0], expected["metrics"][0]
+    assert not (other.run_folder / "average").exists()
+    by_average, beside = results(other.run_folder), results(unbroken / "average")
+    assert by_average["metrics"] == beside["metrics"]
+    assert [row for row in beside["summary.json"] if row["method"] not in BASE_ROWS] == by_average["summary.json"]
+    first, of_appa = beside["metrics"][0], expected["metrics"][0]
     assert first["rewards"] == of_appa["rewards"]  # the first rollouts are the same
-    assert first["weights"] != of_appa["weights"]
+    assert beside["metrics"][1]["weights"] != expected["metrics"][1]["weights"]
 
 
 def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):

@@ -1,0 +1,186 @@
+"""PPO as a phase: a policy aligned by the run's rule, and beside it one by the baseline's, from the same SFT model.
+
+No axis letters: arrays pass through.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from appa_flwr import report
+from appa_flwr.analysis import aggregation
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.seeds import child_seed
+from appa_flwr.run.records import Iteration, SummaryRow
+from appa_flwr.run.resume import LAST_PHASE, finished, resumable
+from appa_flwr.run.run_files import (
+    CARD,
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    DIFFERENCES,
+    EXAMPLES,
+    METRICS,
+    POLICY,
+    QUESTIONS,
+    SCORES_FILE,
+    SFT_MODEL,
+    SUMMARY,
+    WEIGHTS_FILE,
+    rule_folder,
+)
+from server_app import checkpoint as checkpoints
+from server_app import evaluation, tracking
+from server_app.checkpoint import Checkpoint
+from server_app.evaluation import Scored
+from server_app.inputs import PolicyInputs, RunInputs
+from server_app.models.exports import load_policy, save
+from server_app.models.model_card import model_card
+from server_app.models.policy import PolicyModels
+from server_app.ppo.engine import PPOEngine
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
+from server_app.rows import evaluate
+from server_app.run_folder import RunFolder
+
+# What the policies by two rules have in common, and the second one's report shows too.
+_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE)
+
+
+def align_by_rule(
+    run: RunInputs, models: PolicyModels, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]
+) -> None:
+    """Align the SFT model by the run's rule; scores, example answers and the policy go into the run's folder.
+
+    Args:
+        run: of this rule.
+        models: the SFT model.
+        inputs: what it learns from.
+        before: its scores.
+        rows: of summary.json, which stay there.
+    """
+    train_policy(run, models, inputs)
+    after = evaluate(run, "ppo", models.policy(), inputs, earlier=rows)
+    rows = evaluation.with_skill([*rows, *after.rows])
+    run.folder.write(SUMMARY, tuple(rows))
+    run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
+    with replaced_folder(run.folder.path / POLICY) as beside:
+        save(run.config, models, inputs.base, beside)
+        (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
+
+
+def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]) -> None:
+    """The same by `baseline-rule`, in a run folder of its own within the run's; nothing where it is there already.
+
+    SFT model, questions and first rollouts are the same.
+    """
+    path = run.folder.path / rule_folder(run.config.baseline_rule)
+    if finished(path):
+        return
+    config = resumable(path) if (path / CONFIG_FILE).exists() else baseline_config(run.config, path)
+    with RunFolder(config, above=run.folder) as folder:
+        with writing(folder.path):
+            for name in _SHARED:
+                if (run.folder.path / name).exists():
+                    shutil.copyfile(run.folder.path / name, folder.path / name)
+        models = load_policy(config, inputs.base, run.folder.path / SFT_MODEL)
+        align_by_rule(replace(run, config=config, folder=folder), models, inputs, before, rows)
+        folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
+
+
+def baseline_config(config: Config, path: Path) -> Config:
+    """The config of the policy by `baseline-rule`, whose folder lies in that of the run."""
+    return Config.load(
+        {
+            **config.flat(),
+            "rule": config.baseline_rule,
+            "baseline-rule": "",
+            "run.output-dir": str(path.parent),
+            "run-name": path.name,
+            "run.resume": False,
+            "sft.checkpoint": str(path.parent / SFT_MODEL),
+            "pluralllm.checkpoint": str(path.parent / WEIGHTS_FILE),
+        }
+    )
+
+
+def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
+    """PPO on the groups' rewards, from the checkpoint where there is one."""
+    config, folder, groups = run.config, run.folder, run.federation.groups
+    iterations = config.iterations(len(inputs.train_J))
+    engine = PPOEngine(
+        models,
+        config.ppo,
+        config.rollout,
+        num_iterations=iterations,
+        stop_ids=inputs.base.stop_ids,
+        pad_id=inputs.base.pad_id,
+        seed=child_seed(config.seed, "ppo"),
+    )
+    order = QuestionOrder(inputs.train_J, child_seed(config.seed, "questions"))
+    path = folder.path / CHECKPOINT_FILE
+    kept = checkpoints.load(path)
+    done = 0 if kept is None else kept.iteration
+    if kept is not None:
+        try:
+            engine.restore(kept.engine)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"{path}: does not fit this run's models ({error})") from error
+        for _ in range(done):
+            questions_of(order, config.rollout)
+    folder.keep_iterations(done)
+    with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
+        if done:
+            phase.step(done, iterations, f"resumed at iteration {done}")
+
+        def iterated(line: Iteration, state: aggregation.State) -> None:
+            folder.append(METRICS, line)
+            track(line)
+            phase.step(line.iteration, iterations, _shown(line))
+            every = config.run.checkpoint_every
+            if every and (line.iteration % every == 0 or line.iteration == iterations):
+                checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
+                phase.save_seconds()
+
+        strategy = AppaStrategy(
+            run.federation,
+            engine,
+            aggregation.configured(config.rule, config.appa),
+            config,
+            base=inputs.base,
+            catalogue=run.catalogue,
+            prompts=inputs.prompts,
+            order=order,
+            num_iterations=iterations,
+            curve=partial(
+                evaluation.greedy_answers,
+                models.policy(),
+                inputs.base,
+                config,
+                prompts=inputs.prompts,
+                question_J=evaluation.curve_questions(inputs.test_J, config.seed),
+                catalogue=run.catalogue,
+            ),
+            finished=iterated,
+            done=done,
+            state=None if kept is None else kept.rule_state(groups),
+        )
+        timeout = config.federation.reply_timeout
+        strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
+
+
+def _shown(line: Iteration) -> str:
+    """An iteration in the log."""
+    rewards = [reward for reward in line.rewards.values() if reward is not None]
+    return (
+        f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
+        f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
+        + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
+    )

@@ -19,8 +19,9 @@ from pluralllm.questions import Questions
 
 # the residual is conditioned on any number of answers, and is trained on as many as a step can afford
 RESIDUAL_CONTEXT = (8, 100)
-# of episodes: blind to the question, with learned features, and plain, which goes before the others: five equal parts
-VIEW_SHARES = (0.5, 0.5, 0.2)
+# of episodes: blind to the question, with learned features, and plain, whatever the others say; a plain kernel has few
+# numbers, and needs no more
+VIEW_SHARES = (0.5, 0.5, 0.1)
 
 
 @dataclass(frozen=True)

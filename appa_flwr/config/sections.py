@@ -140,7 +140,7 @@ class PluralLLMSection(Section):
         1.0, gt=0, description="with dp-noise: clipping norm of a client's update; clients are weighted equally"
     )
     rounds: int = Field(16, ge=0, description="federated pretraining rounds")
-    local_steps: int = Field(32, ge=1, description="optimizer steps of a group in one round")
+    local_steps: int = Field(24, ge=1, description="optimizer steps of a group in one round")
     learning_rate: float = Field(
         0.03,
         ge=0,
@@ -245,7 +245,7 @@ class SFTSection(Section):
         description="grid of the probabilities that SFT teaches; on a coarse one a small model learns to sum to one",
     )
     checkpoint: str = Field("", description="sft-model of an earlier run to begin PPO with instead of training one")
-    steps: int = Field(700, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
+    steps: int = Field(500, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
     epochs: int = Field(1, ge=1, description="passes over the training questions if sft.steps is 0 (SFT table)")
     batch_size: int = Field(32, ge=1, description="answers per forward pass (SFT table: 8)")
     gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,9 @@ MARKER = "0.25,0.75"  # stands for an answer: what a template writes behind it e
 
 PROCESSOR_FILE = Path("/proc/cpuinfo")  # not by torch.cpu.get_capabilities, which only late releases have
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of AMD and Intel, of Intel, of ARM
+
+LOADER = "transformers.modeling_utils"
+_REASON = re.compile(r"\b\w+Error: [^|\n]+[^|\s]")  # at the end of a traceback, in a cell of a table
 
 log = logging.getLogger("appa.server")
 
@@ -232,6 +237,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 
+@contextmanager
+def _load_report(heard: list[str]) -> Iterator[None]:
+    """Keep what Transformers reports while it packs weights: its error says no more than "see the above report"."""
+    logger, ear = logging.getLogger(LOADER), logging.Handler(logging.WARNING)
+    ear.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level, logger.propagate
+    logger.addHandler(ear)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(ear)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
 def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedModel:
     """The causal LM in a folder, in the config's number format, which `with_dtype` has resolved.
 
@@ -250,19 +272,22 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
             bnb_4bit_compute_dtype=dtype,
             llm_int8_skip_modules=["lm_head"],
         )
+    report: list[str] = []
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            attn_implementation=attention(config),
-            quantization_config=quantization,
-            device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # told below, by name
-            output_loading_info=True,
-        )
+        with _load_report(report):
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype,
+                attn_implementation=attention(config),
+                quantization_config=quantization,
+                device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # told below, by name
+                output_loading_info=True,
+            )
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise UserError(f"model folder {source}: cannot be loaded ({describe(error)})") from error
+        why = next((found[0] for text in report if (found := _REASON.search(text))), describe(error))
+        raise UserError(f"model folder {source}: cannot be loaded ({why})") from error
     unfit = sorted([*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])
     if unfit:  # Transformers would go on with random numbers in their place
         raise UserError(f"model folder {source}: {len(unfit)} weights are missing or do not fit, {unfit[0]} first")

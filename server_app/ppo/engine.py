@@ -231,6 +231,7 @@ class PPOEngine:
             "value": [p.detach() for p in self.models.value_parameters()],
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
+            "device": self._generator.device.type,
             "generator": self._generator.get_state(),
             "shuffle": json.dumps(self._shuffle.bit_generator.state),
         }
@@ -239,8 +240,14 @@ class PPOEngine:
         """Take over what `state` gave, from tensors on any device.
 
         Raises:
-            ValueError: the parameters are not those of these models.
+            ValueError: the parameters are not those of these models, or lay on another kind of device, whose random
+                numbers are others.
         """
+        here, there = self._generator.device.type, state["device"]
+        if here != there:
+            raise ValueError(
+                f"it was written on a {there} device, and this machine's is {here}: go on on one of its kind"
+            )
         trained = {"policy": self.models.policy_parameters(), "value": self.models.value_parameters()}
         for name, parameters in trained.items():
             if [p.shape for p in parameters] != [saved.shape for saved in state[name]]:

@@ -84,7 +84,7 @@ def lines_of(folder):
 
 
 def test_the_ranking_task(tmp_path):
-    ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "eval.ceilings": True}
+    ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "data.disagreement": 1.0, "eval.ceilings": True}
     tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "policy.tuning": "full"}
     learning = {
         "rollout.response-length": 48,

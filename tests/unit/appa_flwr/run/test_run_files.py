@@ -85,7 +85,7 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
             predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
             "row 1, key 'round': input should be a val",
         ),
-        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 4"),
+        ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 5"),
         (
             "pluralllm",
             predictor_card(group_sums={"held_out": 36}),

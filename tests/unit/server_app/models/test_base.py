@@ -215,6 +215,17 @@ def test_weights_that_are_not_those_of_the_config_are_no_model(folder, changes, 
         bases.load_model(Config.load({}), str(folder), quantized=False)
 
 
+def test_memory_that_ends_while_weights_are_packed_is_said_and_not_only_referred_to(folder, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    monkeypatch.setattr("bitsandbytes.functional.quantize_4bit", raising(full))
+    with pytest.raises(UserError) as refused:
+        bases.load_model(Config.load({"policy.compute-dtype": "float32"}), str(folder), quantized=True)
+    assert str(refused.value) == (
+        f"model folder {folder}: cannot be loaded (OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB)"
+    )
+
+
 @pytest.mark.parametrize(
     "raised", [torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"), MemoryError(), ImportError("no bnb")]
 )

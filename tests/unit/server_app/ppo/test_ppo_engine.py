@@ -422,3 +422,13 @@ def test_a_restored_engine_goes_on_bit_for_bit(tuning):
 def test_a_state_of_other_models_is_refused():
     with pytest.raises(ValueError, match="policy model's parameters have other shapes"):
         make("full").restore(make("lora").state())
+
+
+def test_a_state_of_another_kind_of_device_is_refused_before_anything_is_taken_over():
+    engine = make("full")
+    before = weights(engine).clone()
+    state = {**make("full").state(), "device": "cuda"}
+    state["policy"] = [value + 1 for value in state["policy"]]
+    with pytest.raises(ValueError, match="written on a cuda device, and this machine's is cpu"):
+        engine.restore(state)
+    assert torch.equal(weights(engine), before)

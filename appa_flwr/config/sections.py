@@ -85,9 +85,7 @@ class DataSection(Section):
     )
     num_questions: int = Field(400, ge=2, description="questions of the generated survey that were asked")
     num_groups: int = Field(8, ge=2, description="groups of the generated survey")
-    disagreement: float = Field(
-        1.5, ge=0, description="of the generated survey: how far groups differ, 0 = not at all, 1 = as it was made"
-    )
+    disagreement: float = Field(1.5, ge=0, description="of the generated survey: how far groups differ, 0 = not at all")
     max_questions: int = Field(0, ge=0, description="use at most this many questions; 0 = all")
     refusals: Literal["keep", "drop", "separate"] = Field(
         "keep", description="refused answers: an option like others, removed, or removed with their rate reported"

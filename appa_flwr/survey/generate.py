@@ -139,7 +139,7 @@ def population(data: DataSection, seed: int) -> Population:
     }
 
 
-def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: float = 1.0, seed: int = 0) -> Survey:
+def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: float = 1.5, seed: int = 0) -> Survey:
     """Draw a survey from the generated population.
 
     Args:
@@ -179,7 +179,7 @@ def unasked_questions(given: Population) -> tuple[Question, ...]:
 
 
 def ground_truth(
-    *, num_questions: int, num_groups: int, disagreement: float = 1.0, seed: int
+    *, num_questions: int, num_groups: int, disagreement: float = 1.5, seed: int
 ) -> tuple[tuple[Question, ...], Mapping[str, Mapping[str, FloatArray]]]:
     """The population behind `generate`, of the same arguments and errors: every group's exact distributions.
 

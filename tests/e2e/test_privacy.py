@@ -116,9 +116,9 @@ def test_under_the_strictest_policy_rewards_are_all_that_leaves_and_the_ledger_h
     assert list(dict.fromkeys(row["method"] for row in rows)) == [
         "sft",
         "sft-do",
+        "uniform",
         "ppo",
         "ppo-do",
-        "uniform",
     ]  # and no majority
     assert {reply.kind for reply in grid.replies if not reply.message.has_error()} == {
         *(wire.ROLL_CALL, wire.CATALOGUE, wire.TARGETS, wire.SCORE),

@@ -51,9 +51,9 @@ PHASES = (
     "evaluate base",
     "sft",
     "evaluate sft",
+    "baselines",
     "ppo",
     "evaluate ppo",
-    "baselines",
 )
 
 

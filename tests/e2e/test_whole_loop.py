@@ -4,83 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import Executor, Future
 
 import families
 import numpy as np
 import pytest
 import torch
 from fakes import ROUNDING
-from flwr.app import Context, RecordDict
-from in_process import SimulatedGrid, flower_task, simulated
 from peft import AutoPeftModelForCausalLM
 from real_surveys import GLOBALQA, needs_surveys
 from safetensors.torch import load_file
 from scipy.spatial.distance import jensenshannon
-from small import SMALL_PREDICTOR, VALUE_MODEL, VOTES
 from transformers import AutoTokenizer
+from whole_loop import SMALL, lines_of, run_of
 
 from appa_flwr.config import Config, preset, split_names
 from appa_flwr.protocol import formats
 from appa_flwr.run.records import CEILINGS, OWN_PREDICTION, TRIVIAL_BASELINES
-from server_app import evaluation, main
-from server_app import run as server
+from server_app import evaluation
 from server_app.federation.catalogue import build_catalogue
-
-SMALL = {
-    "data.num-groups": 3,
-    "data.num-questions": 12,
-    "data.test-fraction": 0.25,
-    "federation.min-groups": 3,
-    "eval.ceilings": False,
-    **SMALL_PREDICTOR,
-    **VOTES,
-    **VALUE_MODEL,
-    "pluralllm.rounds": 1,
-    "policy.prompt-style": "full",
-    "policy.tuning": "lora",
-    "policy.threads": 1,
-    "sft.steps": 3,
-    "sft.batch-size": 4,
-    "sft.gradient-accumulation-steps": 1,
-    "sft.learning-rate": 1e-2,
-    "baseline-rule": "",
-    "ppo.num-iterations": 2,
-    "rollout.batch-size": 8,
-    "ppo.num-mini-batches": 2,
-    "ppo.learning-rate": 1e-2,
-    "rollout.response-length": 24,
-}
-
-
-class InLine(Executor):
-    """Does at once what would run beside.
-
-    A model loaded in bfloat16 changes the default dtype of the whole process, and here groups train in the same one.
-    """
-
-    def __init__(self, **_) -> None:
-        pass
-
-    def submit(self, task, *args):
-        done = Future()
-        done.set_result(task(*args))
-        return done
-
-
-def run_of(folder, **keys):
-    """The whole loop in this process, with the groups' real ClientApp."""
-    places = {"run.output-dir": str(folder / "runs"), "run-name": "r"}
-    config = Config.load({**SMALL, **places, **keys})
-    with flower_task(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "ThreadPoolExecutor", InLine)
-        patched.setattr(server.report, "build", lambda path: path / "report.html")  # seconds of plots
-        main.app(SimulatedGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
-    return config
-
-
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_ranking_task(tmp_path):

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -62,7 +63,6 @@ _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim"),
 )
-_SMALL = (512, 64, 128, 2, 4, 2, 16)
 SMOLLM2 = "SmolLM2-135M"
 _PUBLISHED: dict[str, tuple[type[PretrainedConfig], tuple[int, ...], dict[str, int]]] = {
     "gemma-2-2b": (Gemma2Config, (256_000, 2304, 9216, 26, 8, 4, 256), {"sliding_window": 4096}),
@@ -85,10 +85,14 @@ def small_qwen3(vocabulary: int, hidden: int = 128) -> PretrainedConfig:
     return _architecture(Qwen3Config, sizes, max_position_embeddings=2048)
 
 
-def published(name: str, *, small: bool = False) -> PretrainedConfig:
-    """A published architecture and its sizes, or scaled down to run anywhere."""
+def _small(layers: int) -> tuple[int, ...]:
+    return (512, 64, 128, layers, 4, 2, 16)
+
+
+def published(name: str, *, small: bool = False, layers: int = 2) -> PretrainedConfig:
+    """A published architecture and its sizes, or scaled down to run anywhere, with so many layers."""
     kind, sizes, more = _PUBLISHED[name]
-    return _architecture(kind, _SMALL if small else sizes, **more)
+    return _architecture(kind, _small(layers) if small else sizes, **more)
 
 
 def _architecture(kind: type[PretrainedConfig], sizes: tuple[int, ...], **more: Any) -> PretrainedConfig:
@@ -106,7 +110,9 @@ def save_random(config: PretrainedConfig, folder: Path, *, dtype: torch.dtype = 
     model.save_pretrained(folder)
 
 
-def make_engine(workload: Workload) -> PPOEngine:
+def make_engine(
+    workload: Workload, *, stop_ids: Sequence[int] = (EOS_ID,), sft_adapter: Path | None = None
+) -> PPOEngine:
     """The engine as a run with these keys would build it."""
     rollout: dict[str, Scalar] = {
         "rollout.response-length": workload.response_length,
@@ -116,11 +122,11 @@ def make_engine(workload: Workload) -> PPOEngine:
     config = Config.load({**KEYS, **rollout, **workload.config})
     model = load_model(config, workload.model, quantized=config.policy.tuning == "qlora")
     return PPOEngine(
-        ppo_models(config, model),
+        ppo_models(config, model, sft_adapter=sft_adapter),
         config.ppo,
         config.rollout,
         num_iterations=len(workload.batches),
-        stop_ids=[EOS_ID],
+        stop_ids=stop_ids,
         pad_id=PAD_ID,
         seed=SEED,
         shared_prefix=workload.shared_prefix,
@@ -308,6 +314,7 @@ def main(
     real: Annotated[bool, typer.Option("--smollm2", help="An iteration of preset smollm2.")] = False,
     scale: Annotated[Literal["full", "small"], typer.Option(help="Of the named models.")] = "full",
     threads: Annotated[int, typer.Option(min=1, help="On a CPU.")] = 1,
+    counts: Annotated[bool, typer.Option("--counts", help="Kernels and host waits on a pretended GPU.")] = False,
     run: Annotated[Path | None, typer.Option(help="Only tell how long this run waited for its federation.")] = None,
     updates: Annotated[int, typer.Option(min=1, help="Counted updates a cell, after one to warm up.")] = 2,
     out: Out = Path("runs/engine"),
@@ -316,6 +323,12 @@ def main(
     if run is not None:
         waited, total = federation_wait(run)
         print(f"waited {waited:.1f} s for the federation in {total:.1f} s of iterations: {waited / total:.1%}")
+        return
+    if counts:
+        from experiments.benchmarks.counts import table  # it needs this module
+
+        counted = table()
+        save(out, counted.reset_index(), shown(counted, digits=1))
         return
     if paper and scale == "full" and not torch.cuda.is_available():
         raise UserError(

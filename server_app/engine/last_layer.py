@@ -29,13 +29,14 @@ def _position_wise(trunk: nn.Module) -> list[nn.Module]:
 @contextmanager
 def computing_only(trunk: nn.Module, read_JL: Tensor) -> Iterator[None]:
     """Within the block, the trunk's passes give right last hidden states where `read_JL` is True, and any elsewhere."""
+    places = read_JL.nonzero(as_tuple=True)  # once: a mask as an index makes the host wait for the GPU at each use
 
     def gather(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (given[0][read_JL], *given[1:])
+        return (given[0][places], *given[1:])
 
     def scatter(_: nn.Module, __: Any, result_SH: Tensor) -> Tensor:
         full_JLH = result_SH.new_zeros(*read_JL.shape, result_SH.shape[-1])
-        return full_JLH.index_put((read_JL,), result_SH)
+        return full_JLH.index_put(places, result_SH)
 
     with ExitStack() as hooks:
         for part in _position_wise(trunk):

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from server_app.engine.passes import Scorer, logprob_pass, value_pass
-from server_app.models.one_product import round_once
+from server_app.models.one_product import holding, round_once
 
 POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
 SFT, BOTH = "sft", "both"
@@ -193,7 +193,8 @@ class LoraModels(PolicyModels):
         ]
         weights = [layer.get_base_layer().weight for layer in adapted]
         if not all(w.is_floating_point() and w.element_size() >= MERGED_BYTES for w in weights):
-            yield self._base
+            with holding(self._peft):
+                yield self._base
             return
         kept = [weight.detach().clone() for weight in weights]
         try:

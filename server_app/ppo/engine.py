@@ -149,7 +149,8 @@ class PPOEngine:
                 reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
             )
             advantage_JT = ppo.whiten(advantage_JT, mask_JT)
-        sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
+        names = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl")
+        sums = {name: torch.zeros((), dtype=torch.float64, device=mask_JT.device) for name in names}
         tokens = 0
         for _ in range(s.epochs):
             order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
@@ -172,9 +173,9 @@ class PPOEngine:
                         ppo.full_loss(
                             policy=policy.loss, value_coefficient=s.value_coefficient, num_tokens=count
                         ).backward()
-                        sums["policy_loss"] += float(policy.loss.detach())
-                        sums["clip_fraction"] += float(policy.clipped)
-                        sums["approximate_kl"] += float(policy.approximate_kl)
+                        sums["policy_loss"] += policy.loss.detach()
+                        sums["clip_fraction"] += policy.clipped
+                        sums["approximate_kl"] += policy.approximate_kl
                 if not self._by_question:
                     sums["value_loss"] += self._value_step(batch, chunks, reference.value_JT, return_JT, count=count)
                 tokens += count
@@ -183,7 +184,7 @@ class PPOEngine:
                 self._optimizer.step()
                 self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()
-        stats = {name: total / max(tokens, 1) for name, total in sums.items()}
+        stats = {name: float(total) / max(tokens, 1) for name, total in sums.items()}
         stats["kl"] = float(((old_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean())
         stats["entropy"] = float(ppo.entropy(old_JT, mask_JT))
         stats["response_length"] = float(mask_JT.sum(1).float().mean())
@@ -206,9 +207,9 @@ class PPOEngine:
         return_JT: Tensor,
         *,
         count: int,
-    ) -> float:
+    ) -> Tensor:
         """Send a mini-batch's value loss backward, and return its sum over the tokens, of which there are `count`."""
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=value_JT.device)
         with self.models.value_pass(batch.prefix_C, train=True) as values:
             for rows, part in chunks:
                 width = part.response_JT.shape[1]
@@ -221,7 +222,7 @@ class PPOEngine:
                 )
                 weight = self.settings.value_coefficient
                 ppo.full_loss(value=value, value_coefficient=weight, num_tokens=count).backward()
-                total += float(value.detach())
+                total += value.detach()
         return total
 
     def state(self) -> dict[str, Any]:

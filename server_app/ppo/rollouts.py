@@ -25,6 +25,7 @@ from server_app.engine.prefix import Prefix, common_length, why_not, window_of
 from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
 
 COMPACT_BELOW = 0.75  # share of live rows under which the others leave the batch
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens; to see which rows have ended makes the host wait for the GPU
 SCORED_ROWS = 16  # in one pass that scores what was written elsewhere
 SEEDS = 2**63 - 1
 
@@ -179,10 +180,11 @@ def _by_own_loop(
     capacity = shared + prompt_JP.shape[1] + max_new_tokens
     num_layers = model.config.get_text_config().num_hidden_layers
     cache = Cache(layers=[_BufferLayer(layer, capacity) for layer in own_prefix or [None] * num_layers])
-    stop = torch.tensor(decoding.stop_ids, device=device)
+    stop, look_every = torch.tensor(decoding.stop_ids, device=device), LOOK_EVERY[device.type]
     row_A = torch.arange(len(prompts), device=device)
     response_JT = torch.full((len(prompts), max_new_tokens), decoding.pad_id, device=device)
     logprob_JT = torch.zeros(response_JT.shape, device=device)
+    pad, zero = torch.tensor(decoding.pad_id, device=device), torch.zeros((), device=device)
     mask_JT = torch.zeros(response_JT.shape, dtype=torch.bool, device=device)
     live_A = torch.ones(len(prompts), dtype=torch.bool, device=device)
     length_A = prompt_mask_JP.sum(1)
@@ -200,15 +202,17 @@ def _by_own_loop(
     for t in range(max_new_tokens):
         logprob_AV = (logits(model, hidden_AH).float() / (temperature or 1.0)).log_softmax(-1)
         token_A1 = _draw(logprob_AV, generator) if temperature else logprob_AV.argmax(-1, keepdim=True)
-        at = row_A[live_A]
-        response_JT[at, t] = token_A1[live_A, 0]
-        logprob_JT[at, t] = logprob_AV.gather(1, token_A1)[live_A, 0]
-        mask_JT[at, t] = True
-        live_A = live_A & ~torch.isin(token_A1[:, 0], stop)
-        live = int(live_A.sum())
-        if not live or t + 1 == max_new_tokens:
+        token_A = token_A1[:, 0]
+        response_JT[row_A, t] = token_A.where(live_A, pad)
+        logprob_JT[row_A, t] = logprob_AV.gather(1, token_A1)[:, 0].where(live_A, zero)
+        mask_JT[row_A, t] = live_A
+        live_A = live_A & ~torch.isin(token_A, stop)
+        if t + 1 == max_new_tokens:
             break
         mask_AL = torch.nn.functional.pad(mask_AL, (0, 1), value=True)
+        live = int(live_A.sum()) if (t + 1) % look_every == 0 else len(live_A)
+        if not live:
+            break
         if live < COMPACT_BELOW * len(live_A):
             token_A1, position_A, mask_AL, row_A = token_A1[live_A], position_A[live_A], mask_AL[live_A], row_A[live_A]
             cache.batch_select_indices(live_A)

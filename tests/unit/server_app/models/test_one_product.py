@@ -12,9 +12,9 @@ from peft.tuners.lora import LoraLayer
 
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
-from server_app.models import sft, tiny
+from server_app.models import one_product, sft, tiny
 from server_app.models.base import Base
-from server_app.models.one_product import round_once
+from server_app.models.one_product import holding, round_once
 
 IDS = torch.randint(0, 60, (3, 9), generator=torch.Generator().manual_seed(1))
 
@@ -91,3 +91,50 @@ def test_sft_and_ppo_round_once_in_sixteen_bits_and_leave_thirty_two_to_peft(dty
     for adapted_model in (trainer.model, models.policy()):
         layers = [layer for layer in adapted_model.modules() if isinstance(layer, LoraLayer)]
         assert {type(layer).__name__ for layer in layers} == {kind}
+
+
+def halved(**patches):
+    """The model in bfloat16, with what decides whether weights are kept set for it."""
+    peft = adapted().to(torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in patches.items():
+            patched.setattr(one_product, name, value)
+        round_once(peft)
+    return peft
+
+
+def test_kept_weights_change_no_digit_whatever_adapters_are_in_force():
+    kept, copied = halved(), halved(SHARE_OF_FREE_MEMORY=0.0)
+    found = []
+    for peft in (kept, copied):
+        results = []
+        for active in (["first"], ["first", "second"], ["second"], ["first"]):
+            peft.base_model.set_adapter(active)
+            peft.zero_grad(set_to_none=True)
+            logits = peft(input_ids=IDS).logits
+            logits.float().square().mean().backward()
+            results += [logits, *(gradients(peft)[name] for name in sorted(gradients(peft)))]
+            with torch.no_grad(), peft.disable_adapter():
+                results.append(peft(input_ids=IDS).logits)
+        found.append(results)
+    assert all((a is b is None) or torch.equal(a, b) for a, b in zip(*found, strict=True))
+    layers = [[m for m in peft.modules() if isinstance(m, LoraLayer)] for peft in (kept, copied)]
+    assert all(layer.keeps for layer in layers[0])
+    assert not any(layer.keeps for layer in layers[1])
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0], ids=["kept", "copied"])
+def test_adapters_are_held_within_the_block_alone(share):
+    peft = halved(SHARE_OF_FREE_MEMORY=share)
+    with torch.no_grad():
+        before = peft(input_ids=IDS).logits
+        with holding(peft):
+            torch.testing.assert_close(peft(input_ids=IDS).logits, before, rtol=0, atol=2e-2)
+            torch.testing.assert_close(peft(input_ids=IDS).logits, before, rtol=0, atol=2e-2)  # now from what is held
+        for name, parameter in peft.named_parameters():
+            if "lora_B" in name:
+                parameter *= -1
+        after = peft(input_ids=IDS).logits
+        assert not torch.allclose(after, before, atol=2e-2)
+        with holding(peft):
+            torch.testing.assert_close(peft(input_ids=IDS).logits, after, rtol=0, atol=2e-2)

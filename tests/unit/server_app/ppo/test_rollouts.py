@@ -104,6 +104,21 @@ def test_rows_that_have_ended_leave_the_batch_and_the_others_go_on_as_they_would
         torch.testing.assert_close(other.logprob_JT, stay.logprob_JT, **ROUNDING)
 
 
+@pytest.mark.parametrize("every", [3, 8, 100])
+def test_looking_seldom_for_rows_that_have_ended_changes_no_answer(model, every, monkeypatch):
+    """With no row leaving the batch, so that each meets the same random numbers."""
+    monkeypatch.setattr(rollouts, "COMPACT_BELOW", 0.0)
+    found = []
+    for look_every in (1, every):
+        monkeypatch.setattr(rollouts, "LOOK_EVERY", {"cpu": look_every})
+        found.append(draw(model, LONG_PROMPTS * 4))
+    often, seldom = found
+    assert not often.sequences.mask_JT.all()  # rows did end
+    assert torch.equal(often.sequences.mask_JT, seldom.sequences.mask_JT)
+    assert torch.equal(often.sequences.response_JT, seldom.sequences.response_JT)
+    assert torch.equal(often.logprob_JT, seldom.logprob_JT)
+
+
 def test_greedy_answers_are_those_of_every_method(model):
     own, generate = (draw(model, LONG_PROMPTS, temperature=0.0, method=method) for method in METHODS)
     assert torch.equal(generate.sequences.response_JT, own.sequences.response_JT)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import http.client
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import socket
 import ssl
+import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -59,6 +61,12 @@ PACKAGE = "appa-flwr"
 OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
 COMMANDS = ("python", "flwr", "flower-superlink", "flower-supernode")
 LEAST_DISK = 5.0  # GiB; a run with one of the paper's models keeps its SFT model and two adapters
+ASK_TORCH = """
+import json, torch
+found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+print(json.dumps([torch.__version__, *((gpu.name, gpu.total_memory, gpu.major, gpu.minor) for gpu in found)]))
+"""
+FIRST_WITH_BFLOAT16 = 8  # major version of the capability
 SECONDS_TO_CONNECT = 5.0
 AHEAD, BEHIND = 5, 305
 """Seconds by which a node's clock may differ from the server's, as Flower 1.41 bounds the time that a node signs."""
@@ -84,7 +92,7 @@ def _look(what: str, look: Callable[[], str]) -> Finding:
 
 
 def machine(*, group: bool = False) -> Iterator[Finding]:
-    """Python, the packages and Flower's commands; with `group` the packages that a group's machine needs."""
+    """Python, the packages, Flower's commands and the GPU; with `group` what a group's machine needs of them."""
     found = importlib.metadata.metadata(PACKAGE)
     python = Requirement(f"python{found['Requires-Python']}")
     yield _look("Python", lambda: _in_range(python, ".".join(map(str, sys.version_info[:3]))))
@@ -94,6 +102,30 @@ def machine(*, group: bool = False) -> Iterator[Finding]:
             yield _look(wanted.name, lambda wanted=wanted: _installed(wanted))  # type: ignore[misc]
     for name in COMMANDS:
         yield _look(name, lambda name=name: _on_path(name))  # type: ignore[misc]
+    if not group:
+        yield _look("GPU", _gpus)
+
+
+def _gpus() -> str:
+    """Torch's GPUs, of which the first is used; asked in another process, for a driver can take a process with it."""
+    asked = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"status {asked.returncode}"]
+        raise UserError(f"torch cannot be asked for it: {said[-1]}")
+    version, *gpus = json.loads(asked.stdout.splitlines()[-1])
+    if not gpus and shutil.which("nvidia-smi"):
+        raise UserError(f"torch {version} sees none, and nvidia-smi is here; install torch for your CUDA version")
+    if not gpus:
+        return f"none; torch {version} computes on the CPU"
+    named = [
+        f"{name}, {memory / 2**30:.0f} GiB, capability {major}.{minor}, bfloat16 {_native(major)}"
+        for name, memory, major, minor in gpus
+    ]
+    return "; ".join(named) + (" (the first is used)" if len(named) > 1 else "")
+
+
+def _native(major: int) -> str:
+    return "native" if major >= FIRST_WITH_BFLOAT16 else 'emulated, so that "auto" is float32'
 
 
 def _installed(wanted: Requirement) -> str:

@@ -340,3 +340,48 @@ def test_a_missing_package_an_old_one_and_commands_elsewhere_are_named(monkeypat
     monkeypatch.setenv("PATH", here + os.pathsep + str(tmp_path))
     others = set(doctor.COMMANDS) - {"flwr"}  # also the name of the package
     assert all(finding.good for finding in doctor.machine(group=True) if finding.what in others)
+
+
+def gpu_finding(monkeypatch, tmp_path, *, torch_says: str, smi: bool):
+    """What the doctor says of the GPU where torch says this, with or without the driver's command on the PATH."""
+    if smi:
+        (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "ASK_TORCH", torch_says)
+    (finding,) = [found for found in doctor.machine() if found.what == "GPU"]
+    return finding
+
+
+H100 = '["H100", 85899345920, 9, 0]'
+T4 = '["T4", 16106127360, 7, 5]'
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        (H100, "H100, 80 GiB, capability 9.0, bfloat16 native"),
+        (
+            f"{H100}, {T4}",
+            "H100, 80 GiB, capability 9.0, bfloat16 native; "
+            'T4, 15 GiB, capability 7.5, bfloat16 emulated, so that "auto" is float32 (the first is used)',
+        ),
+    ],
+)
+def test_gpus_are_named_with_what_they_can(monkeypatch, tmp_path, gpus, text):
+    says = f"print('noise'); print('[\"2.13.0+cu130\", {gpus}]')"
+    assert gpu_finding(monkeypatch, tmp_path, torch_says=says, smi=True) == doctor.Finding("GPU", text, good=True)
+
+
+def test_a_machine_without_a_gpu_is_well_and_one_whose_torch_has_none_of_its_gpus_is_not(monkeypatch, tmp_path):
+    says = "print('[\"2.13.0+cpu\"]')"
+    finding = gpu_finding(monkeypatch, tmp_path, torch_says=says, smi=False)
+    assert (finding.good, finding.text) == (True, "none; torch 2.13.0+cpu computes on the CPU")
+    finding = gpu_finding(monkeypatch, tmp_path, torch_says=says, smi=True)
+    assert not finding.good
+    assert "install torch for your CUDA version" in finding.text
+
+
+def test_a_torch_that_cannot_be_asked_is_named(monkeypatch, tmp_path):
+    finding = gpu_finding(monkeypatch, tmp_path, torch_says="raise OSError('libcuda is broken')", smi=False)
+    assert not finding.good
+    assert finding.text == "torch cannot be asked for it: OSError: libcuda is broken"

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
+import torch
+
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, lock, recover, replace_file, sync, writing
@@ -120,7 +122,8 @@ class RunFolder:
     def save_seconds(self, phase: str, seconds: float) -> None:
         """Replace a phase's time in `phases.json`."""
         peak = max((mib for mib in (self.peak_mib(phase), _peak_mib()) if mib is not None), default=None)
-        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak)
+        gpu = torch.cuda.max_memory_allocated() / MEBIBYTE if torch.cuda.is_available() else None
+        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak, gpu_mib=gpu)
         self.write(PHASES, tuple(self._phases.values()))
         if self._above is not None:
             self._above.save_seconds(self._named(phase), seconds)

@@ -6,9 +6,11 @@ Axis letters: J rollouts, T response tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,10 @@ from server_app.ppo import losses as ppo
 from server_app.ppo.rollouts import Decoding, Rollout, sample
 
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
+FEWEST_TOKENS = 64  # of a pass: where memory does not hold these, a smaller pass would not help
+
+log = logging.getLogger("appa.engine")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class PPOEngine:
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
+        self._tokens_at_once = settings.micro_batch_tokens
         self._per_question = rollout.answers_per_question
         self._by_question = settings.baseline == "question"
         self._decoding = Decoding.fitting(
@@ -102,17 +109,21 @@ class PPOEngine:
         reference_JT = torch.zeros(sequences.mask_JT.shape, device=sequences.mask_JT.device)
         value_JT, policy_JT = torch.zeros_like(reference_JT), torch.zeros_like(reference_JT)
         every = torch.arange(len(reference_JT), device=reference_JT.device)
-        chunks = self._micro_batches(sequences, every)
-        passes = [(reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature))]
-        if not self._by_question:
-            passes.append((value_JT, self.models.value_pass(sequences.prefix_C)))
-        if self._rescore:
-            passes.append((policy_JT, self.models.policy_pass(sequences.prefix_C, temperature=self._temperature)))
-        for into_JT, models_pass in passes:
-            with torch.inference_mode(), models_pass as scorer:
-                found = [scorer(sequences.rows(rows)) for rows in chunks]
-            for rows, part_JT in zip(chunks, found, strict=True):
-                into_JT[rows, : part_JT.shape[1]] = part_JT.to(into_JT.dtype)
+
+        def score() -> None:
+            chunks = self._micro_batches(sequences, every)
+            passes = [(reference_JT, self.models.reference_pass(sequences.prefix_C, temperature=self._temperature))]
+            if not self._by_question:
+                passes.append((value_JT, self.models.value_pass(sequences.prefix_C)))
+            if self._rescore:
+                passes.append((policy_JT, self.models.policy_pass(sequences.prefix_C, temperature=self._temperature)))
+            for into_JT, models_pass in passes:
+                with torch.inference_mode(), models_pass as scorer:
+                    found = [scorer(sequences.rows(rows)) for rows in chunks]
+                for rows, part_JT in zip(chunks, found, strict=True):
+                    into_JT[rows, : part_JT.shape[1]] = part_JT.to(into_JT.dtype)
+
+        self._in_memory(score)
         return ReferencePass(reference_JT, value_JT, policy_JT if self._rescore else None)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
@@ -149,42 +160,50 @@ class PPOEngine:
                 reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
             )
             advantage_JT = ppo.whiten(advantage_JT, mask_JT)
-        names = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl")
-        sums = {name: torch.zeros((), dtype=torch.float64, device=mask_JT.device) for name in names}
+        sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
         tokens = 0
+
+        def gradients(rows_of_step: Tensor, count: int) -> dict[str, Tensor]:
+            """Of a step's mini-batch, with what it adds to the sums."""
+            self._optimizer.zero_grad(set_to_none=True)
+            chunks = [(rows, batch.rows(rows)) for rows in self._micro_batches(batch, rows_of_step)]
+            found = {name: torch.zeros((), dtype=torch.float64, device=mask_JT.device) for name in sums}
+            # Each loss goes backward inside its own pass: gradient checkpointing would recompute it with whatever
+            # adapter is in force by then, and only one graph has to be held at a time.
+            with self.models.policy_pass(batch.prefix_C, temperature=self._temperature, train=True) as logprobs:
+                for rows, part in chunks:
+                    width = part.response_JT.shape[1]
+                    policy = ppo.policy_loss(
+                        logprobs(part),
+                        old_JT[rows, :width],
+                        advantage_JT[rows, :width],
+                        part.mask_JT,
+                        clip_range=s.clip_range,
+                        weight_JT=None if weight_JT is None else weight_JT[rows, :width],
+                    )
+                    ppo.full_loss(
+                        policy=policy.loss, value_coefficient=s.value_coefficient, num_tokens=count
+                    ).backward()
+                    found["policy_loss"] += policy.loss.detach()
+                    found["clip_fraction"] += policy.clipped
+                    found["approximate_kl"] += policy.approximate_kl
+            if not self._by_question:
+                found["value_loss"] += self._value_step(batch, chunks, reference.value_JT, return_JT, count=count)
+            return found
+
         for _ in range(s.epochs):
             order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(s.num_mini_batches, len(order))):
                 count = int(mask_JT[mini_batch].sum())
-                chunks = [(rows, batch.rows(rows)) for rows in self._micro_batches(batch, mini_batch)]
-                # Each loss goes backward inside its own pass: gradient checkpointing would recompute it with whatever
-                # adapter is in force by then, and only one graph has to be held at a time.
-                with self.models.policy_pass(batch.prefix_C, temperature=self._temperature, train=True) as logprobs:
-                    for rows, part in chunks:
-                        width = part.response_JT.shape[1]
-                        policy = ppo.policy_loss(
-                            logprobs(part),
-                            old_JT[rows, :width],
-                            advantage_JT[rows, :width],
-                            part.mask_JT,
-                            clip_range=s.clip_range,
-                            weight_JT=None if weight_JT is None else weight_JT[rows, :width],
-                        )
-                        ppo.full_loss(
-                            policy=policy.loss, value_coefficient=s.value_coefficient, num_tokens=count
-                        ).backward()
-                        sums["policy_loss"] += policy.loss.detach()
-                        sums["clip_fraction"] += policy.clipped
-                        sums["approximate_kl"] += policy.approximate_kl
-                if not self._by_question:
-                    sums["value_loss"] += self._value_step(batch, chunks, reference.value_JT, return_JT, count=count)
+                for name, part in self._in_memory(partial(gradients, mini_batch, count)).items():
+                    sums[name] += float(part)
                 tokens += count
                 for group in self._optimizer.param_groups:
                     torch.nn.utils.clip_grad_norm_(group["params"], s.max_grad_norm)
                 self._optimizer.step()
-                self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()
-        stats = {name: float(total) / max(tokens, 1) for name, total in sums.items()}
+        stats = {name: total / max(tokens, 1) for name, total in sums.items()}
         stats["kl"] = float(((old_JT - reference.reference_logprob_JT) * mask_JT).sum(1).mean())
         stats["entropy"] = float(ppo.entropy(old_JT, mask_JT))
         stats["response_length"] = float(mask_JT.sum(1).float().mean())
@@ -194,10 +213,29 @@ class PPOEngine:
             stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > s.clip_range).float().mean())
         return stats
 
+    def _in_memory(self, passes: Callable[[], _T]) -> _T:
+        """What passes give; where a GPU's memory does not hold them, once more with half as many tokens at once."""
+        while True:
+            try:
+                return passes()
+            except torch.OutOfMemoryError as error:
+                if self._tokens_at_once < 2 * FEWEST_TOKENS:
+                    raise
+                told = next(iter(str(error).splitlines()), "")
+            # not above: while the error is handled, its traceback keeps the tensors alive
+            torch.cuda.empty_cache()
+            before, self._tokens_at_once = self._tokens_at_once, self._tokens_at_once // 2
+            log.warning(
+                "%s; from here on passes have %d tokens at once, not ppo.micro-batch-tokens = %d",
+                told.rstrip("."),
+                self._tokens_at_once,
+                before,
+            )
+
     def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:
         # On a CPU a pass costs what its tokens cost; a GPU gains more by more rows at once.
         by_prompt = self._per_question > 1 and rows.device.type == "cpu"
-        return sequences.micro_batches(rows, tokens=self.settings.micro_batch_tokens, by_prompt=by_prompt)
+        return sequences.micro_batches(rows, tokens=self._tokens_at_once, by_prompt=by_prompt)
 
     def _value_step(
         self,

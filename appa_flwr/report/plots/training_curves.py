@@ -218,8 +218,12 @@ def seconds_per_phase(phases: Sequence[Phase]) -> Figure:
     figure = style.figure(1.0 + 0.36 * len(phases))
     axes = figure.add_subplot(xlabel="seconds", title="Time per phase, and the server's memory until then")
     bars = axes.barh(range(len(phases)), [phase.seconds for phase in phases], color=style.BLUE, height=0.65)
-    memory = ["" if phase.peak_mib is None else f", {phase.peak_mib / 1024:.1f} GiB" for phase in phases]
-    labels = [f"{phase.seconds:.1f} s{used}" for phase, used in zip(phases, memory, strict=True)]
+    labels = [
+        f"{phase.seconds:.1f} s"
+        + ("" if phase.peak_mib is None else f", {phase.peak_mib / 1024:.1f} GiB")
+        + ("" if phase.gpu_mib is None else f", GPU {phase.gpu_mib / 1024:.1f} GiB")
+        for phase in phases
+    ]
     axes.bar_label(bars, labels, padding=4, fontsize=9)
     axes.margins(x=0.2)
     style.rows(axes, [style.label(phase.phase) for phase in phases])

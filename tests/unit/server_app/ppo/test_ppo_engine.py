@@ -15,6 +15,7 @@ import torch
 from fakes import ARCHITECTURES, PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, joined, tiny_causal_lm
 
 from appa_flwr.config.sections import PPOSection, RolloutSection
+from server_app.engine import passes
 from server_app.engine.sequences import Sequences
 from server_app.models.policy import FullModels, LoraModels
 from server_app.ppo import engine as engine_module
@@ -100,6 +101,46 @@ def test_the_update_does_not_depend_on_the_micro_batch_size(tuning, prompts):
     assert (found[every] - before).abs().max() > 1e-3  # it did learn something
     torch.testing.assert_close(found[30], found[every], rtol=0, atol=1e-5)
     assert logs[30] == pytest.approx(logs[every], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "training"),
+    [("response_logprobs", False), ("response_logprobs", True), ("response_values", True)],
+    ids=["reference", "policy", "value"],
+)
+def test_a_pass_that_memory_does_not_hold_is_done_with_half_the_tokens(scoring, training, monkeypatch, caplog):
+    """The second pass of its kind fails; a value's comes after the policy's gradients, which may not count twice."""
+    small = make("lora", micro_batch_tokens=64)
+    expected = iterate(small, some_scores(), prompts=LONG_BATCH)
+    engine, calls, real = make("lora", micro_batch_tokens=128), [], getattr(passes, scoring)
+
+    def full(*given, **keys):
+        if torch.is_grad_enabled() == training:
+            calls.append(engine._tokens_at_once)
+            if len(calls) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
+        return real(*given, **keys)
+
+    monkeypatch.setattr(passes, scoring, full)
+    found = iterate(engine, some_scores(), prompts=LONG_BATCH)
+    assert set(calls) == {128, 64}
+    assert found == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(weights(engine), weights(small), rtol=0, atol=1e-6)
+    assert [record.getMessage() for record in caplog.records if "memory" in record.getMessage()] == [
+        "CUDA out of memory. Tried to allocate 2.00 GiB; from here on passes have 64 tokens at once, "
+        "not ppo.micro-batch-tokens = 128"
+    ]
+
+
+def test_memory_that_holds_no_pass_at_all_ends_the_run(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = make("lora")
+    rollout = engine.rollout(BATCH)
+    monkeypatch.setattr(passes, "response_logprobs", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.reference_pass(rollout.sequences)
 
 
 def test_the_reference_pass_gives_each_row_what_a_pass_of_its_own_would():

@@ -274,7 +274,9 @@ class PPOSection(Section):
     num_mini_batches: int = Field(4, ge=1, description="optimizer steps per PPO epoch (PPO table)")
     epochs: int = Field(1, ge=1, description="passes over a rollout batch (PPO table: 2)")
     micro_batch_tokens: int = Field(
-        2048, ge=1, description="most tokens in one pass of PPO, padding counted, shared prompt tokens not"
+        2048,
+        ge=1,
+        description="most tokens in a pass of PPO, padding counted, shared prompts not; halved if a GPU's memory ends",
     )
     learning_rate: float = Field(6e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
     value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")

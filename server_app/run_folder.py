@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
-import torch
-
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, lock, recover, replace_file, sync, writing
@@ -122,8 +120,7 @@ class RunFolder:
     def save_seconds(self, phase: str, seconds: float) -> None:
         """Replace a phase's time in `phases.json`."""
         peak = max((mib for mib in (self.peak_mib(phase), _peak_mib()) if mib is not None), default=None)
-        gpu = torch.cuda.max_memory_allocated() / MEBIBYTE if torch.cuda.is_available() else None
-        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak, gpu_mib=gpu)
+        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak, gpu_mib=_gpu_mib())
         self.write(PHASES, tuple(self._phases.values()))
         if self._above is not None:
             self._above.save_seconds(self._named(phase), seconds)
@@ -178,6 +175,13 @@ def _peak_mib() -> float | None:
 
     unit = 1 if sys.platform == "darwin" else KIBIBYTE
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
+
+
+def _gpu_mib() -> float | None:
+    torch = sys.modules.get("torch")  # its import takes seconds; where nobody needed it, nothing is on a GPU
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return float(round(torch.cuda.max_memory_allocated() / MEBIBYTE, 1))
 
 
 class OpenPhase:

@@ -150,7 +150,10 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         config=CONFIG | {"ppo.num-iterations": iterations},
         metrics=lines,
         summary=summary,
-        phases=[{"phase": phase, "seconds": seconds, "peak_mib": 812.5} for phase, seconds in phases.items()],
+        phases=[
+            {"phase": phase, "seconds": seconds, "peak_mib": 812.5, "gpu_mib": None}
+            for phase, seconds in phases.items()
+        ],
         pluralllm=predictor_card(groups),
         examples=[example | {"sft": "0.60, 0.30, 0.10", "ppo": "0.45, 0.35, 0.20", "mean_reward": 0.912}],
     )

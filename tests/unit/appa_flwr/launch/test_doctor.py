@@ -336,7 +336,7 @@ def test_a_missing_package_an_old_one_and_commands_elsewhere_are_named(monkeypat
         "flower-supernode": f"{away} {here} there",
     }
     first = next(finding for finding in doctor.machine(group=True) if finding.what == "flwr")
-    assert first.text == 'is not installed; pip install "flwr[simulation]<1.42,>=1.41"'
+    assert first.text == 'is not installed; pip install "flwr[simulation]<1.43,>=1.41"'
     monkeypatch.setenv("PATH", here + os.pathsep + str(tmp_path))
     others = set(doctor.COMMANDS) - {"flwr"}  # also the name of the package
     assert all(finding.good for finding in doctor.machine(group=True) if finding.what in others)

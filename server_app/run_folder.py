@@ -64,12 +64,14 @@ class RunFolder:
         self._phases = {row.phase: row for row in PHASES.read(self.path) or ()}
 
     def __enter__(self) -> Self:
-        self._warnings = _Warnings(self)
-        log.addHandler(self._warnings)
+        self._messages, self._level = _Messages(self), log.level
+        log.addHandler(self._messages)
+        log.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *error: object) -> None:
-        log.removeHandler(self._warnings)
+        log.removeHandler(self._messages)
+        log.setLevel(self._level)
         self._lock.release()
 
     def write(self, file: JsonFile[T], content: T) -> None:
@@ -156,16 +158,17 @@ class RunFolder:
         return line
 
 
-class _Warnings(logging.Handler):
-    """Puts what the server warns of into the run's log too: which group is missing, and why."""
+class _Messages(logging.Handler):
+    """Puts the server's messages into the run's log too: which group is missing and why, what `auto` came to."""
 
     def __init__(self, folder: RunFolder) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._folder = folder
 
     def emit(self, record: logging.LogRecord) -> None:
+        kind = "warning: " if record.levelno >= logging.WARNING else ""
         with suppress(UserError):  # a full disk ends the run elsewhere
-            self._folder.note(f"warning: {record.getMessage()}")
+            self._folder.note(f"{kind}{record.getMessage()}")
 
 
 def _peak_mib() -> float | None:

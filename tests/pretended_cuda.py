@@ -188,11 +188,7 @@ class _Functions(TorchFunctionMode):
         here = on_gpu(tensor)
         there = here if to is None else to.type == "cuda"
         with self.device.placing(here):
-            result: Tensor = (
-                func(tensor, dtype or tensor.dtype, copy=copy or here != there)
-                if func is Tensor.to
-                else (Tensor.to(tensor, tensor.dtype, copy=here != there))
-            )
+            result = Tensor.to(tensor, dtype or tensor.dtype, copy=copy or here != there)
         if here != there:
             if result.requires_grad and not result.is_leaf:
                 raise NotImplementedError("no gradient crosses the pretended devices")

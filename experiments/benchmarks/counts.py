@@ -13,6 +13,7 @@ import importlib.util
 import sys
 import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class Work(NamedTuple):
         return Work(factor * self.kernels, factor * self.waits)
 
 
+@cache
 def _device() -> ModuleType:
     path = Path(experiments.__file__).parents[1] / "tests" / "pretended_cuda.py"
     spec = importlib.util.spec_from_file_location("pretended_cuda", path)
@@ -67,8 +69,13 @@ def _iteration(cell: engine.Cell, *, layers: int, tokens: int) -> dict[str, Work
         plain = AutoModelForCausalLM.from_pretrained(Path(folder) / "model")
         sft = LoraConfig(r=sides.LORA_RANK, target_modules=list(ALL_TARGETS), task_type="CAUSAL_LM")
         get_peft_model(plain, sft).save_pretrained(Path(folder) / "sft", save_embedding_layers=False)
-        work = replace(WORK, model=f"{folder}/model", response_length=tokens, config={**cell.work.config, **KEYS})
-        work = replace(work, vocabulary=model.vocab_size)
+        work = replace(
+            WORK,
+            model=f"{folder}/model",
+            vocabulary=model.vocab_size,
+            response_length=tokens,
+            config={**cell.work.config, **KEYS},
+        )
         with _device().pretended_cuda() as gpu:
             ppo = engine.make_engine(work, stop_ids=(STOP_ID,), sft_adapter=Path(folder) / "sft")
             with gpu.counting() as sampled:

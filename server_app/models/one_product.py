@@ -26,7 +26,7 @@ from torch import Tensor, nn
 SHARE_OF_FREE_MEMORY = 0.5  # that unpacked weights may take: rollouts and updates need the rest
 GIBIBYTE = 2**30
 
-log = logging.getLogger("appa.models")
+log = logging.getLogger("appa.server")
 
 
 class _Product(torch.autograd.Function):

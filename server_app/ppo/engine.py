@@ -25,7 +25,7 @@ from server_app.ppo.rollouts import Decoding, Rollout, sample
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 FEWEST_TOKENS = 64  # of a pass: where memory does not hold these, a smaller pass would not help
 
-log = logging.getLogger("appa.engine")
+log = logging.getLogger("appa.server")
 _T = TypeVar("_T")
 
 
@@ -214,7 +214,7 @@ class PPOEngine:
         return stats
 
     def _in_memory(self, passes: Callable[[], _T]) -> _T:
-        """What passes give; where a GPU's memory does not hold them, once more with half as many tokens at once."""
+        """What passes give; where a GPU's memory does not hold them, again with half as many tokens at once."""
         while True:
             try:
                 return passes()
@@ -224,12 +224,12 @@ class PPOEngine:
                 told = next(iter(str(error).splitlines()), "")
             # not above: while the error is handled, its traceback keeps the tensors alive
             torch.cuda.empty_cache()
-            before, self._tokens_at_once = self._tokens_at_once, self._tokens_at_once // 2
+            self._tokens_at_once //= 2
             log.warning(
                 "%s; from here on passes have %d tokens at once, not ppo.micro-batch-tokens = %d",
                 told.rstrip("."),
                 self._tokens_at_once,
-                before,
+                self.settings.micro_batch_tokens,
             )
 
     def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:

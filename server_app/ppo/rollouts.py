@@ -29,7 +29,7 @@ LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens; to see which rows have ended makes
 SCORED_ROWS = 16  # in one pass that scores what was written elsewhere
 SEEDS = 2**63 - 1
 
-log = logging.getLogger("appa.rollouts")
+log = logging.getLogger("appa.server")
 
 Method = Literal["own", "generate"]
 """The own loop, or Transformers' `generate`."""

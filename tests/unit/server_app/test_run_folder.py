@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 
 import numpy as np
@@ -21,6 +20,9 @@ from appa_flwr.run.records import Iteration
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import EXAMPLES, METRICS
 from server_app import run_folder as run_folders
+from server_app.federation import groups
+from server_app.models import base, one_product
+from server_app.ppo import engine, rollouts
 from server_app.run_folder import RunFolder
 
 
@@ -79,14 +81,20 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
     assert (folder.path / "examples.json").read_text() == "[]\n"
 
 
-def test_what_the_server_warns_of_stands_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
-    log = logging.getLogger("appa.server")
+def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
     with RunFolder(config_in(tmp_path)) as folder:
-        log.warning("group %s counts as missing:\n no votes", "Avaria")
-        log.info("nothing worth a line")
-    log.warning("of another run")
-    (line,) = (folder.path / "run.log").read_text().splitlines()
-    assert line.partition("] ")[2] == "warning: group Avaria counts as missing: no votes"
+        groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
+        engine.log.warning("out of memory")
+        base.log.info("policy.compute-dtype = auto: %s", "float32")
+        one_product.log.info("weights are kept")
+        rollouts.log.debug("nothing worth a line")
+    groups.log.warning("of another run")
+    assert [line.partition("] ")[2] for line in (folder.path / "run.log").read_text().splitlines()] == [
+        "warning: group Avaria counts as missing: no votes",
+        "warning: out of memory",
+        "policy.compute-dtype = auto: float32",
+        "weights are kept",
+    ]
 
 
 def test_the_reason_of_a_failure_is_one_line(tmp_path):

@@ -130,7 +130,7 @@ def test_greedy_answers_are_those_of_every_method(model):
 @pytest.mark.parametrize("prompts", [PROMPTS, LONG_PROMPTS], ids=["short", "long"])
 def test_prompts_and_answers_beyond_a_window_are_sampled_right(window, prompts, caplog):
     model = tiny_causal_lm("gemma2", window=window)
-    caplog.set_level(logging.INFO, logger="appa.rollouts")
+    caplog.set_level(logging.INFO, logger="appa.server")
     decoding = Decoding.fitting(model, max_new_tokens=9, temperature=1.0, stop_ids=(1,), pad_id=PAD_ID)
     sampled = rollouts.sample(model, prompts, decoding, generator=torch.Generator().manual_seed(0))
     assert not len(sampled.sequences.prefix_C)

@@ -2,7 +2,7 @@
 
 Every function here takes what a file held and either returns a plain value or raises `CellError`. Work is
 bounded by the limits below whatever a cell holds, and no cell is ever executed: JSON first, then Python literals by
-`ast.literal_eval`, limited in length and depth.
+`ast.literal_eval`, limited in length.
 
 Axis letters: K answer options.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -28,7 +27,6 @@ MIN_OPTIONS: Final = 2
 MAX_OPTIONS: Final = 30
 MAX_TEXT_CHARS: Final = 20_000
 MAX_CELL_CHARS: Final = 100_000
-MAX_DEPTH: Final = 10
 MAX_NAME_CHARS: Final = 500
 _ID_CHARS: Final = 12  # of a hash
 MAX_NUMBER_CHARS: Final = 40
@@ -94,19 +92,11 @@ _STRING: Final = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
 # Strings close, carry no prefix, and no two stand next to each other: Python would join them where a comma is missing.
 _CLOSED: Final = re.compile(rf"(?:[^'\"]|(?<!\w)(?:{_STRING})(?!\s*+['\"]))*+", re.DOTALL)
 _WORDS: Final = {"nan": "None", "NaN": "None", "null": "None", "inf": "1e999", "Infinity": "1e999"}
-_TOKEN: Final = re.compile(
-    rf"(?P<text>{_STRING})|\b(?P<word>{'|'.join(_WORDS)})\b|(?P<bracket>[\[({{\])}}])", re.DOTALL
+_TOKEN: Final = re.compile(rf"(?:{_STRING})|\b(?P<word>{'|'.join(_WORDS)})\b", re.DOTALL)
+# Python reads no integer of thousands of digits, and a float holds none of hundreds.
+JSON: Final = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) < MAX_NUMBER_CHARS else float(digits)
 )
-
-
-def _integer(digits: str) -> float:
-    try:
-        return int(digits)
-    except ValueError:  # more digits than Python reads
-        return float(digits)
-
-
-JSON: Final = json.JSONDecoder(parse_int=_integer)
 
 
 def syntax_tree(text: str) -> ast.expr | None:
@@ -117,9 +107,7 @@ def syntax_tree(text: str) -> ast.expr | None:
     """
     if len(text) > MAX_CELL_CHARS:
         raise CellError(Reason.TOO_LONG)
-    brackets = (token["bracket"] for token in _TOKEN.finditer(text) if token["bracket"])
-    depths = itertools.accumulate(1 if bracket in "[({" else -1 for bracket in brackets)
-    if not _CLOSED.fullmatch(text) or max(depths, default=0) > MAX_DEPTH:
+    if not _CLOSED.fullmatch(text):
         return None
     plain = _TOKEN.sub(lambda token: _WORDS[token["word"]] if token["word"] else token[0], text)
     try:
@@ -230,10 +218,7 @@ def _number(item: object, reason: Reason) -> float:
         return math.nan
     if isinstance(item, bool) or not isinstance(item, (int, float)):
         raise CellError(reason)
-    try:
-        return float(item)
-    except OverflowError:  # a JSON integer beyond the range of a float
-        return math.inf
+    return float(item)
 
 
 def parse_ordinal(cell: object, num_options: int) -> tuple[float | None, ...] | None:
@@ -314,3 +299,25 @@ def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | Non
     if total <= 0.0:
         raise CellError(Reason.ONLY_REFUSALS)
     return shares if abs(total - 1.0) <= _ALREADY_ONE else shares / total
+
+
+# What an option may be made of, in pieces between slashes or "or", to count as a refusal: the whole option, for
+# "Don't know anyone" and "Not sure" are answers.
+_REFUSALS: Final = frozenset(
+    {"dk", "don't know", "dont know", "do not know", "ref", "refused", "refuse", "refusal", "refused to answer"}
+    | {"no answer", "no response", "missing"}
+)
+# World Values Survey codes: "Missing; Unknown", "Other missing; Multiple answers Mail (EVS)".
+_MISSING_CODE: Final = re.compile(r"(?:other )?missing\s*;.*", re.DOTALL)
+# What interviewers' scripts append: "Don't know (VOL)", "Refused (DO NOT READ)".
+_INTERVIEWER_NOTE: Final = re.compile(r"\((?:vol\.?|volunteered|do not read)\)")
+_SEPARATOR: Final = re.compile(r"\s*/\s*|\s+or\s+")
+
+
+def is_refusal(option: str) -> bool:
+    """True if an option stands for not answering, whatever its case, apostrophes, blanks and final period."""
+    folded = " ".join(option.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").casefold().split())
+    folded = _INTERVIEWER_NOTE.sub("", folded).strip(" .")
+    if _MISSING_CODE.fullmatch(folded):
+        return True
+    return all(piece in _REFUSALS for piece in _SEPARATOR.split(folded))

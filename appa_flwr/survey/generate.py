@@ -69,14 +69,13 @@ class Template:
     refusal: bool = False
 
 
+AGREE = ("Strongly agree", "Agree", "Disagree", "Strongly disagree")
 TEMPLATES = (
     Template(
         "How worried are you about {}?", ("Very worried", "Somewhat worried", "Not too worried", "Not at all"), True
     ),
     Template("Should there be more public money for {}?", ("Yes", "No"), True, refusal=True),
-    Template(
-        "The rules on {} are too strict.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True, -1.0
-    ),
+    Template("The rules on {} are too strict.", AGREE, True, -1.0),
     Template("In ten years, {} will be", ("Better", "About the same", "Worse"), True, -0.6, refusal=True),
     Template("How important is {} to you personally?", ("Very", "Somewhat", "Not very", "Not at all"), True),
     Template("How much do you trust those in charge of {}?", ("A lot", "Some", "Not much", "Not at all"), True, -0.8),
@@ -87,7 +86,7 @@ TEMPLATES = (
     Template("Whom do you believe most on {}?", ("Experts", "Neighbours", "Journalists"), False),
     Template("Is the country doing enough about {}?", ("Too little", "Enough", "Too much"), True, 0.9),
     Template("How satisfied are you with {}?", ("Very", "Somewhat", "Not very", "Not at all"), True, -0.9),
-    Template("I would pay more for better {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True),
+    Template("I would pay more for better {}.", AGREE, True),
     Template("Will {} matter in the next election?", ("Yes", "No"), True, 0.8),
     Template("Should children learn about {} at school?", ("Yes", "No"), True, 0.9, refusal=True),
     Template(
@@ -98,9 +97,7 @@ TEMPLATES = (
     ),
     Template("Do you favour or oppose a new law on {}?", ("Favour", "Oppose"), True, refusal=True),
     Template("How much has {} changed your own life?", ("A lot", "A little", "Not at all"), True, 0.7),
-    Template(
-        "Politicians talk too much about {}.", ("Strongly agree", "Agree", "Disagree", "Strongly disagree"), True, -0.9
-    ),
+    Template("Politicians talk too much about {}.", AGREE, True, -0.9),
     Template("Where does {} work best?", ("In cities", "In towns", "In the country"), False),
     Template(
         "How likely are you to sign a petition on {}?", ("Very likely", "Somewhat likely", "Not likely"), True, 0.9
@@ -118,11 +115,7 @@ TEMPLATES = (
     Template("What comes first in {}?", ("Lower costs", "Better quality", "Equal access"), False, refusal=True),
     Template("Should companies do more for {}?", ("Yes", "No"), True, 0.8),
     Template("How fair is the way {} is run today?", ("Very fair", "Somewhat fair", "Not fair"), True, -0.9),
-    Template(
-        "I would vote for a party that puts {} first.",
-        ("Strongly agree", "Agree", "Disagree", "Strongly disagree"),
-        True,
-    ),
+    Template("I would vote for a party that puts {} first.", AGREE, True),
     Template(
         "How fast should the country act on {}?", ("At once", "Within years", "No need to act"), True, 0.9, refusal=True
     ),

@@ -26,11 +26,11 @@ from appa_flwr.survey.cells import (
     as_list,
     as_name,
     as_text,
+    is_refusal,
     parse_options,
     parse_ordinal,
     parse_quantity,
 )
-from appa_flwr.survey.refusals import is_refusal
 from appa_flwr.survey.tables import PRIVATE, REFUSED, SurveyRow, SurveyTable
 from appa_flwr.survey.types import FloatArray
 

@@ -1,4 +1,4 @@
-"""Reads surveys: our own columns, tidy tables, GlobalOpinionQA's CSV or hub id, OpinionQA's folder (see `sources`).
+"""Reads surveys: our own columns, tidy tables, GlobalOpinionQA's CSV or hub id, OpinionQA's folder.
 
 Our columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is defined by),
 `ordinal` (scale position of each option, null for one that has none), `n` (people behind the distribution), and
@@ -17,16 +17,26 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
+from appa_flwr.config import HUB_SURVEY
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.answer_filter import Answer, AnswerFilter, answer_of
+from appa_flwr.survey import globalqa, opinionqa, tidy
 from appa_flwr.survey.cells import CellError, Reason
-from appa_flwr.survey.loaders import open_source
 from appa_flwr.survey.names import resolve
-from appa_flwr.survey.question_rows import PublicRow, QuestionEntries, Refusals, groups_of, public_rows
-from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyTable
+from appa_flwr.survey.rows import (
+    Answer,
+    AnswerFilter,
+    Entry,
+    PublicRow,
+    Refusals,
+    answer_of,
+    groups_of,
+    public_rows,
+)
+from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyTable, read_table
 from appa_flwr.survey.types import FloatArray, Question, Rejection, Survey
 
 if TYPE_CHECKING:
@@ -35,16 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
 UNREADABLE: Final = "(unreadable)"
-__all__ = [
-    "UNREADABLE",
-    "AnswerFilter",
-    "PathLike",
-    "group_names",
-    "read_groups",
-    "read_questions",
-    "read_survey",
-    "summary",
-]
+__all__ = ["UNREADABLE", "AnswerFilter", "group_names", "read_groups", "read_questions", "read_survey", "summary"]
 
 
 def read_survey(
@@ -59,7 +60,8 @@ def read_survey(
     """A survey as questions and answers of all groups, or of some.
 
     Args:
-        path: a file, folder or hub id, as in `loaders.open_source`.
+        path: a .csv, .tsv, .jsonl or .parquet file in our own columns, tidy or in GlobalOpinionQA's, a folder in
+            OpinionQA's layout, or the hub id `HUB_SURVEY`.
         groups: names in the wanted order; a bare name will do where only one attribute has it. None: all groups with
             a usable answer, in the order of the file. Other groups' answers are not looked at.
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
@@ -85,14 +87,21 @@ def _survey(
 ) -> Survey:
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
     wanted = _wanted(table, groups)
-    catalogue: QuestionEntries = {}
-    rows = public_rows(table, catalogue, refusals=answer_filter.refusals)
-    answers, rejections = _collect(table.source, rows, wanted, answer_filter=answer_filter, strict=strict)
+    entries, answers, rejections = _collect(table, wanted, answer_filter)
+    least = answer_filter.min_questions
+    if wanted is None:
+        few = [answer.row for mine in answers.values() if len(mine) < least for answer in mine.values()]
+        rejections += [_rejection(table, row, Reason.FEW_QUESTIONS) for row in few]
+    if strict and rejections:
+        raise _bad_row(rejections[0])
+    for name in wanted or ():
+        _check_group(table, name, answers[name], rejections, least)
+    answers = {name: mine for name, mine in answers.items() if len(mine) >= max(1, least)}
     if not answers:
-        raise _unusable(table.source, "no usable answer", rejections)
+        raise _unusable(table, "no usable answer", rejections)
     answered = {question_id for mine in answers.values() for question_id in mine}
     return Survey(
-        tuple(entry.question for question_id, entry in catalogue.items() if question_id in answered),
+        tuple(entry.question for question_id, entry in entries.items() if question_id in answered),
         {name: _known(mine, lambda answer: answer.shares) for name, mine in answers.items()},
         tuple(rejections),
         respondents={name: _known(mine, lambda answer: answer.respondents) for name, mine in answers.items()},
@@ -122,19 +131,19 @@ def read_questions(
     table = _open(path, refusals)
     table.require(*PUBLIC_REQUIRED)
     wanted = _wanted(table, groups) if "group" in table.columns else None
-    catalogue: QuestionEntries = {}
-    asked: set[str] = set()
-    rejections: list[Rejection] = []
-    for row in public_rows(table, catalogue, refusals=refusals):
-        if wanted is not None and row.group and row.group not in wanted:
-            continue
-        if row.reason is None:
-            asked.add(row.question_id)
-        else:
-            rejections.append(_rejection(table.source, row, row.reason, strict=strict))
+    entries: dict[str, Entry] = {}
+    rows = [
+        row
+        for row in public_rows(table, entries, refusals=refusals)
+        if wanted is None or not row.group or row.group in wanted
+    ]
+    rejections = [_rejection(table, row, row.reason) for row in rows if row.reason is not None]
+    if strict and rejections:
+        raise _bad_row(rejections[0])
+    asked = {row.question_id for row in rows if row.reason is None}
     if not asked:
-        raise _unusable(table.source, "no usable question", rejections)
-    return tuple(entry.question for question_id, entry in catalogue.items() if question_id in asked)
+        raise _unusable(table, "no usable question", rejections)
+    return tuple(entry.question for question_id, entry in entries.items() if question_id in asked)
 
 
 def read_groups(
@@ -158,18 +167,24 @@ def read_groups(
     """
     table = _open(path, answer_filter.refusals)
     table.require(*PUBLIC_REQUIRED, PRIVATE)
-    entries: QuestionEntries = {}
-    rows = tuple(public_rows(table, entries, refusals=answer_filter.refusals))
     names = groups_of(table)
+
+    def full(group: str) -> str:
+        return resolve((group,), names, source=table.source)[0] if "group" in table.columns else groups[0]
+
+    wanted: list[str] = []
+    for group in groups:
+        with suppress(UserError):  # raised again below
+            wanted.append(full(group))
+    entries, answers, rejections = _collect(table, wanted, answer_filter, only=groups[0])
     found: dict[str, Mapping[str, FloatArray] | UserError] = {}
     for group in groups:
         try:
-            if "group" in table.columns:
-                (name,) = resolve((group,), names, source=table.source)
-                concerned = [row for row in rows if row.group in ("", name)]
-            else:
-                name, concerned = group, [replace(row, group=group) for row in rows]
-            answers, _ = _collect(table.source, concerned, (name,), answer_filter=answer_filter, strict=strict)
+            name = full(group)
+            concerned = [rejection for rejection in rejections if rejection.group in ("", name)]
+            if strict and concerned:
+                raise _bad_row(concerned[0])
+            _check_group(table, name, answers[name], concerned, answer_filter.min_questions)
             found[group] = _known(answers[name], lambda answer: answer.shares)
         except UserError as error:
             found[group] = error
@@ -211,9 +226,20 @@ def summary(survey: Survey) -> pd.DataFrame:
 
 
 def _open(path: PathLike, refusals: str) -> SurveyTable:
+    """The rows of a source, one per question and group."""
     if refusals not in get_args(Refusals):
         raise UserError(f"refusals: {refusals!r} is not one of {', '.join(map(repr, get_args(Refusals)))}")
-    return open_source(path)
+    if str(path) == HUB_SURVEY:
+        return globalqa.from_hub()
+    try:
+        if Path(path).is_dir() and opinionqa.waves(Path(path)):
+            return opinionqa.read_folder(Path(path))
+    except OSError as error:  # such as a folder of somebody else's
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    table = read_table(path)
+    if tidy.is_tidy(table):
+        return tidy.by_group(table)
+    return globalqa.by_country(table) if globalqa.is_globalqa(table) else table
 
 
 def _wanted(table: SurveyTable, groups: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -221,56 +247,52 @@ def _wanted(table: SurveyTable, groups: Sequence[str] | None) -> tuple[str, ...]
 
 
 def _collect(
-    source: str, rows: Iterable[PublicRow], wanted: Sequence[str] | None, *, answer_filter: AnswerFilter, strict: bool
-) -> tuple[dict[str, dict[str, Answer]], list[Rejection]]:
-    """The answers of the wanted groups, or of all that have enough, and the rows that gave none.
-
-    Raises:
-        UserError: a wanted group has too few; with `strict` any row gave none.
-    """
+    table: SurveyTable, wanted: Sequence[str] | None, answer_filter: AnswerFilter, *, only: str = ""
+) -> tuple[dict[str, Entry], dict[str, dict[str, Answer]], list[Rejection]]:
+    """The questions, the answers of the wanted groups, or of all, and the rows that gave none, those of nobody too."""
+    entries: dict[str, Entry] = {}
     answers: dict[str, dict[str, Answer]] = {name: {} for name in wanted or ()}
     rejections: list[Rejection] = []
-    for row in rows:
+    for row in public_rows(table, entries, refusals=answer_filter.refusals, only=only):
         if wanted is not None and row.group and row.group not in answers:
             continue
         mine = answers.setdefault(row.group, {}) if row.group else {}
         try:
-            if row.entry is None:
-                raise CellError(row.reason or Reason.MISSING)
-            if row.question_id in mine:
+            if row.entry is not None and row.question_id in mine:
                 raise CellError(Reason.DUPLICATE)
-            mine[row.question_id] = answer_of(row, row.entry, answer_filter)
+            mine[row.question_id] = answer_of(row, answer_filter)
         except CellError as error:
-            rejections.append(_rejection(source, row, error.reason, strict=strict))
-    for name, mine in answers.items():
-        if wanted is not None and not mine:
-            raise _unusable(source, f"group {name!r} has no usable answer", rejections, name)
-        if len(mine) < answer_filter.min_questions:
-            if wanted is not None:
-                count = f"{len(mine)} usable questions, fewer than min-questions = {answer_filter.min_questions}"
-                raise UserError(f"{source}: group {name!r} has {count}")
-            rejections += [
-                _rejection(source, answer.row, Reason.FEW_QUESTIONS, strict=strict) for answer in mine.values()
-            ]
-    least = max(1, answer_filter.min_questions)
-    return {name: mine for name, mine in answers.items() if len(mine) >= least}, rejections
+            rejections.append(_rejection(table, row, error.reason))
+    return entries, answers, rejections
+
+
+def _check_group(
+    table: SurveyTable, name: str, mine: Mapping[str, Answer], rejections: Iterable[Rejection], least: int
+) -> None:
+    """A UserError where a group that was asked for has too few answers."""
+    if not mine:
+        concerned = [rejection for rejection in rejections if rejection.group in ("", name)]
+        raise _unusable(table, f"group {name!r} has no usable answer", concerned)
+    if len(mine) < least:
+        count = f"{len(mine)} usable questions, fewer than min-questions = {least}"
+        raise UserError(f"{table.source}: group {name!r} has {count}")
 
 
 def _known(mine: Mapping[str, Answer], of: Callable[[Answer], T | None]) -> dict[str, T]:
     return {question_id: value for question_id, answer in mine.items() if (value := of(answer)) is not None}
 
 
-def _rejection(source: str, row: PublicRow, reason: Reason, *, strict: bool) -> Rejection:
-    file = row.row.file or source
-    if strict:
-        known = row.question_id or row.group
-        where = f"question {row.question_id!r}, group {row.group!r}: " if known else ""
-        raise UserError(f"{file}, row {row.row.number}: {where}{reason.value}")
-    return Rejection(file, row.row.number, row.question_id, row.group, reason.value)
+def _rejection(table: SurveyTable, row: PublicRow, reason: Reason) -> Rejection:
+    return Rejection(row.row.file or table.source, row.row.number, row.question_id, row.group, reason.value)
 
 
-def _unusable(source: str, what: str, rejections: Iterable[Rejection], group: str = "") -> UserError:
+def _bad_row(one: Rejection) -> UserError:
+    where = f"question {one.question_id!r}, group {one.group!r}: " if one.question_id or one.group else ""
+    return UserError(f"{one.source}, row {one.row}: {where}{one.reason}")
+
+
+def _unusable(table: SurveyTable, what: str, rejections: Iterable[Rejection]) -> UserError:
     """The error for a group, or a file, whose rows were all rejected; it says why, rows of nobody included."""
-    counts = Counter(rejection.reason for rejection in rejections if not group or rejection.group in ("", group))
+    counts = Counter(rejection.reason for rejection in rejections)
     causes = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common())
-    return UserError(f"{source}: {what} ({causes or 'it has no rows'})")
+    return UserError(f"{table.source}: {what} ({causes or 'it has no rows'})")

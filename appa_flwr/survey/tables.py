@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO
+from typing import Any, Final, TextIO
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.cells import JSON, Reason
@@ -28,14 +28,13 @@ COLUMNS: Final = (
     "selections", *OF_TIDY,
 )  # fmt: skip
 PUBLIC_REQUIRED: Final = ("question_id", "question", "options")
-MAX_LINE_BYTES: Final = 1_000_000
+MAX_LINE_CHARS: Final = 1_000_000
 MAX_PARQUET_BYTES: Final = 1 << 30
 """Of a Parquet file's columns, unpacked: some hundred bytes can stand for terabytes."""
 MAX_PARQUET_CELLS: Final = 20_000_000
 """Of one of its columns, numbers in lists counted one by one."""
 _PART_BYTES: Final = 1 << 28  # unpacked at once
 _PART_ROWS: Final = 1 << 16
-_BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -137,47 +136,33 @@ def _object(text: str) -> dict[str, object]:
     return row
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Line number and content; None for an overlong line, which is skipped without being held in memory."""
-    number = 0
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        overlong = len(line) > MAX_LINE_BYTES
-        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            line = stream.readline(MAX_LINE_BYTES + 1)
-        yield number, None if overlong else line
+def _lines(stream: TextIO) -> Iterator[str | None]:
+    """The lines of a text; None for an overlong one, which is skipped without being held in memory."""
+    while line := stream.readline(MAX_LINE_CHARS):
+        overlong = False
+        while len(line) == MAX_LINE_CHARS and not line.endswith("\n"):
+            overlong, line = True, stream.readline(MAX_LINE_CHARS)
+        yield None if overlong else line
 
 
 def _read_jsonl(file: Path, source: str) -> SurveyTable:
     rows: list[SurveyRow] = []
     columns: set[str] = set()
-    with file.open("rb") as stream:
-        for number, line in _lines(stream):
-            if line is None:
-                rows.append(SurveyRow(number, {}, Reason.TOO_LONG))
+    # What is not UTF-8 costs the row whose text or name it is in.
+    with file.open(encoding="utf-8-sig", errors="surrogateescape") as stream:
+        for number, line in enumerate(_lines(stream), start=1):
+            if line is not None and not line.strip():
                 continue
             try:
-                text = line.decode().removeprefix(_BOM)
-                if not text.strip():
-                    continue
-                cells = _object(text)
+                cells = {} if line is None else _object(line)
+                reason = Reason.TOO_LONG if line is None else None
             except (ValueError, RecursionError):
-                rows.append(SurveyRow(number, {}, Reason.BAD_LINE))
-                continue
-            rows.append(SurveyRow(number, {name: cells[name] for name in COLUMNS if name in cells}))
+                cells, reason = {}, Reason.BAD_LINE
+            rows.append(SurveyRow(number, {name: cells[name] for name in COLUMNS if name in cells}, reason))
             columns.update(rows[-1].cells)
     if rows and all(row.reason is not None for row in rows):
         raise UserError(f"{source}: no line is a JSON object (line {rows[0].number}: {rows[0].reason})")
     return SurveyTable(source, frozenset(columns), tuple(rows))
-
-
-def _short_lines(stream: TextIO) -> Iterator[str]:
-    """The lines of a text; an overlong one is skipped, and a cell that no CSV reader takes stands in its place."""
-    while line := stream.readline(MAX_LINE_BYTES):
-        overlong = False
-        while len(line) == MAX_LINE_BYTES and not line.endswith("\n"):
-            overlong, line = True, stream.readline(MAX_LINE_BYTES)
-        yield "x" * (csv.field_size_limit() + 1) + "\n" if overlong else line
 
 
 def _delimiter(header: str) -> str:
@@ -191,11 +176,12 @@ def _read_csv(file: Path, source: str) -> SurveyTable:
     rows: list[SurveyRow] = []
     header: list[str] | None = None
     wanted: list[tuple[int, str]] = []
-    with file.open("rb") as head:
-        first = next((line for _, line in _lines(head) if line and line.strip()), b"")
-    delimiter = _delimiter(first.decode("utf-8-sig", errors="replace"))
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        delimiter = _delimiter(next((line for line in _lines(stream) if line and line.strip()), ""))
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.reader(_short_lines(stream), delimiter=delimiter)
+        # In place of an overlong line stands a cell that no CSV reader takes.
+        lines = ("x" * (csv.field_size_limit() + 1) + "\n" if line is None else line for line in _lines(stream))
+        reader = csv.reader(lines, delimiter=delimiter)
         while True:
             number = reader.line_num + 1
             try:

@@ -16,11 +16,11 @@ from appa_flwr.survey.cells import (
     as_list,
     as_name,
     as_text,
+    is_refusal,
     parse_distribution,
     parse_options,
     parse_ordinal,
 )
-from appa_flwr.survey.refusals import is_refusal
 
 
 def reason_of(call, *args) -> Reason:
@@ -49,7 +49,7 @@ BAD_DISTRIBUTIONS = {
     Reason.LENGTH: ([1.0], [0.2, 0.3, 0.5]),
     Reason.NOT_FINITE: (
         [math.nan, 1.0], "[NaN, 1.0]", "[nan, 1.0]", "[null, 1.0]", "[None, 1.0]", "[Infinity, 0.5]", "[-inf, 0.5]",
-        [10**400, 0], "[" + "9" * 5000 + ", 0]",
+        "[" + "9" * 5000 + ", 0]",
     ),
     Reason.NEGATIVE: ([-0.1, 1.1],),
     Reason.ZERO: ([0.0, 0.0],),
@@ -73,7 +73,7 @@ BAD_OPTIONS = {
         ["a", None], ["a", True], ["a", ["b"]], "Yes|No", "['a', b'c']", "['a', r'b']", r"['a', '\x1']", "[,]",
         "__import__('os').listdir('.')", "open('x')",
         "['a' 'b', 'c']",  # two literals side by side are not one item
-        "['a',,'b']", "['a' ; 'b']", "[1 2]", "[" * 90_000, "[" * 45_000 + "]" * 45_000, "(" * 11 + ")" * 11,
+        "['a',,'b']", "['a' ; 'b']", "[1 2]", "[" * 90_000, "[" * 45_000 + "]" * 45_000,
         "[" + "-" * 90_000 + "1]", "['" + "\\'" * 45_000 + "]", "['a'" + " " * 90_000 + "b]",
         "[" + "1" * 90_000 + "x]", "[f" + "()" * 40_000 + "]",
         "['a', 0x" + "f" * 5_000 + "]",  # a number that Python reads and cannot write

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from surveys import read_group, reasons_of_groups, refused, shares
 
-from appa_flwr.config import HUB_SURVEY, Config, assemble
-from appa_flwr.launch.checks import participants, read_survey
+from appa_flwr.config import HUB_SURVEY, assemble
+from appa_flwr.launch.checks import participants
 from appa_flwr.survey import globalqa, read
 from appa_flwr.survey.cells import MAX_CELL_CHARS, CellError, Reason
 from appa_flwr.survey.types import Question
@@ -61,12 +61,14 @@ def test_globalqa_csv(tmp_path):
 
 
 def test_globalqa_ids_depend_on_text_and_options_alone(tmp_path):
-    tea = ("Tea?", as_published({"France": [0.5, 0.3, 0.2]}), str(LIKE))
-    same = ("Tea?", as_published({"Peru": [0, 0, 1]}), '["Like", "Don\'t like", "DK/Refused"]')
+    like = '["Like", "Don\'t like", "DK/Refused"]'
+    tea, same = (
+        ("Tea?", as_published({"France": [0, 0, 1]}), str(LIKE)),
+        ("Tea?", as_published({"Peru": [0, 0, 1]}), like),
+    )
     other = ("Tea?", as_published({"Peru": [0, 1]}), "['Yes', 'No']")
     first = read.read_questions(globalqa_csv(tmp_path / "a.csv", tea, other))
-    second = read.read_questions(globalqa_csv(tmp_path / "a.csv", other, same))
-    assert set(first) == set(second)
+    assert set(first) == set(read.read_questions(globalqa_csv(tmp_path / "a.csv", other, same)))
     assert len(set(first)) == 2
 
 
@@ -86,18 +88,18 @@ def test_a_bad_question_of_globalqa_costs_that_question(tmp_path):
 
 def test_a_bad_value_costs_its_country_and_runs_nothing(tmp_path):
     trap = tmp_path / "trap"
-    bad = {
-        "A": ("[[0.5, 0.5]]", Reason.LENGTH),
-        "C": (f"__import__('pathlib').Path({str(trap)!r}).touch()", Reason.BAD_DISTRIBUTION),
-        "D": ("[0.5, nan]", Reason.NOT_FINITE),
-        "F": ("{'x': [1]}", Reason.BAD_DISTRIBUTION),
-        "J": ("[-inf, null]", Reason.NOT_FINITE),
-    }
-    cells = ", ".join(f"{name!r}: {value}" for name, (value, _) in bad.items())
+    bad = [
+        ("[[0.5, 0.5]]", Reason.LENGTH),
+        (f"__import__('pathlib').Path({str(trap)!r}).touch()", Reason.BAD_DISTRIBUTION),
+        ("[0.5, nan]", Reason.NOT_FINITE),
+        ("{'x': [1]}", Reason.BAD_DISTRIBUTION),
+        ("[-inf, null]", Reason.NOT_FINITE),
+    ]
+    cells = ", ".join(f"'Land {k}': {value}" for k, (value, _) in enumerate(bad))
     text = "defaultdict(<class 'list'>, {'B': [0.5, 0.5], " + cells + ",})"
     survey = read.read_survey(globalqa_csv(tmp_path / "global.csv", ("Q?", text, "['a', 'b']")))
     assert survey.groups == ("B",)
-    assert reasons_of_groups(survey) == [(2, name, reason) for name, (_, reason) in bad.items()]
+    assert reasons_of_groups(survey) == [(2, f"Land {k}", reason) for k, (_, reason) in enumerate(bad)]
     assert not trap.exists()
 
 
@@ -111,7 +113,7 @@ NO_SELECTIONS = (
     "{" + "'" * (HUGE + 1) + "}", "{" + '"\\' * (HUGE // 2) + "}", "{'A': " + "[(" * (HUGE // 2) + "}",
     "{" + " " * HUGE + ":}", "defaultdict(" * (HUGE // 20), "{" + "'a': ['" * (HUGE // 8) + "}",
     "{'A': " + "-" * HUGE + "1}", "{'A': f" + "()" * (HUGE // 2) + "}", "{'A': 'b' 'c'}",
-    "{'A': " + "[" * 11 + "]" * 11 + "}",
+    "{'A': " + "[" * 300 + "]" * 300 + "}",
 )  # fmt: skip
 
 
@@ -122,15 +124,6 @@ def test_what_is_no_dict_is_rejected_in_one_pass(text):
         with pytest.raises(CellError) as caught:
             globalqa.selections(cell)
         assert caught.value.reason is reason
-
-
-def test_a_question_with_many_countries_is_decoded_once(tmp_path, monkeypatch):
-    decode, calls = globalqa.parse_options, []
-    monkeypatch.setattr(globalqa, "parse_options", lambda cell: calls.append(cell) or decode(cell))
-    answers = as_published({str(k): [1, 0] for k in range(50)})
-    survey = read.read_survey(globalqa_csv(tmp_path / "global.csv", ("Q?", answers, "['a', 'b']")))
-    assert len(survey.groups) == 50
-    assert len(calls) == 1
 
 
 @given(st.dictionaries(st.text(), st.lists(st.floats(), max_size=6), max_size=8))
@@ -174,16 +167,3 @@ def test_the_hub_data_set_and_a_way_out_where_it_is_out_of_reach(monkeypatch, tm
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     refused(r"Couldn't reach it\); download its CSV and give survey = its path$", read.read_survey, HUB_SURVEY)
-
-
-def test_a_run_takes_the_minimums_of_the_config(tmp_path):
-    path = globalqa_csv(
-        tmp_path / "global.csv",
-        ("Tea?", as_published({"A": [0.5, 0.5], "B": [0.5, 0.5], "C": [0.5, 0.5]}), "['a', 'b']"),
-        ("Milk?", as_published({"A": [0.5, 0.5], "C": [0.5, 0.5], "B": [0.5, 0.9]}), "['a', 'b']"),
-    )
-    flat = {"survey": str(path), "data.min-questions": 2}
-    assert participants(Config.load(flat)) == ("A", "C")
-    named = Config.load(flat | {"groups": "A,B"})
-    few = "group 'B' has 1 usable questions, fewer than min-questions = 2"
-    refused(few, read_survey, named, participants(named))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import string
 
 import numpy as np
 import pandas as pd
@@ -162,7 +161,6 @@ CELL = st.one_of(
     st.text(max_size=12),
     st.text(alphabet="[]()'\",1.5 -naN", max_size=24),
     st.sampled_from(["['A', 'B']", "[1, 2]", "[NaN, 1]", "[None, 1.0]", "A", "B", "1e400", "-1", "nan"]),
-    st.text(alphabet=string.printable, max_size=12),
 )
 
 

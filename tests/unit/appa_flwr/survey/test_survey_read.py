@@ -9,7 +9,7 @@ import pytest
 from surveys import bits, ids, read_group, reasons, refused, row, shares, write
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey import cells, read
+from appa_flwr.survey import read
 from appa_flwr.survey.cells import Reason
 from appa_flwr.survey.types import Question
 
@@ -61,15 +61,15 @@ def test_the_first_row_decides_a_question_whoever_reads(jsonl):
     refused("1 x ordinal differs", read_group, path, "C")
 
 
-@pytest.mark.parametrize("reader", [read.read_survey, lambda path, **more: read_group(path, "A", **more)])
-def test_strict_stops_at_the_first_bad_row(jsonl, reader):
-    path = jsonl(row("q1", "A"), row("q2", "A", [0.5, 0.5]), row("q3", "A", [-1, 1, 1]))
-    refused(r"survey\.jsonl, row 2: question 'q2', group 'A': .*differ in length", reader, path, strict=True)
-    assert reader(path)
-
-
-def test_strict_questions_have_their_public_side_only(jsonl):
-    assert len(read.read_questions(jsonl(row("q1"), row("q2", "A", [0.5, 0.5])), strict=True)) == 2
+def test_strict_stops_at_the_first_bad_row_that_concerns_who_reads(jsonl):
+    path = jsonl(row("q1", "A"), row("q2", "A", [0.5, 0.5]), row("q3", "A", [-1, 1, 1]), row("q1", "B"))
+    first = refused(
+        r"survey\.jsonl, row 2: question 'q2', group 'A': .*differ in length", read.read_survey, path, strict=True
+    )
+    found, _ = read.read_groups(path, ("A", "B"), answer_filter=read.AnswerFilter("keep"), strict=True)
+    assert str(found["A"]) == first
+    assert set(found["B"]) == {"q1"}
+    assert len(read.read_questions(path, strict=True)) == 3  # no answer is looked at
     refused("row 2: line is not a JSON object", read.read_questions, jsonl(row(), "{", row("q2")), strict=True)
 
 
@@ -149,21 +149,6 @@ def test_aliases_join_two_spellings(jsonl):
     path = jsonl(row("q1", "Britain", attribute="COUNTRY"), row("q1", "Male", attribute="SEX"))
     for name in ("COUNTRY/Great Britain", "COUNTRY/Britain", "Great Britain", "Britain"):
         assert read.read_survey(path, groups=[name]).groups == ("COUNTRY/Great Britain",)
-
-
-def test_one_group_is_read_without_decoding_the_others(tmp_path, extension, monkeypatch):
-    rows = [row("q1", "A"), row("q1", "B", [0.25, 0.25, 0.5]), row("q2", "A"), row("q2", "B", [0.125, 0.125, 0.75])]
-    path = write(tmp_path / f"survey{extension}", rows)
-    seen = []
-    as_list = cells.as_list
-    monkeypatch.setattr(cells, "as_list", lambda cell, reason: seen.append(as_list(cell, reason)) or seen[-1])
-    assert set(read_group(path, "A")) == {"q1", "q2"}
-    assert [items for items in seen if 0.25 in items or 0.125 in items] == []
-    assert [items for items in seen if 0.3 in items] == [[0.5, 0.3, 0.2]] * 2
-    seen.clear()
-    read.read_questions(path)
-    read.group_names(path)
-    assert all(isinstance(item, str) for items in seen for item in items)
 
 
 def test_other_groups_private_cells_may_be_anything(jsonl):
@@ -301,10 +286,3 @@ def test_several_groups_are_read_as_each_alone(jsonl):
             assert bits(mine) == bits(read_group(path, name, refusals="drop"))
     assert [name for name, mine in found.items() if isinstance(mine, UserError)] == ["C", "Nobody"]
     assert "1 x distribution sums to zero; 1 x empty group" in str(found["C"])
-
-
-def test_strict_ends_the_group_with_the_bad_row_and_no_other(jsonl):
-    path = jsonl(row("q1", "A"), row("q2", "A", (9.0, 9.0, 9.0)), row("q3", "A"), row("q1", "B"))
-    found, _ = read.read_groups(path, ("A", "B"), answer_filter=read.AnswerFilter("keep"), strict=True)
-    assert "row 2" in str(found["A"])
-    assert set(found["B"]) == {"q1"}

@@ -12,7 +12,7 @@ from surveys import YES_NO, bits, ids, read_group, reasons, refused, row, shares
 
 from appa_flwr.survey import read, tables
 from appa_flwr.survey.cells import Reason
-from appa_flwr.survey.tables import MAX_LINE_BYTES
+from appa_flwr.survey.tables import MAX_LINE_CHARS
 from appa_flwr.survey.types import Question
 
 
@@ -82,9 +82,12 @@ def test_json_lines_that_are_none_are_rejected_one_by_one(jsonl):
         '{"options": ' + "[" * 50_000 + "}", '{"distribution": ["' + '\\"' * 400_000, '{"a"}', '{"a": }', '{"a": 1,}',
         "{,}", '{"a": 1 "b": 2}', "{a: 1}", "{",
     )  # fmt: skip
-    survey = read.read_survey(jsonl("", "{}", '{"question": "' + "x" * MAX_LINE_BYTES + '"}', *bad, good))
+    path = jsonl("", "{}", '{"question": "' + "x" * MAX_LINE_CHARS + '"}', *bad, good)
+    path.write_bytes(path.read_bytes() + good.encode().replace(b"q1", b"q\xe9"))  # not UTF-8
+    survey = read.read_survey(path)
     bad_lines = [(line, Reason.BAD_LINE) for line, _ in enumerate(bad, start=4)]
-    assert reasons(survey) == [(2, Reason.EMPTY_ID), (3, Reason.TOO_LONG), *bad_lines]
+    last = (5 + len(bad), Reason.NOT_UNICODE)
+    assert reasons(survey) == [(2, Reason.EMPTY_ID), (3, Reason.TOO_LONG), *bad_lines, last]
     assert set(survey.answers["A"]) == {"q1"}
 
 
@@ -122,7 +125,7 @@ def test_an_endless_line_of_csv_costs_its_row_and_is_not_held(tmp_path):
             tracemalloc.stop()
         assert reasons(survey) == [(3, Reason.TOO_LONG)]
         assert ids(survey.questions) == ["q1", "q3"]
-        assert held < 10 * MAX_LINE_BYTES
+        assert held < 10 * MAX_LINE_CHARS
 
 
 @pytest.mark.parametrize(("count", "size"), [(300, 100_000), (50_000, 10)], ids=["bytes", "cells"])
@@ -156,33 +159,19 @@ def test_parquet_read_in_parts_is_what_it_is_at_once(tmp_path, monkeypatch, as_c
     assert [line.number for line in whole.rows] == list(range(1, 51))
 
 
-def test_a_bad_name_costs_its_row_and_is_not_repeated(tmp_path, extension):
-    bad = "Land\x1b[2J\n" * 100
-    rows = [row("q1", "A"), row("q1", bad), row(bad, "A"), row("q2", "A", attribute=bad), row("q3", "A")]
-    rows = [{"attribute": ""} | cells for cells in rows]
-    path = write(tmp_path / f"survey{extension}", rows)
-    survey = read.read_survey(path)
-    assert survey.groups == ("A",)
-    assert ids(survey.questions) == ["q1", "q3"]
-    assert [reason for _, reason in reasons(survey)] == [Reason.BAD_NAME] * 3
-    assert ids(read.read_questions(path)) == ["q1", "q3"]
-    assert list(read_group(path, "A")) == ["q1", "q3"]
-    assert bad not in refused(r"row \d+: .*name longer than", read.read_survey, path, strict=True)
-
-
-def test_control_characters_and_semicolons_in_names_cost_their_rows_with_the_reason(tmp_path, extension):
+def test_a_bad_name_costs_its_row_with_the_reason_and_is_not_repeated(tmp_path, extension):
     """A semicolon stands between the groups that a node or a run names: "A;B" would be split into two."""
-    rows = [row("q1", "A"), row("q\x00", "A"), row("<script>", "A"), row("q1", "A;B"), row("q1", "B", attribute="x;y")]
+    bad = "Land\x1b[2J\n" * 100
+    rows = [row("q1", "A"), row("q1", bad), row(bad, "A"), row("q2", "A", attribute=bad), row("<script>", "A")]
+    rows += [row("q\x00", "A"), row("q1", "A;B"), row("q1", "B", attribute="x;y")]
     path = write(tmp_path / f"survey{extension}", [{"attribute": ""} | cells for cells in rows])
     survey = read.read_survey(path)
-    assert ids(survey.questions) == ["q1", "<script>"]  # what it may be read as is the page's affair, which escapes it
     assert survey.groups == read.group_names(path) == ("A",)
-    first = 3 if extension == ".csv" else 2
-    assert reasons(survey) == [
-        (first, Reason.BAD_NAME),
-        (first + 2, Reason.BAD_GROUP),
-        (first + 3, Reason.BAD_GROUP),
-    ]
+    assert ids(survey.questions) == ["q1", "<script>"]  # what it may be read as is the page's affair, which escapes it
+    assert [reason for _, reason in reasons(survey)] == [Reason.BAD_NAME] * 4 + [Reason.BAD_GROUP] * 2
+    assert survey.questions == read.read_questions(path)
+    assert list(read_group(path, "A")) == ["q1", "<script>"]
+    assert bad not in refused(r"row \d+: .*name longer than", read.read_survey, path, strict=True)
 
 
 HEADER = "question_id,question,options,group,distribution\n"

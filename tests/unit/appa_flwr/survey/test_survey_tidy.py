@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from surveys import refused, shares
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.survey.read import read_survey
 
 OWN = """question_id,question,options,ordinal,group,distribution,n
@@ -29,14 +29,10 @@ def read(tmp_path, text, name="survey.csv", **how):
     return read_survey(tmp_path / name, **how)
 
 
-def plain(survey):
-    return {group: {key: shares.tolist() for key, shares in mine.items()} for group, mine in survey.answers.items()}
-
-
 def test_counts_by_option_are_the_survey_in_our_own_columns(tmp_path):
     own, tidy = read(tmp_path, OWN), read(tmp_path, COUNTS)
     assert tidy.questions == own.questions
-    assert plain(tidy) == plain(own) == {"North": {"q1": [0.75, 0.25]}, "South": {"q1": [0.0, 1.0]}}
+    assert shares(tidy) == shares(own) == {"North": {"q1": [0.75, 0.25]}, "South": {"q1": [0.0, 1.0]}}
     assert tidy.respondents == own.respondents == {"North": {"q1": 40}, "South": {"q1": 10}}
     assert (own.layout, tidy.layout) == ("", "one row an option, with counts")
 
@@ -46,7 +42,7 @@ def test_percentages_with_commas_between_tabs_get_an_id_of_text_and_options(tmp_
     found = read(tmp_path, PERCENT, name)
     (question,) = found.questions
     assert (question.text, question.options, question.ordinal) == ("Coffee?", ("Yes", "No"), None)
-    assert plain(found) == {"North": {question.question_id: [0.75, 0.25]}, "South": {question.question_id: [0, 1]}}
+    assert shares(found) == {"North": {question.question_id: [0.75, 0.25]}, "South": {question.question_id: [0, 1]}}
     other = read(tmp_path, PERCENT.replace("\tNo\t", "\tNever\t")).questions[0]
     assert len(question.question_id) == 12
     assert question.question_id != other.question_id
@@ -82,27 +78,25 @@ def test_a_bad_row_costs_its_group_that_question_and_no_more(tmp_path, line, row
     (rejected,) = found.rejections
     assert rejected.row == row
     assert reason in rejected.reason
-    with pytest.raises(UserError, match=f"row {row}: .*{reason}"):
-        read(tmp_path, good + line + "\n", strict=True)
+    refused(f"row {row}: .*{reason}", read, tmp_path, good + line + "\n", strict=True)
     if ",East," in line and not line.startswith(","):
         read(tmp_path, good + line + "\n", strict=True, groups=["South"])  # who never looks at it
 
 
-@pytest.mark.parametrize(("counts", "reason"), [(("1,200", "800"), "plain number"), (("-30", "-10"), "negative")])
-def test_counts_that_could_be_read_in_two_ways_or_are_none_are_refused(tmp_path, counts, reason):
-    lines = ["question;group;option;count", "Tea?;North;Yes;3", "Tea?;North;No;1"]
-    lines += [f"Tea?;East;{option};{count}" for option, count in zip(("Yes", "No"), counts, strict=True)]
-    found = read(tmp_path, "\n\n" + "\n".join(lines))  # blank lines on top
-    assert found.groups == ("North",)
-    assert reason in found.rejections[0].reason
+THREE_ROWS = "question_id;question;group;option;count;ordinal\nq;Tea?;North;Yes;3;1\nq;Tea?;North;No;1;2\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"), [("q,Beer?,East,No,1,2", "question text differs"), ("q,Tea?,East,No,1,7", "ordinal differs")]
+    ("rows", "reason"),
+    [
+        ("q;Tea?;East;Yes;1,200;\nq;Tea?;East;No;800;", "plain number"),  # could be read in two ways
+        ("q;Tea?;East;Yes;-30;\nq;Tea?;East;No;-10;", "negative"),
+        ("q;Tea?;East;Yes;0;1\nq;Beer?;East;No;1;2", "question text differs"),
+        ("q;Tea?;East;Yes;0;1\nq;Tea?;East;No;1;7", "ordinal differs"),
+    ],
 )
-def test_rows_of_one_id_that_differ_are_left_out(tmp_path, line, reason):
-    lines = ["question_id,question,group,option,share,ordinal", "q,Tea?,North,Yes,0,1", "q,Tea?,North,No,1,2"]
-    found = read(tmp_path, "\n".join([*lines, "q,Tea?,East,Yes,0,1", line]))
+def test_counts_that_are_none_and_rows_that_differ_from_the_first_cost_their_group(tmp_path, rows, reason):
+    found = read(tmp_path, "\n\n" + THREE_ROWS + rows)  # blank lines on top
     assert found.groups == ("North",)
     assert found.questions[0].ordinal == (1, 2)
     assert reason in found.rejections[0].reason
@@ -110,9 +104,9 @@ def test_rows_of_one_id_that_differ_are_left_out(tmp_path, line, reason):
 
 def test_columns_of_that_name_in_other_files_are_somebody_s_own(tmp_path):
     own = OWN.replace("question_id,", "count,count,option,question_id,").replace("\nq1", "\n1,2,3,q1")
-    assert plain(read(tmp_path, own)) == plain(read(tmp_path, OWN))
+    assert shares(read(tmp_path, own)) == shares(read(tmp_path, OWN))
 
 
 def test_a_missing_column_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"missing column share \(columns found: question, group, option\)"):
-        read(tmp_path, "question,group,option,votes\nTea?,North,Yes,1\n")
+    text = "question,group,option,votes\nTea?,North,Yes,1\n"
+    refused(r"missing column share \(columns found: question, group, option\)", read, tmp_path, text)

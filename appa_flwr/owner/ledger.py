@@ -109,25 +109,17 @@ class Ledger:
         Raises:
             UserError: the file cannot be written.
         """
+        counted = "select count(*), count(*) filter (where digest = ?) from score where question = ? and side = ?"
+        allowed: list[bool] = []
         with self._open() as file:
-            allowed = [
-                self._spend_one(file, (question, side, mark), limit)
-                for question, mark in zip(questions, digests, strict=True)
-            ]
+            for question, mark in zip(questions, digests, strict=True):
+                given, known = file.execute(counted, (mark, question, side)).fetchone() if limit else (0, 1)
+                allowed.append(bool(known) or given < limit)
+                if allowed[-1]:
+                    file.execute("insert or ignore into score values (?, ?, ?)", (question, side, mark))
             if whole and not all(allowed):
                 file.rollback()
-            return allowed
-
-    @staticmethod
-    def _spend_one(file: sqlite3.Connection, row: tuple[str, str, bytes], limit: int) -> bool:
-        if limit:
-            known = file.execute("select 1 from score where question = ? and side = ? and digest = ?", row).fetchone()
-            counted = "select count(*) from score where question = ? and side = ?"
-            (given,) = file.execute(counted, row[:2]).fetchone()
-            if known is None and given >= limit:
-                return False
-        file.execute("insert or ignore into score values (?, ?, ?)", row)
-        return True
+        return allowed
 
     def enter(self, catalogue: str, people: str, parts: Mapping[str, Collection[str]], *, least: int) -> bool:
         """Write down which questions a group has answered of a catalogue; whether it may take part in it.

@@ -39,22 +39,16 @@ def js(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike)
 
 
 def js_distance(
-    prediction: npt.ArrayLike,
-    target: npt.ArrayLike,
-    options: npt.ArrayLike,
-    *,
-    base: float = _BASE_OF_UNIT_RANGE,
+    prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike, *, base: float = _BASE_OF_UNIT_RANGE
 ) -> FloatArray:
     """1 - Jensen-Shannon distance, the square root of the divergence, as the code of GPO and PluralLLM scores.
 
-    `base` of the logarithm is at least 2. Base 2 makes the reward span [0, 1]; `np.e` is scipy's default, for
-    comparison with published figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
+    Base 2 of the logarithm makes the reward span [0, 1]; `np.e` is scipy's default, for comparison with published
+    figures, and its reward cannot fall below 1 - sqrt(ln 2) = 0.167.
 
     Raises:
-        ValueError: as in `js`, or a base under 2, which would leave [0, 1].
+        ValueError: as in `js`.
     """
-    if not base >= _BASE_OF_UNIT_RANGE:
-        raise ValueError(f"base must be at least {_BASE_OF_UNIT_RANGE:g} to keep the reward in [0, 1], got {base}")
     return _in_unit_range(1.0 - np.sqrt(_divergence(prediction, target, options, base=base)))
 
 
@@ -198,10 +192,8 @@ def _same_options(
     second = np.asarray(target, dtype=np.float64)
     mask = np.asarray(options, dtype=bool)
     if min(first.ndim, second.ndim, mask.ndim) < 1 or not first.shape[-1] == second.shape[-1] == mask.shape[-1]:
-        raise ValueError(
-            f"prediction, target and options must agree in their last axis K, got {first.shape}, "
-            f"{second.shape} and {mask.shape}"
-        )
+        shapes = f"{first.shape}, {second.shape} and {mask.shape}"
+        raise ValueError(f"prediction, target and options must agree in their last axis K, got {shapes}")
     if not mask.any(axis=-1).all():
         raise ValueError("every row needs at least one real option")
     return first, second, mask

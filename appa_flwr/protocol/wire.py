@@ -44,7 +44,6 @@ MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUS
     110, 116
 )
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING, UNKNOWN_ACTION = range(116, 123)
-PREDICTIONS_REFUSED = 115
 """Flower error codes of a group's reply: an action failed, the node has restarted, or its owner's policy refuses."""
 
 MOST_ANSWERS = 20_000
@@ -210,14 +209,8 @@ def pack_score_request(request: ScoreRequest) -> RecordDict:
         "question": np.asarray(request.question_J, dtype=np.int64),
         "prediction": np.asarray(request.prediction_JK, dtype=np.float64),
     }
-    settings = ConfigRecord(
-        {
-            "metrics": list(request.metrics),
-            "sides": list(request.sides),
-            "draw": request.draw,
-            "asked": request.asked,
-        }
-    )
+    names = {"metrics": list(request.metrics), "sides": list(request.sides)}
+    settings = ConfigRecord({**names, "draw": request.draw, "asked": request.asked})
     return RecordDict({"answers": arrays_record(arrays), "settings": settings})
 
 
@@ -328,19 +321,18 @@ def unpack_replies(content: RecordDict) -> tuple[GroupReply, ...]:
         rewards: list[dict[tuple[str, str], npt.NDArray[np.float64]]] = [{} for _ in names]
         for g, (metric, side), array in _entries(content.array_records, "rewards", names):
             rewards[g][metric, side] = _array(array.numpy(), np.float64, axes=1)
-        votes: list[npt.NDArray[np.float64] | None] = [None for _ in names]
-        for g, (), array in _entries(content.array_records, "votes", names):
-            votes[g] = _array(array.numpy(), np.float64, axes=2)
         counts: list[dict[str, int]] = [{} for _ in names]
         for g, (name,), count in _entries(content.metric_records, "counts", names):
             counts[g][name] = int(str(count))
         sums: list[dict[tuple[str, str], dict[str, float]]] = [{} for _ in names]
         for g, (part, predictor, measure), total in _entries(content.metric_records, "sums", names):
             sums[g].setdefault((part, predictor), {})[measure] = float(str(total))
-        held_out: list[npt.NDArray[np.float64] | None] = [None for _ in names]
-        for g, (), array in _entries(content.array_records, "held-out", names):
-            held_out[g] = _array(array.numpy(), np.float64, axes=2)
-        return tuple(map(GroupReply, names, rewards, votes, counts, sums, held_out))
+        tables: dict[str, list[npt.NDArray[np.float64] | None]] = {}
+        for record in ("votes", "held-out"):
+            tables[record] = [None for _ in names]
+            for g, (), array in _entries(content.array_records, record, names):
+                tables[record][g] = _array(array.numpy(), np.float64, axes=2)
+        return tuple(map(GroupReply, names, rewards, tables["votes"], counts, sums, tables["held-out"]))
 
 
 def arrays_record(arrays: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
@@ -359,13 +351,10 @@ def _flat(by_group: Sequence[Mapping[Any, _T]]) -> dict[str, _T]:
 
 
 def _entries(records: Mapping[str, Any], name: str, groups: Sequence[str]) -> Iterator[tuple[int, list[str], Any]]:
-    """The inverse of `_flat` for one record: (group's place, its parts, value).
-
-    Raises:
-        IndexError: a group the reply does not name; a negative place would pass for one counted from the end.
-    """
+    """The inverse of `_flat` for one record: (group's place, its parts, value)."""
     for key, value in records.get(name, {}).items():
         place, *parts = key.split(_SEPARATOR)
+        # A negative place would pass for one counted from the end.
         if not 0 <= int(place) < len(groups):
             raise IndexError("a group the reply does not name")
         yield int(place), parts, value
@@ -385,10 +374,7 @@ def _strings(value: object) -> list[str]:
 
 @contextmanager
 def _following_the_protocol(what: str) -> Iterator[None]:
-    """Whatever decoding raises becomes one ValueError that quotes nothing.
-
-    The bytes come from another party, and NumPy's reader alone has half a dozen ways to fail on them.
-    """
+    """Whatever decoding another party's bytes raises becomes one ValueError that quotes nothing."""
     try:
         yield
     except Exception as error:

@@ -68,8 +68,9 @@ def test_a_pinned_bundle_runs_and_any_where_none_is_pinned(started, owner_policy
     ],
 )
 def test_another_one_is_not_even_unpacked_and_the_reason_holds_nothing_private(started, owner_policy, why):
-    with pytest.raises(UserError, match=f"^{why.replace('(', '[(]').replace(')', '[)]')}$"):
+    with pytest.raises(UserError) as refused:
         started(owner_policy, MINE)
+    assert str(refused.value) == why
 
 
 def test_without_a_policy_s_name_nothing_runs(monkeypatch):
@@ -108,7 +109,7 @@ def test_the_bundle_that_was_checked_is_all_there_is_to_load_and_its_own_modules
 
         guard.flwr_clientapp = program
         guard.main()
-    """.replace("        from flwr.app.user_config import *\n", "")
+    """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=tmp_path,

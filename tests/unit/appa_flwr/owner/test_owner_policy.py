@@ -31,14 +31,10 @@ def test_a_file_decides_what_it_names_and_no_more(tmp_path):
     assert not OwnerPolicy().changes_rewards
 
 
-def test_nobody_s_policy_gives_no_answer_away():
-    for key in ("mean", "own_answers", "truth", "probes"):
-        assert getattr(OwnerPolicy(), key) is False
-
-
 def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     assert owner_policy_of({"partition-id": 0}) is SIMULATION
     assert owner_policy_of({"group": "Avaria"}) == OwnerPolicy()
+    assert not any(getattr(OwnerPolicy(), key) for key in ("mean", "own_answers", "truth", "probes"))
     path = written(tmp_path, "truth = true")
     assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(truth=True)
     assert owner_policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
@@ -54,17 +50,13 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
         ("least-steps = 0", "least-steps = 0: Input should be greater than or equal to 1"),
         ("reward-noise = -0.1", "reward-noise = -0.1: "),
         ("votes =", "is not a TOML file"),
+        (None, "cannot be read (No such file"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
-    path = written(tmp_path, text)
+    path = tmp_path / "policy.toml" if text is None else written(tmp_path, text)
     with pytest.raises(UserError, match=f"^{re.escape(f'{path}: {says}')}"):
-        read_owner_policy(path)
-
-
-def test_a_missing_file_is_no_policy(tmp_path):
-    with pytest.raises(UserError, match=r"policy\.toml: cannot be read"):
-        owner_policy_of({"group": "Avaria", "policy": str(tmp_path / "policy.toml")})
+        owner_policy_of({"group": "Avaria", "policy": str(path)})
 
 
 def test_every_key_says_what_it_decides(tmp_path):

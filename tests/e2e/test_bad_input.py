@@ -17,7 +17,6 @@ from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.read import read_survey
 from client_app import state
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -27,6 +26,7 @@ APPA = Path(sys.executable).with_name("appa")
 GROUPS = ("North", "South", "West")
 NUM_QUESTIONS = 6
 BAD_ROW = 8  # rows count from 1: the second question of South
+OFF_ONE = [0.5, 0.25, 0.5]
 
 
 def write_survey(path: Path, distribution: list[float]) -> Path:
@@ -48,51 +48,29 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
     return path
 
 
-# --- the command ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["survey={survey}", "groups=North,Atlantis"], ['"Atlantis"', "North, South, West"]),
-        (["survey={survey}", "federation.min-groups=4"], ["min-groups = 4", "which is 3"]),
-        (["survey={folder}/notes.txt"], ["notes.txt", ".jsonl"]),
-        (["groups=Koln"], ['groups names "Koln"', "Avaria"]),
-        (["model={folder}"], ["cannot be loaded"]),
-        (["rule=nothing:Rule"], ["nothing cannot be imported"]),
-        (["rule=aveage"], ["one of appa, average,", "MODULE:CLASS"]),
-        (["learning-rat=0.1"], ['"learning-rat"', '"sft.learning-rate"']),
+        (["survey={folder}/survey.jsonl", "groups=North,Atlantis"], '"Atlantis", which'),
+        (["model={folder}"], "cannot be loaded"),  # which a process of the server finds out
+        (["rule=aveage"], "one of appa, average,"),
+        (["rule=nothing:Rule"], "nothing cannot be imported"),
     ],
-    ids=lambda value: value[-1] if "=" in value[-1] else "",
+    ids=["groups", "model", "rule", "own rule"],
 )
 def test_the_command_ends_with_one_line_and_starts_nothing(overrides, says, tmp_path):
-    survey = write_survey(tmp_path / "survey.jsonl", [0.2, 0.3, 0.5])
-    (tmp_path / "notes.txt").write_text("no survey")
+    write_survey(tmp_path / "survey.jsonl", [0.2, 0.3, 0.5])
     here = tmp_path / "here"
     here.mkdir()
-    texts = [text.format(survey=survey, folder=tmp_path) for text in [*overrides, "run.output-dir={folder}/runs"]]
+    texts = [text.format(folder=tmp_path) for text in [*overrides, "run.output-dir={folder}/runs"]]
     flags = [part for text in texts for part in ("-c", text)]
     done = subprocess.run([str(APPA), "run", *flags], cwd=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("appa: ")
     assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
-    for part in says:
-        assert part in done.stderr
+    assert says in done.stderr
     assert not (tmp_path / "runs").exists()
     assert list(here.iterdir()) == []
-
-
-# --- a survey row ---------------------------------------------------------------------------------
-
-BAD = {
-    "a sum that is not one": [0.5, 0.25, 0.5],
-    "a negative share": [1.25, -0.25, 0.0],
-    "a missing share": [0.5, 0.5],
-    "no number": [0.5, 0.5, float("nan")],
-    "all zero": [0.0, 0.0, 0.0],
-}
 
 
 def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, InProcessGrid, dict[str, int]]:
@@ -113,12 +91,8 @@ def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, 
     return federation, grid, answered
 
 
-@pytest.mark.parametrize("distribution", BAD.values(), ids=BAD.keys())
-def test_a_bad_row_is_left_out_by_number_and_reason_and_the_rest_is_used(distribution, tmp_path):
-    path = write_survey(tmp_path / "survey.jsonl", distribution)
-    (rejection,) = read_survey(path).rejections
-    assert (rejection.row, rejection.group, rejection.question_id) == (BAD_ROW, "South", "q1")
-    assert rejection.reason
+def test_a_bad_row_is_left_out_and_the_rest_is_used(tmp_path):
+    path = write_survey(tmp_path / "survey.jsonl", OFF_ONE)
     federation, grid, _ = join(path, strict=False)
     assert federation.groups == GROUPS
     catalogue = state.catalogue(state.memory_of(next(iter(grid.contexts.values()))))
@@ -131,13 +105,10 @@ def test_a_bad_row_is_left_out_by_number_and_reason_and_the_rest_is_used(distrib
 
 
 def test_strict_costs_the_group_with_the_bad_row_and_no_other(tmp_path, caplog):
-    path = write_survey(tmp_path / "survey.jsonl", BAD["a sum that is not one"])
+    path = write_survey(tmp_path / "survey.jsonl", OFF_ONE)
     with pytest.raises(UserError, match=r"only 2 of 3 groups \(North, West\) could take the catalogue"):
         join(path, strict=True)
-    # The group's own log names the row.
-    assert f"row {BAD_ROW}: question 'q1', group 'South'" in caplog.text
-    with pytest.raises(UserError, match=f"row {BAD_ROW}: question 'q1', group 'South'"):
-        read_survey(path, strict=True)
+    assert f"row {BAD_ROW}: question 'q1', group 'South'" in caplog.text  # the group's own log
 
 
 def test_a_group_without_a_usable_answer_does_not_take_its_neighbours_along(tmp_path):

@@ -1,8 +1,8 @@
 """One cell of a survey file: text or list in, checked value out, a counted reason where it is unusable.
 
-Every function here takes what a file held and either returns a plain value or raises `CellError`. Work is
-bounded by the limits below whatever a cell holds, and no cell is ever executed: JSON first, then Python literals by
-`ast.literal_eval`, limited in length.
+Every function here takes what a file held and returns a plain value, or raises `CellError` where it is not as said, for
+the reason given where one is an argument. Work is bounded by the limits below whatever a cell holds, and no cell is
+ever executed: JSON first, then Python literals by `ast.literal_eval`, limited in length.
 
 Axis letters: K answer options.
 """
@@ -100,11 +100,7 @@ JSON: Final = json.JSONDecoder(
 
 
 def syntax_tree(text: str) -> ast.expr | None:
-    """A Python expression as a tree, with NaN and infinity as literals; None where it is none. Nothing is executed.
-
-    Raises:
-        CellError: text too long.
-    """
+    """A Python expression as a tree, with NaN and infinity as literals; None where it is none. Nothing is executed."""
     if len(text) > MAX_CELL_CHARS:
         raise CellError(Reason.TOO_LONG)
     if not _CLOSED.fullmatch(text):
@@ -131,11 +127,7 @@ def literal_list(tree: ast.expr | None) -> list[object] | None:
 
 
 def as_list(cell: object, reason: Reason) -> list[object]:
-    """The list a cell holds, itself or as JSON or Python-literal text of at most `MAX_CELL_CHARS` characters.
-
-    Raises:
-        CellError: `reason` where it is no list, or text too long.
-    """
+    """The list a cell holds, itself or as JSON or Python-literal text of at most `MAX_CELL_CHARS` characters."""
     if isinstance(cell, (list, tuple)):
         return list(cell)
     if not isinstance(cell, str):
@@ -152,11 +144,7 @@ def as_list(cell: object, reason: Reason) -> list[object]:
 
 
 def as_text(cell: object, empty: Reason) -> str:
-    """A cell's text without the blanks around it; whole and decimal numbers count as text.
-
-    Raises:
-        CellError: `empty` where there is none (nothing, blanks, NaN, another type), text too long or not valid Unicode.
-    """
+    """A cell's text without the blanks around it; numbers count as text; `empty` is the reason for none."""
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         if isinstance(cell, float) and math.isnan(cell):  # how pandas writes an empty cell
             raise CellError(empty)
@@ -175,9 +163,7 @@ def as_text(cell: object, empty: Reason) -> str:
 def as_name(cell: object, empty: Reason) -> str:
     """A text that stands in messages, tables and commands: the name of a question, a group or an attribute.
 
-    Raises:
-        CellError: as `as_text`; too long, or with line breaks or other control characters, with which a file could
-            write over what a terminal shows.
+    With line breaks or other control characters a file could write over what a terminal shows.
     """
     name = as_text(cell, empty)
     if len(name) > MAX_NAME_CHARS or _CONTROL.search(name):
@@ -198,11 +184,7 @@ def is_empty(cell: object) -> bool:
 
 
 def parse_options(cell: object) -> tuple[str, ...]:
-    """The K answer options of a question, `MIN_OPTIONS` <= K <= `MAX_OPTIONS`, each with some text.
-
-    Raises:
-        CellError: not such a list.
-    """
+    """The K answer options of a question, `MIN_OPTIONS` <= K <= `MAX_OPTIONS`, each with some text."""
     items = as_list(cell, Reason.BAD_OPTIONS)
     if len(items) < MIN_OPTIONS:
         raise CellError(Reason.FEW_OPTIONS)
@@ -224,10 +206,7 @@ def _number(item: object, reason: Reason) -> float:
 def parse_ordinal(cell: object, num_options: int) -> tuple[float | None, ...] | None:
     """The scale positions of the options, shape (K,), or None where the cell is empty.
 
-    An option that has no place on the scale, such as a refusal, is None.
-
-    Raises:
-        CellError: not one finite number, or None, per option, or fewer than `MIN_OPTIONS` numbers.
+    An option that has no place on the scale, such as a refusal, is None; `MIN_OPTIONS` have a finite one.
     """
     if is_empty(cell):
         return None
@@ -242,11 +221,7 @@ def parse_ordinal(cell: object, num_options: int) -> tuple[float | None, ...] | 
 
 
 def parse_quantity(cell: object, reason: Reason, *, most: float = math.inf) -> float | None:
-    """A number from 0 to `most`, itself or as text; None where the cell is empty.
-
-    Raises:
-        CellError: `reason`, where it is anything else.
-    """
+    """A number from 0 to `most`, itself or as text; None where the cell is empty."""
     if is_empty(cell):
         return None
     if isinstance(cell, str):
@@ -261,20 +236,10 @@ def parse_quantity(cell: object, reason: Reason, *, most: float = math.inf) -> f
 
 
 def parse_distribution(cell: object, num_options: int, kept: Sequence[int] | None = None) -> FloatArray:
-    """The answer shares of one group to one question.
+    """The answer shares of one group to one question, shape (len(kept) or K,), each in [0, 1], sum 1.
 
-    The checks look at the cell as it was written; then the `kept` options alone are renormalised to sum to one.
-
-    Args:
-        cell: a list of K numbers or its text, or why there is none.
-        num_options: K, the options of the question before refusals are dropped.
-        kept: positions of the options to keep, or None for all.
-
-    Returns:
-        Shape (len(kept) or K,), each in [0, 1], sum 1.
-
-    Raises:
-        CellError: not K finite shares >= 0 that sum to one within `SUM_TOLERANCE`, or all on dropped options.
+    The cell, a list of K numbers or its text or why there is none, is checked as it was written, refusals included:
+    finite shares >= 0 that sum to one within `SUM_TOLERANCE`. Then the `kept` options, None for all, are renormalised.
     """
     if isinstance(cell, Reason):  # a loader has found it
         raise CellError(cell)

@@ -89,11 +89,10 @@ def selections(cell: object) -> list[tuple[str, list[object] | None]]:
 
 
 def _countries(row: SurveyRow) -> Iterator[SurveyRow]:
-    if row.reason is not None:
-        yield row
-        return
     question_id = ""
     try:
+        if row.reason is not None:
+            raise CellError(row.reason)
         # Once a question rather than once a country: a hostile cell must not be parsed as often as it has keys.
         text = as_text(row.cells.get("question"), Reason.EMPTY_TEXT)
         options = parse_options(row.cells.get("options"))

@@ -183,10 +183,11 @@ def answer_of(row: PublicRow, answer_filter: AnswerFilter) -> Answer:
     if respondents is not None and respondents < answer_filter.min_respondents:
         raise CellError(Reason.FEW_RESPONDENTS)
     shares = parse_distribution(cells[PRIVATE], len(entry.options), entry.kept)
-    rate: float | None = None
-    if answer_filter.refusals == "separate" and entry.kept is None:
+    if answer_filter.refusals != "separate":
+        rate = None
+    elif entry.kept is None:
         rate = _reported_rate(cells)
-    elif answer_filter.refusals == "separate":
+    else:
         rate = float(np.delete(parse_distribution(cells[PRIVATE], len(entry.options)), entry.kept).sum())
     return Answer(row, shares, respondents, rate)
 

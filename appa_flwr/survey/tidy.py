@@ -54,10 +54,9 @@ def by_group(table: SurveyTable) -> SurveyTable:
     scales: dict[str, dict[str, float | None]] = {}  # question -> option -> position
     answers: dict[tuple[str, ...], _Answer] = {}
     for row in table.rows:
-        if row.reason is not None:
-            unread.append(row)
-            continue
         try:
+            if row.reason is not None:
+                raise CellError(row.reason)
             text, names = as_text(row.cells.get("question"), Reason.EMPTY_TEXT), _names(row.cells)
         except CellError as error:
             unread.append(SurveyRow(row.number, {}, error.reason))

@@ -74,7 +74,7 @@ def replies(draw):
     return tuple(wire.GroupReply(*map(draw, fields)) for _ in range(draw(st.integers(0, 3))))
 
 
-@settings(deadline=None)  # no test here is about time
+@settings(max_examples=50, deadline=None)
 @given(replies())
 def test_replies_arrive_as_they_were_sent_whatever_the_groups_are_called(sent):
     got = wire.unpack_replies(cross_records(wire.pack_replies(sent)))

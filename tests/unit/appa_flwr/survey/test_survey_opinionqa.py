@@ -164,7 +164,7 @@ CELL = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(info=st.lists(st.tuples(CELL, CELL, CELL, CELL), max_size=3), rows=st.lists(st.tuples(CELL, CELL, CELL)))
 def test_fuzzed_opinionqa_gives_distributions_or_a_users_error(tmp_path_factory, info, rows):
     answered = pd.DataFrame(rows, columns=["RACE", "WEIGHT_W26", "Q"])

@@ -60,17 +60,13 @@ class Release:
 
 
 class Ledger:
-    """The file; it is made when first written."""
+    """The file, made when first written; every method raises a UserError where it cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, release: Release) -> None:
-        """Append a release, before it leaves.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Append a release, before it leaves."""
         with self._open() as file:
             file.execute("insert into release values (?, ?, ?, ?, ?, ?, ?, ?)", tuple(vars(release).values()))
 
@@ -105,9 +101,6 @@ class Ledger:
             digests: of each score: which answer, by which metric, against what. The same one again tells nothing new.
             limit: most different ones of a question, over all runs; 0 = any number.
             whole: all or none: where one may not be given, nothing is written down.
-
-        Raises:
-            UserError: the file cannot be written.
         """
         counted = "select count(*), count(*) filter (where digest = ?) from score where question = ? and side = ?"
         allowed: list[bool] = []
@@ -132,9 +125,6 @@ class Ledger:
             people: the group.
             parts: "training" and "held-out" -> ids of the questions that the group has answered.
             least: fewest questions.
-
-        Raises:
-            UserError: the file cannot be written.
         """
         with self._open() as file:
             read = "select catalogue, part, question from member where people = ? and catalogue != ?"
@@ -153,9 +143,6 @@ class Ledger:
         """Write down a run's catalogue, by its digest; whether the run has had no other one.
 
         Messages of one run may be answered at the same time, in processes that know nothing of each other.
-
-        Raises:
-            UserError: the file cannot be written.
         """
         with self._open() as file:
             file.execute("insert or ignore into run_catalogue values (?, ?)", (run, catalogue))
@@ -167,9 +154,6 @@ class Ledger:
 
         `limit` is the most replies of that kind that may rest on the answer to one question, over all catalogues that
         have it; 0 = any number.
-
-        Raises:
-            UserError: the file cannot be written.
         """
         with self._open() as file:
             counted = (

@@ -179,11 +179,7 @@ def _question(
 
 
 def _scale(cell: str, num_options: int) -> tuple[float | None, ...]:
-    """Position per option; None for those behind the ordinals, which are the refusals.
-
-    Raises:
-        CellError: ordinals that are no numbers, fewer than two, or more than options.
-    """
+    """Position per option; None for those behind the ordinals, which are the refusals."""
     items = as_list(cell, Reason.BAD_ORDINAL)
     if not MIN_OPTIONS <= len(items) <= num_options:
         raise CellError(Reason.BAD_ORDINAL)

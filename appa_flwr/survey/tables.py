@@ -117,12 +117,7 @@ _ANSWERS: Final = re.compile(r'"distribution"[ \t]*+:[ \t]*+\[(?:[^"\[\]]|"(?:[^
 
 
 def _object(text: str) -> dict[str, object]:
-    """One line as an object; a list of answers that is no JSON costs that cell, not the row that says whose it is.
-
-    Raises:
-        ValueError: not one JSON object.
-        RecursionError: nested too deeply.
-    """
+    """One line as an object; a list of answers that is no JSON costs that cell, not the row that says whose it is."""
     try:
         row: object = JSON.decode(text)
     except ValueError:
@@ -238,11 +233,7 @@ def _cells(name: str, column: Any) -> Iterable[object]:
 
 
 def _parts(content: Any, names: list[str], source: str) -> Iterator[list[Any]]:
-    """The columns of a Parquet file, a part of the rows at a time, each small enough to be unpacked.
-
-    Raises:
-        UserError: all of them together are not.
-    """
+    """The columns of a Parquet file, a part of the rows at a time, each small enough to be unpacked."""
     about = content.metadata
     groups = [about.row_group(place) for place in range(about.num_row_groups)]
     columns = [[group.column(place) for group in groups] for place in range(about.num_columns)]

@@ -105,11 +105,7 @@ def _enter(
 
 
 def number(cell: object, *, thousands: bool = False) -> float:
-    """A finite number as tables write it: 12.5, 12,5 or 12.5 %; with `thousands` 1,200 and 1.200 are none.
-
-    Raises:
-        CellError: it is none.
-    """
+    """A finite number as tables write it: 12.5, 12,5 or 12.5 %; with `thousands` 1,200 and 1.200 are none."""
     if isinstance(cell, str):
         text = cell.strip().removesuffix("%").strip()
         if not _NUMBER.fullmatch(text) or (thousands and _THOUSANDS.fullmatch(text)):

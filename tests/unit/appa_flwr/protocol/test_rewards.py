@@ -60,17 +60,14 @@ def test_rewards_by_hand(metric, prediction, target, reward):
     assert METRICS[metric](prediction, target, options) == pytest.approx(reward, abs=1e-15)
 
 
-def test_js_distance_in_natural_logarithms_stops_above_zero():
-    # at sqrt(ln 2) = .8325546, as with scipy's jensenshannon, whose default they are
-    assert js_distance([1.0, 0.0], [0.0, 1.0], TWO, base=np.e) == pytest.approx(1 - 0.8325546111576977)
-
-
 def test_js_distance_of_nearly_equal_answers_is_not_lost_in_rounding():
     # For p = (1+d)/2, q = (1-d)/2 the divergence is d^2 / (2 ln 2) to leading order; at d = 1e-9 that is
     # 7.2e-19, under the rounding of any entropy near 1, and its root is 1e-9 * 0.8493218.
     d = 1e-9
     distance = 1 - js_distance([(1 + d) / 2, (1 - d) / 2], [(1 - d) / 2, (1 + d) / 2], TWO)
     assert distance == pytest.approx(0.8493218 * d, rel=1e-6)
+    # in natural logarithms it stops at sqrt(ln 2) = .8325546, as scipy's jensenshannon does
+    assert js_distance([1.0, 0.0], [0.0, 1.0], TWO, base=np.e) == pytest.approx(1 - 0.8325546111576977)
 
 
 @pytest.mark.parametrize("metric", METRICS)

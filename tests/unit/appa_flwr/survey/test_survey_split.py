@@ -69,9 +69,7 @@ def test_the_split_of_a_text_stays_what_it_was(fraction, held_out):
 def test_no_side_stays_empty_and_one_text_at_most_moves(texts, fraction, seed):
     asked = questions(texts)
     split = split_questions(asked, test_fraction=fraction, seed=seed)
-    train, test = (
-        {question.text for question in asked if question.question_id in side} for side in (split.train, split.test)
-    )
+    train, test = ({q.text for q in asked if q.question_id in side} for side in (split.train, split.test))
     assert train
     assert test
     assert train.isdisjoint(test)

@@ -176,7 +176,7 @@ def read_groups(
     for group in groups:
         with suppress(UserError):  # raised again below
             wanted.append(full(group))
-    entries, answers, rejections = _collect(table, wanted, answer_filter, only=groups[0])
+    entries, answers, rejections = _collect(table, wanted, answer_filter, only=next(iter(groups), ""))
     found: dict[str, Mapping[str, FloatArray] | UserError] = {}
     for group in groups:
         try:

@@ -286,3 +286,4 @@ def test_several_groups_are_read_as_each_alone(jsonl):
             assert bits(mine) == bits(read_group(path, name, refusals="drop"))
     assert [name for name, mine in found.items() if isinstance(mine, UserError)] == ["C", "Nobody"]
     assert "1 x distribution sums to zero; 1 x empty group" in str(found["C"])
+    assert read.read_groups(path, (), answer_filter=read.AnswerFilter("drop"))[0] == {}  # a node that hosts none

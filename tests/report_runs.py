@@ -5,14 +5,15 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
+from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.report import build
-from appa_flwr.report.artifacts import read_run
+from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page
 from appa_flwr.report.plots import style
 from appa_flwr.run.records import METHODS, Card
@@ -138,18 +139,15 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         if number % 17 == 0:
             lines[-1]["missing_groups"] = [groups[0]]
             lines[-1]["rewards"][groups[0]] = None
-    summary = [
-        row(method, *GOOD[method], metric=metric, groups=groups)
-        for metric in ("js", "js-distance", "wasserstein", "cosine")
-        for method in METHODS
-    ]
-    phases = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
+    seconds = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
     example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,
         config=CONFIG | {"ppo.num-iterations": iterations},
         metrics=lines,
-        summary=summary,
+        summary=[
+            row(method, *GOOD[method], metric=m, groups=groups) for m in TASK_METRICS["dpa"] for method in METHODS
+        ],
         phases=[
             {"phase": phase, "seconds": seconds, "peak_mib": 812.5, "gpu_mib": None}
             for phase, seconds in phases.items()
@@ -181,10 +179,19 @@ GOOD = {
 }
 
 
+def summary(scores: Mapping[str, float | tuple[float, float]] = GOOD) -> list[dict[str, Any]]:
+    """Rows of methods, from their Avg and Min AS, or from the one number that is both."""
+    return [row(name, *(both if isinstance(both, tuple) else (both, both))) for name, both in scores.items()]
+
+
 def scored_run(folder: Path, **changed: tuple[float, float]) -> Path:
     """A run of which only config and results are known; keywords replace a method's Avg and Min AS."""
-    summary = [row(method, *values) for method, values in (GOOD | changed).items()]
-    return write_run(folder, config=CONFIG, summary=summary)
+    return write_run(folder, config=CONFIG, summary=summary(GOOD | changed))
+
+
+def read(folder: Path, **files: Any) -> RunArtifacts:
+    """What is read of a run folder with these files."""
+    return read_run(write_run(folder, **{"config": CONFIG, **files}))
 
 
 def page_of(folder: Path) -> str:
@@ -205,8 +212,8 @@ def cells(page: str, first: str) -> list[str]:
     raise AssertionError(f"no row starts with {first!r}")
 
 
-def found_predictor(folder: Path, **changed: object) -> Card:
-    found = read_run(write_run(folder, config=CONFIG, pluralllm=predictor_card(**changed))).pluralllm
+def found_predictor(folder: Path, groups: Sequence[str] = COUNTRIES, **changed: object) -> Card:
+    found = read(folder, pluralllm=predictor_card(groups, **changed)).pluralllm
     assert found is not None
     return found
 

@@ -1,6 +1,6 @@
 """Alignment scores: what the tables of results show for one method under one metric.
 
-Legend: G groups, Q questions, R questions whose answer could be read.
+Legend: G groups, Q questions, K options, R questions whose answer could be read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.fairness import FloatArray, sparse_fairness_index
+from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
 from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
+from appa_flwr.protocol.rewards import METRICS
 
 GROUPS_TO_COMPARE = 2
 """Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
@@ -75,6 +76,18 @@ def alignment_scores(
         fairness_index=fairness,
         fairness_of_readable=fairness_of(read_GR) if read_GR.size else float("nan"),
     )
+
+
+def known_targets(target_GQK: FloatArray, option_QK: BoolArray) -> BoolArray:
+    """Where a group has a target: (G, Q) False for a row of NaN."""
+    return np.logical_not(np.isnan(np.where(option_QK, target_GQK, 0.0)).any(axis=2))
+
+
+def shared_rewards(answer_QK: FloatArray, target_GQK: FloatArray, option_QK: BoolArray, *, metric: str) -> FloatArray:
+    """Rewards (G, Q) of giving all groups the same answers; NaN where a group's target is a row of NaN."""
+    known_GQ = known_targets(target_GQK, option_QK)
+    safe_GQK = np.where(known_GQ[:, :, None], target_GQK, option_QK / option_QK.sum(axis=1, keepdims=True))
+    return np.where(known_GQ, METRICS[metric](answer_QK, safe_GQK, option_QK), np.nan)
 
 
 def skill_score(score: float, uniform: float) -> float:

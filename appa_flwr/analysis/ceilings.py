@@ -19,11 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 
+from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.protocol.rewards import METRICS, borda, js, ranking
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 OBJECTIVES = ("average", "min")
 """`average`: the mean of the groups' scores; `min`: the worst group's score."""
@@ -110,38 +108,20 @@ def ceiling(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: st
 
 
 def best_weighted_answer(
-    targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, weights_GQ: npt.ArrayLike, *, metric: str
+    targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatArray, *, metric: str
 ) -> FloatArray:
-    """For every question the answer with the highest weighted sum of the groups' rewards.
+    """For every question the answer (Q, K) with the highest weighted sum of the groups' rewards, 0 at padding.
 
     `js`: convex, Newton's method on the optimality conditions, to a certified 1e-10. `wasserstein`: the cumulative
     answer is the weighted median of the cumulative targets. `cosine`: the direction of the weighted sum of unit
     targets. `borda`: an assignment of options to positions. These are exact.
 
-    Args:
-        targets_GQK: (G, Q, K), valid for the metric and free of NaN where the weight is positive.
-        options_QK: True for a real option (Q, K).
-        weights_GQ: non-negative (G, Q). A question whose weights are all 0 is answered as if they were equal.
-        metric: one of `SOLVED_METRICS`.
-
-    Returns:
-        Answers (Q, K), 0 at padding.
-
-    Raises:
-        UserError: an unknown metric.
-        ValueError: shapes that do not fit.
+    Targets (G, Q, K) are as `ceiling` checks them; a question whose weights (G, Q) are all 0 is answered as if they
+    were equal.
     """
-    if metric not in _SOLVERS:
-        raise unknown_name("metric", metric, valid=_SOLVERS)
-    targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
-    options_QK = np.asarray(options_QK, dtype=bool)
-    weights_GQ = np.asarray(weights_GQ, dtype=np.float64)
-    if targets_GQK.shape[1:] != options_QK.shape or targets_GQK.shape[:2] != weights_GQ.shape:
-        shapes = f"targets {targets_GQK.shape}, options {options_QK.shape}, weights {weights_GQ.shape}"
-        raise ValueError(f"{shapes} do not fit")
     weights_GQ = np.where(weights_GQ.sum(axis=0) > 0.0, weights_GQ, 1.0)
     share_GQ: FloatArray = weights_GQ / weights_GQ.sum(axis=0)
-    return _SOLVERS[metric](np.where(options_QK, targets_GQK, 0.0), options_QK, share_GQ)
+    return _SOLVERS[metric](targets_GQK, options_QK, share_GQ)
 
 
 def _best_js(targets_GQK: FloatArray, options_QK: BoolArray, weights_GQ: FloatArray) -> FloatArray:

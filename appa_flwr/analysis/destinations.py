@@ -17,12 +17,11 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from appa_flwr.analysis.aggregation import RULES, Rule, configured
+from appa_flwr.analysis.alignment import known_targets, shared_rewards
+from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol.rewards import METRICS
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 BATCH = 192
 VISITS = 600
@@ -158,19 +157,11 @@ def ends(
         option_QK: True for a real option.
         metric: of the scores.
     """
-    known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
-    safe_GQK = np.where(known_GQ[:, :, None], target_GQK, option_QK / option_QK.sum(axis=1, keepdims=True))
-    there_G = known_GQ.any(axis=1)
-
-    def scores(answer_QK: FloatArray) -> FloatArray:
-        score_GQ = METRICS[metric](answer_QK, safe_GQK, option_QK)
-        return np.where(known_GQ, score_GQ, np.nan)[there_G]
-
-    average_GQ = scores(found["average"].answer_QK)
+    scores = {rule: shared_rewards(one.answer_QK, target_GQK, option_QK, metric=metric) for rule, one in found.items()}
+    there_G = known_targets(target_GQK, option_QK).any(axis=1)
     ended = {}
-    for rule, one in found.items():
-        score_GQ = scores(one.answer_QK)
-        mean_G = np.nanmean(score_GQ, axis=1)
-        over = paired_differences([(score_GQ, average_GQ)])["Min AS"]
+    for rule, score_GQ in scores.items():
+        mean_G = np.nanmean(score_GQ[there_G], axis=1)
+        over = paired_differences([(score_GQ[there_G], scores["average"][there_G])])["Min AS"]
         ended[rule] = End(float(mean_G.mean()), float(mean_G.min()), over)
     return ended

@@ -9,18 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.analysis.aggregation import Rule
+from appa_flwr.analysis.alignment import known_targets
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
 from appa_flwr.analysis.destinations import Destination, End, destination, drawn_questions, ends
+from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences, group_differences
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.types import Survey
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 COMPARED = 2
 HALF = 0.5
@@ -92,7 +90,7 @@ def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: in
     if metric not in SOLVED_METRICS:
         raise unsolved(metric)
     target_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    known_GQ: BoolArray = np.logical_not(np.isnan(target_GQK).any(axis=2))
+    known_GQ = known_targets(target_GQK, option_QK)
     count_Q = known_GQ.sum(axis=0)
     compared_Q = count_Q >= COMPARED
     target_GQK, option_QK, known_GQ = target_GQK[:, compared_Q], option_QK[compared_Q], known_GQ[:, compared_Q]

@@ -18,14 +18,11 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.ceilings import ceiling
-from appa_flwr.analysis.fairness import sparse_fairness_index
-from appa_flwr.protocol.rewards import METRICS
+from appa_flwr.analysis.alignment import known_targets, shared_rewards
+from appa_flwr.analysis.ceilings import OBJECTIVES, shared_answer
+from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import Population, ground_truth
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 CLEAR_DIFFERENCE = 0.05
 """Shares of an option that are closer are told apart by chance."""
@@ -66,7 +63,7 @@ def deviations(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: Boo
         option_QK: True for a real option; questions of one option or of fewer than two groups are left out.
     """
     nothing = float("nan")
-    known_GQ = ~np.isnan(np.where(option_QK, truth_GQK, 0.0)).any(axis=2)
+    known_GQ = known_targets(truth_GQK, option_QK)
     known_GQ &= (known_GQ.sum(axis=0) > 1) & (option_QK.sum(axis=1) > 1)
     valid_GQK = known_GQ[:, :, None] & option_QK
     if not valid_GQK.any():
@@ -131,16 +128,16 @@ def group_differences(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, 
     """Of targets (G, Q, K), rows of NaN where a group has none; arguments and errors are those of `ceiling`."""
     targets_GQK = np.asarray(targets_GQK, dtype=np.float64)
     option_QK = np.asarray(options_QK, dtype=np.bool_)
-    known_GQ = ~np.any(np.isnan(np.where(option_QK, targets_GQK, 0.0)), axis=2)
-
-    def scores(objective: str) -> npt.NDArray[np.float64]:
-        answer_QK = ceiling(targets_GQK, option_QK, metric=metric, objective=objective).answer_QK
-        score_GQ = np.full(known_GQ.shape, np.nan)
-        for score_Q, target_QK, known_Q in zip(score_GQ, targets_GQK, known_GQ, strict=True):
-            score_Q[known_Q] = METRICS[metric](answer_QK[known_Q], target_QK[known_Q], option_QK[known_Q])
-        return score_GQ
-
-    average_GQ, fairest_GQ = scores("average"), scores("min")
+    average_GQ, fairest_GQ = (
+        shared_rewards(
+            shared_answer(targets_GQK, option_QK, metric=metric, objective=objective),
+            targets_GQK,
+            option_QK,
+            metric=metric,
+        )
+        for objective in OBJECTIVES
+    )
+    known_GQ = known_targets(targets_GQK, option_QK)
     valid_GQK = known_GQ[:, :, None] & option_QK
     kept_GQK = np.where(valid_GQK, targets_GQK, 0.0)
     mean_QK = kept_GQK.sum(axis=0) / np.maximum(known_GQ.sum(axis=0), 1)[:, None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rich.table import Table
 
+from appa_flwr.report.artifacts import number
 from appa_flwr.run.records import Card
 
 MEASURES: Mapping[str, str] = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was."}
@@ -28,16 +27,6 @@ NOTE = (
     "themselves and sent sums. Training questions are predicted from the group's other answers."
 )
 CONTEXT_TITLE = "PluralLLM's JS by number of context answers"
-DECIMALS = 3
-
-
-class PredictorRow(NamedTuple):
-    """One line of the table: a part such as "seen / held-out", a predictor, its scores, the number of answers."""
-
-    part: str
-    predictor: str
-    scores: tuple[float, ...]
-    num_answers: float
 
 
 @dataclass(frozen=True)
@@ -56,42 +45,36 @@ class ContextCurve:
     Attributes:
         part: such as "seen / held-out".
         js: number of context answers, ascending -> JS.
-        num_answers: the fewest and the most answers scored at a size.
+        answers: how many were scored, as a range where it depends on the size.
         levels: what does not depend on the size: predictor, one of `BASELINES` -> JS on the same part.
         fewer: answers to which the mean of the other groups is known, and all answers; None where these are the same.
     """
 
     part: str
     js: Mapping[int, float]
-    num_answers: tuple[float, float]
+    answers: str
     levels: Mapping[str, float]
     fewer: tuple[float, float] | None
 
-    @property
-    def answers(self) -> str:
-        """Number of answers scored, as a range where it depends on the size."""
-        return " to ".join(f"{count:.0f}" for count in dict.fromkeys(self.num_answers))
 
-
-def rows(found: Card) -> list[PredictorRow]:
-    """The score table, a block of rows a part."""
-    return [
-        PredictorRow(
-            _part(part), PREDICTORS.get(name, name), tuple(score[measure] for measure in MEASURES), score["answers"]
-        )
+def blocks(found: Card) -> dict[str, list[tuple[str, ...]]]:
+    """The score table in texts: part, such as "seen / held-out" -> a row a predictor, as `HEAD` goes on."""
+    return {
+        _part(part): [
+            (PREDICTORS.get(name, name), *(number(score[measure]) for measure in MEASURES), f"{score['answers']:.0f}")
+            for name, score in _ordered(predictors).items()
+        ]
         for part, predictors in found.scores.items()
-        for name, score in _ordered(predictors).items()
-    ]
+    }
 
 
 def table(found: Card) -> Table:
     """The score table for a terminal."""
     shown = Table(*HEAD)
-    for part, block in itertools.groupby(rows(found), key=lambda row: row.part):
+    for part, rows in blocks(found).items():
         shown.add_section()
-        for number, row in enumerate(block):
-            scores = (f"{value:.{DECIMALS}f}" for value in row.scores)
-            shown.add_row("" if number else part, row.predictor, *scores, f"{row.num_answers:.0f}")
+        for row in rows:
+            shown.add_row(part if row is rows[0] else "", *row)
     return shown
 
 
@@ -123,7 +106,7 @@ def kept(found: Card) -> str | None:
         "none was validated"
         if chosen.validation is None
         else "its error on the training groups' held-out questions is the lowest, a JS distance (natural) of "
-        f"{chosen.validation:.{DECIMALS}f}; this flatters them a little, and unseen groups had no say"
+        f"{chosen.validation:.3f}; this flatters them a little, and unseen groups had no say"
     )
     return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
 
@@ -133,11 +116,12 @@ def context_curves(found: Card) -> list[ContextCurve]:
     curves = []
     for part, sizes in found.by_context.items():
         if sizes:
-            num_answers = [score["answers"] for score in sizes.values()]
+            counts = [score["answers"] for score in sizes.values()]
+            answers = " to ".join(f"{count:.0f}" for count in dict.fromkeys((min(counts), max(counts))))
             others = found.scores.get(part, {})
             js = {size: sizes[size]["js"] for size in sorted(sizes)}
             levels = {name: others[name]["js"] for name in BASELINES if name in others}
-            curves.append(ContextCurve(_part(part), js, (min(num_answers), max(num_answers)), levels, _fewer(others)))
+            curves.append(ContextCurve(_part(part), js, answers, levels, _fewer(others)))
     return curves
 
 
@@ -147,8 +131,7 @@ def context_rows(curves: Sequence[ContextCurve]) -> tuple[tuple[str, ...], list[
     head = (HEAD[0], *map(str, sizes), HEAD[-1])
     body = []
     for curve in curves:
-        scores = (f"{curve.js[size]:.{DECIMALS}f}" if size in curve.js else "–" for size in sizes)
-        body.append((curve.part, *scores, curve.answers))
+        body.append((curve.part, *(number(curve.js.get(size)) for size in sizes), curve.answers))
     return head, body
 
 
@@ -169,7 +152,7 @@ def uncertainty(found: Card) -> list[str]:
             ranked = measured.get("rank_correlation")
             known = "unknown" if ranked is None else f"{ranked:.2f}"
             sentence = (
-                f"{_part(part)}: expected error {measured['spread']:.{DECIMALS}f}, its rank correlation with the error "
+                f"{_part(part)}: expected error {measured['spread']:.3f}, its rank correlation with the error "
                 f"{known} (mean over groups)"
             )
             if "coverage" in measured:
@@ -187,14 +170,14 @@ def trust(found: Card) -> list[str]:
         groups, _, questions = part.partition("/")
         if questions == HELD_OUT and "pluralllm" in predictors:
             others = ", ".join(
-                f"{PREDICTORS.get(name, name).lower()} {score['js']:.{DECIMALS}f}"
+                f"{PREDICTORS.get(name, name).lower()} {score['js']:.3f}"
                 + (_on_fewer(predictors) if name == "mean-of-others" else "")
                 for name, score in _ordered(predictors).items()
                 if name not in ("pluralllm", "pluralllm-shared")
             )
             sentences.append(
                 f"The predictions agree with the survey answers of {groups} groups by JS "
-                f"{predictors['pluralllm']['js']:.{DECIMALS}f} on held-out questions ({others})."
+                f"{predictors['pluralllm']['js']:.3f} on held-out questions ({others})."
             )
     return sentences
 
@@ -232,8 +215,7 @@ def _on_fewer(predictors: Mapping[str, Mapping[str, float]]) -> str:
     if fewer is None:
         return ""
     return (
-        f" on {fewer[0]:.0f} of {fewer[1]:.0f} answers, where PluralLLM has "
-        f"{predictors['pluralllm-shared']['js']:.{DECIMALS}f}"
+        f" on {fewer[0]:.0f} of {fewer[1]:.0f} answers, where PluralLLM has {predictors['pluralllm-shared']['js']:.3f}"
     )
 
 

@@ -18,36 +18,11 @@ import pandas as pd
 from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import pair_scores
-from appa_flwr.run.records import (
-    CEILINGS,
-    LOOK_UPS,
-    MEAN_PREDICTION,
-    TRAINED_METHODS,
-    TRIVIAL_BASELINES,
-    Card,
-    Differences,
-    Example,
-    Iteration,
-    Phase,
-    QuestionCounts,
-    ScoreRecord,
-    SummaryRow,
-)
-from appa_flwr.run.run_files import (
-    CARD,
-    DIFFERENCES,
-    EXAMPLES,
-    LOG_FILE,
-    MACHINE,
-    METRICS,
-    PHASES,
-    PROGRESS,
-    QUESTIONS,
-    SUMMARY,
-    read_config,
-)
+from appa_flwr.run import pair_scores, records, run_files
+from appa_flwr.run.records import CEILINGS, LOOK_UPS, ScoreRecord, SummaryRow
+from appa_flwr.run.run_files import read_config
 
+DASH = "–"
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
 
 
@@ -64,13 +39,13 @@ class RunArtifacts:
 
     folder: Path
     settings: Config
-    iterations: tuple[Iteration, ...]
+    iterations: tuple[records.Iteration, ...]
     summary: tuple[SummaryRow, ...]
-    phases: tuple[Phase, ...]
-    pluralllm: Card | None
-    examples: tuple[Example, ...]
-    differences: Differences | None = None
-    questions: QuestionCounts | None = None
+    phases: tuple[records.Phase, ...]
+    pluralllm: records.Card | None
+    examples: tuple[records.Example, ...]
+    differences: records.Differences | None = None
+    questions: records.QuestionCounts | None = None
     pair_scores: pd.DataFrame | None = None
     made_by: str = ""
     missing: tuple[str, ...] = ()
@@ -108,35 +83,35 @@ def _missing(run: RunArtifacts) -> Iterator[str]:
     """A sentence for each thing that a complete run of its phases has and this one lacks."""
     until = run.settings.run.phases
     if until == "all" and not run.iterations:
-        yield f"{METRICS.name}: no PPO iteration was logged, so there are no training curves."
+        yield f"{run_files.METRICS.name}: no PPO iteration was logged, so there are no training curves."
     if until != "pluralllm" and not run.summary:
-        yield f"{SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict."
+        yield f"{run_files.SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict."
     if not run.phases:
-        yield f"{PHASES.name}: the time per phase is unknown."
+        yield f"{run_files.PHASES.name}: the time per phase is unknown."
     if run.pluralllm is None:
-        yield f"{CARD.name}: nothing is known of the preference predictor's pretraining."
+        yield f"{run_files.CARD.name}: nothing is known of the preference predictor's pretraining."
     if until == "all" and not run.examples:
-        yield f"{EXAMPLES.name}: there are no example answers."
+        yield f"{run_files.EXAMPLES.name}: there are no example answers."
     last = run.iterations[-1] if run.iterations else None
     if last is not None and last.iteration < last.num_iterations:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
-    expected = (*TRAINED_METHODS, *TRIVIAL_BASELINES, *CEILINGS)
+    expected = (*records.TRAINED_METHODS, *records.TRIVIAL_BASELINES, *CEILINGS)
     elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the SFT model's run
-    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS, MEAN_PREDICTION] * (not run.settings.eval.ceilings)
+    elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS, records.MEAN_PREDICTION] * (not run.settings.eval.ceilings)
     present = {row.method for row in run.summary}
     if "uniform" in present:  # written together with these, so groups have refused what is not there
         if run.settings.eval.ceilings and not present.intersection(CEILINGS):
-            elsewhere += [*CEILINGS, MEAN_PREDICTION]
-            yield f"There are no ceilings: some groups let nobody probe for them ({LOG_FILE} says which)."
+            elsewhere += [*CEILINGS, records.MEAN_PREDICTION]
+            yield f"There are no ceilings: some groups let nobody probe for them ({run_files.LOG_FILE} says which)."
         if not present.intersection(LOOK_UPS):
             elsewhere += LOOK_UPS
             yield "There are no look-ups: some groups let nobody know their training answers (mean, in their policies)."
         if "majority" not in present:
             elsewhere.append("majority")
-            yield f"There is no majority's answer: too few groups voted ({LOG_FILE} says why)."
+            yield f"There is no majority's answer: too few groups voted ({run_files.LOG_FILE} says why)."
     absent = [method for method in expected if method not in present and method not in elsewhere]
     if run.summary and absent:
-        yield f"{SUMMARY.name} has no row for {', '.join(absent)}."
+        yield f"{run_files.SUMMARY.name} has no row for {', '.join(absent)}."
 
 
 def read_run(run_folder: Path) -> RunArtifacts:
@@ -147,17 +122,17 @@ def read_run(run_folder: Path) -> RunArtifacts:
     """
     settings = read_config(run_folder)
     # A resumed run may repeat an iteration: the later line is what training went on from.
-    by_number = {line.iteration: line for line in METRICS.read(run_folder) or ()}
+    by_number = {line.iteration: line for line in run_files.METRICS.read(run_folder) or ()}
     run = RunArtifacts(
         folder=run_folder,
         settings=settings,
         iterations=tuple(by_number[number] for number in sorted(by_number)),
-        summary=SUMMARY.read(run_folder) or (),
-        phases=PHASES.read(run_folder) or (),
-        pluralllm=CARD.read(run_folder),
-        examples=EXAMPLES.read(run_folder) or (),
-        differences=DIFFERENCES.read(run_folder),
-        questions=QUESTIONS.read(run_folder),
+        summary=run_files.SUMMARY.read(run_folder) or (),
+        phases=run_files.PHASES.read(run_folder) or (),
+        pluralllm=run_files.CARD.read(run_folder),
+        examples=run_files.EXAMPLES.read(run_folder) or (),
+        differences=run_files.DIFFERENCES.read(run_folder),
+        questions=run_files.QUESTIONS.read(run_folder),
         pair_scores=pair_scores.read(run_folder),
         made_by=_made_by(run_folder),
     )
@@ -165,14 +140,14 @@ def read_run(run_folder: Path) -> RunArtifacts:
     for number, row in enumerate(run.summary, start=1):
         if (first := seen.setdefault((row.method, row.metric), number)) != number:
             both = f"rows {first} and {number} are both method '{row.method}', metric '{row.metric}'"
-            raise UserError(f"{run_folder / SUMMARY.name}: {both}")
+            raise UserError(f"{run_folder / run_files.SUMMARY.name}: {both}")
     return replace(run, missing=tuple(_missing(run)))
 
 
 def _made_by(run_folder: Path) -> str:
     """What the run's latest session says of itself; a torn line of its progress costs no report."""
     try:
-        said = [line.message for line in PROGRESS.read(run_folder) or () if line.phase == MACHINE]
+        said = [line.message for line in run_files.PROGRESS.read(run_folder) or () if line.phase == run_files.MACHINE]
     except UserError:
         return ""
     return said[-1] if said else ""
@@ -181,3 +156,8 @@ def _made_by(run_folder: Path) -> str:
 def is_known(value: float | None) -> TypeGuard[float]:
     """True if a number was measured: neither absent nor NaN nor infinite."""
     return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, decimals: int = 3) -> str:
+    """A number as the report's tables show it."""
+    return f"{value:z.{decimals}f}" if is_known(value) else DASH  # z: no negative zero

@@ -131,14 +131,10 @@ def tables(found: Sequence[Compared]) -> Iterator[Table]:
             settings, differences = one.run.settings, one.less_first or {}
             texts = [
                 *(f"{one.scores[name].value:.3f}" for name in MEASURES),
-                *map(_text, map(differences.get, MEASURES)),
+                *(differences[name].signed if differences else "-" for name in MEASURES),
             ]
             shown.add_row(named[one.run.folder], settings.rule, str(settings.seed), *texts)
         yield shown
-
-
-def _text(found: Interval | None) -> str:
-    return "-" if found is None else f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 
 
 @style.picture

@@ -15,12 +15,12 @@ def tables(found: Diagnosis) -> Iterator[Table]:
     """The end of every rule, and what each group makes of the gap between the ceilings."""
     rules = Table("rule", "Avg AS", "Min AS", "Min AS less average's", "took the plain mean")
     for name, end in found.ends.items():
-        over, fell_back = end.over_average, found.destinations[name].fell_back
+        fell_back = found.destinations[name].fell_back
         rules.add_row(
             name,
             f"{end.avg_as:.3f}",
             f"{end.min_as:.3f}",
-            f"{over.value:+.3f} ({over.low:+.3f} to {over.high:+.3f})",
+            end.over_average.signed,
             "-" if fell_back is None else f"{fell_back:.0%}",
         )
     yield rules

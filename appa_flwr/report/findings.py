@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences
 from appa_flwr.analysis.intervals import Interval, paired_differences
@@ -104,8 +104,7 @@ class Way:
     covered: float | None
 
 
-@dataclass(frozen=True)
-class FallBack:
+class FallBack(NamedTuple):
     """In how many of the iterations that had a threshold the rule took the plain mean."""
 
     fell_back: int
@@ -125,10 +124,8 @@ class FallBack:
 
 def _measured(run: RunArtifacts, methods: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
     """Method -> score on the training metric, of those that were measured."""
-    found = {}
-    for method in methods:
-        if (scores := run.scores(method, run.training_metric, survey=survey)) is not None:
-            found[method] = scores.avg_as if measure == "Avg AS" else scores.min_as
+    scores = {method: run.scores(method, run.training_metric, survey=survey) for method in methods}
+    found = {name: one and (one.avg_as if measure == "Avg AS" else one.min_as) for name, one in scores.items()}
     return {method: value for method, value in found.items() if is_known(value)}
 
 
@@ -265,7 +262,7 @@ def _other_rules(run: RunArtifacts) -> Iterator[str]:
             continue
         best = max(scored, key=lambda rule: scored[rule].min_as)
         clear = [rule for rule, end in scored.items() if end.over_average[0] > CLEAR_GAIN and end.over_average[1] > 0]
-        over = "{:+.3f} ({:+.3f} to {:+.3f})".format(*scored[best].over_average)
+        over = Interval(*scored[best].over_average).signed
         yield (
             f"Free answers that follow each rule on the predictions, against the {name}: the worst group ends highest "
             f"under {best}, {over} over average; surely higher than under average: {', '.join(clear) or 'no rule'}."

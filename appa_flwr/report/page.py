@@ -8,37 +8,32 @@ No axis letters: everything here is one number of a named method, metric or grou
 from __future__ import annotations
 
 import base64
-import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
+from appa_flwr.analysis.intervals import Interval
 from appa_flwr.config import Config, to_toml
 from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.report import accuracy, findings, second_rule, template
-from appa_flwr.report.artifacts import RunArtifacts, is_known
+from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
 from appa_flwr.report.plots.style import METHOD_STYLE
-from appa_flwr.run.records import (
-    CEILINGS,
-    DO,
-    FEW_SHOT,
-    METHODS,
-    OWN_PREDICTION,
-    TRAINED_METHODS,
-    TRIVIAL_BASELINES,
-    Card,
-)
+from appa_flwr.run import records
+from appa_flwr.run.records import DO, METHODS, TRAINED_METHODS
 
-DASH = "–"
 FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
 MEASURES = ("FI", *findings.MEASURES)
+FIELDS = {"FI": "fi", FI_READABLE: "fi_readable", "Avg AS": "avg_as", "Min AS": "min_as"} | {
+    SKILL: "skill",
+    FORMAT: "format_score",
+}
 ALL_MEASURES = ("FI", FI_READABLE, *findings.MEASURES, SKILL)
-SCORE_DECIMALS = 3
 DECIMALS = {"FI": 4, FI_READABLE: 4, SKILL: 1}
-"""Of other measures `SCORE_DECIMALS`: as many as the paper's tables ("Full Quantitative Results") show."""
+"""Of other measures 3: as many as the paper's tables ("Full Quantitative Results") show."""
 
 METHOD_NAMES = {method: name for method, (name, *_) in METHOD_STYLE.items()}
 METRIC_NAMES = {"js": "JS", "js-distance": "JS dist.", "wasserstein": "Was.", "cosine": "Cos.", "borda": "Bor."}
@@ -69,25 +64,29 @@ OWN_NOTE = (
 )
 
 
-class Cell(NamedTuple):
-    """A cell of a table: its text, its CSS classes, how many columns and rows it takes, bold or with a dagger."""
-
-    text: str
-    css: str | None = None
-    tag: str = "td"
-    across: int | None = None
-    down: int | None = None
-    bold: bool = False
-    dagger: bool = False
-
-
 class Table(NamedTuple):
-    """Rows of a head and of blocks, between which the page draws a line."""
+    """A table of the page.
 
-    head: list[list[Cell]]
-    blocks: list[list[list[Cell]]]
+    Attributes:
+        columns: name -> the names of the columns below it; none where it is a column itself.
+        blocks: rows of texts, and what stands before them all if anything does; a line is drawn between blocks.
+        caption: below the table.
+        texts: how many of the first columns are words.
+        css: class of the table.
+    """
+
+    columns: Mapping[str, Sequence[str]]
+    blocks: Sequence[tuple[str, Sequence[Sequence[str]]]]
     caption: str = ""
+    texts: int = 1
     css: str | None = None
+
+    @property
+    def classes(self) -> list[str | None]:
+        """CSS class of each column: words are on the left, and a line stands before the columns of each name."""
+        begins = [not number for names in self.columns.values() for number in range(len(names) or 1)]
+        edges = [begin and any(self.columns.values()) for begin in begins]
+        return ["text" if n < self.texts else "edge" if edge else None for n, edge in enumerate(edges)]
 
 
 class Column(NamedTuple):
@@ -99,53 +98,9 @@ class Column(NamedTuple):
 
     def value(self, run: RunArtifacts, method: str) -> float | None:
         """The number of a method, None where it was not measured."""
-        if self.measure == FORMAT:
-            return None if (row := run.row(method, self.metric)) is None else row.format_score
         scores = run.scores(method, self.metric, survey=self.survey)
-        if scores is None:
-            return None
-        return {
-            "FI": scores.fi,
-            FI_READABLE: scores.fi_readable,
-            "Avg AS": scores.avg_as,
-            "Min AS": scores.min_as,
-            SKILL: scores.skill,
-        }[self.measure]
-
-
-Spans = Mapping[str, Sequence[Column]]
-"""Title -> the columns below it."""
-
-
-def _number(value: float | None, decimals: int = SCORE_DECIMALS) -> str:
-    return f"{value:z.{decimals}f}" if is_known(value) else DASH  # z: no negative zero
-
-
-def _percent(share: float, decimals: int = 1) -> str:
-    return f"{share:.{decimals}%}"
-
-
-def _edge(number: int) -> str | None:
-    """The CSS class of the first column of a span."""
-    return None if number else "edge"
-
-
-def _head(left: Iterable[str], spans: Mapping[str, Sequence[str]], right: Iterable[str]) -> list[list[Cell]]:
-    """Two rows: names that stand over both, and titles that span the names of their columns."""
-    above = [Cell(name, tag="th", down=2) for name in left]
-    above += [Cell(title, "edge", "th", across=len(names)) for title, names in spans.items()]
-    above += [Cell(name, "edge", "th", down=2) for name in right]
-    below = [Cell(name, _edge(number), "th") for names in spans.values() for number, name in enumerate(names)]
-    return [above, below] if below else [above]
-
-
-def _plain_table(head: Iterable[str], rows: Iterable[Sequence[str]], *, texts: int, caption: str) -> Table:
-    """A table whose first `texts` columns are words; a line is drawn where the first one changes."""
-    blocks = [
-        [[Cell(text, "text" if number < texts else None) for number, text in enumerate(row)] for row in block]
-        for _, block in itertools.groupby(rows, key=lambda row: row[0])
-    ]
-    return Table([[Cell(name, tag="th") for name in head]], blocks, caption)
+        found: float | None = None if scores is None else getattr(scores, FIELDS[self.measure])
+        return found
 
 
 def metric_name(run: RunArtifacts) -> str:
@@ -159,13 +114,12 @@ def truths(run: RunArtifacts) -> list[tuple[str, bool]]:
     return both if any(row.survey is not None for row in run.summary) else both[:1]
 
 
-def _score_cell(run: RunArtifacts, method: str, column: Column, css: str | None) -> Cell:
+def _score(run: RunArtifacts, method: str, column: Column) -> str:
     """One number: bold where best of base, SFT and PPO; a dagger where not above the uniform answer."""
-    decimals = DECIMALS.get(column.measure, SCORE_DECIMALS)
-    value = column.value(run, method)
-    shown = _number(value, decimals)
-    if value is None or shown == DASH:
-        return Cell(shown, css)
+    decimals = DECIMALS.get(column.measure, 3)
+    shown = number(column.value(run, method), decimals)
+    if shown == DASH:
+        return shown
     # Saying nothing is fair to all, so an FI counts only with answers that can be read and score above the uniform one.
     of_scores, average = column.measure in findings.MEASURES, column._replace(measure="Avg AS")
     rated = [
@@ -174,9 +128,10 @@ def _score_cell(run: RunArtifacts, method: str, column: Column, css: str | None)
         if of_scores or not (_unreadable(run, other) or _under_uniform(run, other, average))
     ]
     # As shown, so that two that print alike are both bold.
-    others = {_number(column.value(run, other), decimals) for other in rated} - {DASH}
+    others = {number(column.value(run, other), decimals) for other in rated} - {DASH}
     best = method in rated and shown == max(others, key=float)
-    return Cell(shown, css, bold=best, dagger=of_scores and method != "uniform" and _under_uniform(run, method, column))
+    dagger = of_scores and method != "uniform" and _under_uniform(run, method, column)
+    return Markup("<b>{}</b>" if best else "{}").format(shown) + Markup("<sup>†</sup>" if dagger else "")
 
 
 def _under_uniform(run: RunArtifacts, method: str, column: Column) -> bool:
@@ -185,12 +140,11 @@ def _under_uniform(run: RunArtifacts, method: str, column: Column) -> bool:
     return value is not None and uniform is not None and value - uniform <= findings.SHOWN_TIE
 
 
-def _method_row(run: RunArtifacts, method: str, spans: Spans) -> list[Cell]:
-    """The rule, the numbers of each span of columns, and the format score."""
-    row = [Cell(run.settings.rule if method in ("ppo", DO["ppo"]) else DASH, "text")]
-    for columns in (*spans.values(), [Column(FORMAT, run.training_metric)]):
-        row += [_score_cell(run, method, column, _edge(number)) for number, column in enumerate(columns)]
-    return row
+def _method_row(run: RunArtifacts, method: str, columns: Iterable[Column]) -> list[str]:
+    """The method, its rule, its numbers, and the format score."""
+    name = METHOD_NAMES[method] + ("‡" if _unreadable(run, method) else "")
+    rule = run.settings.rule if method in ("ppo", DO["ppo"]) else DASH
+    return [name, rule, *(_score(run, method, column) for column in (*columns, Column(FORMAT, run.training_metric)))]
 
 
 def _present(run: RunArtifacts) -> list[str]:
@@ -201,48 +155,43 @@ def _unreadable(run: RunArtifacts, method: str) -> bool:
     return any(row.mostly_unreadable for row in run.summary if row.method == method)
 
 
-def _name(run: RunArtifacts, method: str) -> str:
-    """A method as tables call it, marked where most of its answers could not be read."""
-    return METHOD_NAMES[method] + ("‡" if _unreadable(run, method) else "")
-
-
 def _notes(run: RunArtifacts) -> Iterable[str]:
     """Notes a reader needs on the rows and columns that are there."""
     yield TABLE_NOTE
     if any(row.mostly_unreadable for row in run.summary):
         yield UNREADABLE_NOTE
-    if FEW_SHOT in _present(run):
+    if records.FEW_SHOT in _present(run):
         yield FEW_SHOT_NOTE
     if set(DO.values()) & set(_present(run)):
         yield DO_NOTE
-    if OWN_PREDICTION in _present(run):
+    if records.OWN_PREDICTION in _present(run):
         yield OWN_NOTE
 
 
 def training_metric_table(run: RunArtifacts) -> Table:
     """Methods by all measures on the training metric, against both truths next to each other."""
-    spans = {
-        name: [Column(measure, run.training_metric, survey) for measure in ALL_MEASURES] for name, survey in truths(run)
-    }
-    rows = {method: [Cell(_name(run, method), tag="th"), *_method_row(run, method, spans)] for method in _present(run)}
-    kinds = (TRAINED_METHODS, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS))
+    columns = [Column(measure, run.training_metric, survey) for _, survey in truths(run) for measure in ALL_MEASURES]
+    rows = {method: _method_row(run, method, columns) for method in _present(run)}
+    kinds = (
+        TRAINED_METHODS,
+        (records.FEW_SHOT, *DO.values()),
+        (*records.TRIVIAL_BASELINES, records.OWN_PREDICTION, *records.CEILINGS),
+    )
     blocks = [[rows[method] for method in kind if method in rows] for kind in kinds]
-    head = _head(["Method", "Server\nagg."], dict.fromkeys(spans, ALL_MEASURES), [FORMAT])
+    head = {"Method": (), "Server\nagg.": (), **{name: ALL_MEASURES for name, _ in truths(run)}, FORMAT: ()}
     caption = f"Training metric {metric_name(run)}, held-out questions. {' '.join(_notes(run))} {READABLE_NOTE}"
-    return Table(head, [block for block in blocks if block], caption)
+    return Table(head, [("", block) for block in blocks if block], caption, texts=2)
 
 
 def all_metrics_table(run: RunArtifacts) -> Table:
     """Every metric in the layout of the paper's tables, with a block of rows per truth."""
     blocks = []
     for name, survey in truths(run):
-        spans = {measure: [Column(measure, metric, survey) for metric in run.metrics] for measure in MEASURES}
-        block = [[Cell(_name(run, method), "text"), *_method_row(run, method, spans)] for method in _present(run)]
-        block[0].insert(0, Cell(name, tag="th", down=len(block)))
-        blocks.append(block)
+        columns = [Column(measure, metric, survey) for measure in MEASURES for metric in run.metrics]
+        blocks.append((name, [_method_row(run, method, columns) for method in _present(run)]))
     names = [METRIC_NAMES.get(metric, metric) for metric in run.metrics]
-    head = _head(["Against", "Method", "Server\nagg."], dict.fromkeys(MEASURES, names), [FORMAT])
-    return Table(head, blocks, " ".join(_notes(run)), "wide")
+    head = {"Against": (), "Method": (), "Server\nagg.": (), **dict.fromkeys(MEASURES, names), FORMAT: ()}
+    return Table(head, blocks, " ".join(_notes(run)), texts=3, css="wide")
 
 
 def per_group_table(run: RunArtifacts) -> Table:
@@ -256,35 +205,36 @@ def per_group_table(run: RunArtifacts) -> Table:
     unseen = run.settings.unseen_group_names
     rows = []
     for group in sorted(run.groups, key=lambda group: by_ppo[group] if is_known(by_ppo.get(group)) else math.inf):
-        row = [Cell(group + (" (unseen)" if group in unseen else ""), tag="th")]
-        for methods in spans.values():
-            row += [Cell(_number(found.get(group)), _edge(number)) for number, found in enumerate(methods.values())]
+        row = [group + (" (unseen)" if group in unseen else "")]
+        row += [number(found.get(group)) for methods in spans.values() for found in methods.values()]
         if run.iterations:
             missed = sum(group in line.missing_groups for line in run.iterations)
-            row += [Cell(_number(run.iterations[-1].weights.get(group)), "edge"), Cell(str(missed), "edge")]
+            row += [number(run.iterations[-1].weights.get(group)), str(missed)]
         rows.append(row)
     caption = f"Alignment score ({metric_name(run)}) on held-out questions, worst served first." if spans else ""
     if unseen:
         caption += " Unseen: the group has not trained the preference predictor."
-    names = {name: list(methods) for name, methods in spans.items()}
-    last = ["Last weight", "Iterations\nmissed"] if run.iterations else []
-    return Table(_head(["Group"], names, last), [rows], caption)
+    names = {name: tuple(methods) for name, methods in spans.items()}
+    last = ("Last weight", "Iterations\nmissed") if run.iterations else ()
+    return Table({"Group": (), **names, **dict.fromkeys(last, ())}, [("", rows)], caption)
 
 
 def rules_table(run: RunArtifacts) -> Table:
     """The end of free answers that follow each rule on this run's predictions."""
     assert run.differences is not None
-    spans = {name: ("Avg AS", "Min AS", "Min AS less\naverage's") for name, _ in truths(run)}
     rows = []
     for rule, found in run.differences.rules.items():
-        row = [Cell(rule, tag="th")]
+        row = [rule]
         for _, survey in truths(run):
             end = found.survey if survey else found.predicted
-            over = DASH if end is None else "{:+.3f} ({:+.3f} to {:+.3f})".format(*end.over_average)
-            numbers = [None, None] if end is None else [end.avg_as, end.min_as]
-            row += [Cell(text, _edge(number)) for number, text in enumerate([*map(_number, numbers), over])]
-        rows.append([*row, Cell(DASH if found.fell_back is None else _percent(found.fell_back, 0), "edge")])
-    return Table(_head(["Rule"], spans, ["Took the\nplain mean"]), [rows], RULES_NOTE)
+            row += (
+                [DASH] * 3
+                if end is None
+                else [number(end.avg_as), number(end.min_as), Interval(*end.over_average).signed]
+            )
+        rows.append([*row, DASH if found.fell_back is None else f"{found.fell_back:.0%}"])
+    spans = {name: ("Avg AS", "Min AS", "Min AS less\naverage's") for name, _ in truths(run)}
+    return Table({"Rule": (), **spans, "Took the\nplain mean": ()}, [("", rows)], RULES_NOTE)
 
 
 def shown_config(run: RunArtifacts) -> dict[str, str]:
@@ -303,8 +253,7 @@ def shown_config(run: RunArtifacts) -> dict[str, str]:
 
 def config_table(run: RunArtifacts) -> Table:
     """All keys, those that a reader asks for first on top."""
-    rows = [[Cell(key, tag="th"), Cell(value, "text wrap")] for key, value in shown_config(run).items()]
-    return Table([[Cell("Key", tag="th"), Cell("Value", tag="th")]], [rows])
+    return Table({"Key": (), "Value": ()}, [("", list(shown_config(run).items()))], texts=2, css="config")
 
 
 def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
@@ -334,26 +283,19 @@ def command(config: Config) -> str:
     return shlex.join(["appa", "run", *(part for text in texts for part in ("-c", text))])
 
 
-def predictor_table(found: Card) -> Table:
+def predictor_table(found: records.Card) -> Table:
     """The preference predictor's scores, a block of rows per part."""
-    rows = [
-        (row.part, row.predictor, *map(_number, row.scores), f"{row.num_answers:.0f}") for row in accuracy.rows(found)
-    ]
-    return _plain_table(accuracy.HEAD, rows, texts=2, caption=accuracy.note(found))
+    return Table(dict.fromkeys(accuracy.HEAD, ()), list(accuracy.blocks(found).items()), accuracy.note(found), texts=2)
 
 
-def context_table(found: Card) -> Table | None:
+def context_table(found: records.Card) -> Table | None:
     """Its scores by number of context answers, None where these were not measured."""
-    curves = accuracy.context_curves(found)
-    return _plain_table(*accuracy.context_rows(curves), texts=1, caption=accuracy.CONTEXT_TITLE) if curves else None
+    head, rows = accuracy.context_rows(accuracy.context_curves(found))
+    return Table(dict.fromkeys(head, ()), [("", [row]) for row in rows], accuracy.CONTEXT_TITLE) if rows else None
 
 
 _JINJA = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-_JINJA.filters |= {
-    "base64": lambda png: base64.b64encode(png).decode("ascii"),
-    "number": _number,
-    "percent": _percent,
-}
+_JINJA.filters |= {"base64": lambda png: base64.b64encode(png).decode("ascii"), "number": number}
 _JINJA.globals |= {"findings": findings, "accuracy": accuracy, "second_rule": second_rule}
 _JINJA.globals |= {
     made.__name__: made

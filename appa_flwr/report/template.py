@@ -3,20 +3,31 @@
 from typing import Final
 
 PAGE: Final = """\
-{%- macro rows(lines) -%}
-{% for line in lines %}<tr>{% for c in line -%}
-<{{ c.tag }}{{ {"class": c.css, "colspan": c.across, "rowspan": c.down}|xmlattr }}>
-{%- if c.bold %}<b>{{ c.text }}</b>{% else %}{{ c.text }}{% endif %}{% if c.dagger %}<sup>†</sup>{% endif -%}
-</{{ c.tag }}>
-{%- endfor %}</tr>
-{% endfor %}
-{%- endmacro -%}
-
 {%- macro table(found) -%}
+{% set spans = found.columns.values()|select|list %}
 <div class="scroll"><table{{ {"class": found.css}|xmlattr }}>
-<thead>{{ rows(found.head) }}</thead>{% for block in found.blocks %}<tbody>{{ rows(block) }}</tbody>{% endfor -%}
+<thead><tr>{% for title, names in found.columns.items() -%}
+<th{{ {"class": "edge" if spans and loop.index > found.texts, "colspan": names|length or none,
+ "rowspan": 2 if spans and not names}|xmlattr }}>{{ title }}</th>
+{%- endfor %}</tr>
+{% if spans %}
+<tr>{% for names in spans %}{% for name in names -%}
+<th{{ {"class": "edge" if loop.first}|xmlattr }}>{{ name }}</th>
+{%- endfor %}{% endfor %}</tr>
+{% endif %}
+</thead>{% for title, rows in found.blocks %}<tbody>{% for row in rows %}<tr>
+{%- if title and loop.first %}<th rowspan="{{ rows|length }}">{{ title }}</th>{% endif %}
+{% for text in row -%}
+{% set n = loop.index0 + (title != "") -%}
+{% if n %}<td{{ {"class": found.classes[n]}|xmlattr }}>{{ text }}</td>{% else %}<th>{{ text }}</th>{% endif %}
+{% endfor %}</tr>
+{% endfor %}</tbody>{% endfor -%}
 </table></div>
 {%- if found.caption %}<p class="small">{{ found.caption }}</p>{% endif -%}
+{%- endmacro -%}
+
+{%- macro bullets(sentences) -%}
+<ul>{% for sentence in sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>
 {%- endmacro -%}
 
 {%- macro section(title) -%}
@@ -47,7 +58,7 @@ tbody th,td.text{text-align:left;font-weight:400;background:none}td.text{white-s
 tbody+tbody tr:first-child>*{border-top:2px solid #888}td.edge,th.edge{border-left:1px solid #aaa}
 table.wide{font-size:.8em}table.wide th,table.wide td{padding:.28em .42em}
 sup{display:inline-block;width:0;line-height:0}
-td.wrap{white-space:pre-wrap;overflow-wrap:anywhere;max-width:60em}
+table.config td{white-space:pre-wrap;overflow-wrap:anywhere;max-width:60em}
 img{max-width:100%;height:auto;display:block;margin:.6em 0}
 .facts{display:grid;grid-template-columns:max-content 1fr;gap:.15em 1.2em;margin:.8em 0}
 .facts dt{color:#555}.facts dd{margin:0;overflow-wrap:anywhere}
@@ -66,7 +77,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 <dl class="facts">{% for key, value in facts(run) %}<dt>{{ key }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 {% if run.missing %}
 <div class="missing"><b>This report is incomplete</b>
-<ul>{% for sentence in run.missing %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
+{{ bullets(run.missing) }}</div>
 {% endif %}
 {% for name, survey in truths(run) %}
 {% set gains = findings.gains(run, survey=survey) %}
@@ -80,7 +91,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% set differences = findings.differences(run) %}
 {% if differences %}
 <div class="missing"><b>Can this run tell rules apart?</b>
-<ul>{% for sentence in differences %}<li>{{ sentence }}</li>{% endfor %}</ul>
+{{ bullets(differences) }}
 {% if run.differences.rules %}{{ table(rules_table(run)) }}{% endif %}</div>
 {% endif %}
 {% if run.row("ppo", run.training_metric) %}
@@ -102,7 +113,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% for name, survey in truths(run) %}
 {% for way in findings.ways(run, survey=survey) %}
 {% if loop.first %}<p>Way from base to ceiling covered by PPO, {{ name }}: {% endif %}
-{{ way.measure }} {{ "base is at the ceiling already" if way.covered is none else way.covered|percent(0) }}
+{{ way.measure }} {{ "base is at the ceiling already" if way.covered is none else "{:.0%}".format(way.covered) }}
 {{- "" if loop.last else ", " -}}
 {% if loop.last %}.</p>{% endif %}
 {% endfor %}
@@ -116,10 +127,10 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% set found, rule = findings.fall_back(run.iterations), run.settings.rule %}
 {% if found %}
 <p>The rule ({{ rule }}) fell back to the plain mean in {{ found.fell_back }} of {{ found.total }} iterations (
-{{- found.share|percent }}); it weighted the groups in {{ found.total - found.fell_back }} (
-{{- (1 - found.share)|percent }}).</p>
+{{- "{:.1%}".format(found.share) }}); it weighted the groups in {{ found.total - found.fell_back }} (
+{{- "{:.1%}".format(1 - found.share) }}).</p>
 {% if found.hardly_adaptive %}
-<div class="warning">Warning: the adaptive branch was taken in less than {{ (1 / findings.HARDLY_EVER)|percent(0) }}
+<div class="warning">Warning: the adaptive branch was taken in less than {{ "{:.0%}".format(1 / findings.HARDLY_EVER) }}
 of the iterations, so this run is in effect one with the rule average. With appa.fairness-threshold above 1 the branch
 is always taken.</div>
 {% endif %}
@@ -134,7 +145,7 @@ is always taken.</div>
 {{ picture("seconds_per_phase") }}
 {% set share = findings.federation_share(run.iterations) %}
 {% if share is not none %}
-<p>{{ share|percent }} of the iterations' time was spent waiting for groups.</p>
+<p>{{ "{:.1%}".format(share) }} of the iterations' time was spent waiting for groups.</p>
 {% endif %}
 {{ picture("seconds_per_iteration") }}
 {% endcall %}
@@ -142,8 +153,7 @@ is always taken.</div>
 {% set found = run.pluralllm %}
 {% if found and found.scores %}
 {{ table(predictor_table(found)) }}
-<ul>{% for sentence in [accuracy.kept(found)] + accuracy.uncertainty(found) if sentence %}<li>{{ sentence }}</li>
-{% endfor %}</ul>
+{{ bullets(([accuracy.kept(found)] + accuracy.uncertainty(found))|select) }}
 {% endif %}
 {{ picture("pluralllm") }}
 {% if found and context_table(found) %}{{ table(context_table(found)) }}{% endif %}

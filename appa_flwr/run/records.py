@@ -45,12 +45,7 @@ class Record(BaseModel):
 
 
 class Progress(Record):
-    """A line of progress.jsonl: a step of a phase is done.
-
-    Attributes:
-        of: steps the phase has.
-        seconds_left: estimate for the phase, None where unknown.
-    """
+    """A line of progress.jsonl: a step of a phase is done; `seconds_left` is for the phase, None where unknown."""
 
     phase: str
     step: int
@@ -60,12 +55,7 @@ class Progress(Record):
 
 
 class CurvePoint(Record):
-    """Scores of the policy's greedy answers to a few held-out questions, in [0, 1].
-
-    Attributes:
-        avg_as, min_as: against the groups' predictions.
-        survey_avg_as, survey_min_as: against their survey answers, None where no group has any.
-    """
+    """Scores of the policy's greedy answers to a few held-out questions, in [0, 1]; None where no group has answers."""
 
     avg_as: float
     min_as: float
@@ -161,14 +151,7 @@ class SummaryRow(ScoreRecord, _Evaluated):
 
 
 class QuestionCounts(Record):
-    """questions.json: how many questions the policy is asked, and how many are left out.
-
-    Attributes:
-        training: training questions that are used.
-        held_out: held-out questions that are used.
-        unanswerable: left out, since their answer does not fit into `rollout.response-length` tokens.
-        too_long: left out, since prompt and answer do not fit into `policy.max-sequence-length` tokens.
-    """
+    """questions.json: how many questions the policy is asked, and how many are left out for want of room."""
 
     training: int
     held_out: int
@@ -178,15 +161,11 @@ class QuestionCounts(Record):
     def sentence(self) -> str:
         """In words."""
         used = f"{self.training} training and {self.held_out} held-out questions are used"
-        left_out = [
-            f"{count} left out, {why}"
-            for count, why in (
-                (self.unanswerable, "whose answer does not fit into rollout.response-length"),
-                (self.too_long, "whose prompt and answer do not fit into policy.max-sequence-length"),
-            )
-            if count
-        ]
-        return "; ".join([used, *left_out])
+        if self.unanswerable:
+            used += f"; {self.unanswerable} left out, whose answer does not fit into rollout.response-length"
+        if self.too_long:
+            used += f"; {self.too_long} left out, whose prompt and answer do not fit into policy.max-sequence-length"
+        return used
 
 
 class DifferencesRecord(Record):
@@ -209,11 +188,7 @@ class CapturedRecord(Record):
 
 
 class EndRecord(Record):
-    """Scores of the answers that a rule ends with, see `appa_flwr.analysis.destinations.End`.
-
-    Attributes:
-        over_average: Min AS less that of the rule `average`, and the two ends of its interval.
-    """
+    """Scores of the answers that a rule ends with, see `appa_flwr.analysis.destinations.End`."""
 
     avg_as: float
     min_as: float
@@ -221,12 +196,7 @@ class EndRecord(Record):
 
 
 class RuleRecord(Record):
-    """Free answers that followed a rule on the groups' predictions, see `appa_flwr.analysis.destinations.Destination`.
-
-    Attributes:
-        predicted: their scores against the predictions.
-        survey: the same against the survey answers; None in a deployed run.
-    """
+    """Free answers that followed a rule on the predictions, scored against these and, in a simulation, the answers."""
 
     fell_back: float | None
     predicted: EndRecord
@@ -236,11 +206,7 @@ class RuleRecord(Record):
 class Differences(Record):
     """Differences between the groups on the held-out questions, by the training metric.
 
-    Attributes:
-        predicted: of predictions.
-        survey: of the groups' survey answers; None in a deployed run, where nobody but the group sees these.
-        captured: the one compared with the other; None as above.
-        rules: rule -> where free answers end that follow it, on these questions.
+    None in a deployed run is what needs survey answers, which nobody but the group sees there.
     """
 
     predicted: DifferencesRecord
@@ -266,11 +232,7 @@ class Phase(Record):
 
 
 class Example(Record):
-    """A row of examples.json: a held-out question with the answers of two methods.
-
-    Attributes:
-        mean_reward: of PPO's answer, over the groups.
-    """
+    """A row of examples.json: a held-out question, two methods' answers, and the groups' mean reward of PPO's."""
 
     question: str
     options: tuple[str, ...]
@@ -317,15 +279,11 @@ class EmbeddingSummary(Record):
 
 
 class SurveySummary(Record):
-    """Survey that the network was trained on.
+    """Survey that the network was trained on, by hashes of its questions.
 
     Attributes:
         table: hash of all public questions, whatever their order.
         training: hashes of the training questions.
-        num_questions: of the table.
-        num_held_out: questions no group trained on.
-        split_seed: of the split.
-        test_fraction: share of questions that was held out.
         groups: groups that trained -> training questions they answered.
         unseen_groups: groups that took part without training -> the same.
     """
@@ -341,11 +299,9 @@ class SurveySummary(Record):
 
 
 class Round(Record):
-    """A federated round of PluralLLM's pretraining.
+    """A federated round of PluralLLM's pretraining, counted from 1, with the groups' mean loss.
 
     Attributes:
-        round: its number, from 1.
-        loss: the groups' mean.
         validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
             answers to held-out questions; None in a round that was not validated.
     """
@@ -356,12 +312,7 @@ class Round(Record):
 
 
 class GroupSums(Record):
-    """Sums of the groups' answers to held-out questions.
-
-    Attributes:
-        min_groups: a sum is of the answers of so many groups at least.
-        held_out: questions that have one.
-    """
+    """Sums of at least `min_groups` groups' answers, and the number of held-out questions that have one."""
 
     min_groups: int
     held_out: int

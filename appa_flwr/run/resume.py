@@ -8,28 +8,9 @@ from pathlib import Path
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.run import run_files as files
 from appa_flwr.run.records import Progress
-from appa_flwr.run.run_files import (
-    CARD,
-    CHECKPOINT_FILE,
-    CONFIG_FILE,
-    DIFFERENCES,
-    ERROR_FILE,
-    EXAMPLES,
-    FLOWER_LOG,
-    LOG_FILE,
-    METRICS,
-    PHASES,
-    POLICY,
-    PROGRESS,
-    QUESTIONS,
-    SCORES_FILE,
-    SFT_MODEL,
-    SUMMARY,
-    SUPERLINK_LOG,
-    WEIGHTS_FILE,
-    read_config,
-)
+from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
 # Where a run lies, how long it waits and how often it saves changes none of its numbers.
@@ -44,11 +25,12 @@ FREE_KEYS = (
 )
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
-    *(file.name for file in (PROGRESS, METRICS, PHASES, CARD, QUESTIONS, SUMMARY, DIFFERENCES, EXAMPLES)),
-    *(WEIGHTS_FILE, CHECKPOINT_FILE, ERROR_FILE, SCORES_FILE, SFT_MODEL, POLICY),
+    *(file.name for file in (PROGRESS, files.METRICS, files.PHASES, files.CARD, files.QUESTIONS)),
+    *(file.name for file in (files.SUMMARY, files.DIFFERENCES, files.EXAMPLES)),
+    *(files.WEIGHTS_FILE, files.CHECKPOINT_FILE, files.ERROR_FILE, files.SCORES_FILE, files.SFT_MODEL, files.POLICY),
 )
-
-_OF_A_FAILURE = {CONFIG_FILE, PROGRESS.name, LOG_FILE, f".{LOG_FILE}.lock", FLOWER_LOG, SUPERLINK_LOG, ERROR_FILE}
+_SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
+_OF_A_FAILURE = _SAYS_WHY | {CONFIG_FILE, PROGRESS.name, files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}
 
 
 def resumable(folder: Path) -> Config:
@@ -97,7 +79,7 @@ def check_new(config: Config) -> None:
 def failed_at_once(folder: Path) -> bool:
     """True if a run has failed in this folder before it had anything to keep: there are only its config and logs."""
     names = {path.name for path in folder.iterdir()}
-    return CONFIG_FILE in names and bool(names & {ERROR_FILE, SUPERLINK_LOG}) and names <= _OF_A_FAILURE
+    return CONFIG_FILE in names and bool(names & _SAYS_WHY) and names <= _OF_A_FAILURE
 
 
 def _changed(config: Config, began: Config) -> Iterator[tuple[str, object, object]]:

@@ -35,17 +35,7 @@ from pydantic_core import to_jsonable_python
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.records import (
-    Card,
-    Differences,
-    Example,
-    Iteration,
-    Phase,
-    Progress,
-    QuestionCounts,
-    SFTCard,
-    SummaryRow,
-)
+from appa_flwr.run import records
 
 SCHEMA = 4
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
@@ -94,15 +84,15 @@ class LineFile(Generic[T]):
 
 MACHINE = "machine"
 """Of progress.jsonl the line that says which version made the run, and on what."""
-PROGRESS = LineFile("progress.jsonl", Progress)
-METRICS = LineFile("metrics.jsonl", Iteration)
-PHASES = JsonFile("phases.json", tuple[Phase, ...])
-CARD = JsonFile("pluralllm.json", Card)
-QUESTIONS = JsonFile("questions.json", QuestionCounts)
-SUMMARY = JsonFile("summary.json", tuple[SummaryRow, ...])
-DIFFERENCES = JsonFile("differences.json", Differences)
-SFT_CARD = JsonFile("sft.json", SFTCard)  # in SFT_MODEL
-EXAMPLES = JsonFile("examples.json", tuple[Example, ...])
+PROGRESS = LineFile("progress.jsonl", records.Progress)
+METRICS = LineFile("metrics.jsonl", records.Iteration)
+PHASES = JsonFile("phases.json", tuple[records.Phase, ...])
+CARD = JsonFile("pluralllm.json", records.Card)
+QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
+SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
+DIFFERENCES = JsonFile("differences.json", records.Differences)
+SFT_CARD = JsonFile("sft.json", records.SFTCard)  # in SFT_MODEL
+EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 
 def rule_folder(rule: str) -> str:

@@ -30,11 +30,9 @@ from report_runs import (
 )
 
 from appa_flwr.config import Config, assemble
-from appa_flwr.core.errors import UserError
-from appa_flwr.report import accuracy, build
+from appa_flwr.report import accuracy
 from appa_flwr.report.page import command
-from appa_flwr.run.records import METHODS, QuestionCounts
-from appa_flwr.run.run_files import QUESTIONS, write
+from appa_flwr.run.records import METHODS
 
 
 def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
@@ -60,12 +58,8 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     assert "<b>0.810</b>" not in page
     assert "<b>0.900</b>" not in page
     # All have one FI. SFT's and PPO's are bold, base's is not: it says less than the uniform answer.
-    fair = [
-        name
-        for name in ("Base", "SFT", "PPO")
-        if "<b>0.9876</b>" in page.partition(f"<th>{name}</th>")[2].partition("</tr>")[0]
-    ]
-    assert fair == ["SFT", "PPO"]
+    rows = {name: page.partition(f"<th>{name}</th>")[2].partition("</tr>")[0] for name in ("Base", "SFT", "PPO")}
+    assert [name for name, row in rows.items() if "<b>0.9876</b>" in row] == ["SFT", "PPO"]
     # The worst served group comes first: GOOD's Avg .860 with Min .800 is a = .800 and b = .920.
     assert cells(page, "a")[1:5] == ["0.600", "0.770", "0.800", "0.750"]
     assert cells(page, "b")[3] == "0.920"
@@ -81,14 +75,6 @@ def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path)
     assert "‡: most answers could not be read, so FI says nothing." in page
     assert page.count("<b>0.9876</b>") == 2  # SFT's alone is fair, against both truths
     assert page.count("<b>0.050</b>") == 2  # both are as good, against predictions
-
-
-@pytest.mark.parametrize(("held_out", "few"), [(29, True), (30, False)])
-def test_intervals_over_few_questions_are_called_hints(held_out: int, few: bool, tmp_path: Path) -> None:
-    folder = scored_run(tmp_path)
-    counts = QuestionCounts(training=100, held_out=held_out, unanswerable=0, too_long=0)
-    write(folder / QUESTIONS.name, counts)
-    assert (f"over only {held_out} held-out questions" in page_of(folder)) == few
 
 
 def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path: Path) -> None:
@@ -108,19 +94,14 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path: 
     assert "<dt>Again by</dt><dd>appa run -c metric=js -c seed=7 -c appa.fairness-threshold=0.99</dd>" in page
 
 
-def test_rows_that_were_not_asked_for_are_not_explained(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path, config=CONFIG, summary=[row("base", 0.7, 0.6)]))
-    assert "Few-shot" not in page
-    assert "(do)" not in page
-
-
-def test_a_summary_from_before_readable_answers_were_counted_is_still_read(tmp_path: Path) -> None:
-    old = {key: value for key, value in row("ppo", 0.8, 0.7, survey=False).items()}
+def test_a_summary_of_few_and_old_rows_is_still_read_and_explains_no_others(tmp_path: Path) -> None:
+    old = row("ppo", 0.8, 0.7, survey=False)
     for key in ("fi_readable", "skill", "readable"):
         del old[key]
-    assert cells(page_of(write_run(tmp_path, config=CONFIG, summary=[old])), "PPO")[2:7] == [
-        "0.9876", "–", "0.800", "0.700", "–",
-    ]  # fmt: skip
+    page = page_of(write_run(tmp_path, config=CONFIG, summary=[old]))
+    assert cells(page, "PPO")[2:7] == ["0.9876", "–", "0.800", "0.700", "–"]
+    assert "Few-shot" not in page
+    assert "(do)" not in page
 
 
 def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
@@ -139,45 +120,43 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected", "gained"),
+    ("changed", "expected"),
     [
         # .860 less .700, .790, .820 (the better look-up), .810; and .800 less .600, .750, .775, .770
         (
             {},
-            (
+            [
                 "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, "
                 "+0.040 over the look-up by options, +0.050 over SFT: a gain.",
                 "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, "
                 "+0.025 over the look-up by nearest questions, +0.030 over SFT: a gain.",
                 "PPO gained on Avg AS and Min AS.",
-            ),
-            True,
+            ],
         ),
         # above base, but not above the uniform answer
         (
             {"ppo": (0.780, 0.740), "sft": (0.760, 0.720)},
-            (
+            [
                 "+0.080 over base, -0.010 over the uniform answer, -0.040 over the look-up by options, "
                 "+0.020 over SFT: no gain",
                 "hedging",
                 "did not gain.",
-            ),
-            False,
+            ],
         ),
-        ({"ppo": (0.860, 0.740)}, ("PPO gained on Avg AS only.",), True),
-        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ("PPO did not gain over SFT.",), False),
-        ({"ppo": (0.815, 0.770)}, ("PPO did not gain over a look-up.", "needs no language model"), False),
-        ({"ppo": (0.690, 0.590)}, ("not even over base",), False),
+        ({"ppo": (0.860, 0.740)}, ["PPO gained on Avg AS only."]),
+        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ["PPO did not gain over SFT."]),
+        ({"ppo": (0.815, 0.770)}, ["PPO did not gain over a look-up.", "needs no language model"]),
+        ({"ppo": (0.690, 0.590)}, ["not even over base"]),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
-        ({"ppo": (0.7904, 0.7504)}, ("PPO did not gain.", "<td>0.790<sup>†</sup></td>"), False),
+        ({"ppo": (0.7904, 0.7504)}, ["PPO did not gain.", "<td>0.790<sup>†</sup></td>"]),
     ],
 )
 def test_verdict_follows_the_numbers(
-    tmp_path: Path, changed: dict[str, tuple[float, float]], expected: tuple[str, ...], gained: bool
+    tmp_path: Path, changed: dict[str, tuple[float, float]], expected: list[str]
 ) -> None:
     page = page_of(scored_run(tmp_path, **changed))
     assert [text for text in expected if text not in page] == []
-    assert (": a gain." in page) == gained
+    assert (": a gain." in page) == ("PPO gained on" in page)
     assert ('class="verdict none"' in page) == (changed != {})
 
 
@@ -231,34 +210,34 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
         ),
         examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
     )
-    page = built_page(tmp_path)
+    page = page_of(tmp_path)
     assert "<script" not in page
     assert escape(evil) in page
     assert page.count(escape("alert('x')")) >= 12
 
 
-def test_page_needs_no_other_file(tmp_path: Path) -> None:
-    page = built_page(fake_run(tmp_path, groups=COUNTRIES[:3], iterations=3))
+def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measured(tmp_path: Path) -> None:
+    groups = tuple(f"$group {i} of many with a very long name$" for i in range(64))
+    lines = [line(n, planned=32, fell_back=n % 3 == 0, groups=groups) for n in range(1, 33)]
+    for entry in lines:
+        entry["rewards"][groups[0]] = None
+        entry |= {"missing_groups": [groups[0]], "kl": float("nan")}
+    page = built_page(write_run(fake_run(tmp_path, groups=groups, iterations=1), metrics=lines))
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
-    assert len(sources) == len(list((tmp_path / "plots").glob("*.png"))) == 12
+    pictures = list((tmp_path / "plots").iterdir())
+    assert len(sources) == len(pictures) == 12
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r'src="[^"]*"', "", page)
-    assert all(path.read_bytes().startswith(PNG_START) for path in (tmp_path / "plots").glob("*.png"))
+    assert all(path.suffix == ".png" and path.read_bytes().startswith(PNG_START) for path in pictures)
     alt = "score of the preference predictor by number of context answers"
     assert page.count(f'alt="{alt}" title="pluralllm_context"') == 1
     assert "incomplete" not in page
     assert not list(tmp_path.rglob(".*"))  # nothing half-written
-
-
-@pytest.mark.parametrize("groups", [("a", "b"), tuple(f"$group {i} of many with a very long name$" for i in range(64))])
-def test_few_and_many_groups(tmp_path: Path, groups: tuple[str, ...]) -> None:
-    page = built_page(fake_run(tmp_path, groups=groups, iterations=35))
-    assert all(escape(group) in page for group in groups)
-    assert (tmp_path / "plots" / "spider.png").exists() == (len(groups) > 2)  # two spokes are no plane
+    assert [cells(page, group)[-1] for group in groups[:2]] == ["32", "0"]  # iterations missed
 
 
 def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
-    page = built_page(write_run(tmp_path, config=CONFIG))
+    page = page_of(write_run(tmp_path, config=CONFIG))
     assert "This report is incomplete" in page
     for name in ("metrics.jsonl", "summary.json", "phases.json", "pluralllm.json", "examples.json"):
         assert name in page
@@ -266,22 +245,25 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("counts", "says"),
+    ("left_out", "says"),
     [
-        ((80, 20, 0, 0), "80 training and 20 held-out questions are used"),
+        ((0, 0), ""),
         (
-            (80, 20, 3, 1),
-            "80 training and 20 held-out questions are used; 3 left out, whose answer does not fit into "
-            "rollout.response-length; 1 left out, whose prompt and answer do not fit into policy.max-sequence-length",
+            (3, 1),
+            "; 3 left out, whose answer does not fit into rollout.response-length; 1 left out, whose prompt and answer "
+            "do not fit into policy.max-sequence-length",
         ),
     ],
 )
-def test_questions_that_were_left_out_are_told_beside_the_survey(
-    tmp_path: Path, counts: tuple[int, ...], says: str
+def test_questions_that_were_left_out_are_told_and_intervals_over_few_are_called_hints(
+    tmp_path: Path, left_out: tuple[int, int], says: str
 ) -> None:
-    names = ("training", "held_out", "unanswerable", "too_long")
-    page = page_of(write_run(tmp_path, config=CONFIG, questions=dict(zip(names, counts, strict=True))))
-    assert f"<dt>Questions</dt><dd>{says}</dd><dt>Seed</dt>" in page
+    for held_out in (29, 30):
+        counts = {"training": 80, "held_out": held_out, "unanswerable": left_out[0], "too_long": left_out[1]}
+        page = page_of(write_run(scored_run(tmp_path), questions=counts))
+        used = f"80 training and {held_out} held-out questions are used"
+        assert f"<dt>Questions</dt><dd>{used}{says}</dd><dt>Seed</dt>" in page
+        assert (f"over only {held_out} held-out questions" in page) == (held_out < 30)
 
 
 def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Path) -> None:
@@ -302,6 +284,11 @@ def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Pat
         "expected error 0.042, its rank correlation with the error 0.31 (mean over groups); 88% of the shares lie in "
         "their 90 % interval (deviations times 1.50)" in rest
     )
+
+
+def test_two_spokes_are_no_plane(tmp_path: Path) -> None:
+    built_page(scored_run(tmp_path))  # of two groups
+    assert [path.stem for path in (tmp_path / "plots").iterdir()] == ["way_to_ceiling"]
 
 
 def test_unseen_groups_are_marked(tmp_path: Path) -> None:
@@ -330,16 +317,15 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changed", "absent", "drawn"),
     [
-        ({"by_context": {}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
         ({"by_context": {"seen/held-out": {}}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
-        ({"rounds": [], "chosen": 0}, "were kept", "pluralllm_context"),
+        ({"rounds": [], "chosen": 0, "by_context": {}}, "were kept", "pluralllm_groups"),
     ],
 )
 def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
     tmp_path: Path, changed: dict[str, object], absent: str, drawn: str
 ) -> None:
-    found = found_predictor(tmp_path, **changed)
-    assert (accuracy.by_context(found) is None) == ("by_context" in changed)
+    found = found_predictor(tmp_path, COUNTRIES[:2], **changed)
+    assert accuracy.by_context(found) is None
     page = built_page(tmp_path)
     assert absent not in page
     assert ">None<" not in page
@@ -347,28 +333,9 @@ def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
 
 
 def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
-    summary = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
-    page = built_page(write_run(tmp_path, config=CONFIG, summary=summary))
+    few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
+    page = page_of(write_run(tmp_path, config=CONFIG, summary=few))
     lost = "sft, uniform, majority, option-list, nearest-questions, mean-prediction, ceiling-average, ceiling-min"
     assert f"no row for {lost}" in page
     assert "No verdict: the uniform answer was not evaluated." in page
     assert "survey answers" not in page
-
-
-def test_a_group_that_never_answered_and_unmeasured_numbers_leave_gaps(tmp_path: Path) -> None:
-    lines = [line(i, planned=2, fell_back=False) for i in (1, 2)]
-    for entry in lines:
-        entry["rewards"]["b"] = None
-        entry["missing_groups"] = ["b"]
-        entry["kl"] = float("nan")
-    page = built_page(write_run(tmp_path, config=CONFIG, metrics=lines))
-    assert cells(page, "b")[-1] == "2"  # iterations missed
-    assert cells(page, "a")[-1] == "0"
-
-
-def test_broken_file_leaves_the_old_report_alone(tmp_path: Path) -> None:
-    before = built_page(scored_run(tmp_path))
-    (tmp_path / "summary.json").write_text("[", encoding="utf-8")
-    with pytest.raises(UserError):
-        build(tmp_path)
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == before

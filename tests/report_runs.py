@@ -139,7 +139,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         if number % 17 == 0:
             lines[-1]["missing_groups"] = [groups[0]]
             lines[-1]["rewards"][groups[0]] = None
-    seconds = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
+    phases = {"policy": 80.2, "pluralllm": 22.0, "sft": 31.0, "ppo": 170.5, "evaluation": 6.4}
     example = {"question": "How much do you trust the courts?", "options": ["A lot", "Somewhat", "Not at all"]}
     return write_run(
         folder,

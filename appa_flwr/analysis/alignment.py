@@ -25,9 +25,6 @@ class Scores:
 
     Attributes:
         per_group_G: NaN for a group without a single reward.
-        avg_as: mean over groups.
-        min_as: of the worst-served group.
-        fairness_index: over all questions.
         fairness_of_readable: over those whose answer could be read, NaN where there is none.
     """
 

@@ -77,18 +77,11 @@ def ceiling(targets_GQK: npt.ArrayLike, options_QK: npt.ArrayLike, *, metric: st
     `borda` the mixed program is a bound only, and the answer comes from the collected rankings improved one question
     at a time; at one question that tries every ranking while there are few enough.
 
-    Args:
-        targets_GQK: the groups' targets (G, Q, K) as the metric takes them; NaN where a group has none.
-        options_QK: True for a real option (Q, K).
-        metric: one of `SOLVED_METRICS`.
-        objective: one of `OBJECTIVES`.
-
-    Returns:
-        The answers with the value they reach. A question without any target gets the uniform answer (for `borda` any
-        ranking). Groups without any target take no part.
+    Targets (G, Q, K) are as the metric takes them, NaN where a group has none. A question without any target gets the
+    uniform answer (for `borda` any ranking). Groups without any target take no part.
 
     Raises:
-        UserError: an unknown metric or objective.
+        UserError: a metric that is none of `SOLVED_METRICS`, or an unknown objective.
         ValueError: shapes that do not fit, no target at all, or targets that the metric rejects.
     """
     if metric not in _SOLVERS:

@@ -53,12 +53,10 @@ def rules(config: Config) -> dict[str, Rule]:
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """End of a policy of free answers under one rule.
+    """End of a policy of free answers under one rule: shares (Q, K), 0 at padding.
 
-    Attributes:
-        answer_QK: (Q, K) shares, 0 at padding.
-        fell_back: share in [0, 1] of the later half of the iterations in which the rule took the plain mean; None for
-            a rule without a threshold.
+    `fell_back` is the share in [0, 1] of the later half of the iterations in which the rule took the plain mean; None
+    for a rule without a threshold.
     """
 
     answer_QK: FloatArray
@@ -78,18 +76,10 @@ def destination(
 ) -> Destination:
     """Let free answers follow a rule, from the mean of the groups' targets on.
 
-    Two calls with one seed share questions and noise, so that they differ by what else they are given.
-
-    Args:
-        rule: makes one reward of the groups'.
-        target_GQK: (G, Q, K) shares, rows of NaN where a group has none. Such a group scores as the mean of the others
-            would: like them, so it tells no rule apart.
-        option_QK: True for a real option.
-        metric: of the rewards.
-        seed: of questions and noise.
-        visits: noisy answers to each question.
-        step: how far an answer's logits move for a whitened reward of 1; the mean of all steps, which shrink to 0.
-        sent: what the groups send in place of their rewards (G, J); None leaves these as they are.
+    Two calls with one seed share questions and noise, so that they differ by what else they are given. Targets are
+    shares (G, Q, K), rows of NaN where a group has none: it scores as the mean of the others would, so it tells no rule
+    apart. Each question has `visits` noisy answers; `step` is how far an answer's logits move for a whitened reward of
+    1, the mean of all steps, which shrink to 0; `sent` is what the groups send in place of their rewards (G, J).
     """
     rng = np.random.default_rng(seed)
     num_questions, num_options = option_QK.shape
@@ -133,13 +123,7 @@ def _shares(theta_JK: FloatArray, option_JK: BoolArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class End:
-    """Scores of the answers that a rule ends with, in [0, 1].
-
-    Attributes:
-        avg_as: of the average group.
-        min_as: of the worst-served group.
-        over_average: Min AS less that of the rule `average`, with its interval over questions.
-    """
+    """Avg AS and Min AS of the answers that a rule ends with, and Min AS less that of the rule `average`."""
 
     avg_as: float
     min_as: float
@@ -151,11 +135,8 @@ def ends(
 ) -> dict[str, End]:
     """Rule -> its end against these targets, which may be others than those that the answers followed.
 
-    Args:
-        found: rule -> its destination, that of `average` among them.
-        target_GQK: (G, Q, K) shares, rows of NaN where a group has none; groups without any take no part.
-        option_QK: True for a real option.
-        metric: of the scores.
+    Rule `average` is among those found. Targets are shares (G, Q, K), rows of NaN where a group has none; groups
+    without any take no part.
     """
     scores = {rule: shared_rewards(one.answer_QK, target_GQK, option_QK, metric=metric) for rule, one in found.items()}
     there_G = known_targets(target_GQK, option_QK).any(axis=1)

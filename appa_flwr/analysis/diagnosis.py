@@ -31,17 +31,14 @@ class Diagnosis:
     """Findings on a survey.
 
     Attributes:
-        metric: of the scores.
         differences: between the groups, on all questions that two groups or more have.
-        destinations: rule -> where free answers end that follow it, on some of these questions.
+        destinations: rule -> where free answers end that follow it, on `tried` of these questions.
         ends: rule -> the scores there.
-        tried: the number of those questions.
         without: group -> its answers among the compared questions, and the gap between the two ceilings of the others:
             where that is much smaller than all groups', this group makes the gap. Empty for two groups, and for more
             than `MOST_LEFT_OUT`.
         compared: questions that two groups or more have answered.
         common: questions that all have answered.
-        questions: all questions.
     """
 
     metric: str
@@ -78,11 +75,8 @@ class Diagnosis:
 def diagnose(survey: Survey, *, metric: str, rules: Mapping[str, Rule], seed: int = 0) -> Diagnosis:
     """Diagnosis of a survey from the groups' own answers, by one metric.
 
-    Args:
-        survey: its groups' own answers.
-        metric: of the rewards.
-        rules: name -> rule, `average` and `appa` among them, such as `appa_flwr.analysis.destinations.rules`.
-        seed: of the questions and noise that the rules are tried with.
+    `rules` are named, `average` and `appa` among them, as `appa_flwr.analysis.destinations.rules` does; `seed` is of
+    the questions and noise that they are tried with.
 
     Raises:
         UserError: no question was answered by two groups, or the metric has no ceilings.

@@ -55,12 +55,9 @@ class Deviations:
 
 
 def deviations(prediction_GQK: FloatArray, truth_GQK: FloatArray, option_QK: BoolArray) -> Deviations:
-    """Compare predictions with survey answers.
+    """Compare predictions with survey answers, both shares (G, Q, K); where a group has not answered is a row of NaN.
 
-    Args:
-        prediction_GQK: (G, Q, K) shares, finite on real options.
-        truth_GQK: (G, Q, K) shares, rows of NaN where a group has not answered.
-        option_QK: True for a real option; questions of one option or of fewer than two groups are left out.
+    Questions of one option or of fewer than two groups are left out.
     """
     nothing = float("nan")
     known_GQ = known_targets(truth_GQK, option_QK)

@@ -28,11 +28,9 @@ LEAST_COMMON = 30
 
 @dataclass(frozen=True)
 class GroupSet:
-    """One group against a bloc.
+    """One group against a bloc, the others.
 
     Attributes:
-        outlier: the group that stands alone.
-        others: the bloc.
         searched_gap: Min AS at the best answers for the worst group less that at the best for the average, on the half
             of the questions that the set was chosen by.
         gap: the same on the other half.
@@ -49,12 +47,8 @@ class GroupSet:
 def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) -> list[GroupSet]:
     """Sets whose outlier lies furthest from a bloc that is close together, those first.
 
-    Args:
-        survey: its groups' own answers.
-        metric: of the scores.
-        size: groups of a set, at least 3.
-        most: sets to return, each with another outlier.
-        seed: halves the questions.
+    Sets have `size` groups, at least 3; the `most` of them that are returned have another outlier each. The seed halves
+    the questions.
 
     Raises:
         UserError: fewer than 3 groups wanted, too few groups with enough questions in common, or the metric has no

@@ -25,13 +25,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and the percentile interval of its bootstrap.
-
-    Attributes:
-        value: as measured.
-        low: end of the interval.
-        high: end of the interval.
-    """
+    """A number as measured, and the percentile interval of its bootstrap."""
 
     value: float
     low: float
@@ -61,12 +55,8 @@ def paired_differences(
     with a single run the interval is about other questions, not about another training. FI is taken with the paper's
     safeguards.
 
-    Args:
-        pairs: for each seed the rewards (G, Q) of both methods, NaN where a group has nothing to compare with; the
-            runs of different seeds may have different questions.
-        level: of the interval, in (0, 1).
-        resamples: B.
-        seed: of the draws.
+    `pairs` are for each run the rewards (G, Q) of both methods, NaN where a group has nothing to compare with; runs may
+    have different questions.
 
     Raises:
         ValueError: no pair, or two arrays of different shapes or different holes.

@@ -66,41 +66,31 @@ def _predictor_pictures(found: Card) -> Iterable[Picture]:
         picture = predictor_plots.loss_curve(found.rounds, chosen=found.chosen)
         yield "pluralllm", picture, f"loss and validation error {of} over its rounds"
     if curves := accuracy.context_curves(found):
-        yield (
-            "pluralllm_context",
-            predictor_plots.predictor_by_context(curves),
-            f"score {of} by number of context answers",
-        )
+        picture = predictor_plots.predictor_by_context(curves)
+        yield "pluralllm_context", picture, f"score {of} by number of context answers"
     if found.groups:
-        yield (
-            "pluralllm_groups",
-            predictor_plots.predictor_by_group(accuracy.by_group(found)),
-            f"score {of} by group",
-        )
+        yield "pluralllm_groups", predictor_plots.predictor_by_group(accuracy.by_group(found)), f"score {of} by group"
 
 
 def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
     """The pictures that need iterations; the run has at least one."""
     lines, found = run.iterations, findings.fall_back(run.iterations)
-    title, threshold = "Fairness index", None
+    title, unused, threshold = "Fairness index", "", None
     if found is not None:
         title += f"; grey: plain mean taken in {found.fell_back} of {found.total} iterations ({found.share:.0%})"
+        unused = "; grey: not used, plain mean taken" if found.fell_back else ""
         threshold = run.settings.appa.fairness_threshold
-    yield (
-        "fairness",
-        training_curves.fairness(lines, threshold=threshold, title=title),
-        "fairness index over the iterations",
-    )
-    unused = "; grey: not used, plain mean taken" if found and found.fell_back else ""
-    title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(run.groups) if run.groups else None
+    picture = training_curves.fairness(lines, threshold=threshold, title=title)
+    yield "fairness", picture, "fairness index over the iterations"
     curves = functools.partial(training_curves.group_curves, lines, run.groups)
-    weights = curves(lambda line: line.weights, title=title, axis="weight (share)", shade=True, level=level)
-    yield "weights", weights, "weight per group over the iterations"
-    history = curves(lambda line: line.history, title="History per group", axis="smoothed past reward (0 to 1)")
-    yield "history", history, "history per group over the iterations"
+    title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(run.groups) if run.groups else None
+    picture = curves(lambda line: line.weights, title=title, axis="weight (share)", shade=True, level=level)
+    yield "weights", picture, "weight per group over the iterations"
+    picture = curves(lambda line: line.history, title="History per group", axis="smoothed past reward (0 to 1)")
+    yield "history", picture, "history per group over the iterations"
     title, axis = "Alignment reward per group", "mean reward (0 to 1)"
-    rewards = curves(lambda line: line.rewards, title=title, axis=axis, smooth=True)
-    yield "rewards", rewards, "alignment reward per group over the iterations"
+    picture = curves(lambda line: line.rewards, title=title, axis=axis, smooth=True)
+    yield "rewards", picture, "alignment reward per group over the iterations"
     if any(line.held_out for line in lines):
         yield "learning_curve", training_curves.learning_curve(lines), "scores of the policy while it learns"
     yield "ppo_health", training_curves.ppo_health(lines), "measures of the health of PPO over the iterations"

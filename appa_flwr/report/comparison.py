@@ -31,14 +31,9 @@ NAMES: Mapping[str, str] = {SURVEY: "survey answers", PREDICTIONS: "predictions"
 
 @dataclass(frozen=True)
 class Compared:
-    """A run beside the first, on the groups and held-out questions that all runs have.
+    """A run's scores against `SURVEY` or `PREDICTIONS`, and these less the first run's; None for the first.
 
-    Attributes:
-        run: what it wrote.
-        against: `SURVEY` or `PREDICTIONS`.
-        shape: (G, Q) of what is compared.
-        scores: its policy's Avg AS, Min AS and FI.
-        less_first: these less the first run's; None for the first.
+    On the groups and held-out questions that all runs have; `shape` is their (G, Q).
     """
 
     run: RunArtifacts

@@ -42,12 +42,7 @@ HARDLY_EVER = 10
 
 @dataclass(frozen=True)
 class Gain:
-    """PPO's score in [0, 1] on a measure, and its differences to the other methods that were measured.
-
-    Attributes:
-        over: method, one of `COMPARED` -> PPO's score less its score.
-        intervals: method -> that difference with its interval, where the single scores are known.
-    """
+    """PPO's score in [0, 1] on a measure, less those of `COMPARED`; with intervals where single scores are known."""
 
     measure: Measure
     ppo: float

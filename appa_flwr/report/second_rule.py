@@ -25,12 +25,9 @@ BEST_NAME = "best shared answer\nto the predictions"
 
 @dataclass(frozen=True)
 class SecondRule:
-    """The policies by two rules, against one kind of target.
+    """The policies by `baseline-rule` and by the run's, which has its differences to the other, against one target.
 
-    Attributes:
-        baseline: by `baseline-rule`.
-        ours: by the run's rule, with its differences to the other.
-        best: Min AS of the best shared answers for the worst-served group, None where they are not known.
+    `best` is Min AS of the best shared answers for the worst-served group, None where they are not known.
     """
 
     baseline: Compared

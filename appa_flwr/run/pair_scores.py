@@ -10,19 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run.run_files import SCORES_FILE
+from appa_flwr.survey.types import FloatArray
 
 COLUMNS = ("method", "metric", "against", "group", "question", "reward")
 PREDICTIONS, SURVEY = "predictions", "survey"
 """Targets that answers are compared with: predictions, or the groups' survey answers."""
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def as_rows(

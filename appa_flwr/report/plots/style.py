@@ -13,7 +13,6 @@ from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -21,8 +20,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.report.artifacts import is_known
+from appa_flwr.survey.types import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 P = ParamSpec("P")
 Look = dict[str, Any]
 

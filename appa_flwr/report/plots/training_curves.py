@@ -90,17 +90,9 @@ def group_curves(
     """One line a group over the iterations.
 
     Up to `MOST_NAMED_GROUPS` groups each has its colour and dash, named at the right in the order in which
-    the lines end. Of more, all are grey and only the lowest and highest at the end are named.
-
-    Args:
-        iterations: one or more.
-        groups: group names.
-        pick: the value per group of an iteration; an absent or None one leaves a gap.
-        title: of the picture.
-        axis: the y axis with its unit.
-        smooth: draw a centred mean over `SMOOTHING_WINDOW` iterations of long runs (the title then says so).
-        shade: grey the iterations in which the rule took the plain mean.
-        level: a value to mark by a dotted line, such as the equal weight.
+    the lines end. Of more, all are grey and only the lowest and highest at the end are named. A value that `pick` does
+    not find in an iteration leaves a gap. `smooth` draws a centred mean over `SMOOTHING_WINDOW` iterations of long
+    runs, `shade` greys the iterations in which the rule took the plain mean, and `level` marks a value.
     """
     figure = style.figure(4.4)
     axes = figure.add_subplot(ylabel=axis)

@@ -182,9 +182,7 @@ def test_states_are_not_changed_and_cannot_be():
     [
         ([[0.1, 0.2], [0.1, 0.2]], [[0.1], [0.2]], "do not fit"),
         ([[0.1]], [[0.1]], "do not fit"),
-        ([[0.1, np.nan], [0.1, 0.2]], [[0.1, 0.1], [0.1, 0.2]], "only in part"),
         ([[np.nan], [0.1]], [[0.1], [0.1]], "both"),
-        ([[np.nan], [np.nan]], [[np.nan], [np.nan]], "no group"),
         ([[0.1], [0.1]], [[0.1], [np.inf]], "infinite"),
         ([[0.1], [0.1]], [[np.nan], [np.nan]], "no group"),
     ],
@@ -209,16 +207,12 @@ TWO = [[0.1, 0.2], [0.3, 0.4]]
     ("equation", "message"),
     [
         (lambda: agg.alpha_aggregate([0.1, 0.2], alpha=1.0), r"reward_GJ .*\(G, J\), got shape \(2,\)"),
-        (lambda: agg.alpha_aggregate([[0.1, np.nan]], alpha=1.0), "reward_GJ must be finite"),
         (lambda: agg.alpha_aggregate(TWO, alpha=math.nan), "alpha must be"),
-        (lambda: agg.alpha_weights(np.zeros((0, 2)), alpha=1.0), r"\(0, 2\)"),
+        (lambda: agg.alpha_weights([[0.1, np.nan]], alpha=1.0), "reward_GJ must be finite"),
         (lambda: agg.adaptive_aggregate(TWO, [1.0], fairness=0.5), r"weight_G .*\(2\), got shape \(1,\)"),
         (lambda: agg.adaptive_aggregate(TWO, [0.5, 0.5], fairness=0.5, fairness_threshold=-1), "threshold must"),
-        (lambda: agg.historical_alignment([0.0], TWO), "history_G"),
         (lambda: agg.historical_alignment([0.0, 0.0], TWO, decay=1.0), "decay must be less than 1, got 1.0"),
-        (lambda: agg.reversed_softmax(TWO), r"history_G .*\(G\)"),
         (lambda: agg.reversed_softmax([0.1], temperature="0.1"), "temperature must be a valid number"),
-        (lambda: agg.reversed_softmax([0.1], temperature=0.0), "temperature must be greater than 0"),
     ],
 )
 def test_equations_refuse_what_does_not_fit(equation, message):
@@ -231,9 +225,7 @@ def test_equations_refuse_what_does_not_fit(equation, message):
     [
         ("apa", {}, r"unknown rule 'apa': did you mean 'appa'\? valid are average, min, alpha, appa, mix"),
         ("appa", {"temprature": 1}, r"parameter of rule 'appa' 'temprature': did you mean 'temperature'"),
-        ("average", {"temperature": 1}, "unknown parameter of rule 'average' 'temperature'"),
         ("appa", {"temperature": 0}, "'temperature' of rule 'appa' must be greater than 0, got 0"),
-        ("appa", {"temperature": "0.1"}, "must be a valid number, got '0.1'"),
         ("appa", {"temperature": True}, "must be a valid number"),
         ("alpha", {}, "rule 'alpha' needs parameter 'alpha'"),
     ],

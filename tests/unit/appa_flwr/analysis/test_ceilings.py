@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import (
@@ -22,8 +20,9 @@ each_metric = pytest.mark.parametrize("metric", SOLVED_METRICS)
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES)
 
 
-def random_targets(seed: int, *, num_groups: int = 5, num_questions: int = 12, num_options: int = 4):
-    """Peaked targets of groups that differ, a third of the pairs absent, one option padded away in some questions."""
+def random_targets(seed: int):
+    """Peaked targets of groups that differ, a third of the pairs absent, one option padded in every third question."""
+    num_groups, num_questions, num_options = 5, 12, 4
     rng = np.random.default_rng(seed)
     options_QK = np.ones((num_questions, num_options), dtype=bool)
     options_QK[::3, 1] = False
@@ -93,23 +92,6 @@ def test_value_is_what_the_answer_scores_and_lies_under_the_bound(metric, object
     # Rankings cannot be mixed: with 12 questions a gap remains, of under one position's worth.
     gap = 0.05 if (metric, objective) == ("borda", "min") else GAP_TOLERANCE
     assert result.value <= result.upper_bound <= result.value + gap
-
-
-@each_metric
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10_000))
-def test_no_other_answer_beats_the_ceilings(metric, seed):
-    rng = np.random.default_rng(seed)
-    targets_GQK, options_QK = random_targets(seed, num_groups=3, num_questions=4)
-    best = {objective: ceiling(targets_GQK, options_QK, metric=metric, objective=objective) for objective in OBJECTIVES}
-    for _ in range(30):
-        # Random answers, and random neighbours of the best ones.
-        start_QK = best[OBJECTIVES[int(rng.integers(2))]].answer_QK if rng.random() < 0.7 else 0.0
-        noise_QK = rng.exponential(size=options_QK.shape) * 10.0 ** rng.uniform(-4, 1)
-        tried_QK = np.where(options_QK, start_QK + noise_QK, 0.0)
-        scores = scores_of(tried_QK, targets_GQK, options_QK, metric)
-        assert scores.avg_as <= best["average"].upper_bound
-        assert scores.min_as <= best["min"].upper_bound
 
 
 @each_objective

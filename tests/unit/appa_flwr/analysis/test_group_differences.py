@@ -19,10 +19,15 @@ NOTHING = math.nan
 TOLERANCE = 1e-4  # ceilings are searched for
 
 
-def of_first_options(*shares_QG: tuple[float, ...]) -> np.ndarray:
+def of_two_options(*first_GQ: tuple[float, ...]) -> np.ndarray:
     """Shares (G, Q, 2) of questions with two options, from those of the first one."""
-    first_GQ = np.array(shares_QG).T
-    return np.stack([first_GQ, 1.0 - first_GQ], axis=2)
+    share_GQ = np.array(first_GQ)
+    return np.stack([share_GQ, 1.0 - share_GQ], axis=2)
+
+
+def of_first_options(shares_G: tuple[float, ...]) -> np.ndarray:
+    """The same of a single question."""
+    return of_two_options(*((share,) for share in shares_G))
 
 
 def compared(prediction_GQK, truth_GQK, option_QK=None) -> tuple[float, ...]:
@@ -98,12 +103,9 @@ def test_what_all_groups_have_in_common_changes_nothing(world):
 def test_flatter_predictions_correlate_the_same_and_are_told_by_their_spread(world):
     prediction_GQK, truth_GQK, option_QK = world
     plain = deviations(prediction_GQK, truth_GQK, option_QK)
-    half = deviations(0.5 * prediction_GQK, truth_GQK, option_QK)
-    assert (half.r, half.order, half.spread) == about(plain.r, plain.order, 0.5 * plain.spread)
     # the best guess is as flat as it correlates, and then R2 is the square of the correlation
     best = deviations(plain.r / plain.spread * prediction_GQK, truth_GQK, option_QK)
-    assert best.r2 == pytest.approx(plain.r**2)
-    assert best.spread == pytest.approx(abs(plain.r))
+    assert (abs(best.r), best.r2, best.spread) == about(abs(plain.r), plain.r**2, abs(plain.r))
 
 
 def test_an_answer_that_is_not_there_counts_neither_for_its_group_nor_in_the_mean(world):
@@ -136,11 +138,6 @@ def test_groups_that_all_answer_the_same_have_no_differences_to_hold(share):
     assert found == about(NOTHING, NOTHING, NOTHING, NOTHING, 0.0)
 
 
-def of_two_options(*first_GQ: tuple[float, ...]) -> np.ndarray:
-    share_GQ = np.array(first_GQ)
-    return np.stack([share_GQ, 1.0 - share_GQ], axis=2)
-
-
 def differences(target_GQK, metric="wasserstein"):
     return group_differences(target_GQK, np.ones(target_GQK.shape[1:], dtype=bool), metric=metric)
 
@@ -169,13 +166,6 @@ def test_two_opposed_clusters_of_unequal_size_in_numbers():
     for part in ("differ by 0.346", "worst group at 0.200", "best for it at 0.600: rules can differ", "0.8421, under"):
         assert part in said
     assert "0.8421, over the threshold 0.8" in opposed.sentence(threshold=0.8)
-
-
-@pytest.mark.parametrize("metric", ["js", "wasserstein", "cosine"])
-def test_opposed_clusters_leave_something_to_win_by_every_metric(metric):
-    opposed = differences(of_two_options(*[(0.9, 0.2)] * 3, (0.1, 0.7)), metric)
-    assert opposed.min_of_fairest > opposed.min_of_average + 0.05
-    assert opposed.fairness < 0.995
 
 
 def test_a_group_counts_where_it_has_answered():

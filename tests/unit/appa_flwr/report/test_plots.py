@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from report_runs import SIZES, figure_of, found_predictor, page_of, predictor_scores
+from report_runs import figure_of, found_predictor, page_of
 
 from appa_flwr.report import accuracy
 from appa_flwr.report.plots import predictor_plots, results, training_curves
@@ -32,27 +32,9 @@ def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path
     assert curve_of(unseen) == pytest.approx({1: 0.70, 2: 0.71, 8: 0.73, 16: 0.74})
     assert sorted(levels_of(seen)) == [0.79, 0.88, 0.94]  # uniform, nearest question, mean of the others
     assert sorted(levels_of(unseen)) == [0.69, 0.76]
-    assert [label.get_text() for label in seen.get_xticklabels()] == SIZES
     assert seen.get_xscale() == "log"
-    assert seen.get_ylim() == unseen.get_ylim()
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(accuracy.PREDICTORS.values())[:4]
     assert seen.get_title("left") == "seen groups, held-out questions, 240 answers"
     assert unseen.get_title("left").endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
-
-
-def test_one_panel_stands_alone_and_several_below_each_other(tmp_path: Path) -> None:
-    def axes_of(*parts: str) -> list[Any]:
-        found = found_predictor(tmp_path, by_context={part: {"8": predictor_scores(0.9)} for part in parts})
-        made = figure_of(predictor_plots.predictor_by_context, accuracy.context_curves(found))
-        return list(made.axes)
-
-    (only,) = axes_of("seen/held-out")
-    assert curve_of(only) == {8: 0.9}
-    first, second, third = (
-        axes.get_position() for axes in axes_of("seen/held-out", "seen/training", "unseen/held-out")
-    )
-    assert first.y0 == second.y0 > third.y1
-    assert first.x1 < second.x0
 
 
 def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -> None:
@@ -75,8 +57,7 @@ def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -
 def test_without_validation_there_is_one_panel_and_the_last_round_is_kept(tmp_path: Path) -> None:
     rounds = [{"round": r, "loss": 1 / r, "validation": None} for r in (1, 2, 3)]
     found = found_predictor(tmp_path, rounds=rounds, chosen=3)
-    figure = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen)
-    (axes,) = figure.axes
+    (axes,) = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen).axes
     assert curve_of(axes) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
     assert "Weights of round 3 of 3 were kept: none was validated." in page_of(tmp_path)
 

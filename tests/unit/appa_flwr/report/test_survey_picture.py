@@ -44,9 +44,8 @@ def test_divergence_from_the_mean_against_hand_worked_numbers():
     )
 
 
-@pytest.mark.parametrize("num_groups", [1, 200])
-def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path, num_groups):
-    data = picture.draw(survey(num_groups), tmp_path / "new" / "survey.png").read_bytes()
+def test_the_picture_stays_readable_in_size_however_many_groups(tmp_path):
+    data = picture.draw(survey(200), tmp_path / "new" / "survey.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])
     assert 700 < width < 4000
@@ -67,7 +66,7 @@ def test_a_dollar_sign_is_no_formula_and_shows_without_a_backslash():
 
 @pytest.mark.filterwarnings("error")
 def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
-    picture.draw(survey(2, name="日本 {}"), tmp_path / "survey.png")
+    picture.draw(survey(1, name="日本 {}"), tmp_path / "survey.png")
 
 
 def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):

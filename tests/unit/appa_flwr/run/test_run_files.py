@@ -73,29 +73,12 @@ def test_a_config_that_is_none_of_this_version_is_refused(tmp_path, content, say
     [
         ("summary", [PPO, PPO | {"method": "gpt"}], "summary.json, row 2, key 'method': 'gpt' is not one of"),
         ("summary", [PPO | {"fi": "0.5"}], "row 1, key 'fi': input should be a valid number, found \"0.5\""),
-        ("summary", [PPO | {"fi": True}], "row 1, key 'fi': input should be a valid number, found true"),
         ("summary", {}, "summary.json: input should be a valid array, found {}"),
         ("metrics", [LINE, LINE | {"kl": None}], "metrics.jsonl: line 2, key 'kl': input should be a valid number, fo"),
-        ("metrics", [{"iteration": 1}], "metrics.jsonl: line 1, key 'num_iterations': field required"),
-        ("questions", {"training": 1}, "questions.json, key 'held_out': field required"),
         ("phases", [{"phase": "sft"}], "phases.json, row 1, key 'seconds': field required"),
         ("phases", [{"phase": "sft", "seconds": 1, "a\nb": 2}], "phases.json, row 1, key 'a\\nb': extra inputs"),
-        (
-            "pluralllm",
-            predictor_card(rounds=[{"round": 1.5, "loss": 1.0}]),
-            "row 1, key 'round': input should be a val",
-        ),
         ("pluralllm", {"format": 1}, "key 'format': the card is of format 1, and this version reads format 5"),
-        (
-            "pluralllm",
-            predictor_card(group_sums={"held_out": 36}),
-            "key 'group_sums', key 'min_groups': field required",
-        ),
-        (
-            "pluralllm",
-            predictor_card(by_context={"p": {"0": {}}}),
-            "'p', key '0', key '[key]': input should be greater",
-        ),
+        ("pluralllm", predictor_card(by_context={"p": {"0": {}}}), "'p', key '0', key '[key]': input should be gr"),
     ],
 )
 def test_a_wrong_value_is_named(tmp_path, name, content, says):

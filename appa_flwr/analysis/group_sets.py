@@ -10,7 +10,6 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -64,10 +63,8 @@ def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) 
     blocs = [bloc for outlier in range(len(distance_GG)) if (bloc := _bloc(distance_GG, outlier, size)) is not None]
     if not blocs:
         raise UserError(f"no {size} groups have {LEAST_COMMON} questions in common pair by pair; try fewer groups")
-    blocs.sort(key=lambda bloc: -bloc.apart)
-    names, found = survey.groups, []
-    for bloc in blocs[:most]:
-        members = [bloc.outlier, *bloc.others]
+    found = []
+    for _, members in sorted(blocs, key=lambda bloc: -bloc[0])[:most]:
         gaps, counts = [], []
         for part_Q in (half_Q, ~half_Q):
             kept_GQK = target_GQK[members][:, part_Q]
@@ -75,17 +72,9 @@ def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) 
             told_Q = known_GQ[0] & known_GQ[1:].any(axis=0)
             gaps.append(group_differences(kept_GQK[:, told_Q], option_QK[part_Q][told_Q], metric=metric).gap)
             counts.append(int(told_Q.sum()))
-        others = tuple(names[g] for g in bloc.others)
-        found.append(GroupSet(names[bloc.outlier], others, gaps[0], gaps[1], counts[1]))
+        outlier, *others = (survey.groups[g] for g in members)
+        found.append(GroupSet(outlier, tuple(others), gaps[0], gaps[1], counts[1]))
     return found
-
-
-class _Bloc(NamedTuple):
-    """Positions of a set's groups, and how far the outlier lies from the others less how far these lie apart."""
-
-    apart: float
-    outlier: int
-    others: tuple[int, ...]
 
 
 def _distances(target_GQK: FloatArray, option_QK: BoolArray, *, metric: str) -> FloatArray:
@@ -99,10 +88,13 @@ def _distances(target_GQK: FloatArray, option_QK: BoolArray, *, metric: str) -> 
     return distance_GG
 
 
-def _bloc(distance_GG: FloatArray, outlier: int, size: int) -> _Bloc | None:
-    """The bloc that is furthest from this group and closest together, grown group by group; None if there is none."""
+def _bloc(distance_GG: FloatArray, outlier: int, size: int) -> tuple[float, list[int]] | None:
+    """The bloc furthest from this group and closest together, grown group by group; None if there is none.
+
+    How far the outlier lies from the others less how far these lie apart, and the positions of all, the outlier first.
+    """
     near = [int(g) for g in np.flatnonzero(~np.isnan(distance_GG[outlier])) if g != outlier]
-    best: _Bloc | None = None
+    best: tuple[float, list[int]] | None = None
     for first in near:
         others = [first]
         while len(others) < size - 1:
@@ -115,6 +107,6 @@ def _bloc(distance_GG: FloatArray, outlier: int, size: int) -> _Bloc | None:
             inside_GG = distance_GG[np.ix_(others, others)]
             within = inside_GG[np.triu_indices(len(others), 1)].mean()
             apart = float(distance_GG[outlier, others].mean() - within)
-            if best is None or apart > best.apart:
-                best = _Bloc(apart, outlier, tuple(others))
+            if best is None or apart > best[0]:
+                best = apart, [outlier, *others]
     return best

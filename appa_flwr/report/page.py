@@ -49,18 +49,10 @@ READABLE_NOTE = (
     "as perfectly fair in FI. Skill: 100 (1 - d / d of the uniform answer) with d = 1 - Avg AS; 100 is perfect, 0 as "
     "good as the uniform answer."
 )
-UNREADABLE_NOTE = "‡: most answers could not be read, so FI says nothing."
-FEW_SHOT_NOTE = "Few-shot: the base model, not trained, with answered training questions in its prompt."
 RULES_NOTE = (
     "Free answers, no language model: where a policy that can answer anything ends under each rule, on this run's "
     "predictions for held-out questions. Intervals: 95 %, over questions. appa-printed has the paper's threshold "
     "and temperature, appa-open never takes the plain mean."
-)
-DO_NOTE = (
-    "(do): the probabilities that the same model gives the letters when asked for one; other rows are what it writes."
-)
-OWN_NOTE = (
-    "Each group's prediction: every group gets an answer of its own, perfect against predictions by construction."
 )
 
 
@@ -155,17 +147,20 @@ def _unreadable(run: RunArtifacts, method: str) -> bool:
     return any(row.mostly_unreadable for row in run.summary if row.method == method)
 
 
-def _notes(run: RunArtifacts) -> Iterable[str]:
+def _notes(run: RunArtifacts) -> str:
     """Notes a reader needs on the rows and columns that are there."""
-    yield TABLE_NOTE
+    present, notes = set(_present(run)), [TABLE_NOTE]
     if any(row.mostly_unreadable for row in run.summary):
-        yield UNREADABLE_NOTE
-    if records.FEW_SHOT in _present(run):
-        yield FEW_SHOT_NOTE
-    if set(DO.values()) & set(_present(run)):
-        yield DO_NOTE
-    if records.OWN_PREDICTION in _present(run):
-        yield OWN_NOTE
+        notes.append("‡: most answers could not be read, so FI says nothing.")
+    if records.FEW_SHOT in present:
+        notes.append("Few-shot: the base model, not trained, with answered training questions in its prompt.")
+    if present.intersection(DO.values()):
+        model = "(do): the probabilities that the same model gives the letters when asked for one"
+        notes.append(f"{model}; other rows are what it writes.")
+    if records.OWN_PREDICTION in present:
+        own = "Each group's prediction: every group gets an answer of its own"
+        notes.append(f"{own}, perfect against predictions by construction.")
+    return " ".join(notes)
 
 
 def training_metric_table(run: RunArtifacts) -> Table:
@@ -179,7 +174,7 @@ def training_metric_table(run: RunArtifacts) -> Table:
     )
     blocks = [[rows[method] for method in kind if method in rows] for kind in kinds]
     head = {"Method": (), "Server\nagg.": (), **{name: ALL_MEASURES for name, _ in truths(run)}, FORMAT: ()}
-    caption = f"Training metric {metric_name(run)}, held-out questions. {' '.join(_notes(run))} {READABLE_NOTE}"
+    caption = f"Training metric {metric_name(run)}, held-out questions. {_notes(run)} {READABLE_NOTE}"
     return Table(head, [("", block) for block in blocks if block], caption, texts=2)
 
 
@@ -191,7 +186,7 @@ def all_metrics_table(run: RunArtifacts) -> Table:
         blocks.append((name, [_method_row(run, method, columns) for method in _present(run)]))
     names = [METRIC_NAMES.get(metric, metric) for metric in run.metrics]
     head = {"Against": (), "Method": (), "Server\nagg.": (), **dict.fromkeys(MEASURES, names), FORMAT: ()}
-    return Table(head, blocks, " ".join(_notes(run)), texts=3, css="wide")
+    return Table(head, blocks, _notes(run), texts=3, css="wide")
 
 
 def per_group_table(run: RunArtifacts) -> Table:

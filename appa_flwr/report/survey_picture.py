@@ -35,7 +35,7 @@ _COLUMN_WIDTH, _QUESTIONS_WIDTH = 4.6, 7.4  # inches
 _CURVE_HEIGHT, _FRAME, _NOTHING = 2.2, 0.8, 0.01  # inches
 _GROUP_HEIGHT, _QUESTION_HEIGHT = 0.19, 0.36  # inches of a row
 _FONT: Final = 8
-_ROOM_FOR_COUNT: Final = 0.1  # share of the longest bar from which on its number fits inside
+_ROOM_FOR_COUNT: Final = 1.08  # of the longest bar
 
 
 def divergence_from_mean(survey: Survey) -> dict[str, float]:
@@ -114,22 +114,11 @@ def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
         kept_G = np.array([len(survey.answers[name]) for name in names])
         out_G = np.array([rejected[name] for name in names])
         axes.barh(range(len(names)), kept_G, color=style.BLUE, height=0.75)
-        axes.barh(range(len(names)), out_G, left=kept_G, color=style.VERMILION, height=0.75, hatch="///")
-        for row, (kept, out) in enumerate(zip(kept_G, out_G, strict=True)):
-            inside = kept > _ROOM_FOR_COUNT * longest
-            axes.annotate(
-                str(kept),
-                (kept if inside else kept + out, row),
-                xytext=(-2 if inside else 2, -0.5),
-                textcoords="offset points",
-                va="center",
-                ha="right" if inside else "left",
-                fontsize=_FONT - 2,
-                color="white" if inside else style.BLACK,
-            )
+        ends = axes.barh(range(len(names)), out_G, left=kept_G, color=style.VERMILION, height=0.75, hatch="///")
+        axes.bar_label(ends, list(map(str, kept_G)), padding=2, fontsize=_FONT - 2)
         axes.set_yticks(range(len(names)), [_short(name, _MAX_NAME_CHARS) for name in names], fontsize=_FONT)
         axes.set_ylim(rows - 0.4, -0.6)
-        axes.set_xlim(0, 1.02 * longest)
+        axes.set_xlim(0, _ROOM_FOR_COUNT * longest)
         axes.grid(False, axis="y")
         axes.set_xlabel(f"questions, of {len(survey.questions)}")
     more = len(ranked) - MAX_GROUPS

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -58,6 +58,7 @@ def test_worst_takes_the_lowest_history_and_shares_ties():
 
 
 @pytest.mark.parametrize("rule", LINEAR, ids=IDS)
+@settings(max_examples=25)
 @given(rewards, st.data())
 def test_an_aggregate_lies_between_the_groups_and_grows_with_each(rule, training_GJ, data):
     groups = len(training_GJ)

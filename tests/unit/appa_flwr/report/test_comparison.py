@@ -49,23 +49,32 @@ def test_a_run_that_is_better_on_every_question_is_surely_better(tmp_path, capsy
     assert (tmp_path / "x.png").read_bytes().startswith(PNG_START)
 
 
-def test_scores_by_predictions_of_two_predictors_are_not_compared(tmp_path):
-    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", weights=b"two")]
+@pytest.mark.parametrize("key", ["weights", "pluralllm.num-context-questions", "seed"])
+def test_predictions_of_two_predictors_or_from_other_contexts_are_not_compared(tmp_path, key):
+    values = (b"one", b"two") if key == "weights" else (4, 5)
+    folders = [scored(tmp_path / str(n), **{key: value}) for n, value in enumerate(values)]
     assert {one.against for one in comparison.compare(folders)} == {"survey"}
-    alone = [scored(tmp_path / name, weights=name.encode(), against=("predictions",)) for name in "xy"]
+    alone = [
+        scored(tmp_path / f"alone {n}", against=("predictions",), **{key: value}) for n, value in enumerate(values)
+    ]
     with pytest.raises(UserError, match=r"nor one predictor; give later runs the first one's, pluralllm\.checkpoint"):
         comparison.compare(alone)
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("first", "second", "says"),
     [
-        ({"survey": "t.jsonl"}, r"have not one survey: t\.jsonl, refusals keep and s\.jsonl"),
-        ({"data.refusals": "drop"}, "refusals drop and .* refusals keep"),
+        ({}, {"survey": "t.jsonl"}, r"have not one survey: t\.jsonl, refusals keep and s\.jsonl"),
+        ({}, {"data.refusals": "drop"}, "refusals drop and .* refusals keep"),
+        (
+            {"survey": "generated"},
+            {"survey": "generated", "seed": 1},
+            "generated .*'seed': 1.* and generated .*'seed': 7",
+        ),
     ],
 )
-def test_runs_of_another_survey_are_refused(tmp_path, keys, says):
-    folders = [scored(tmp_path / "old"), scored(tmp_path / "new", **keys)]
+def test_runs_of_another_survey_are_refused(tmp_path, first, second, says):
+    folders = [scored(tmp_path / "old", **first), scored(tmp_path / "new", **second)]
     with pytest.raises(UserError, match=says):
         comparison.compare(folders)
 
@@ -81,18 +90,6 @@ def test_what_one_run_lacks_counts_in_none(tmp_path):
     assert set(comparison.names([first, second]).values()) == set(map(str, folders))
     pair_scores.put(folders[1], kept.assign(question="another " + kept["question"]))
     with pytest.raises(UserError, match="no group and held-out question in common"):
-        comparison.compare(folders)
-
-
-@pytest.mark.parametrize("key", ["pluralllm.num-context-questions", "seed"])
-def test_predictions_from_other_contexts_are_not_compared(tmp_path, key):
-    folders = [scored(tmp_path / str(value), **{key: value}) for value in (4, 5)]
-    assert {one.against for one in comparison.compare(folders)} == {"survey"}
-
-
-def test_generated_surveys_of_two_seeds_are_two_surveys(tmp_path):
-    folders = [scored(tmp_path / str(seed), survey="generated", seed=seed) for seed in (0, 1)]
-    with pytest.raises(UserError, match=r"have not one survey: generated .*'seed': 1.* and generated .*'seed': 0"):
         comparison.compare(folders)
 
 

@@ -120,7 +120,8 @@ class FallBack(NamedTuple):
 def _measured(run: RunArtifacts, methods: Sequence[str], measure: Measure, *, survey: bool) -> dict[str, float]:
     """Method -> score on the training metric, of those that were measured."""
     scores = {method: run.scores(method, run.training_metric, survey=survey) for method in methods}
-    found = {name: one and (one.avg_as if measure == "Avg AS" else one.min_as) for name, one in scores.items()}
+    known = {method: one for method, one in scores.items() if one is not None}
+    found = {method: one.avg_as if measure == "Avg AS" else one.min_as for method, one in known.items()}
     return {method: value for method, value in found.items() if is_known(value)}
 
 

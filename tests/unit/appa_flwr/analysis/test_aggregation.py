@@ -112,15 +112,15 @@ def test_alpha_weights_are_the_gradient(alpha):
     np.testing.assert_allclose(found_GJ.mean(axis=1), agg.alpha_weights(reward_GJ, alpha=alpha), atol=1e-7)
 
 
-def test_appa_falls_back_to_the_mean_from_the_threshold_on_and_still_reports_its_weights():
-    # FI = .9, as above
-    at = once(make("appa", fairness_threshold=0.89), [[0.4], [0.8]], history_G=[0.5, 0.6])
-    assert at.fell_back is True
-    assert at.aggregate_J == pytest.approx([0.6])
-    np.testing.assert_allclose(at.weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)
-    equal = [[0.5], [0.5]]
-    assert once(make("appa", fairness_threshold=1), equal).fell_back is True
-    assert once(make("appa", fairness_threshold=1.01), equal).fell_back is False
+@pytest.mark.parametrize(
+    ("threshold", "rewards_G", "fell_back"),
+    # FI = .9, as above, or 1
+    [(0.89, (0.4, 0.8), True), (0.91, (0.4, 0.8), False), (1, (0.5, 0.5), True), (1.01, (0.5, 0.5), False)],
+)
+def test_appa_falls_back_to_the_mean_from_the_threshold_on(threshold, rewards_G, fell_back):
+    found = once(make("appa", fairness_threshold=threshold), np.transpose([rewards_G]))
+    assert found.fell_back is fell_back
+    assert (found.aggregate_J == pytest.approx([np.mean(rewards_G)])) == fell_back
 
 
 @given(hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.0, 1.0)), st.floats(1e-9, 10.0))

@@ -52,19 +52,11 @@ def test_answers_are_shares_of_the_options_that_are_there():
     assert (answer_QK[OPTIONS] > 0).all()
 
 
-def test_the_threshold_is_counted_in_the_later_half_and_only_where_there_is_one():
-    def fell_back(rule):
-        return destination(rule, targets(), OPTIONS, metric="js", seed=0, visits=50).fell_back
-
-    assert fell_back(make("appa", fairness_threshold=0.5)) == 1.0
-    assert fell_back(make("appa", fairness_threshold=1.1)) == 0.0
-    assert fell_back(make("average")) is None
-
-
-def test_a_rule_that_falls_back_ends_where_the_mean_does():
-    rows = [make("average"), make("appa", fairness_threshold=0.5)]
-    first, second = (destination(rule, targets(), OPTIONS, metric="js", seed=2, visits=50) for rule in rows)
-    np.testing.assert_array_equal(first.answer_QK, second.answer_QK)
+def test_the_threshold_is_counted_only_where_there_is_one_and_falling_back_ends_where_the_mean_does():
+    rules_ = [make("average"), *(make("appa", fairness_threshold=tau) for tau in (0.5, 1.1))]
+    average, always, never = (destination(rule, targets(), OPTIONS, metric="js", seed=0, visits=50) for rule in rules_)
+    assert (average.fell_back, always.fell_back, never.fell_back) == (None, 1.0, 0.0)
+    np.testing.assert_array_equal(average.answer_QK, always.answer_QK)
 
 
 def test_what_the_groups_send_is_what_the_answers_follow():

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from markupsafe import escape
@@ -35,7 +34,7 @@ from appa_flwr.report.page import command
 from appa_flwr.run.records import METHODS
 
 
-def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
+def test_tables_hold_the_numbers_of_the_summary(tmp_path):
     page = page_of(scored_run(tmp_path))
     # method, rule, targets' FI, FI of readable answers, Avg, Min, skill, the same by the survey answers (each score 0.1
     # lower), format. Skill: 100 (1 - .14 / .21), and 100 (1 - .24 / .31)
@@ -66,7 +65,7 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
     assert page.index("<h2>Per group") < page.index(">a<") < page.index(">b<")
 
 
-def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path) -> None:
+def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path):
     summary = [row(method, 0.05, 0.04, readable=share) for method, share in (("base", 0.49), ("sft", 0.5))]
     summary[0]["fi_readable"] = float("nan")
     page = page_of(write_run(tmp_path, config=CONFIG, summary=summary))
@@ -77,7 +76,7 @@ def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path: Path)
     assert page.count("<b>0.050</b>") == 2  # both are as good, against predictions
 
 
-def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path: Path) -> None:
+def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     keys = {"groups": "Côte d'Ivoire;A, B", "data.strict": True, "ppo.learning-rate": 0.5, "appa.alpha": float("inf")}
     config = Config.load({**keys, "survey": "/s.jsonl", "seed": 3, "run-name": "r", "run.output-dir": "/there"})
     words = shlex.split(command(config))
@@ -94,7 +93,7 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path: 
     assert "<dt>Again by</dt><dd>appa run -c metric=js -c seed=7 -c appa.fairness-threshold=0.99</dd>" in page
 
 
-def test_a_summary_of_few_and_old_rows_is_still_read_and_explains_no_others(tmp_path: Path) -> None:
+def test_a_summary_of_few_and_old_rows_is_still_read_and_explains_no_others(tmp_path):
     old = row("ppo", 0.8, 0.7, survey=False)
     for key in ("fi_readable", "skill", "readable"):
         del old[key]
@@ -104,7 +103,7 @@ def test_a_summary_of_few_and_old_rows_is_still_read_and_explains_no_others(tmp_
     assert "(do)" not in page
 
 
-def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: Path) -> None:
+def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
     summary = [
         row(method, avg, low, metric=metric)
         for metric, avg, low in (("cosine", 0.66, 0.55), ("js", 0.86, 0.75), ("wasserstein", 0.76, 0.65))
@@ -151,9 +150,7 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path: 
         ({"ppo": (0.7904, 0.7504)}, ["PPO did not gain.", "<td>0.790<sup>†</sup></td>"]),
     ],
 )
-def test_verdict_follows_the_numbers(
-    tmp_path: Path, changed: dict[str, tuple[float, float]], expected: list[str]
-) -> None:
+def test_verdict_follows_the_numbers(tmp_path, changed, expected):
     page = page_of(scored_run(tmp_path, **changed))
     assert [text for text in expected if text not in page] == []
     assert (": a gain." in page) == ("PPO gained on" in page)
@@ -172,14 +169,14 @@ def test_verdict_follows_the_numbers(
         ([None, None], "has no threshold", False),
     ],
 )
-def test_fall_back_share_and_warning(tmp_path: Path, branches: list[bool | None], text: str, warned: bool) -> None:
+def test_fall_back_share_and_warning(tmp_path, branches, text, warned):
     lines = [line(i + 1, planned=len(branches), fell_back=branch) for i, branch in enumerate(branches)]
     page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
     assert text in page
     assert ("Warning: the adaptive branch" in page) == warned
 
 
-def test_times(tmp_path: Path) -> None:
+def test_times(tmp_path):
     lines = [line(i, planned=2, fell_back=None) for i in (1, 2)]
     # One iteration takes 1 + .5 + .25 + 2.25 = 4 s, .5 of it waiting: 12.5 %; both together 8 s.
     page = page_of(write_run(tmp_path, config=CONFIG, metrics=lines))
@@ -190,7 +187,7 @@ def test_times(tmp_path: Path) -> None:
     assert "6 min 5 s" in page_of(write_run(tmp_path, phases=phases))
 
 
-def test_all_text_is_escaped(tmp_path: Path) -> None:
+def test_all_text_is_escaped(tmp_path):
     evil = "<script>alert('x')</script>&\"q\""
     run = {"a": 0.5, evil: 0.6, "c": 0.7}
     scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run}
@@ -216,7 +213,7 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     assert page.count(escape("alert('x')")) >= 12
 
 
-def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measured(tmp_path: Path) -> None:
+def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measured(tmp_path):
     groups = tuple(f"$group {i} of many with a very long name$" for i in range(14))
     lines = [line(n, planned=32, fell_back=n % 3 == 0, groups=groups) for n in range(1, 33)]
     for entry in lines:
@@ -236,7 +233,7 @@ def test_page_needs_no_other_file_however_many_groups_and_whatever_was_not_measu
     assert [cells(page, group)[-1] for group in groups[:2]] == ["32", "0"]  # iterations missed
 
 
-def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -> None:
+def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
     page = page_of(write_run(tmp_path, config=CONFIG))
     assert "This report is incomplete" in page
     for name in ("metrics.jsonl", "summary.json", "phases.json", "pluralllm.json", "examples.json"):
@@ -255,9 +252,7 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path: Path) -
         ),
     ],
 )
-def test_questions_that_were_left_out_are_told_and_intervals_over_few_are_called_hints(
-    tmp_path: Path, left_out: tuple[int, int], says: str
-) -> None:
+def test_questions_that_were_left_out_are_told_and_intervals_over_few_are_called_hints(tmp_path, left_out, says):
     for held_out in (29, 30):
         counts = {"training": 80, "held_out": held_out, "unanswerable": left_out[0], "too_long": left_out[1]}
         page = page_of(write_run(scored_run(tmp_path), questions=counts))
@@ -266,7 +261,7 @@ def test_questions_that_were_left_out_are_told_and_intervals_over_few_are_called
         assert (f"over only {held_out} held-out questions" in page) == (held_out < 30)
 
 
-def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Path) -> None:
+def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path):
     page = page_of(fake_run(tmp_path, groups=COUNTRIES, iterations=3))
     results, rest = page.split("<h2>Results</h2>")[1].split("<h2>", 1)
     assert (
@@ -286,18 +281,18 @@ def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path: Pat
     )
 
 
-def test_two_spokes_are_no_plane(tmp_path: Path) -> None:
+def test_two_spokes_are_no_plane(tmp_path):
     built_page(scored_run(tmp_path))  # of two groups
     assert [path.stem for path in (tmp_path / "plots").iterdir()] == ["way_to_ceiling"]
 
 
-def test_unseen_groups_are_marked(tmp_path: Path) -> None:
+def test_unseen_groups_are_marked(tmp_path):
     fake_run(tmp_path, groups=("a", "b", "c"), iterations=1)
     marked = page_of(write_run(tmp_path, config={**CONFIG, "pluralllm.unseen-groups": "b"}))
     assert marked.count("(unseen)") == marked.count("<th>b (unseen)</th>") == 1
 
 
-def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Path) -> None:
+def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path):
     found = found_predictor(tmp_path)
     page = page_of(tmp_path)
     table = page[: page.index(escape(accuracy.CONTEXT_TITLE))].rpartition("<table")[2]
@@ -321,9 +316,7 @@ def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path: Pat
         ({"rounds": [], "chosen": 0, "by_context": {}}, "were kept", "pluralllm_groups"),
     ],
 )
-def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
-    tmp_path: Path, changed: dict[str, object], absent: str, drawn: str
-) -> None:
+def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(tmp_path, changed, absent, drawn):
     found = found_predictor(tmp_path, COUNTRIES[:2], **changed)
     assert accuracy.by_context(found) is None
     page = built_page(tmp_path)
@@ -332,7 +325,7 @@ def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {drawn, "pluralllm_groups"}
 
 
-def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path: Path) -> None:
+def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path):
     few = [row(method, *GOOD[method], survey=False) for method in ("base", "ppo")]
     page = page_of(write_run(tmp_path, config=CONFIG, summary=few))
     lost = "sft, uniform, majority, option-list, nearest-questions, mean-prediction, ceiling-average, ceiling-min"

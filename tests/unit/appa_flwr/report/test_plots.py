@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ def levels_of(axes: Any) -> list[float]:
     return [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() in ("None", None)]
 
 
-def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path: Path) -> None:
+def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path):
     figure = figure_of(predictor_plots.predictor_by_context, accuracy.context_curves(found_predictor(tmp_path)))
     seen, unseen = figure.axes
     assert curve_of(seen) == pytest.approx({2**i: 0.80 + 0.02 * i for i in range(7)})
@@ -37,32 +36,23 @@ def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path
     assert unseen.get_title("left").endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
 
 
-def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path: Path) -> None:
-    found = found_predictor(tmp_path)
-    figure = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen)
-    loss, validation = figure.axes
-    assert len(curve_of(loss)) == 30
-    assert curve_of(validation) == pytest.approx({r: 0.25 + 0.0004 * (r - 20) ** 2 for r in range(5, 31, 5)})
-    for axes in (loss, validation):
-        (mark,) = [line for line in axes.lines if line.get_linestyle() == ":"]
-        assert set(mark.get_xdata()) == {20}
-    assert loss.get_title("left") == "PluralLLM pretraining; lower is better; dotted: round 20, the one kept"
-    assert (
-        "Weights of round 20 of 30 were kept: its error on the training groups&#39; held-out questions is the lowest, "
-        "a JS distance (natural) of 0.250; this flatters them a little, and unseen groups had no say."
-        in page_of(tmp_path)
-    )
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path, validated):
+    rounds = {} if validated else {"rounds": [{"round": r, "loss": 1 / r} for r in (1, 2, 3)], "chosen": 3}
+    found = found_predictor(tmp_path, **rounds)
+    loss, *errors = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen).axes
+    if validated:
+        assert curve_of(errors[0]) == pytest.approx({r: 0.25 + 0.0004 * (r - 20) ** 2 for r in range(5, 31, 5)})
+        assert "Weights of round 20 of 30 were kept: its error on the training groups" in page_of(tmp_path)
+    else:
+        assert curve_of(loss) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
+        assert "Weights of round 3 of 3 were kept: none was validated." in page_of(tmp_path)
+    assert len(errors) == validated
+    marks = [{*line.get_xdata()} for axes in (loss, *errors) for line in axes.lines if line.get_linestyle() == ":"]
+    assert marks == [{found.chosen}] * (1 + validated)
 
 
-def test_without_validation_there_is_one_panel_and_the_last_round_is_kept(tmp_path: Path) -> None:
-    rounds = [{"round": r, "loss": 1 / r, "validation": None} for r in (1, 2, 3)]
-    found = found_predictor(tmp_path, rounds=rounds, chosen=3)
-    (axes,) = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen).axes
-    assert curve_of(axes) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
-    assert "Weights of round 3 of 3 were kept: none was validated." in page_of(tmp_path)
-
-
-def test_labels_are_moved_apart_in_order() -> None:
+def test_labels_are_moved_apart_in_order():
     placed = results.spread([0.50, 0.10, 0.51, 0.52], gap=0.1, low=0.0, high=1.0)
     # .50, .51, .52 want 0.1 between them around their middle .51: .41, .51, .61; .10 is free and stays.
     assert placed == pytest.approx([0.41, 0.10, 0.51, 0.61])
@@ -72,7 +62,7 @@ def test_labels_are_moved_apart_in_order() -> None:
     assert results.spread([0.5] * 5, gap=0.5, low=0.0, high=1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
-def test_smoothing_skips_gaps() -> None:
+def test_smoothing_skips_gaps():
     values_I = np.array([1.0, 2.0, np.nan, 4.0, 8.0])
     # Windows of 3: mean(1,2), mean(1,2), a gap stays one, mean(4,8), mean(4,8).
     smooth_I = training_curves.smoothed(pd.DataFrame({"a": values_I}), 3)["a"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ def verdicts(run: RunArtifacts, *, survey: bool = False) -> list[str]:
     return [gain.verdict for gain in findings.gains(run, survey=survey)]
 
 
-def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
+def test_verdict_against_the_survey_truth_is_its_own(tmp_path):
     summary = made.summary()
     for entry in summary:
         if entry["method"] == "uniform":
@@ -38,7 +37,7 @@ def test_verdict_against_the_survey_truth_is_its_own(tmp_path: Path) -> None:
         ([0.14, -0.10], "not over sft", r"\+0\.020 \(-0\.0\d\d to \+0\.0\d\d\) over SFT: above base and the uniform"),
     ],
 )
-def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[float], verdict: str, said: str) -> None:
+def test_a_gain_is_one_if_its_whole_interval_is(tmp_path, gain_Q, verdict, said):
     level = {"ppo": 0.7, "sft": 0.7, "base": 0.5, "uniform": 0.5}
     for method, base in level.items():
         reward_GQ = np.full((2, 40), base) + (np.tile(gain_Q, 20) if method == "ppo" else 0.0)
@@ -63,9 +62,7 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path: Path, gain_Q: list[flo
         ({"sft.checkpoint": "runs/other/sft-model"}, ("base",), None),  # its scores stand in that model's run
     ],
 )
-def test_what_groups_refused_or_stands_elsewhere_is_not_called_lost(
-    tmp_path: Path, keys: dict[str, object], lost: tuple[str, ...], said: str | None
-) -> None:
+def test_what_groups_refused_or_stands_elsewhere_is_not_called_lost(tmp_path, keys, lost, said):
     rest = {method: values for method, values in made.GOOD.items() if method not in lost}
     run = made.read(tmp_path, config={**made.CONFIG, **keys}, summary=made.summary(rest))
     found = [sentence for sentence in run.missing if "summary.json" in sentence or "There" in sentence]
@@ -77,7 +74,7 @@ def test_what_groups_refused_or_stands_elsewhere_is_not_called_lost(
 @pytest.mark.parametrize(
     ("until", "files"), [("sft", ("summary", "phases", "pluralllm")), ("pluralllm", ("phases", "pluralllm"))]
 )
-def test_a_run_until_an_earlier_phase_lacks_nothing(tmp_path: Path, until: str, files: tuple[str, ...]) -> None:
+def test_a_run_until_an_earlier_phase_lacks_nothing(tmp_path, until, files):
     whole = made.fake_run(tmp_path / "whole", groups=made.COUNTRIES, iterations=3)
     content = {name: json.loads((whole / f"{name}.json").read_text()) for name in files}
     if "summary" in content:
@@ -99,9 +96,7 @@ def ends(over: float, low: float, high: float) -> dict[str, object]:
         ((0.004, 0.001, 0.007), "min, +0.020 (+0.012 to +0.030) over average; surely higher than under average: min"),
     ],
 )
-def test_the_rule_that_would_end_highest_for_the_worst_group_is_named(
-    tmp_path: Path, survey: tuple[float, float, float], says: str
-) -> None:
+def test_the_rule_that_would_end_highest_for_the_worst_group_is_named(tmp_path, survey, says):
     rules = {
         "average": {"fell_back": None, "predicted": ends(0, 0, 0), "survey": ends(0, 0, 0)},
         "appa-printed": {"fell_back": 0.98, "predicted": ends(0.07, 0.06, 0.08), "survey": None},
@@ -126,9 +121,7 @@ def test_the_rule_that_would_end_highest_for_the_worst_group_is_named(
         ({"base": (0.900, 0.850)}, [None, None], "base is at the ceiling already"),
     ],
 )
-def test_way_from_base_to_ceiling(
-    tmp_path: Path, changed: dict[str, tuple[float, float]], covered: list[float | None], says: str
-) -> None:
+def test_way_from_base_to_ceiling(tmp_path, changed, covered, says):
     found = findings.ways(read_run(made.scored_run(tmp_path, **changed)), survey=False)
     assert [way.covered for way in found] == pytest.approx(covered)
     assert found[1].positions["ceiling-min"] == 0.840
@@ -137,13 +130,13 @@ def test_way_from_base_to_ceiling(
     assert says in made.page_of(tmp_path)
 
 
-def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path: Path) -> None:
+def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
     groups = accuracy.by_group(made.found_predictor(tmp_path, ("a", "b", "c")))
     shown = [(group.name, group.unseen, group.js["PluralLLM"]) for group in groups]
     assert shown == [("c", False, 0.88), ("b", False, 0.89), ("a", True, 0.9)]
 
 
-def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path: Path) -> None:
+def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_path):
     found = made.found_predictor(tmp_path)
     shown = {part: [(row[0], row[1], row[-1]) for row in rows] for part, rows in accuracy.blocks(found).items()}
     assert shown == {
@@ -165,7 +158,7 @@ def test_the_mean_of_the_others_stands_beside_pluralllm_on_the_same_answers(tmp_
     assert "Sums over groups, each of at least 3, were made for 36 held-out questions." in page
 
 
-def test_without_sums_the_note_says_why_the_mean_of_the_others_is_missing(tmp_path: Path) -> None:
+def test_without_sums_the_note_says_why_the_mean_of_the_others_is_missing(tmp_path):
     scores = {"seen/held-out": {"pluralllm": made.predictor_scores(0.9), "uniform": made.predictor_scores(0.8)}}
     found = made.found_predictor(tmp_path, scores=scores, group_sums=None)
     assert "The mean of the other groups is not shown: too few groups" in accuracy.note(found)
@@ -173,7 +166,7 @@ def test_without_sums_the_note_says_why_the_mean_of_the_others_is_missing(tmp_pa
     assert "mean of the other" not in accuracy.trust(found)[0]
 
 
-def test_the_worst_group_is_named_before_and_after_ppo(tmp_path: Path) -> None:
+def test_the_worst_group_is_named_before_and_after_ppo(tmp_path):
     summary = made.summary()
     for entry in summary:  # the targets of "a" and the answers of "b" end up served worst; "c" gave no held-out answers
         answers = {"a": 0.81, "b": 0.75} if entry["method"] == "ppo" else {"a": 0.77, "b": 0.9}
@@ -195,9 +188,7 @@ SMALL_DIFFERENCES = {"size": 0.061, "min_of_average": 0.921, "min_of_fairest": 0
 CAPTURED = {"r": 0.62, "r2": 0.38, "order": 0.74, "spread": 0.55, "size": 0.174}
 
 
-def test_the_report_says_what_of_the_groups_differences_is_captured_and_whether_rules_can_differ(
-    tmp_path: Path,
-) -> None:
+def test_the_report_says_what_of_the_groups_differences_is_captured_and_whether_rules_can_differ(tmp_path):
     found = {"predicted": SMALL_DIFFERENCES, "survey": DIFFERENCES, "captured": CAPTURED}
     captured, survey, predicted = findings.differences(made.read(tmp_path, differences=found))
     for part in ("correlate 0.62", "(R2 0.38;", "74% of the clear cases", "0.55 times as large"):
@@ -211,7 +202,7 @@ def test_the_report_says_what_of_the_groups_differences_is_captured_and_whether_
     assert "Can this run tell rules apart?" in made.page_of(tmp_path)
 
 
-def test_deployed_only_the_predictions_are_compared_and_without_ceilings_nothing_is(tmp_path: Path) -> None:
+def test_deployed_only_the_predictions_are_compared_and_without_ceilings_nothing_is(tmp_path):
     keys = made.CONFIG | {"appa.fairness-threshold": 0.9}
     (only,) = findings.differences(
         made.read(tmp_path / "deployed", config=keys, differences={"predicted": DIFFERENCES})
@@ -222,7 +213,7 @@ def test_deployed_only_the_predictions_are_compared_and_without_ceilings_nothing
     assert "Can this run tell rules apart?" not in made.page_of(tmp_path / "without")
 
 
-def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path: Path) -> None:
+def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_once(tmp_path):
     lines = [made.line(i, planned=10, fell_back=branch) for i, branch in ((1, True), (2, True), (2, False))]
     run = made.read(tmp_path, metrics=lines)
     assert "The run stopped after iteration 2 of 10." in run.missing
@@ -231,7 +222,7 @@ def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_on
     assert (found.fell_back, found.total) == (1, 2)
 
 
-def test_pictures_are_not_written_through_a_link(tmp_path: Path) -> None:
+def test_pictures_are_not_written_through_a_link(tmp_path):
     folder = made.write_run(tmp_path / "run", config=made.CONFIG, phases=[{"phase": "ppo", "seconds": 1.0}])
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -244,7 +235,7 @@ def test_pictures_are_not_written_through_a_link(tmp_path: Path) -> None:
     assert [path.name for path in (folder / "plots").iterdir()] == ["seconds_per_phase.png"]
 
 
-def test_a_broken_file_leaves_the_old_report_alone(tmp_path: Path) -> None:
+def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
     (tmp_path / "report.html").write_text("old")
     with pytest.raises(UserError, match=r"not a run folder, it has no config\.json"):
         build(tmp_path)
@@ -254,7 +245,7 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text() == "old"
 
 
-def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path: Path) -> None:
+def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
     config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2}
     page = made.page_of(made.write_run(tmp_path, config=config, metrics=[made.line(1, planned=107, fell_back=None)]))
     for key, shown in (("metric", "auto (here borda)"), ("ppo.num-iterations", "0 (here 107)")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 from report_runs import PNG_START
@@ -22,7 +23,7 @@ def two_rules(folder, *, above, ended=True, best=None):
         last = {"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": None}
         (baseline / "progress.jsonl").write_text(json.dumps(last) + "\n")
     if best is not None:
-        reward = pd.DataFrame(best, index=GROUPS, columns=QUESTIONS).to_numpy()
+        reward = np.full((len(GROUPS), len(QUESTIONS)), best)
         frames = [
             pair_scores.as_rows("ceiling-min", "js", against, reward, groups=GROUPS, questions=QUESTIONS)
             for against in ("predictions", "survey")

@@ -55,14 +55,22 @@ class InLine(Executor):
         return done
 
 
-def run_of(folder, **keys):
-    """The whole loop in this process, with the groups' real ClientApp."""
-    places = {"run.output-dir": str(folder / "runs"), "run-name": "r"}
-    config = Config.load({**SMALL, **places, **keys})
+def looped(config, num_nodes, *, reported=False):
+    """The loop of this config with the groups' real ClientApp on so many nodes; the grid between them."""
+    grid = SimulatedGrid(simulated(config, num_nodes))
     with flower_task(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(server, "ThreadPoolExecutor", InLine)
-        patched.setattr(server.report, "build", lambda path: path / "report.html")  # seconds of plots
-        main.app(SimulatedGrid(simulated(config, 2)), Context(17, 1, {}, RecordDict(), dict(config.flat())))
+        if not reported:  # seconds of plots
+            patched.setattr(server.report, "build", lambda path: path / "report.html")
+        main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+    return grid
+
+
+def run_of(folder, **keys):
+    """The whole loop on two nodes; its config."""
+    places = {"run.output-dir": str(folder / "runs"), "run-name": "r"}
+    config = Config.load({**SMALL, **places, **keys})
+    looped(config, 2)
     return config
 
 

@@ -17,6 +17,7 @@ from appa_flwr.core.files import lock, writing
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import failed_at_once
 from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, write_config
+from appa_flwr.survey import generate, read
 from appa_flwr.survey.types import Rejection, Survey
 
 APP_NAME = "appa-flwr"
@@ -50,8 +51,6 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
     Raises:
         UserError: it cannot be read; `data.strict` is set and an answer is left out; or a group has too few answers.
     """
-    from appa_flwr.survey import generate, read
-
     data = config.data
     if config.survey == GENERATED_SURVEY:
         return generate.generate(**generate.population(data, config.seed))
@@ -72,39 +71,28 @@ def participants(config: Config) -> tuple[str, ...]:
         UserError: the survey does not exist or cannot be read, `groups` names one it does not have, or the keys about
             groups do not fit those there are.
     """
-    known = _survey_groups(config)
+    data = config.data
+    if config.survey == GENERATED_SURVEY:
+        known = present = read_survey(config, ()).groups
+    elif config.survey != HUB_SURVEY and not Path(config.survey).exists():
+        raise UserError(
+            f'survey = "{config.survey}" does not exist; give "{GENERATED_SURVEY}" or the path of a survey file'
+        )
+    else:
+        known = present = read.group_names(config.survey)
+        # A group asked for by name is not left out silently: `read_survey` refuses it, and says why.
+        if data.min_questions > 1 and not config.group_names:
+            limits = {"min_respondents": data.min_respondents, "min_questions": data.min_questions}
+            known = read.group_names(config.survey, refusals=data.refusals, **limits)
     for name in config.group_names:
         if name not in known:
             some = ", ".join(known)
             raise UserError(f'groups names "{name}", which survey = "{config.survey}" does not have; it has: {some}')
     chosen = config.group_names or known
     check_groups(config, chosen)
-    if not config.group_names and config.data.min_questions > 1 and config.survey != GENERATED_SURVEY:
-        from appa_flwr.survey.read import group_names
-
-        few = [name for name in group_names(config.survey) if name not in chosen]
-        if few:
-            least = config.data.min_questions
-            print(f"left out: {', '.join(few)}: fewer usable questions than data.min-questions = {least}", flush=True)
+    if few := ", ".join(name for name in present if name not in known):
+        print(f"left out: {few}: fewer usable questions than data.min-questions = {data.min_questions}", flush=True)
     return chosen
-
-
-def _survey_groups(config: Config) -> tuple[str, ...]:
-    if config.survey == GENERATED_SURVEY:
-        return read_survey(config, ()).groups
-    if config.survey != HUB_SURVEY and not Path(config.survey).exists():
-        raise UserError(
-            f'survey = "{config.survey}" does not exist; give "{GENERATED_SURVEY}" or the path of a survey file'
-        )
-    from appa_flwr.survey.read import group_names
-
-    return group_names(
-        config.survey,
-        refusals=config.data.refusals,
-        min_respondents=config.data.min_respondents,
-        # A group asked for by name is not left out silently: `read_survey` refuses it, and says why.
-        min_questions=1 if config.group_names else config.data.min_questions,
-    )
 
 
 def show_left_out(rejections: Sequence[Rejection]) -> None:

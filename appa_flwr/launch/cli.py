@@ -24,6 +24,7 @@ from appa_flwr.launch.group import app as group
 from appa_flwr.launch.shown import show
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
+from appa_flwr.survey.types import Survey
 
 _SCREEN = (100, 24)  # of a pipe, which has none
 _WIDEST_VALUE = 24
@@ -51,6 +52,11 @@ _Source = Annotated[
     str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated.")
 ]
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
+
+
+def _surveyed(source: str, overrides: list[str] | None) -> tuple[settings.Config, Survey]:
+    config = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    return config, read_survey(config, config.group_names)
 
 
 def _tell_version(asked: bool) -> None:
@@ -104,12 +110,7 @@ def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbos
 
     found = read_run(folder).pluralllm
     if found is not None:
-        show(
-            accuracy.table(found),
-            accuracy.by_context(found),
-            accuracy.kept(found),
-            accuracy.note(found),
-        )
+        show(accuracy.table(found), accuracy.by_context(found), accuracy.kept(found), accuracy.note(found))
         show(*accuracy.uncertainty(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
@@ -132,22 +133,21 @@ def deploy(
         raise UserError(
             "--resume goes on with the keys the run began with: it takes --local, no FILE, no -c, no --groups"
         )
-    if resume:
-        from appa_flwr.launch.deploy import resume_local
+    from appa_flwr.launch import deploy as deployment
 
-        ended = resume_local(folder, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
-        typer.echo(f"report: {ended / REPORT_FILE}")
-        return
+    app_folder = find_app_folder(Path.cwd())
     more = [f"data.num-groups={groups}"] if groups else []
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd(), beneath="deployed")
-    from appa_flwr.launch import deploy as deployment
-
     if local:
-        ended = deployment.deploy_local(config, folder, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
+        ended = (
+            deployment.resume_local(folder, app_folder=app_folder, verbose=verbose)
+            if resume
+            else deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)
+        )
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
-    bundle = bundle_hash(find_app_folder(Path.cwd()))
+    bundle = bundle_hash(app_folder)
     sites = deployment.make_sites(config, folder, host=host, port=port, bundle=bundle)
     table = Table("carry", "to", "and start")
     table.add_row(str(sites.server), f"the server, {host}", "start.sh")
@@ -265,7 +265,7 @@ def _on_one_screen(values: Mapping[str, settings.Scalar]) -> None:
         rows.append((f"[{section}]", f"{len(settings.keys_in(section))} keys", purpose))
     name, value = max(len(row[0]) for row in rows), min(_WIDEST_VALUE, max(len(row[1]) for row in rows))
     width = shutil.get_terminal_size(fallback=_SCREEN).columns
-    lines = [f"{_cut(row[0], name):{name}}  {_cut(row[1], value):{value}}  {row[2]}" for row in rows]
+    lines = [f"{row[0]:{name}}  {_cut(row[1], value):{value}}  {row[2]}" for row in rows]
     lines.append(f"presets: {', '.join(settings.preset_purposes())}")
     lines.append("-c [SECTION.]KEY=VALUE sets one, -c preset=NAME many; appa config --all says more")
     show(*(_cut(line, width) for line in lines))
@@ -284,12 +284,11 @@ def survey(
     ] = None,
 ) -> None:
     """Show what a survey holds, and split it into files to be carried to the groups' machines."""
-    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    chosen, found = _surveyed(source, overrides)
     from appa_flwr.report import survey_picture as picture
     from appa_flwr.report import survey_summary as report
     from appa_flwr.survey import export
 
-    found = read_survey(chosen, chosen.group_names)
     # Written first: whoever cuts the tables short, as `| head` does, still has the split.
     folder = Path(f"{Path(chosen.survey).stem}-split") if out is None else out
     written = export.export_split(found, folder)
@@ -313,13 +312,12 @@ def diagnose(
     ] = 0,
 ) -> None:
     """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
-    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    chosen, survey = _surveyed(source, overrides)
     from appa_flwr.analysis.destinations import rules
     from appa_flwr.analysis.diagnosis import diagnose as diagnosed
     from appa_flwr.analysis.group_sets import search
     from appa_flwr.report.diagnosis_tables import sets_table, tables
 
-    survey = read_survey(chosen, chosen.group_names)
     if sets:
         show(sets_table(search(survey, metric=chosen.reward_metric, size=sets, most=MOST_SETS, seed=chosen.seed)))
         return
@@ -334,10 +332,10 @@ def lm_eval(
     out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
 ) -> None:
     """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
-    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    chosen, found = _surveyed(source, overrides)
     from appa_flwr.launch.lm_eval import export_task
 
-    path = export_task(read_survey(chosen, chosen.group_names), chosen, out)
+    path = export_task(found, chosen, out)
     typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
 
 

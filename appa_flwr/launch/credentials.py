@@ -39,19 +39,17 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """
     if not (folder / "ca.crt").exists():
         authority = ec.generate_private_key(ec.SECP384R1())
-        _write_private(folder / "ca.key", _pem(authority))
         made = _certificate(_AUTHORITY, authority, authority, x509.BasicConstraints(ca=True, path_length=0))
-        replace_file(folder / "ca.crt", made.sign(authority, _HASH).public_bytes(_PEM))
+        _write(folder / "ca", authority, made.sign(authority, _HASH))
     if _good(folder / "server.crt", hosts):
         return
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise UserError(f"{folder / 'ca.key'}: is not the key that was made here; name another folder")
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(folder / "server.key", _pem(key))
     made = _certificate(_SERVER, key, signer, x509.BasicConstraints(ca=False, path_length=None))
     made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    replace_file(folder / "server.crt", made.sign(signer, _HASH).public_bytes(_PEM))
+    _write(folder / "server", key, made.sign(signer, _HASH))
 
 
 def _good(path: Path, hosts: Sequence[str]) -> bool:
@@ -66,13 +64,9 @@ def _good(path: Path, hosts: Sequence[str]) -> bool:
 def make_node_key(path: Path) -> None:
     """Write a SuperNode's private key, and then beside it (`.pub`) the public one to be registered."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _OPEN))
+    replace_file(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _OPEN), parents=True, mode=0o600)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     replace_file(path.with_name(path.name + PUBLIC), public + b"\n")
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _OPEN)
 
 
 def _certificate(
@@ -102,5 +96,8 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    replace_file(path, data, parents=True, mode=0o600)
+def _write(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    """The key before the certificate: where the second is, so is the first."""
+    private = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _OPEN)
+    replace_file(path.with_suffix(".key"), private, parents=True, mode=0o600)
+    replace_file(path.with_suffix(".crt"), certificate.public_bytes(_PEM))

@@ -118,13 +118,14 @@ class Started:
         self.nodes[name] = self.parties[name].start(command, log=sites.group(name) / "supernode.log")
 
 
-def _environment(sites: Sites, party: str, home: Path) -> dict[str, str]:
-    """Environment of a party's processes; a group's as its start script says."""
-    if party not in sites.groups:
-        return _ENVIRONMENT
-    folder, path = sites.group(party), flower_environment(home, sites.port)["PATH"]
-    guarded = {"PATH": f"{folder / GUARD}{os.pathsep}{path}", OWNER_POLICY_VARIABLE: str(folder / OWNER_POLICY_FILE)}
-    return {**_ENVIRONMENT, **guarded}
+def _party(sites: Sites, folder: Path, home: Path) -> Flower:
+    """A party's Flower; the environment of a group's is what its start script says."""
+    home.mkdir(parents=True)
+    more = dict(_ENVIRONMENT)
+    if (folder / GUARD).exists():
+        more["PATH"] = os.pathsep.join((str(folder / GUARD), flower_environment(home, sites.port)["PATH"]))
+        more[OWNER_POLICY_VARIABLE] = str(folder / OWNER_POLICY_FILE)
+    return Flower(home, sites.port, folder, CONNECTION, more)
 
 
 def start_server(server: Flower, sites: Sites, home: Path) -> subprocess.Popen[bytes]:
@@ -133,8 +134,7 @@ def start_server(server: Flower, sites: Sites, home: Path) -> subprocess.Popen[b
     Raises:
         RunFailed: it did not start.
     """
-    command = sites.server_command(listen=LOOPBACK)
-    command[command.index(STATE_FILE)] = str(home / STATE_FILE)
+    command = sites.server_command(listen=LOOPBACK, database=str(home / STATE_FILE))
     return server.start_superlink(command, log=sites.server / SUPERLINK_LOG, authority=sites.server / "ca.crt")
 
 
@@ -145,18 +145,7 @@ def start(sites: Sites, home: Path, *, nodes: Iterable[str]) -> Started:
         RunFailed: the server did not start, or took no key.
     """
     folders = {SERVER: sites.server, SUBMITTER: sites.submitter, **{name: sites.group(name) for name in sites.groups}}
-    parties = {
-        name: Flower(
-            own := home / str(number),
-            sites.port,
-            folder=folder,
-            connection=CONNECTION,
-            more=_environment(sites, name, own),
-        )
-        for number, (name, folder) in enumerate(folders.items())
-    }
-    for party in parties.values():
-        party.home.mkdir(parents=True)
+    parties = {name: _party(sites, folder, home / str(number)) for number, (name, folder) in enumerate(folders.items())}
     (parties[SUBMITTER].home / "config.toml").write_text(sites.connection(str(sites.submitter / "ca.crt")))
     superlink = start_server(parties[SERVER], sites, home)
     for slug in sites.groups.values():

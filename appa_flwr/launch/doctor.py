@@ -5,7 +5,6 @@ It needs no more than a group's machine has installed.
 
 from __future__ import annotations
 
-import functools
 import http.client
 import importlib.metadata
 import json
@@ -23,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache, partial
 from pathlib import Path
 
 from cryptography import x509
@@ -99,9 +99,9 @@ def machine(*, group: bool = False) -> Iterator[Finding]:
     for line in importlib.metadata.requires(PACKAGE) or ():
         wanted = Requirement(line)
         if wanted.marker is None and (not group or wanted.name in OF_A_GROUP):
-            yield _look(wanted.name, lambda wanted=wanted: _installed(wanted))  # type: ignore[misc]
+            yield _look(wanted.name, partial(_installed, wanted))
     for name in COMMANDS:
-        yield _look(name, lambda name=name: _on_path(name))  # type: ignore[misc]
+        yield _look(name, partial(_on_path, name))
     if not group:
         yield _look("GPU", _gpus)
 
@@ -117,15 +117,11 @@ def _gpus() -> str:
         raise UserError(f"torch {version} sees none, and nvidia-smi is here; install torch for your CUDA version")
     if not gpus:
         return f"none; torch {version} computes on the CPU"
-    named = [
-        f"{name}, {memory / 2**30:.0f} GiB, capability {major}.{minor}, bfloat16 {_native(major)}"
-        for name, memory, major, minor in gpus
-    ]
+    named = []
+    for name, memory, major, minor in gpus:
+        native = "native" if major >= FIRST_WITH_BFLOAT16 else 'emulated, so that "auto" is float32'
+        named.append(f"{name}, {memory / 2**30:.0f} GiB, capability {major}.{minor}, bfloat16 {native}")
     return "; ".join(named) + (" (the first is used)" if len(named) > 1 else "")
-
-
-def _native(major: int) -> str:
-    return "native" if major >= FIRST_WITH_BFLOAT16 else 'emulated, so that "auto" is float32'
 
 
 def _installed(wanted: Requirement) -> str:
@@ -189,7 +185,7 @@ def _has(folder: Path, *names: str) -> bool:
 def _server(folder: Path) -> Iterator[Finding]:
     yield _look("folder", lambda: _private(folder, *folder.glob(f"{STATE_FILE}*")))
     yield _look("server.crt", lambda: _in_time(folder / "server.crt"))
-    yield _look("server.key", lambda: _matches_certificate(folder / "server.key", folder / "server.crt"))
+    yield _look("server.key", lambda: _own_key(folder / "server.key", folder / "server.crt"))
     questions = folder / QUESTIONS_FILE
     yield _look(questions.name, lambda: f"{len(read.read_questions(questions))} questions")
     yield _look(GROUP_KEYS_FILE, lambda: _keys(folder / GROUP_KEYS_FILE))
@@ -199,8 +195,8 @@ def _server(folder: Path) -> Iterator[Finding]:
 
 def _group(folder: Path) -> Iterator[Finding]:
     yield _look("folder", lambda: _private(folder, *folder.glob("*.sqlite*")))
-    yield _look("node.key", lambda: _matches_public(folder / "node.key"))
-    yield _look("data", lambda: _answers(folder / _named(_DATA, folder / "start.sh")))
+    yield _look("node.key", lambda: _own_key(folder / "node.key", folder / f"node.key{PUBLIC}"))
+    yield _look("data", lambda: _answers(folder / _named(_DATA, folder / "start.sh")[0]))
     yield (owner_policy := _look(OWNER_POLICY_FILE, lambda: str(read_owner_policy(folder / OWNER_POLICY_FILE))))
     if owner_policy.good:
         yield _look("bundle", lambda: _pinned(folder / OWNER_POLICY_FILE))
@@ -211,8 +207,12 @@ def _group(folder: Path) -> Iterator[Finding]:
 def _submitter(folder: Path) -> Iterator[Finding]:
     yield _look(KEYS_FILE, lambda: f"{len(read_toml(folder / KEYS_FILE))} keys")
     for path in sorted((folder / "nodes").glob("*.pub")):
-        yield _look(f"nodes/{path.name}", lambda path=path: _spki(load_ssh_public_key(path.read_bytes())).hex()[-16:])  # type: ignore[misc]
+        yield _look(f"nodes/{path.name}", partial(_public_key, path))
     yield from _way_to_server(folder, "submit.sh")
+
+
+def _public_key(path: Path) -> str:
+    return _hex(load_ssh_public_key(path.read_bytes()))[-16:]
 
 
 def _answers(path: Path) -> str:
@@ -237,7 +237,7 @@ def _pinned(path: Path) -> str:
     return f"that of {checkout} is pinned"
 
 
-_bundle_of = functools.cache(bundle_hash)
+_bundle_of = cache(bundle_hash)
 
 
 def _guarded(folder: Path) -> str:
@@ -259,32 +259,29 @@ def _keys(path: Path) -> str:
     return ", ".join(table)
 
 
-def _named(pattern: re.Pattern[str], script: Path) -> str:
+def _named(pattern: re.Pattern[str], script: Path, lacking: str = "start.sh does not say") -> tuple[str, ...]:
     found = pattern.search(script.read_text())
     if found is None:
-        raise UserError(f"{script.name} does not say; make the folders again")
-    return found[1]
+        raise UserError(f"{lacking}; make the folders again")
+    return found.groups()
 
 
-def _spki(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+def _hex(key: PublicKeyTypes) -> str:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
-def _matches_certificate(path: Path, certificate: Path) -> str:
-    of_certificate = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
-    if _spki(load_pem_private_key(path.read_bytes(), None).public_key()) != _spki(of_certificate):
-        raise UserError(f"is not the key of {certificate.name}; make the folders again")
-    return f"matches, and {_private(path)}"
-
-
-def _matches_public(path: Path) -> str:
-    if not path.exists():
-        raise UserError("is missing: copy it here again; if it is lost, have the operator make a new one")
-    public = path.with_name(path.name + PUBLIC)
-    if _spki(load_ssh_private_key(path.read_bytes(), None).public_key()) != _spki(
-        load_ssh_public_key(public.read_bytes())
-    ):
-        raise UserError(f"is not the private key of {public.name}; make the folders again")
+def _own_key(path: Path, public: Path) -> str:
+    """Check of a private key: it is the one of that public key or certificate, and nobody else can read it."""
+    if public.suffix == PUBLIC:
+        if not path.exists():
+            raise UserError("is missing: copy it here again; if it is lost, have the operator make a new one")
+        kind, own = "private key", load_ssh_private_key(path.read_bytes(), None).public_key()
+        expected = load_ssh_public_key(public.read_bytes())
+    else:
+        expected = x509.load_pem_x509_certificate(public.read_bytes()).public_key()
+        kind, own = "key", load_pem_private_key(path.read_bytes(), None).public_key()
+    if _hex(own) != _hex(expected):
+        raise UserError(f"is not the {kind} of {public.name}; make the folders again")
     return f"matches, and {_private(path)}"
 
 
@@ -315,7 +312,7 @@ def _room(folder: Path) -> str:
 
 
 def _own_port(folder: Path) -> str:
-    port = int(_named(_PORT, folder / "start.sh"))
+    port = int(_named(_PORT, folder / "start.sh")[0])
     if port_is_free(port):
         return f"{port}, free"
     if (why := _unreached(LOOPBACK, port, folder / "ca.crt")) is not None:
@@ -325,29 +322,24 @@ def _own_port(folder: Path) -> str:
 
 def _way_to_server(folder: Path, script: str) -> Iterator[Finding]:
     yield _look("ca.crt", lambda: _in_time(folder / "ca.crt"))
-    yield (server := _look("server", lambda: _reached(folder, *_address(folder / script))))
+    address = partial(_named, _ADDRESS, folder / script, "the script names none")
+    yield (server := _look("server", lambda: _reached(folder, *address())))
     if server.good:
-        yield _look("clock", lambda: _in_step(folder, *_address(folder / script)))
+        yield _look("clock", lambda: _in_step(folder, *address()))
 
 
-def _address(script: Path) -> tuple[str, int]:
-    named = _ADDRESS.search(script.read_text())
-    if named is None:
-        raise UserError("the script names none; make the folders again")
-    return named[1], int(named[2])
-
-
-def _reached(folder: Path, host: str, port: int) -> str:
-    if why := _unreached(host, port, folder / "ca.crt"):
+def _reached(folder: Path, host: str, port: str) -> str:
+    if why := _unreached(host, int(port), folder / "ca.crt"):
         tunnel = f"; elsewhere than at the server: ssh -N -L {port}:{host}:{port} SERVER"
         raise UserError(f"{host}:{port}: {why}{tunnel * _is_submitter(folder)}")
     return f"{host}:{port} answers, with a certificate that ca.crt vouches for"
 
 
-def _in_step(folder: Path, host: str, port: int) -> str:
+def _in_step(folder: Path, host: str, port: str) -> str:
     """Check of this machine's clock against the server's, which each answer names in whole seconds."""
     trusting = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    with closing(http.client.HTTPSConnection(host, port, timeout=SECONDS_TO_CONNECT, context=trusting)) as connection:
+    caller = http.client.HTTPSConnection(host, int(port), timeout=SECONDS_TO_CONNECT, context=trusting)
+    with closing(caller) as connection:
         connection.request("GET", "/health")
         date = connection.getresponse().getheader("Date")
     if date is None:

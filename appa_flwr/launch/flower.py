@@ -16,10 +16,11 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console
 
@@ -30,7 +31,7 @@ from appa_flwr.launch.checks import check_server, claim_run_folder, participants
 from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
-from appa_flwr.launch.progress import Show, Tail, read_progress, shown
+from appa_flwr.launch.progress import Tail, read_progress, shown
 from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
 
 COMPLETED = "finished:completed"
@@ -42,10 +43,11 @@ TAIL_LINES = 25
 # Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
 MAX_RAY_FOLDER = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_KNOWN = {
-    "The current node timed out during startup": "Ray, which runs the groups of a simulation, did not start within its "
-    "30 seconds: this machine is busy or short of memory; end other programs and start again"
-}
+_RAY_IS_LATE = "The current node timed out during startup"
+_WHY_RAY_IS_LATE = (
+    "Ray, which runs the groups of a simulation, did not start within its 30 seconds: this machine is busy or short of "
+    "memory; end other programs and start again"
+)
 _MISTAKE = re.compile(r"^.*\bUserError: (.+)$", re.MULTILINE)
 
 
@@ -85,55 +87,47 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
 class Flower:
-    """One party's Flower: its home, its folder, and the processes that were started in them."""
+    """One party's Flower: its home, its folder, and the processes that were started in them.
 
-    def __init__(
-        self,
-        home: Path,
-        port: int,
-        *,
-        folder: Path,
-        connection: str = "",
-        more: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Start nothing yet.
+    Attributes:
+        home: its FLWR_HOME.
+        port: of the SuperLink.
+        folder: where its processes work.
+        connection: what its Flower config calls the SuperLink; empty = the local one.
+        more: of its processes' environment.
+    """
 
-        Args:
-            home: its FLWR_HOME.
-            port: of the SuperLink.
-            folder: where its processes work.
-            connection: what its Flower config calls the SuperLink; empty = the local one.
-            more: of its processes' environment.
-        """
-        self.home, self._port, self._folder = home, port, folder
-        self._connection = [connection] if connection else []
-        self._environment = {**flower_environment(home, port), **more}
+    home: Path
+    port: int
+    folder: Path
+    connection: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        # A folder other than the user's keeps Flower's workers from importing what lies there.
+        environment = {**flower_environment(self.home, self.port), **self.more}
+        return {"env": environment, "cwd": self.folder, "stdin": subprocess.DEVNULL}
 
     def start(self, command: list[str], *, log: Path) -> subprocess.Popen[bytes]:
         """Start a command of Flower's whose output is appended to a file."""
         # A session of its own keeps the terminal's Ctrl-C from the children: the launcher ends them in order.
-        # A folder other than the user's keeps Flower's workers from importing what lies there.
         with log.open("ab") as file:
             return subprocess.Popen(
-                command,
-                env=self._environment,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, **self._where
             )
 
     def start_superlink(
         self, command: list[str], *, log: Path, authority: Path | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a SuperLink and wait until it answers, by TLS where its authority is given; else `RunFailed`."""
-        if not port_is_free(self._port):
-            raise RunFailed(f"port {self._port} is in use; end what listens there, or choose another --port")
+        if not port_is_free(self.port):
+            raise RunFailed(f"port {self.port} is in use; end what listens there, or choose another --port")
         superlink = self.start(command, log=log)
         deadline = time.monotonic() + SUPERLINK_START_SECONDS
-        while not _healthy(self._port, authority):  # `flwr run` then starts none of its own
+        while not _healthy(self.port, authority):  # `flwr run` then starts none of its own
             if time.monotonic() >= deadline or superlink.poll() is not None:
                 raise RunFailed(f"Flower's SuperLink did not start; its last lines:\n{_last_lines(log)}")
             time.sleep(POLL_SECONDS)
@@ -149,36 +143,25 @@ class Flower:
     def status(self) -> str:
         """Flower's status of the only run, such as "finished:completed"; empty if there is none."""
         try:
-            runs = json.loads(self._run(["flwr", "list", *self._connection, "--format", "json"]).stdout).get("runs", [])
+            command = ["flwr", "list", *filter(None, [self.connection]), "--format", "json"]
+            runs = json.loads(self._run(command).stdout).get("runs", [])
         except ValueError:
             return ""
         return str(runs[0]["status"]) if runs else ""
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            env=self._environment,
-            cwd=self._folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return subprocess.run(command, capture_output=True, text=True, check=False, **self._where)
 
 
 def _healthy(port: int, authority: Path | None) -> bool:
-    secured = None if authority is None else ssl.create_default_context(cafile=str(authority))
-    try:
-        connection = (
-            http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)
-            if secured is None
-            else http.client.HTTPSConnection(LOOPBACK, port, timeout=1.0, context=secured)
-        )
-        with closing(connection):
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)
+    if authority is not None:
+        trusting = ssl.create_default_context(cafile=str(authority))
+        connection = http.client.HTTPSConnection(LOOPBACK, port, timeout=1.0, context=trusting)
+    with suppress(OSError, http.client.HTTPException), closing(connection):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    return False
 
 
 def followed(
@@ -196,46 +179,31 @@ def followed(
     Raises:
         RunFailed: the run ended otherwise.
     """
-    folder = config.run_folder
-    with shown(Console(force_terminal=False if verbose else None)) as show:
-        status = _followed(config, flower, command, superlink=superlink, show=show, verbose=verbose)
-    if status != COMPLETED or (folder / ERROR_FILE).exists():
-        for log in flower.home.glob(SUPERLINK_LOG):
-            shutil.copy(log, folder / SUPERLINK_LOG)
-        raise RunFailed(_why(folder, status))
-
-
-def _followed(
-    config: Config,
-    flower: Flower,
-    command: list[str],
-    *,
-    superlink: subprocess.Popen[bytes],
-    show: Show,
-    verbose: bool,
-) -> str:
-    settings = flower.home / "run-config.toml"
+    folder, settings = config.run_folder, flower.home / "run-config.toml"
     settings.write_text(to_toml_table(config.flat()), encoding="utf-8")
-    log = config.run_folder / FLOWER_LOG
     # What a resumed run wrote before was shown before.
-    progress, log_tail = Tail(config.run_folder / PROGRESS.name, skip=True), Tail(log, skip=True)
-    client = flower.start([*command, "--stream", "--run-config", str(settings)], log=log)
+    progress, log = Tail(folder / PROGRESS.name, skip=True), Tail(folder / FLOWER_LOG, skip=True)
+    client = flower.start([*command, "--stream", "--run-config", str(settings)], log=folder / FLOWER_LOG)
+    with shown(Console(force_terminal=False if verbose else None)) as show:
 
-    def follow() -> None:
-        if verbose:
-            print(log_tail.text(), end="", flush=True)
-        for record in read_progress(progress):
-            show(record)
+        def follow() -> None:
+            if verbose:
+                print(log.text(), end="", flush=True)
+            for record in read_progress(progress):
+                show(record)
 
-    while client.poll() is None:
+        while client.poll() is None:
+            follow()
+            time.sleep(POLL_SECONDS)
+        # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
+        while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
+            follow()
+            time.sleep(STATUS_SECONDS)
         follow()
-        time.sleep(POLL_SECONDS)
-    # The stream can break while the run goes on, and ends with 0 when the run failed: only the status tells.
-    while (status := flower.status()).split(":")[0] in UNFINISHED and superlink.poll() is None:
-        follow()
-        time.sleep(STATUS_SECONDS)
-    follow()
-    return status
+    if status != COMPLETED or (folder / ERROR_FILE).exists():
+        for path in flower.home.glob(SUPERLINK_LOG):
+            shutil.copy(path, folder / SUPERLINK_LOG)
+        raise RunFailed(_why(folder, status))
 
 
 def flower_environment(home: Path, port: int) -> dict[str, str]:
@@ -274,9 +242,8 @@ def _why(folder: Path, status: str) -> str:
     mistakes = _MISTAKE.findall(_last_lines(log))
     if mistakes:  # with a full disk, nothing else could be written
         return str(mistakes[-1])
-    for text, meaning in _KNOWN.items():
-        if log.exists() and text in log.read_text(encoding="utf-8", errors="replace"):
-            return f"{meaning} (log: {log})"
+    if log.exists() and _RAY_IS_LATE in log.read_text(encoding="utf-8", errors="replace"):
+        return f"{_WHY_RAY_IS_LATE} (log: {log})"
     said = f'Flower reports "{status}"' if status else "Flower did not accept the run"
     return f"the run did not complete: {said}; the last lines of {log}:\n{_last_lines(log)}"
 

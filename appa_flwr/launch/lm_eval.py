@@ -54,26 +54,22 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
         UserError: too few questions for a split, or the folder cannot be written.
     """
     held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
-    rows = []
-    for question in survey.questions:
-        if question.question_id not in held_out:
-            continue
-        answers = {
-            group: mine[question.question_id].tolist()
-            for group, mine in survey.answers.items()
-            if question.question_id in mine
+    rows = [
+        {
+            "question_id": question.question_id,
+            "task": config.task,
+            "metric": config.reward_metric,
+            "prompt": formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style),
+            "options": question.options,
+            "answers": {
+                group: mine[question.question_id].tolist()
+                for group, mine in survey.answers.items()
+                if question.question_id in mine
+            },
         }
-        prompt = formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
-        rows.append(
-            {
-                "question_id": question.question_id,
-                "task": config.task,
-                "metric": config.reward_metric,
-                "prompt": prompt,
-                "options": list(question.options),
-                "answers": answers,
-            }
-        )
+        for question in survey.questions
+        if question.question_id in held_out
+    ]
     name = f"appa_{Path(config.survey).stem}_{config.task}".lower().replace("-", "_")
     measures = "".join(
         f"  - metric: {measure}\n    aggregation: !function metrics.{measure}\n    higher_is_better: true\n"

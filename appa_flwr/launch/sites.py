@@ -89,10 +89,10 @@ class Sites:
         values: dict[str, Scalar] = {"address": f"{LOOPBACK}:{self.port}", "root-certificates": certificate}
         return f"[superlink.{CONNECTION}]\n{to_toml_table(values)}"
 
-    def server_command(self, *, listen: str) -> list[str]:
+    def server_command(self, *, listen: str, database: str = STATE_FILE) -> list[str]:
         """Starts the server in its folder."""
         command = ["python", "-P", "-m", "appa_flwr.launch.door", "--enable-supernode-auth"]
-        command += ["--host", listen, "--port", str(self.port), "--database", STATE_FILE]
+        command += ["--host", listen, "--port", str(self.port), "--database", database]
         return [*command, "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
 
     def group_lines(self, name: str, *, port: int) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""Contracts of the whole code: import directions, the defaults that stand twice, what Flower ships."""
+"""Contracts of the whole code: import directions, the defaults that stand twice, what Flower ships.
+
+That the imports keep to their contracts in this checkout is what `make check` looks at.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import flatten_dict
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.launch.bundle import bundle_hash
+from appa_flwr.owner import guard
+from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app", "experiments")
@@ -27,81 +35,45 @@ def pyproject() -> dict:
     return tomllib.loads((REPO / "pyproject.toml").read_text())
 
 
-def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from importlinter.cli import lint_imports_command; lint_imports_command()",
-            "--no-cache",
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def contracts() -> list[dict]:
     return pyproject()["tool"]["importlinter"]["contracts"]
 
 
-def test_the_contracts_hold_in_this_checkout():
-    done = lint_imports(REPO)
-    assert done.returncode == 0, done.stdout
-    assert f"{len(contracts())} kept, 0 broken" in done.stdout
-
-
 # One forbidden import of every kind, by the contract that it breaks.
 WRONG = {
-    "imports run one way": [
-        ("appa_flwr", "pluralllm"),
-        ("appa_flwr", "server_app"),
-        ("appa_flwr", "client_app"),
-        ("pluralllm", "client_app"),
-        ("server_app", "client_app"),
-        ("client_app", "server_app"),
-        ("client_app", "experiments"),
-    ],
-    "only the wire module knows Flower": [("appa_flwr", "flwr"), ("pluralllm", "flwr")],
-    "what both sides may know needs no torch": [("appa_flwr", "torch")],
-    "a group joins": [
-        ("client_app", "appa_flwr.analysis"),
-        ("client_app", "appa_flwr.run"),
-        ("client_app", "appa_flwr.report"),
-        ("client_app", "appa_flwr.launch"),
-        ("client_app", "trl"),
-        ("client_app", "matplotlib"),
+    "imports run one way": {
+        "appa_flwr": ("pluralllm", "server_app", "client_app"),
+        "pluralllm": ("client_app",),
+        "server_app": ("client_app",),
+        "client_app": ("server_app", "experiments"),
+    },
+    "only the wire module knows Flower": {"appa_flwr": ("flwr",), "pluralllm": ("flwr",)},
+    "what both sides may know needs no torch": {"appa_flwr": ("torch",)},
+    "a group joins": {
+        "client_app": (
+            *("appa_flwr.analysis", "appa_flwr.run", "appa_flwr.report", "appa_flwr.launch"),
+            *("trl", "matplotlib"),
+        ),
         # through others: a client may import PluralLLM and the survey reader, and so neither may import this
-        ("pluralllm.data", "appa_flwr.analysis"),
-        ("appa_flwr.survey.types", "transformers"),
-    ],
-    "the layers of appa_flwr": [
-        ("appa_flwr.survey", "appa_flwr.report"),
-        ("appa_flwr.report", "appa_flwr.launch"),
-        ("appa_flwr.run", "appa_flwr.report"),
-        ("appa_flwr.run", "appa_flwr.analysis"),
-        ("appa_flwr.config", "appa_flwr.survey"),
-        ("appa_flwr.config", "appa_flwr.analysis"),
-        ("appa_flwr.protocol", "appa_flwr.analysis"),
-        ("appa_flwr.owner", "appa_flwr.config"),
-        ("appa_flwr.core", "appa_flwr.owner"),
-    ],
-    "the layers of the server": [
-        ("server_app.evaluation", "server_app.main"),
-        ("server_app.models", "server_app.ppo"),
-        ("server_app.federation", "server_app.predictor"),
-        ("server_app.engine", "server_app.models"),
-    ],
+        "pluralllm.data": ("appa_flwr.analysis",),
+        "appa_flwr.survey.types": ("transformers",),
+    },
+    "the layers of appa_flwr": {
+        "appa_flwr.survey": ("appa_flwr.report",),
+        "appa_flwr.report": ("appa_flwr.launch",),
+        "appa_flwr.run": ("appa_flwr.report", "appa_flwr.analysis"),
+        "appa_flwr.config": ("appa_flwr.survey", "appa_flwr.analysis"),
+        "appa_flwr.protocol": ("appa_flwr.analysis",),
+        "appa_flwr.owner": ("appa_flwr.config",),
+        "appa_flwr.core": ("appa_flwr.owner",),
+    },
+    "the layers of the server": {
+        "server_app.evaluation": ("server_app.main",),
+        "server_app.models": ("server_app.ppo",),
+        "server_app.federation": ("server_app.predictor",),
+        "server_app.engine": ("server_app.models",),
+    },
 }
-
-
-def plant(root: Path, importer: str, imported: str) -> None:
-    """Have a module, or a package, import another."""
-    path = root.joinpath(*importer.split("."))
-    with (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).open("a") as file:
-        file.write(f"import {imported}\n")
 
 
 def test_every_contract_turns_red_on_a_forbidden_import(tmp_path):
@@ -110,14 +82,20 @@ def test_every_contract_turns_red_on_a_forbidden_import(tmp_path):
         shutil.copytree(REPO / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     for contract, (begin, wrong) in zip(contracts(), WRONG.items(), strict=True):
         assert contract["name"].startswith(begin)
-        for importer, imported in wrong:
-            plant(tmp_path, importer, imported)
-    done = lint_imports(tmp_path)
+        for importer, planted in wrong.items():
+            path = tmp_path.joinpath(*importer.split("."))
+            with (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).open("a") as file:
+                file.writelines(f"import {imported}\n" for imported in planted)
+    lint = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", lint, "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     for begin, wrong in WRONG.items():
         assert re.search(rf"^{begin}[^-]*? BROKEN", done.stdout, re.MULTILINE), done.stdout
-        for importer, imported in wrong:
-            assert f"{importer} -> {imported} " in done.stdout, (importer, imported)
+        for importer, planted in wrong.items():
+            for imported in planted:
+                assert f"{importer} -> {imported} " in done.stdout, (importer, imported)
 
 
 def test_the_defaults_in_pyproject_are_the_defaults_of_the_config():
@@ -157,7 +135,7 @@ def test_the_bundle_says_that_it_is_for_the_flower_that_is_tested():
     assert f"flwr=={found.flwr_version_target}" in (REPO / "constraints.txt").read_text().splitlines()
 
 
-def test_the_bundle_holds_the_code_and_no_data(tmp_path):
+def test_the_bundle_holds_the_code_and_no_data(tmp_path, monkeypatch):
     for package in SHIPPED:
         shutil.copytree(REPO / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
         (tmp_path / package / "answers.jsonl").write_text("{}\n")
@@ -166,7 +144,14 @@ def test_the_bundle_holds_the_code_and_no_data(tmp_path):
     for name in ("survey.json", "survey.yaml", "notes.md", "private.py", "runs/r/metrics.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    bundle = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
+    fab = build_fab_from_disk(tmp_path)  # as `flwr run` does
+    # The app that `appa deploy` pins and `appa run` sends is this one, and a node's guard knows it from any other.
+    (pins := tmp_path / "policy.toml").write_text(f'bundle = "{bundle_hash(tmp_path)}"\n')
+    monkeypatch.setenv(OWNER_POLICY_VARIABLE, str(pins))
+    guard.check(fab)
+    with pytest.raises(UserError, match=re.escape(guard.NOT_PINNED)):
+        guard.check(fab + b" ")
+    bundle = zipfile.ZipFile(io.BytesIO(fab))
     shipped = {path.relative_to(REPO).as_posix() for package in SHIPPED for path in (REPO / package).rglob("*.py")}
     assert set(bundle.namelist()) == shipped | {"LICENSE", "README.md", "pyproject.toml", ".info/CONTENT"}
     # The server app builds the report from the bundle, where there are no files but these.

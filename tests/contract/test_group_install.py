@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -49,16 +48,18 @@ def record(tmp_path_factory) -> Path:
     return path
 
 
+def python(*command: object) -> subprocess.CompletedProcess[str]:
+    path = f"{REPO}{os.pathsep}{REPO / 'tests'}"
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False
+    )
+
+
 def life(record: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
     listed = record.with_name("requirements.txt")
     listed.write_text("\n".join(lines))
-    return subprocess.run(
-        [sys.executable, str(REPO / "tests" / "group_life.py"), str(listed), str(record)],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return python(REPO / "tests" / "group_life.py", listed, record)
 
 
 def test_a_group_takes_part_with_no_more_than_its_list(record):
@@ -72,46 +73,48 @@ def test_a_group_takes_part_with_no_more_than_its_list(record):
     assert {Requirement(line).name for line in requirements()} <= set(found["imported"])
 
 
+COMMANDS = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from group_life import forget_all_but
+forget_all_but(json.loads(sys.argv[1]))
+from appa_flwr.launch.cli import main
+said = []
+for arguments in json.loads(sys.argv[2]):
+    sys.argv = ["appa", *arguments]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as ended:
+            said.append([ended.code, out.getvalue(), err.getvalue()])
+print(json.dumps(said))
+"""
+
+
 def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record, tmp_path):
-    listed = record.with_name("requirements.txt")
-    listed.write_text("\n".join(requirements()))
     data = next(iter(pickle.loads(record.read_bytes())["files"].values()))
-    code = f"""
-        import sys
-        from pathlib import Path
-        from group_life import forget_all_but
-        forget_all_but(Path({str(listed)!r}).read_text().splitlines())
-        from appa_flwr.launch.cli import main
-        main()
-    """
-    ledger = data.with_suffix(".ledger.sqlite")
-    questions = str(record.with_name("questions.jsonl"))
     survey = generate(num_questions=20, num_groups=2, seed=0)
     sites = prepare(survey, tmp_path, host="127.0.0.1", port=1, keys={}, bundle="")  # where nobody listens
-    for arguments, part, status in (
-        (["group", "check", str(data), "--questions", questions], "of 32 public questions", 0),
-        (["group", "policy"], "truth = false", 0),
-        (["group", "audit", str(ledger)], "query.score", 0),
-        (["doctor", str(sites.group(survey.groups[0]))], "has start.sh been run at the server?", 1),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code), *arguments],
-            env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
-        assert part in " ".join(done.stdout.split())
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), "run"],
-        env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "appa: scipy is not installed; `make group` brings what `appa group` needs\n"
+    parts = {
+        (
+            "group",
+            "check",
+            str(data),
+            "--questions",
+            str(record.with_name("questions.jsonl")),
+        ): "of 32 public questions",
+        ("group", "policy"): "truth = false",
+        ("group", "audit", str(data.with_suffix(".ledger.sqlite"))): "query.score",
+        ("doctor", str(sites.group(survey.groups[0]))): "has start.sh been run at the server?",
+        ("run",): "",
+    }
+    done = python("-c", COMMANDS, json.dumps(requirements()), json.dumps(list(parts)))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [code or 0 for code, _, _ in said] == [0, 0, 0, 1, 2]
+    for part, (_, out, _) in zip(parts.values(), said, strict=True):
+        assert part in " ".join(out.split())
+    assert said[-1][2] == "appa: scipy is not installed; `make group` brings what `appa group` needs\n"
 
 
 def test_without_one_of_them_it_could_not(record):

@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
+ALL = {"groups": ";".join(SURVEY.groups), "run__checkpoint_every": 1}
 STALL = 60.0  # seconds at least for which a hung node is waited for
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
 LIAR = """
@@ -75,8 +76,8 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         started, sites = deployment.started, deployment.sites
         for name in (A, B):
             started.start_node(sites, name)
-        keys = {"groups": ";".join(SURVEY.groups), "ppo__num_iterations": 24, "run__checkpoint_every": 1}
-        deployment.submit(**keys, federation__join_timeout=10.0)
+        keys = {**ALL, "ppo__num_iterations": 24, "federation__join_timeout": 10.0}
+        deployment.submit(**keys)
         deployment.wait(lambda: bool(deployment.iterations), seconds=240)
         assert missing(deployment) == [C]
         started.start_node(sites, C)  # late
@@ -97,7 +98,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         server_app.kill()
         deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
         assert deployment.status() != COMPLETED
-        deployment.submit(**keys, federation__join_timeout=10.0, run__resume=True)
+        deployment.submit(**keys, run__resume=True)
         ended(deployment)
         assert len(deployment.iterations) == 24 > done
         assert "resumed at iteration" in warnings(deployment)
@@ -122,8 +123,7 @@ def test_an_impostor_an_unregistered_node_a_liar_and_a_second_node_of_one_key(tm
 
         impostor = node_of_a(A, tmp_path / "impostor")
         unregistered = node_of_a(A, tmp_path / "unregistered")
-        party = started.parties[C]
-        party._environment["PYTHONPATH"] = str(lies)
+        started.parties[C].more["PYTHONPATH"] = str(lies)
         for name in SURVEY.groups:
             started.start_node(sites, name)
         deployment.submit(groups=";".join(SURVEY.groups))
@@ -156,12 +156,14 @@ def test_a_group_runs_the_bundle_that_its_owner_pinned_and_no_other(tmp_path):
 
 def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
     with deployed(SURVEY, tmp_path) as deployment:
-        keys = {"groups": ";".join(SURVEY.groups), "ppo__num_iterations": 8, "run__checkpoint_every": 1}
+        keys = {**ALL, "ppo__num_iterations": 8}
         deployment.submit(**keys)
         deployment.wait(lambda: len(deployment.iterations) > 1, seconds=240)
+        server = deployment.started.parties[SERVER]
+        with pytest.raises(RunFailed, match=f"^port {deployment.sites.port} is in use; "):
+            start_server(server, deployment.sites, tmp_path)
         deployment.started.superlink.kill()
         deployment.started.superlink.wait()
-        server = deployment.started.parties[SERVER]
         deployment.started.superlink = start_server(server, deployment.sites, deployment.home)
         deployment.wait(lambda: deployment.status().startswith("finished"), seconds=240)
         if deployment.status() != COMPLETED:
@@ -174,7 +176,7 @@ def test_a_killed_superlink_starts_again_and_the_run_goes_on(tmp_path):
 def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_path):
     with deployed(SURVEY, tmp_path) as deployment:
         started = deployment.started
-        keys = {"groups": ";".join(SURVEY.groups), "ppo__num_iterations": 4, "run__checkpoint_every": 1}
+        keys = {**ALL, "ppo__num_iterations": 4}
         deployment.submit(**keys)
         deployment.wait(lambda: len(deployment.iterations) > 1, seconds=240)
         os.kill(started.superlink.pid, signal.SIGSTOP)
@@ -241,8 +243,7 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
                 out = launcher.communicate()[0]
                 assert launcher.returncode == 0, out
     (run,) = (folder / "server" / "runs").iterdir()
-    given = {key.replace(".", "__").replace("-", "_"): json.dumps(value) for key, value in SMALL.items()}
-    simulated = appa_run("simulated", **given)
+    simulated = appa_run("simulated", **{key: json.dumps(value) for key, value in SMALL.items()})
     assert simulated.code == 0, simulated.err
     ours = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     theirs = simulated.lines("metrics.jsonl")
@@ -250,10 +251,3 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     for one, other in zip(ours, theirs, strict=True):
         for name, reward in other["rewards"].items():
             assert one["rewards"][name] == pytest.approx(reward, abs=1e-4), one["iteration"]
-
-
-def test_a_port_in_use_is_named(tmp_path):
-    with deployed(SURVEY, tmp_path, nodes=False) as deployment:
-        port, server = deployment.sites.port, deployment.started.parties[SERVER]
-        with pytest.raises(RunFailed, match=f"^port {port} is in use; "):
-            start_server(server, deployment.sites, tmp_path)

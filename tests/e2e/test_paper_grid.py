@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from surveys import row, write
 
 from appa_flwr.config import preset, split_names
 
@@ -26,15 +27,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
     """Where both surveys of the grid file are found, in our own columns."""
-    rng, lines = np.random.default_rng(0), []
-    for question in range(30):
-        options = [f"option {n}" for n in range(2 + question % 4)]
-        for group in split_names(str(preset("paper")["groups"])):
-            shares = rng.dirichlet(np.ones(len(options))).round(3).tolist()
-            row = {"question_id": f"q{question}", "question": f"What of {question}?", "options": options}
-            lines.append(json.dumps({**row, "group": group, "distribution": shares}))
+    rng = np.random.default_rng(0)
+    options = [[f"option {n}" for n in range(2 + question % 4)] for question in range(30)]
+    rows = [
+        row(f"q{question}", group, rng.dirichlet(np.ones(len(given))).round(3), options=given)
+        for question, given in enumerate(options)
+        for group in split_names(str(preset("paper")["groups"]))
+    ]
     for name in ("globalqa", "opinionqa"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        write(tmp_path / f"{name}.jsonl", rows)
     return {**os.environ, "APPA_SURVEYS": str(tmp_path), "PYTHONPATH": str(ROOT)}
 
 
@@ -52,10 +53,10 @@ def test_the_paper_s_grid_at_a_small_scale(environment, tmp_path):
     assert set(levels["method"]) >= {"base", "sft", "uniform", "ceiling-average", "appa"}
     for method, row_of, trial in (("appa", "ppo", "*-appa-s0-*"), ("sft", "sft", "*-sft-s0-*")):
         (path,) = (folder / "trials").glob(f"{trial}/summary.json")
-        (row,) = [r for r in json.loads(path.read_text()) if (r["method"], r["metric"]) == (row_of, "js")]
+        (scored,) = [r for r in json.loads(path.read_text()) if (r["method"], r["metric"]) == (row_of, "js")]
         lines = levels[(levels["method"] == method) & (levels["metric"] == "js")]
         of = lines.set_index(["against", "measure"])["value"]
-        for against, scores in (("predictions", row), ("survey", row["survey"])):
+        for against, scores in (("predictions", scored), ("survey", scored["survey"])):
             for measure, name in (("Avg AS", "avg_as"), ("Min AS", "min_as"), ("FI", "fi")):
                 assert of[against, measure] == pytest.approx(scores[name])
     assert (folder / "plots" / "globalqa-dpa-gemma-2-2b-groups.png").stat().st_size > 0

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.config import preset, split_names
 from appa_flwr.protocol import formats
-from appa_flwr.run.run_files import read_config
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
@@ -42,21 +41,8 @@ THRESHOLD, DECAY, TEMPERATURE = 1.1, 0.7, 0.02
 # The ceilings are found by an optimiser; the worst group's is the best mean over questions of the worst group, and not
 # quite the best worst mean, so another answer can pass it by a little.
 AVERAGE_SLACK, WORST_SLACK = 1e-4, 0.02
-PHASES = (
-    "join",
-    "pluralllm",
-    "targets",
-    "votes",
-    "base",
-    "evaluate base",
-    "sft",
-    "evaluate sft",
-    "baselines",
-    "ppo",
-    "evaluate ppo",
-)
-
-
+PHASES = ["join", "pluralllm", "targets", "votes", "base", "evaluate base", "sft", "evaluate sft"]
+PHASES += ["baselines", "ppo", "evaluate ppo"]
 ITERATIONS = [1, 2, 3, 4, 5]
 KEYS = {
     "appa__fairness_threshold": THRESHOLD,
@@ -103,8 +89,7 @@ def completed(run: Finished) -> None:
 
 def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished):
     completed(finished)
-    assert [phase["phase"] for phase in finished.json("phases.json")] == list(PHASES)
-    assert all(phase["seconds"] >= 0 for phase in finished.json("phases.json"))
+    assert [phase["phase"] for phase in finished.json("phases.json")] == PHASES
     for iteration in ITERATIONS:  # one line an iteration, with time left
         (line,) = [line for line in finished.out.splitlines() if line.startswith(f"[ppo {iteration}/5]")]
         assert "reward" in line
@@ -116,42 +101,30 @@ def test_the_run_completes_says_how_far_it_is_and_leaves_nothing_behind(finished
     assert finished.around == []
 
 
-def test_every_iteration_has_a_complete_line(finished, survey):
+def test_every_iteration_has_a_complete_line_and_follows_the_papers_equations_from_its_rewards(finished, survey):
     lines = finished.lines("metrics.jsonl")
     assert [line["iteration"] for line in lines] == ITERATIONS
+    history = dict.fromkeys(survey.groups, 0.0)
     for line in lines:
         assert line["num_iterations"] == 5
         assert line["missing_groups"] == []
         assert line["fell_back"] is False
-        for name in ("weights", "history", "rewards"):
-            assert tuple(line[name]) == survey.groups
-            assert all(0 <= value <= 1 for value in line[name].values())
-        assert 0 <= line["fairness_index"] <= 1
-        assert 0 < line["format_score"] <= 1
-        assert 0 < line["reward"] <= 1
+        assert tuple(line["rewards"]) == survey.groups
+        for value in (*line["rewards"].values(), line["fairness_index"], line["format_score"], line["reward"]):
+            assert 0 <= value <= 1
         assert 1 < line["response_length"] <= TINY_RUN["rollout.response-length"]
         for name in ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy"):
             assert math.isfinite(line[name])
         assert set(line["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
-        assert all(seconds >= 0 for seconds in line["seconds"].values())
-
-
-def test_weights_and_history_follow_the_papers_equations_from_the_logged_rewards(finished):
-    lines = finished.lines("metrics.jsonl")
-    groups = list(lines[0]["rewards"])
-    history = dict.fromkeys(groups, 0.0)
-    for line in lines:
         # alpha_g of iteration t: softmax of -h_g / T with the history before t
-        raw = {g: math.exp(-history[g] / TEMPERATURE) for g in groups}
-        expected = {g: raw[g] / sum(raw.values()) for g in groups}
-        assert line["weights"] == pytest.approx(expected, abs=1e-9)
+        raw = {g: math.exp(-history[g] / TEMPERATURE) for g in survey.groups}
+        assert line["weights"] == pytest.approx({g: raw[g] / sum(raw.values()) for g in raw}, abs=1e-9)
         assert sum(line["weights"].values()) == pytest.approx(1.0, abs=1e-12)
-        history = {g: DECAY * history[g] + (1 - DECAY) * line["rewards"][g] for g in groups}
+        history = {g: DECAY * history[g] + (1 - DECAY) * line["rewards"][g] for g in survey.groups}
         assert line["history"] == pytest.approx(history, abs=1e-12)
     # some answers could be read, and the groups did not all like them the same
-    assert len(set(lines[-1]["rewards"].values())) == len(groups)
+    assert len(set(lines[-1]["rewards"].values())) == len(set(lines[-1]["weights"].values())) == len(survey.groups)
     assert max(lines[-1]["rewards"].values()) > 0.1
-    assert len(set(lines[-1]["weights"].values())) == len(groups)
 
 
 def test_the_summary_has_a_consistent_row_for_every_method_and_metric(finished, survey):
@@ -159,11 +132,11 @@ def test_the_summary_has_a_consistent_row_for_every_method_and_metric(finished, 
     methods = (*WRITTEN, *CHOSEN, *BASELINES, OWN)
     assert set(rows) == {*product(methods, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
     for (method, metric), row in rows.items():
-        for scores, uniform in ((row, rows["uniform", metric]), (row["survey"], rows["uniform", metric]["survey"])):
-            away = (1 - scores["avg_as"]) / (1 - uniform["avg_as"])
+        uniform = rows["uniform", metric]
+        for scores, chance in ((row, uniform), (row["survey"], uniform["survey"])):
+            away = (1 - scores["avg_as"]) / (1 - chance["avg_as"])
             assert scores["skill"] == pytest.approx(100 * (1 - away), abs=1e-9)
             assert row["readable"] < 1 or scores["fi_readable"] == scores["fi"]
-        for scores in (row, row["survey"]):
             per_group = scores["per_group"]
             assert tuple(per_group) == survey.groups
             assert all(0 <= score <= 1 for score in per_group.values())
@@ -179,13 +152,13 @@ def test_the_summary_has_a_consistent_row_for_every_method_and_metric(finished, 
     assert rows["sft", "js"]["avg_as"] > 0  # SFT taught the tiny model to write answers
 
 
-@pytest.mark.parametrize("metric", WITH_CEILINGS)
-def test_no_answer_beats_the_ceilings(finished, metric):
+def test_no_answer_beats_the_ceilings(finished):
     rows = rows_of(finished)
-    for method in (*WRITTEN, *CHOSEN, *BASELINES):
-        assert rows[method, metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
-        assert rows[method, metric]["min_as"] <= rows["ceiling-min", metric]["min_as"] + WORST_SLACK
-    assert rows["ceiling-min", metric]["avg_as"] <= rows["ceiling-average", metric]["avg_as"] + AVERAGE_SLACK
+    for metric in WITH_CEILINGS:
+        average, worst = rows["ceiling-average", metric], rows["ceiling-min", metric]
+        for method in (*WRITTEN, *CHOSEN, *BASELINES, "ceiling-min"):
+            assert rows[method, metric]["avg_as"] <= average["avg_as"] + AVERAGE_SLACK
+            assert rows[method, metric]["min_as"] <= worst["min_as"] + WORST_SLACK
 
 
 def reward(metric: str, answer: np.ndarray, truth: np.ndarray) -> float:
@@ -265,12 +238,6 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_
         assert text == example["ppo"]
 
 
-def test_the_run_folder_tells_its_config(finished):
-    config = read_config(finished.folder)
-    assert config.appa.fairness_threshold == THRESHOLD
-    assert config.run_folder == finished.folder
-
-
 def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, monkeypatch, capsys):
     monkeypatch.setenv("APPA_RUN", str(finished.folder))
     names: dict[str, Any] = {}
@@ -292,8 +259,10 @@ def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finis
     appa_run.killed("again", after="[ppo 3/", **KEYS)
     broken = finished.folder.with_name("again")
     assert 3 <= len((broken / "metrics.jsonl").read_text().splitlines()) < 5
+    log = (broken / "flower.log").read_bytes()
     again = appa_run.resumed("again")
     completed(again)
+    assert (broken / "flower.log").read_bytes().startswith(log)
     assert "resumed at iteration" in again.out
     assert "[pluralllm 2/" not in again.out
 

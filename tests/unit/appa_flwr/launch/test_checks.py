@@ -47,9 +47,8 @@ def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
 
 
 def test_groups_that_are_left_out_for_too_few_questions_are_named(survey, capsys):
-    with survey.open("a") as file:
-        file.write(json.dumps(row("q2", "North")) + "\n" + json.dumps(row("q2", "South")) + "\n")
-        file.write(json.dumps(row("q1", "East")) + "\n" + json.dumps(row("q2", "West")) + "\n")
+    asked = {"North": ("q1", "q2"), "South": ("q1", "q2"), "East": ("q1",), "West": ("q2",)}
+    write(survey, [row(question, group) for group, questions in asked.items() for question in questions])
     config = Config.load({"survey": str(survey), "data.min-questions": 2})
     assert checks.participants(config) == ("North", "South")
     assert capsys.readouterr().out == "left out: East, West: fewer usable questions than data.min-questions = 2\n"
@@ -84,8 +83,12 @@ def test_find_app_folder_looks_upwards_skips_other_projects_and_falls_back_to_th
     assert checks.find_app_folder(inner) == tmp_path
 
 
-def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_path):
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
+@pytest.fixture
+def config(tmp_path):
+    return Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
+
+
+def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(config, monkeypatch):
     folder = checks.claim_run_folder(config)
     resumed = resumable(folder)
     assert resumed == Config.load({**config.flat(), "run.resume": True})
@@ -95,13 +98,17 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(tmp_p
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("config.json", before)]
     for name in (ERROR_FILE, "superlink.log"):
         (folder / name).write_text("why it ended")
+    monkeypatch.setattr(checks, "LOCK_SECONDS", 0.0)
+    held = lock(folder / "run.log")
+    with pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
+        checks.claim_run_folder(resumed)
+    held.release()
     assert checks.claim_run_folder(resumed) == folder
     assert [path.name for path in folder.iterdir() if path.name != ".run.log.lock"] == ["config.json"]
 
 
 @pytest.mark.parametrize("log", [ERROR_FILE, "superlink.log"])
-def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_not(log, tmp_path):
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
+def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_not(log, config, tmp_path):
     folder = checks.claim_run_folder(config)
     for name in (log, "run.log", "progress.jsonl", "flower.log"):
         (folder / name).write_text("x")
@@ -119,16 +126,6 @@ def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_n
     (tmp_path / "kept").rename(folder / "config.json")
     assert checks.claim_run_folder(config) == folder
     assert [path.name for path in folder.iterdir()] == ["config.json"]
-
-
-def test_a_run_that_is_still_written_is_not_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "LOCK_SECONDS", 0.0)
-    folder = checks.claim_run_folder(Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"}))
-    held = lock(folder / "run.log")
-    with pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
-        checks.claim_run_folder(resumable(folder))
-    held.release()
-    assert checks.claim_run_folder(resumable(folder)) == folder
 
 
 def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):

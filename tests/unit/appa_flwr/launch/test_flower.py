@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ def main(grid, context):
             file.write(json.dumps(record) + "\\n")
     if config["sft.target"] == "mean":
         raise RuntimeError("the stand-in broke")
-    if config["ppo.num-iterations"] == 0 and not config["run.resume"]:
+    if config["ppo.num-iterations"] == 0:
         time.sleep(600)
     (folder / "report.html").write_text("<html></html>")
 """
@@ -61,7 +60,6 @@ serverapp = "standin.server:app"
 clientapp = "standin.client:app"
 [tool.flwr.app.config]
 """
-ENDED_SECONDS = 20.0  # asked to end, a process has five before it is killed
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 
 
@@ -87,6 +85,16 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert flower_environment(tmp_path, 1)["OMP_NUM_THREADS"] == "1"
+    # Ray gets a private folder only where the paths of its sockets fit
+    assert flower_environment(Path("/tmp/appa-12345678"), 1)["RAY_TMPDIR"] == "/tmp/appa-12345678"
+    assert "RAY_TMPDIR" not in flower_environment(Path("/x" * 40), 1)
+
+
+def sent(copy: Path) -> set[str]:
+    return {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+
+
+STANDIN = {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
 
 
 def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
@@ -94,35 +102,27 @@ def test_flower_sees_what_is_sent_and_nothing_else(app, tmp_path):
     (app / ".venv" / "standin" / "other.py").touch()
     (app / "standin" / "answers.jsonl").touch()
     copy = sent_files(app, tmp_path / "copy")
-    sent = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert sent == {"pyproject.toml", "standin/__init__.py", "standin/server.py", "standin/client.py"}
+    assert sent(copy) == STANDIN
     assert (copy / "standin" / "server.py").read_text() == SERVER
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"), [("mine.py", {"mine.py"}), ("mine/rules/new.py", {"mine/__init__.py", "mine/rules/new.py"})]
+    ("name", "own"), [("mine.py", {"mine.py"}), ("mine/rules/new.py", {"mine/__init__.py", "mine/rules/new.py"})]
 )
-def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(app, tmp_path, monkeypatch, name, sent):
+def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(app, tmp_path, monkeypatch, name, own):
     here = tmp_path / "here"
-    for path in ("other.py", "mine/__init__.py" if "/" in name else name, name, "mine/notes.txt"):
+    for path in ("other.py", *own, "mine/notes.txt"):
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         (here / path).touch()
     monkeypatch.syspath_prepend(here)
-    own = own_code("mine.rules.new:Rule", here)
-    assert own == here / name.partition("/")[0]
-    copy = sent_files(app, tmp_path / "copy", own)
-    found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert found - {"pyproject.toml", *(f"standin/{part}.py" for part in ("__init__", "server", "client"))} == sent
+    assert own_code("mine.rules.new:Rule", here) == here / name.partition("/")[0]
+    copy = sent_files(app, tmp_path / "copy", own_code("mine.rules.new:Rule", here))
+    assert sent(copy) == STANDIN | own
     included = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert included == ["mine.py" if name == "mine.py" else "mine/**/*.py", "standin/**/*.py"]
     (here / "statistics").mkdir()  # Python would import its own
     for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean", "statistics:Rule", "nowhere:Rule"):
         assert own_code(rule, here) is None
-
-
-def test_ray_gets_a_private_folder_only_where_its_socket_paths_fit():
-    assert flower_environment(Path("/tmp/appa-12345678"), 1)["RAY_TMPDIR"] == "/tmp/appa-12345678"
-    assert "RAY_TMPDIR" not in flower_environment(Path("/x" * 40), 1)
 
 
 @pytest.mark.parametrize(
@@ -146,88 +146,59 @@ def test_why_a_run_failed(tmp_path, file, content, says):
 # --- a stand-in app -------------------------------------------------------------------------------
 
 
-def keys(tmp_path: Path, *overrides: str) -> list[str]:
+def command(tmp_path: Path, *overrides: str) -> list[str]:
     given = (f"run.output-dir={tmp_path / 'out'}", "run-name=r", *overrides)
-    return [part for text in given for part in ("-c", text)]
+    return [*APPA, "run", *(part for text in given for part in ("-c", text))]
 
 
-def run(app: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*APPA, "run", *arguments], cwd=app, capture_output=True, text=True, check=False)
+def seen(tmp_path: Path) -> dict[str, Any]:
+    """What the ServerApp has seen."""
+    return json.loads((tmp_path / "out" / "r" / "seen.json").read_text())
 
 
-@contextmanager
-def sleeping(app: Path, tmp_path: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A launcher whose ServerApp has shown its progress and now sleeps, and its Flower home."""
-    command = [*APPA, "run", *keys(tmp_path, "ppo.num-iterations=0", *overrides)]
-    with subprocess.Popen(command, cwd=app, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
-        assert started.stdout is not None
-        for line in started.stdout:
-            if line.startswith("[ppo 2/2]"):
-                break
-        home = Path(json.loads((tmp_path / "out" / "r" / "seen.json").read_text())["home"])
-        assert len(processes_of(home)) > 3  # SuperLink, its executor, the simulation, Ray
-        yield started, home
-
-
-def nothing_is_left(home: Path) -> bool:
-    return not home.exists() and processes_of(home) == []
+def nothing_is_left(found: dict[str, Any]) -> bool:
+    home = Path(found["home"])
+    return not home.exists() and processes_of(home) == [] and not os.path.exists(f"/proc/{found['pid']}")
 
 
 @pytest.mark.slow
 def test_a_failed_run_has_exit_code_1_and_says_why(app, tmp_path):
     # `flwr run --stream` itself would exit with 0 here.
-    done = run(app, *keys(tmp_path, "sft.target=mean"))
+    keys = ("sft.target=mean", "appa.alpha=inf", 'groups="Avaria,Belmora"')
+    done = subprocess.run(command(tmp_path, *keys), cwd=app, capture_output=True, text=True, check=False)
     folder = tmp_path / "out" / "r"
     assert done.returncode == 1
     assert "RuntimeError: the stand-in broke" in done.stderr
     assert (folder / SUPERLINK_LOG).exists()
-    assert "report:" not in done.stdout
-    assert nothing_is_left(Path(json.loads((folder / "seen.json").read_text())["home"]))
+    steps = ["[ppo 1/2] hello (1 s left)", "[ppo 2/2] hello (0 s left)"]
+    assert done.stdout.splitlines() == [f"run folder: {folder}", *steps]
+    found = seen(tmp_path)
+    given = {"appa.alpha": float("inf"), "groups": "Avaria,Belmora", "sft.target": "mean", "run-name": "r"}
+    assert found["config"] == Config.load({**given, "run.output-dir": str(tmp_path / "out")}).flat()
+    assert nothing_is_left(found)
 
 
 @pytest.mark.long
 def test_an_app_that_flower_refuses_is_a_failed_run(app, tmp_path):
     (app / "standin" / "server.py").unlink()
-    done = run(app, *keys(tmp_path))
+    done = subprocess.run(command(tmp_path), cwd=app, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "did not accept the run" in done.stderr
     assert "Unable to load module standin.server" in done.stderr
 
 
+# A killed one, whose run is taken up again: tests/e2e/test_simulation.py.
 @pytest.mark.slow
 def test_a_stopped_launcher_ends_everything_it_started(app, tmp_path):
-    with sleeping(app, tmp_path) as (started, home):
+    given = command(tmp_path, "ppo.num-iterations=0")  # after the progress it sleeps
+    with subprocess.Popen(given, cwd=app, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        while not started.stdout.readline().startswith("[ppo 2/2]"):
+            assert started.poll() is None
+        assert len(processes_of(Path(seen(tmp_path)["home"]))) > 3  # SuperLink, its executor, the simulation, Ray
         time.sleep(0.5)
         started.terminate()
         _, errors = started.communicate(timeout=60)
     assert started.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM" in errors
-    assert nothing_is_left(home)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_killed_launcher_takes_everything_along_and_the_run_can_be_resumed_to_its_end(app, tmp_path):
-    folder = tmp_path / "out" / "r"
-    with sleeping(app, tmp_path, "appa.alpha=inf", 'groups="Avaria,Belmora"') as (started, home):
-        started.kill()
-    deadline = time.monotonic() + ENDED_SECONDS
-    while not nothing_is_left(home) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert nothing_is_left(home)
-    log = (folder / FLOWER_LOG).read_text()
-
-    done = run(app, "--resume", str(folder))
-    assert done.returncode == 0, done.stderr
-    steps = ["[ppo 1/2] hello (1 s left)", "[ppo 2/2] hello (0 s left)"]
-    # All that it prints: what was shown before the kill is not shown again.
-    assert done.stdout.splitlines() == [f"run folder: {folder}", *steps, f"report: {folder / 'report.html'}"]
-    seen = json.loads((folder / "seen.json").read_text())
-    given = {"appa.alpha": float("inf"), "groups": "Avaria,Belmora", "run-name": "r", "ppo.num-iterations": 0}
-    more = {"run.output-dir": str(tmp_path / "out"), "run.resume": True}
-    assert seen["config"] == Config.load(given | more).flat()
-    assert not os.path.exists(f"/proc/{seen['pid']}")
-    assert nothing_is_left(Path(seen["home"]))
-    whole = (folder / FLOWER_LOG).read_text()
-    assert whole.startswith(log)
-    assert "Starting Flower Simulation" in whole
+    assert nothing_is_left(seen(tmp_path))

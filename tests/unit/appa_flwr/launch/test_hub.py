@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
@@ -14,28 +15,21 @@ from appa_flwr.launch import hub
 from appa_flwr.run.run_files import write_config
 
 
-class Hub:
-    """In place of `HfApi`."""
-
-    sent: list[dict] = []
-    error: Exception | None = None
-
-    def create_repo(self, name, **given):
-        if self.error:
-            raise self.error
-        self.sent.append({"repository": name, **given})
-
-    def upload_folder(self, *, folder_path, allow_patterns, **given):
-        names = {path.name for path in folder_path.iterdir() if path.is_file()}
-        self.sent.append({"files": names & set(allow_patterns) if allow_patterns else names, **given})
-        return SimpleNamespace(commit_url="https://hub/commit/1")
-
-
 @pytest.fixture
 def sent(monkeypatch):
-    monkeypatch.setattr(hub, "HfApi", Hub)
-    monkeypatch.setattr(Hub, "sent", [])
-    return Hub.sent
+    """What the hub notes of each call."""
+    noted = []
+
+    def upload_folder(*, folder_path, allow_patterns, **given):
+        names = {path.name for path in folder_path.iterdir() if path.is_file()}
+        noted.append({"files": names & set(allow_patterns or names), **given})
+        return SimpleNamespace(commit_url="https://hub/commit/1")
+
+    def create_repo(name, **given):
+        noted.append({"repository": name, **given})
+
+    monkeypatch.setattr(hub, "HfApi", lambda: SimpleNamespace(create_repo=create_repo, upload_folder=upload_folder))
+    return noted
 
 
 @pytest.fixture
@@ -85,15 +79,21 @@ def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(run, sent, tmp_pat
     assert len(sent) == 2
 
 
-def test_what_cannot_be_pushed_is_one_line(run, sent, monkeypatch):
+def test_a_run_without_a_policy_has_nothing_to_push(run, sent):
     (run / "policy" / "README.md").unlink()
     with pytest.raises(UserError, match=r"has not made .*README\.md yet, so there is nothing to push"):
         hub.upload(run, "me/policy", public=False, predictor=False)
-    for error, says in (
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
         (LocalTokenNotFoundError("no token"), "hf auth login"),
         (HTTPError("[Errno -2] Name or service not known"), r"to the hub \(\[Errno -2\] Name or service not known\)"),
         (OSError("no way there\nand more"), r"me/p: cannot be pushed to the hub \(no way there\)"),
-    ):
-        monkeypatch.setattr(Hub, "error", error)
-        with pytest.raises(UserError, match=says):
-            hub.upload(run, "me/p", public=False, predictor=True)
+    ],
+)
+def test_a_hub_that_refuses_is_one_line(run, monkeypatch, error, says):
+    monkeypatch.setattr(hub, "HfApi", Mock(side_effect=error))
+    with pytest.raises(UserError, match=says):
+        hub.upload(run, "me/p", public=False, predictor=True)

@@ -272,16 +272,16 @@ def _hex(key: PublicKeyTypes) -> str:
 
 def _own_key(path: Path, public: Path) -> str:
     """Check of a private key: it is the one of that public key or certificate, and nobody else can read it."""
-    if public.suffix == PUBLIC:
+    if ssh := public.suffix == PUBLIC:
         if not path.exists():
             raise UserError("is missing: copy it here again; if it is lost, have the operator make a new one")
-        kind, own = "private key", load_ssh_private_key(path.read_bytes(), None).public_key()
-        expected = load_ssh_public_key(public.read_bytes())
+        own = _hex(load_ssh_private_key(path.read_bytes(), None).public_key())
+        expected = _hex(load_ssh_public_key(public.read_bytes()))
     else:
-        expected = x509.load_pem_x509_certificate(public.read_bytes()).public_key()
-        kind, own = "key", load_pem_private_key(path.read_bytes(), None).public_key()
-    if _hex(own) != _hex(expected):
-        raise UserError(f"is not the {kind} of {public.name}; make the folders again")
+        expected = _hex(x509.load_pem_x509_certificate(public.read_bytes()).public_key())
+        own = _hex(load_pem_private_key(path.read_bytes(), None).public_key())
+    if own != expected:
+        raise UserError(f"is not the {'private key' if ssh else 'key'} of {public.name}; make the folders again")
     return f"matches, and {_private(path)}"
 
 

@@ -30,7 +30,7 @@ SHOWN_FIRST = ("base", "sft")
 PPO = "ppo"
 
 Methods = Mapping[str, tuple[str, Mapping[int, Trial]]]
-"""Name in the pictures -> name in the runs' files, and its trials by seed."""
+"""Name in tables and pictures -> name in the runs' files, and its trials by seed."""
 
 
 def write(output: Path, setting: tuple[str, str, str], methods: Methods) -> None:
@@ -50,7 +50,7 @@ def _pictures(methods: Methods, *, title: str) -> Iterator[tuple[str, bytes]]:
     config = next(iter(next(iter(rules.values())).values())).config
     metric = config.reward_metric
     shown = [name for name in (*SHOWN_FIRST, *rules) if name in methods]
-    scores = {name: _rows(*methods[name], metric) for name in shown}
+    scores = {name: summary_rows(*methods[name], metric) for name in shown}
     groups = tuple(dict.fromkeys(group for rows in scores.values() for row in rows for group in row.per_group))
     per_group = {name: _mean_by_group(rows, groups) for name, rows in scores.items()}
     if len(groups) >= LEAST_SPIDER_GROUPS:
@@ -62,7 +62,8 @@ def _pictures(methods: Methods, *, title: str) -> Iterator[tuple[str, bytes]]:
     yield "worst", by_iteration(lines, _worst_reward, axis=f"worst group's reward ({metric})", title=title, smooth=9)
 
 
-def _rows(method: str, trials: Mapping[int, Trial], metric: str) -> list[SummaryRow]:
+def summary_rows(method: str, trials: Mapping[int, Trial], metric: str) -> list[SummaryRow]:
+    """A method's scores in each of its trials."""
     found = (row for trial in trials.values() for row in SUMMARY.read(trial.folder) or ())
     return [row for row in found if (row.method, row.metric) == (method, metric)]
 

@@ -10,14 +10,16 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from appa_flwr.config import Config, Scalar, assemble, to_toml
 from appa_flwr.config.sources import flatten, on_its_preset
@@ -28,7 +30,6 @@ from appa_flwr.run.run_files import SFT_MODEL, WEIGHTS_FILE
 Stage = Literal["predictor", "sft", "rule"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 AXES = ("datasets", "tasks", "models", "rules")
-OTHERS = ("seeds", "baseline", "keys", "hours", "scale")
 CODE = ("appa_flwr", "client_app", "server_app", "pluralllm")
 SHOWING = ("report", "launch")
 HASH_DIGITS = 8
@@ -36,6 +37,7 @@ TRIALS = "trials"
 CHECKPOINTS = ("pluralllm.checkpoint", "sft.checkpoint")
 
 Keys = Mapping[str, Scalar]
+_Tables = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ class Trial:
         return self.config.run_folder
 
 
+class _File(BaseModel):
+    """A grid file as it is written; what its tables of keys hold is `flatten`'s to judge."""
+
+    seeds: Annotated[list[StrictInt], Field(min_length=1)] = [0]
+    baseline: str = ""
+    keys: dict[str, Any] = {}
+    hours: dict[str, dict[Stage, float]] = {}
+    scale: dict[str, dict[str, Any]] = {}
+    datasets: _Tables
+    tasks: _Tables
+    models: _Tables
+    rules: _Tables
+
+
 @dataclass(frozen=True)
 class Grid:
     """A grid file.
@@ -77,21 +93,16 @@ class Grid:
         axes: axis -> name -> keys.
         baseline: the rule that others are compared with.
         hours: model, or "all" -> hours of a trial of each stage, for the estimate.
-        last: keys that come after all others: those of [scale.NAME].
+        last: keys that come after all others: those of [scale.NAME], which change what runs.
     """
 
     path: Path
     keys: Keys
     axes: Mapping[str, Mapping[str, Keys]]
-    seeds: tuple[int, ...]
+    seeds: Sequence[int]
     baseline: str
-    hours: Mapping[str, Mapping[str, float]]
-    last: Keys = field(default_factory=dict)
-
-    @property
-    def scaled(self) -> bool:
-        """True if a [scale.NAME] changes what runs."""
-        return bool(self.last)
+    hours: Mapping[str, Mapping[Stage, float]]
+    last: Keys
 
 
 def read_grid(path: Path, *, scale: str = "", only: Collection[str] = ()) -> Grid:
@@ -109,69 +120,51 @@ def read_grid(path: Path, *, scale: str = "", only: Collection[str] = ()) -> Gri
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a grid file ({error})") from None
-    for name in content:
-        if name not in (*AXES, *OTHERS):
-            raise UserError(f"{path}: {unknown_name('table', name, valid=(*AXES, *OTHERS))}")
-    axes = {
-        axis: {name: _keys(path, f"{axis}.{name}", keys) for name, keys in _table(path, axis, content).items()}
-        for axis in AXES
-    }
-    rules, names = axes["rules"], [name for table in axes.values() for name in table]
-    for name in only:
-        if name not in names:
-            raise UserError(f"{path}: {unknown_name('name', name, valid=names)}")
-    axes = {
+    try:
+        for name in content:
+            _check("table", name, valid=_File.model_fields)
+        file = _File.model_validate(content)
+        tables: dict[str, dict[str, dict[str, Any]]] = {axis: getattr(file, axis) for axis in AXES}
+        baseline = file.baseline or next(iter(file.rules))
+        _check("baseline", baseline, valid=file.rules)
+        for name in only:
+            _check("name", name, valid=[name for table in tables.values() for name in table])
+        if scale:
+            _check("scale", scale, valid=file.scale)
+        axes = {
+            axis: {name: _keys(f"{axis}.{name}", keys) for name, keys in table.items()}
+            for axis, table in tables.items()
+        }
+        keys = _keys("keys", file.keys)
+        last = _keys(f"scale.{scale}", file.scale[scale]) if scale else {}
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    kept = {
         axis: {name: keys for name, keys in table.items() if name in only or not table.keys() & set(only)}
         for axis, table in axes.items()
     }
-    for rule, keys in axes["rules"].items():
-        axes["rules"][rule] = {"rule": rule, **keys}
-    seeds = content.get("seeds", [0])
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise UserError(f"{path}: seeds must be whole numbers, such as seeds = [0, 1, 2]")
-    baseline = content.get("baseline", next(iter(rules)))
+    rules = {rule: {"rule": rule, **keys} for rule, keys in kept["rules"].items()}
     if baseline not in rules:
-        raise UserError(f"{path}: baseline = {baseline!r} is no rule of the grid; it has {', '.join(rules)}")
-    scales = content.get("scale", {})
-    if scale and scale not in scales:
-        raise UserError(f"{path}: {unknown_name('scale', scale, valid=scales)}")
-    return Grid(
-        path=path,
-        keys=_keys(path, "keys", content.get("keys", {})),
-        axes=axes,
-        seeds=tuple(seeds),
-        baseline=baseline if baseline in axes["rules"] else next(iter(axes["rules"])),
-        hours=_hours(path, content.get("hours", {})),
-        last=_keys(path, f"scale.{scale}", scales[scale]) if scale else {},
-    )
+        baseline = next(iter(rules))
+    return Grid(path, keys, {**kept, "rules": rules}, file.seeds, baseline, file.hours, last)
 
 
-def _table(path: Path, axis: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    table = content.get(axis)
-    if not isinstance(table, dict) or not table or not all(isinstance(keys, dict) for keys in table.values()):
-        raise UserError(f"{path}: [{axis}.NAME] is missing: a table of keys for each of the {axis}")
-    return table
+def _check(kind: str, name: str, *, valid: Collection[str]) -> None:
+    if name not in valid:
+        raise unknown_name(kind, name, valid=valid)
 
 
-def _keys(path: Path, name: str, table: Mapping[str, object]) -> dict[str, Scalar]:
-    keys = flatten(table, source=f"{path}: [{name}]")
-    found = on_its_preset(keys)
+def _keys(name: str, table: Mapping[str, object]) -> dict[str, Scalar]:
+    """A table's keys on their preset, with the environment's variables in the path of a survey."""
+    found = on_its_preset(flatten(table, source=f"[{name}]"))
     if isinstance(survey := found.get("survey"), str):
         try:
             found["survey"] = Template(survey).substitute(os.environ)
         except (KeyError, ValueError) as error:
-            raise UserError(f"{path}: [{name}]: survey = {survey!r} names {error}, which is not set") from None
-    return found
-
-
-def _hours(path: Path, table: Mapping[str, object]) -> dict[str, dict[str, float]]:
-    found = {}
-    for model, hours in table.items():
-        if not isinstance(hours, dict) or not all(
-            name in STAGES and isinstance(hour, int | float) for name, hour in hours.items()
-        ):
-            raise UserError(f"{path}: [hours.{model}] must give hours for {', '.join(STAGES)}")
-        found[model] = {name: float(hour) for name, hour in hours.items()}
+            raise UserError(f"[{name}]: survey = {survey!r} names {error}, which is not set") from None
     return found
 
 
@@ -186,70 +179,45 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     Raises:
         UserError: keys that make no config; the message names the trial.
     """
-    return list(_trials(grid, output.absolute(), here))
+    found: list[Trial] = []
 
+    def add(stage: Stage, seed: int, *names: str, needs: Trial | None = None) -> Trial:
+        config = _config(grid, stage, seed, names, needs, folder=output.absolute() / TRIALS, here=here)
+        found.append(Trial(stage, *names, *[""] * (len(AXES) - len(names)), seed, config, needs))
+        return found[-1]
 
-def _trials(grid: Grid, output: Path, here: Path) -> Iterator[Trial]:
-    axes = grid.axes
     for seed in grid.seeds:
-        predictors = {}
-        for dataset, keys in axes["datasets"].items():
-            predictors[dataset] = _trial(
-                grid, ("predictor", dataset, "", "", ""), seed, [keys], output=output, here=here
-            )
-            yield predictors[dataset]
-        for dataset, task, model in product(axes["datasets"], axes["tasks"], axes["models"]):
-            tables = [axes[axis][name] for axis, name in zip(AXES, (dataset, task, model), strict=False)]
-            sft = _trial(
-                grid,
-                ("sft", dataset, task, model, ""),
-                seed,
-                tables,
-                needs=predictors[dataset],
-                output=output,
-                here=here,
-            )
-            yield sft
-            for rule, keys in axes["rules"].items():
-                names: Names = ("rule", dataset, task, model, rule)
-                yield _trial(grid, names, seed, [*tables, keys], needs=sft, output=output, here=here)
+        predictors = {dataset: add("predictor", seed, dataset) for dataset in grid.axes["datasets"]}
+        for dataset, task, model in product(*(grid.axes[axis] for axis in AXES[:-1])):
+            sft = add("sft", seed, dataset, task, model, needs=predictors[dataset])
+            for rule in grid.axes["rules"]:
+                add("rule", seed, dataset, task, model, rule, needs=sft)
+    return found
 
 
-Names = tuple[Stage, str, str, str, str]
 PHASES: Mapping[Stage, str] = {"predictor": "pluralllm", "sft": "sft", "rule": "all"}
 
 
-def _trial(
-    grid: Grid,
-    names: Names,
-    seed: int,
-    tables: list[Keys],
-    *,
-    needs: Trial | None = None,
-    output: Path,
-    here: Path,
-) -> Trial:
-    stage, dataset, task, model, rule = names
+def _config(
+    grid: Grid, stage: Stage, seed: int, names: Sequence[str], needs: Trial | None, *, folder: Path, here: Path
+) -> Config:
     keys: dict[str, Scalar] = {}
-    for table in (grid.keys, *tables, grid.last):
+    for table in (grid.keys, *(grid.axes[axis][name] for axis, name in zip(AXES, names, strict=False)), grid.last):
         keys |= table
-    keys |= {"baseline-rule": "", "seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(output / TRIALS)}
+    keys |= {"baseline-rule": "", "seed": seed, "run.phases": PHASES[stage], "run.output-dir": str(folder)}
     if stage == "rule":  # the ceilings stand in SFT's trial
         keys["eval.ceilings"] = False
-    label = "-".join([name for name in names[1:] if name] + ([stage] if stage != "rule" else []) + [f"s{seed}"])
+    label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
     try:
         config = assemble(None, [f"{key}={to_toml(value)}" for key, value in keys.items()], folder=here)
-        name = f"{label}-{_hash(config, needs)}"
-        changed: dict[str, Scalar] = {"run-name": name}
+        changed: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
         if needs is not None:
-            weights = needs if needs.needs is None else needs.needs
-            changed["pluralllm.checkpoint"] = str(weights.folder / WEIGHTS_FILE)
-        if stage == "rule" and needs is not None:
+            changed["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)
+        if needs is not None and stage == "rule":
             changed["sft.checkpoint"] = str(needs.folder / SFT_MODEL)
-        config = Config.load({**config.flat(), **changed})
+        return Config.load({**config.flat(), **changed})
     except UserError as error:
         raise UserError(f"{grid.path}: trial {label}: {error}") from None
-    return Trial(stage, dataset, task, model, rule, seed, config, needs)
 
 
 def _hash(config: Config, needs: Trial | None) -> str:

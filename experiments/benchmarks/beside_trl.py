@@ -26,7 +26,7 @@ import torch
 import typer
 from click import Choice
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 from trl import SFTTrainer
 
 from appa_flwr.config import SMOLLM2_MODEL, Config, Scalar, parse_override
@@ -39,7 +39,7 @@ from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from experiments import entry
 from experiments.benchmarks.engine import PHASES, Out, run_side, save, save_random, shown, small_qwen3
-from experiments.benchmarks.sides import TRL_VERSION, PeakMemory, Workload, now
+from experiments.benchmarks.sides import TRL_VERSION, Recorder, Workload
 from experiments.pluralllm.protocol import SEEN_COUNTRIES, SURVEYS, survey_file
 from server_app.models import sft
 from server_app.models.base import Base, load_model, prepare, with_dtype
@@ -62,11 +62,7 @@ Updates = Annotated[int, typer.Option(min=1, help="Counted steps or updates a pr
 
 
 def check(updates: pd.DataFrame) -> None:
-    """See that both sides of a case did the same work; that answers are as planned, each has seen itself.
-
-    Raises:
-        RuntimeError: other numbers of optimizer steps, or nothing learned.
-    """
+    """Raise where the sides of a case did other work; that answers are as planned, each has seen itself."""
     steps = updates.groupby("side")["steps"].agg(list)
     if steps[OURS] != steps[TRL]:
         raise RuntimeError(f"optimizer steps: {dict(steps)}")
@@ -137,24 +133,8 @@ Rows = list[tuple[list[int], str]]
 """Prompts as token ids, and what is taught as their answers."""
 
 
-class _Steps(TrainerCallback):  # type: ignore[misc]
-    """Times a trainer's optimizer steps and watches its memory from before the first one."""
-
-    def __init__(self) -> None:
-        self.memory, self.cpu = PeakMemory(), list[float]()
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.memory.start()
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._started = now()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.cpu.append(now() - self._started)
-
-
 def make_trainer(
-    side: str, base: Base, config: Config, rows: Rows, *, folder: str, callbacks: Sequence[TrainerCallback] = ()
+    side: str, base: Base, config: Config, rows: Rows, *, folder: str, callbacks: Sequence[Recorder] = ()
 ) -> SFTTrainer:
     """A side's trainer on a model of its own: the base in the config's number format, with a new adapter.
 
@@ -175,20 +155,20 @@ def make_trainer(
     )
 
 
-def measure_sft(side: str, base: Base, config: Config, rows: Rows, *, steps: int) -> pd.DataFrame:
+def measure_sft(side: str, base: Base, config: Config, rows: Rows, *, updates: int) -> pd.DataFrame:
     """A row for each counted step; the loss is the first batch's, under an adapter that both sides draw alike."""
     torch.set_num_threads(1)
-    given = Config.load({**config.flat(), "sft.steps": 1 + steps})
+    given = Config.load({**config.flat(), "sft.steps": 1 + updates})
     exact = Config.load({**config.flat(), **BATCH_KEYS})
-    watch = _Steps()
+    recorder = Recorder()
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
-        make_trainer(side, base, given, rows, folder=scratch, callbacks=[watch]).train()
-        added = watch.memory.stop()
+        make_trainer(side, base, given, rows, folder=scratch, callbacks=[recorder]).train()
+        steps = pd.DataFrame(recorder.measured())[["total", "added"]]
         gc.collect()  # a trainer and its model hold each other
         trainer = make_trainer(side, base, exact, rows[: exact.sft.batch_size], folder=scratch)
         draw_adapter(trainer.model, seed=config.seed)
         loss = float(trainer.train().training_loss)
-    return pd.DataFrame({"total": watch.cpu[1:], "added": added, "loss": loss, "side": side})
+    return steps.assign(loss=loss, side=side)
 
 
 def draw_adapter(model: PreTrainedModel, *, seed: int) -> None:
@@ -201,11 +181,7 @@ def draw_adapter(model: PreTrainedModel, *, seed: int) -> None:
 
 
 def loss_apart(steps: pd.DataFrame) -> float:
-    """Difference of the sides' losses of one batch.
-
-    Raises:
-        RuntimeError: above the goal.
-    """
+    """Difference of the sides' losses of one batch; an error above the goal."""
     losses = steps.groupby("side")["loss"].first()
     if (apart := abs(losses[OURS] - losses[TRL])) > LOSS_GOAL:
         raise RuntimeError(f"loss of one batch: {dict(losses)}")
@@ -224,9 +200,11 @@ def rows_of(survey: Survey, base: Base, config: Config) -> tuple[Rows, Rows]:
     def rows(ids: Sequence[str]) -> Rows:
         found = []
         for question in (by_id[question_id] for question_id in rng.permutation(ids)):
+            given_G1K = np.array(
+                [[of[question.question_id]] for of in survey.answers.values() if question.question_id in of]
+            )
             option_1K = np.ones((1, len(question.options)), dtype=bool)
-            given = [mine[question.question_id] for mine in survey.answers.values() if question.question_id in mine]
-            votes_G1K = np.stack([votes.cast(answer_K[None], option_1K, kind="mode") for answer_K in given])
+            votes_G1K = votes.cast(given_G1K, option_1K, kind="mode")
             scores_1K = sft.sft_targets(votes_G1K, option_1K, target=config.sft.target)
             (answer,) = sft.answer_texts(config, scores_1K, option_1K)
             prompt, taught = base.prompt_ids(config, question), len(completion(base, answer))
@@ -273,7 +251,7 @@ def sft_step(
     done: list[pd.DataFrame] = []
     for side in (OURS, TRL):
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-            done.append(pool.submit(measure_sft, side, base, config, rows, steps=updates).result())
+            done.append(pool.submit(measure_sft, side, base, config, rows, updates=updates).result())
         print(f"{side}: {done[-1]['total'].median():.1f} CPU s a step", flush=True)
     steps = pd.concat(done).assign(case=prompt_style)
     apart = f"loss of one batch: {loss_apart(steps):.1e} apart (at most {LOSS_GOAL:.0e})"

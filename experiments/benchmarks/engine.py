@@ -6,14 +6,15 @@
     python -m experiments.benchmarks.engine --smollm2 --threads 2         # an iteration of preset smollm2
     python -m experiments.benchmarks.engine --run runs/NAME               # a run's wait for its federation
 
-Models have random weights, which change nothing of what a pass costs. Every cell is a process of its own, so that one
-cell's memory does not hide another's.
+Models have random weights, which change nothing of what a pass costs. Every cell is a process of its own, so that no
+memory hides another's.
 
 Axis letters: J rollouts, T tokens of an answer.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -21,12 +22,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pandas as pd
 import torch
 import typer
+from peft import LoraConfig, get_peft_model
 from torch.utils.benchmark import Timer
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
@@ -82,21 +86,17 @@ def small_qwen3(vocabulary: int, hidden: int = 128) -> PretrainedConfig:
     """Qwen3 with 4 layers and heads of 32."""
     heads = hidden // 32
     sizes = (vocabulary, hidden, 4 * hidden, 4, heads, max(1, heads // 2), 32)
-    return _architecture(Qwen3Config, sizes, max_position_embeddings=2048)
-
-
-def _small(layers: int) -> tuple[int, ...]:
-    return (512, 64, 128, layers, 4, 2, 16)
+    return _architecture(Qwen3Config, sizes, {"max_position_embeddings": 2048})
 
 
 def published(name: str, *, small: bool = False, layers: int = 2) -> PretrainedConfig:
     """A published architecture and its sizes, or scaled down to run anywhere, with so many layers."""
     kind, sizes, more = _PUBLISHED[name]
-    return _architecture(kind, _small(layers) if small else sizes, **more)
+    return _architecture(kind, (512, 64, 128, layers, 4, 2, 16) if small else sizes, more)
 
 
-def _architecture(kind: type[PretrainedConfig], sizes: tuple[int, ...], **more: Any) -> PretrainedConfig:
-    more |= zip(_SIZES, sizes, strict=True)
+def _architecture(kind: type[PretrainedConfig], sizes: tuple[int, ...], given: dict[str, int]) -> PretrainedConfig:
+    more: dict[str, Any] = given | dict(zip(_SIZES, sizes, strict=True))
     if kind is Gemma2Config:
         more["query_pre_attn_scalar"] = more["head_dim"]
     return kind(pad_token_id=PAD_ID, eos_token_id=EOS_ID, bos_token_id=None, tie_word_embeddings=True, **more)
@@ -134,34 +134,28 @@ def make_engine(
 
 
 def ours(workload: Workload) -> list[Update]:
-    """Run the workload's updates by our engine; the reward is the share of even token ids in an answer.
-
-    Raises:
-        RuntimeError: answers have other lengths than planned.
-    """
+    """Run the workload's updates by our engine; the reward is the share of even token ids in an answer."""
     engine = make_engine(workload)
     models = engine.models
-    recorder = Recorder(workload, models.policy_parameters(), models.value_parameters())
+    recorder = Recorder(policy=models.policy_parameters(), value=models.value_parameters())
     rolled_out, referred = recorder.timed("rollout", engine.rollout), recorder.timed("reference", engine.reference_pass)
     recorder.start()
-    for prompts in workload.batches:
+    for number, prompts in enumerate(workload.batches):
         with sides.keeping_to_plan(models.policy(), ends=workload.ends):
             rollout = rolled_out(prompts)
         reference = referred(rollout.sequences)
         mask_JT = rollout.sequences.mask_JT
         even_JT = ((rollout.sequences.response_JT % 2 == 0) & mask_JT).float()
         engine.update(rollout, reference, even_JT.sum(1) / mask_JT.sum(1))
-        recorder.close(mask_JT.sum(1).tolist())
+        workload.check(number, mask_JT.sum(1).tolist())
+        recorder.close()
     return recorder.measured()
 
 
 def run_side(python: str, side: str, workload: Workload, *, threads: int = 1, gpu: bool = False) -> pd.DataFrame:
     """Measure a workload by `MODULE.FUNCTION` of this package, in a process of that Python; a row an update.
 
-    It has so many threads of the CPU, or the GPU.
-
-    Raises:
-        UserError: the side failed; what it said has been printed.
+    It has so many threads of the CPU, or the GPU. A side that fails is a UserError, after what it said.
     """
     code = f"from experiments.benchmarks import sides, {side.partition('.')[0]}; sides.answer({side})"
     given = {**os.environ, **_QUIET, "PYTHONPATH": str(Path(experiments.__file__).parents[1])}
@@ -204,13 +198,12 @@ def grid() -> list[Cell]:
 def paper_cells() -> list[Cell]:
     """The paper's models in nf4, with the shared prefix and without."""
     cells = []
-    for name in PAPER_MODELS:
+    for name, (to, shared) in product(PAPER_MODELS, (("shared prefix", True), ("plain", False))):
         model = published(name)
         keys: dict[str, Scalar] = {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}
         # Only the eager implementation caps attention logits as Gemma 2 wants.
         keys["policy.attention"] = "eager" if model.model_type == "gemma2" else "sdpa"
-        for to, shared in (("shared prefix", True), ("plain", False)):
-            cells.append(Cell(name, to, model, Workload(rollouts=96, config=keys, shared_prefix=shared)))
+        cells.append(Cell(name, to, model, Workload(rollouts=96, config=keys, shared_prefix=shared)))
     return cells
 
 
@@ -221,17 +214,16 @@ def smollm2_cells() -> list[Cell]:
     """
     work = Workload(prefix=30, shortest=40, longest=110, rollouts=48, response_length=30)
     keys: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.num-mini-batches": 2, "ppo.micro-batch-tokens": 600}
-    cells = []
-    for name, answers, baseline, dtype in (
-        ("value model", 1, "value", "bfloat16"),
-        ("8 answers a question", 8, "question", "bfloat16"),
-        ("8 answers a question", 8, "question", "float32"),
-    ):
+
+    def cell(name: str, answers: int, baseline: str, dtype: str) -> Cell:
         config = {**keys, "ppo.baseline": baseline, "policy.compute-dtype": dtype}
-        cells.append(
-            Cell(SMOLLM2, f"{name}, {dtype}", published(SMOLLM2), replace(work, answers=answers, config=config))
-        )
-    return cells
+        return Cell(SMOLLM2, f"{name}, {dtype}", published(SMOLLM2), replace(work, answers=answers, config=config))
+
+    return [
+        cell("value model", 1, "value", "bfloat16"),
+        cell("8 answers a question", 8, "question", "bfloat16"),
+        cell("8 answers a question", 8, "question", "float32"),
+    ]
 
 
 def scaled_down(cell: Cell) -> Cell:
@@ -284,6 +276,63 @@ def measure(cell: Cell, *, threads: int = 1) -> pd.DataFrame:
     return found.assign(varied=cell.varied, to=cell.to, floor=matmul_flops(cell) / matmul_rate(dtype))
 
 
+# What a GPU would have to be told. Launching a kernel takes the host some ten microseconds, however small the work, and
+# while the host waits for a number the GPU has nothing to do. Both follow from the code alone. They are counted at the
+# paper models' architectures with few layers and small matrices: an iteration's work is linear in the layers, and
+# sampling's in the tokens, which gives the published depth.
+LAYERS, TOKENS = (2, 4), (8, 24)
+STOP_ID = 10**6  # outside the vocabulary: every answer is as long as planned
+ONE_CHUNK: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.micro-batch-tokens": 10_000}
+COUNTED = Workload(prefix=20, shortest=9, longest=14, rollouts=8, updates=1)
+ALL_TARGETS = (*sides.LORA_TARGETS, "gate_proj", "up_proj", "down_proj")  # SFT's
+
+
+def _pretended_gpu() -> ModuleType:
+    path = Path(experiments.__file__).parents[1] / "tests" / "pretended_cuda.py"
+    if not path.is_file():
+        raise UserError(f"counting needs the pretended GPU of a clone's tests, and {path} is not there")
+    sys.path.append(str(path.parent))
+    return importlib.import_module(path.stem)
+
+
+def _iteration(cell: Cell, *, layers: int, tokens: int) -> pd.DataFrame:
+    """Kernels, and waits of the host for the device, of an iteration: a row a phase."""
+    model = published(cell.varied, small=True, layers=layers)
+    with tempfile.TemporaryDirectory() as folder:
+        base, adapter = Path(folder) / "model", Path(folder) / "sft"
+        save_random(model, base, dtype=torch.bfloat16)
+        sft = LoraConfig(r=sides.LORA_RANK, target_modules=list(ALL_TARGETS), task_type="CAUSAL_LM")
+        plain = AutoModelForCausalLM.from_pretrained(base)
+        get_peft_model(plain, sft).save_pretrained(adapter, save_embedding_layers=False)
+        given = {"model": str(base), "vocabulary": model.vocab_size, "config": {**cell.work.config, **ONE_CHUNK}}
+        work = replace(COUNTED, response_length=tokens, **given)
+        with _pretended_gpu().pretended_cuda() as gpu:
+            ppo = make_engine(work, stop_ids=(STOP_ID,), sft_adapter=adapter)
+            with gpu.counting() as sampled:
+                rollout = ppo.rollout(work.batches[0])
+            with gpu.counting() as referred:
+                reference = ppo.reference_pass(rollout.sequences)
+            reward_J = torch.arange(work.rollouts, device="cuda") / work.rollouts
+            with gpu.counting() as updated:
+                ppo.update(rollout, reference, reward_J)
+    phases = {"rollout": sampled, "reference": referred, "update": updated}
+    found = {name: [counted.kernels.total(), counted.waits.total()] for name, counted in phases.items()}
+    return pd.DataFrame.from_dict(found, orient="index", columns=["kernels", "waits"]).astype(float)
+
+
+def count(cell: Cell) -> pd.DataFrame:
+    """Kernels and waits of a decoded token, a reference pass and an update of one chunk, at the published depth."""
+    (few, many), (short, long) = LAYERS, TOKENS
+    more = (cell.model.num_hidden_layers - few) / (many - few)
+    at_depth = []
+    for tokens in TOKENS:
+        shallow, deep = (_iteration(cell, layers=layers, tokens=tokens) for layers in LAYERS)
+        at_depth.append(shallow + more * (deep - shallow))
+    found = at_depth[0].rename(index={"rollout": "a token"})
+    found.loc["a token"] = (at_depth[1] - at_depth[0]).loc["rollout"] / (long - short)
+    return found.rename_axis("of")
+
+
 def shown(table: pd.DataFrame, *, digits: int = 2) -> str:
     """Markdown: the index and the columns."""
     rows = table.reset_index().round(digits).astype(str)
@@ -298,11 +347,7 @@ def save(out: Path, numbers: pd.DataFrame, text: str) -> None:
 
 
 def federation_wait(run: Path) -> tuple[float, float]:
-    """Seconds a run's server waited for the groups, and seconds of all its PPO iterations.
-
-    Raises:
-        UserError: the folder holds no iterations, or something else.
-    """
+    """Seconds a run's server waited for the groups, and seconds of all its PPO iterations."""
     lines = run_files.METRICS.read(run)
     if not lines:
         raise UserError(f"--run {run}: {run_files.METRICS.name} is not there, or holds no iteration yet")
@@ -325,9 +370,8 @@ def main(
         print(f"waited {waited:.1f} s for the federation in {total:.1f} s of iterations: {waited / total:.1%}")
         return
     if counts:
-        from experiments.benchmarks.counts import table  # it needs this module
-
-        counted = table()
+        cells = [cell for cell in paper_cells() if cell.work.shared_prefix]
+        counted = pd.concat({cell.varied: count(cell) for cell in cells}, names=["model"])
         save(out, counted.reset_index(), shown(counted, digits=1))
         return
     if paper and scale == "full" and not torch.cuda.is_available():

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,11 +28,12 @@ import typer
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, assemble
 from appa_flwr.core.errors import UserError
+from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.deploy import SUBMITTER, start
 from appa_flwr.launch.endings import RunFailed
-from appa_flwr.launch.flower import UNFINISHED
+from appa_flwr.launch.flower import UNFINISHED, launch
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GUARD, prepare
@@ -212,11 +211,8 @@ def grown(groups: int, folder: Path) -> RunArtifacts:
     if not (folder / name / "report.html").exists():
         keys = ["eval.extra-rows=false", "policy.threads=1", "pluralllm.validate-every=0"]
         keys += [f"pluralllm.rounds={ROUNDS}", f"ppo.num-iterations={ITERATIONS}", f"data.num-groups={groups}"]
-        keys += [f"run-name={name}", f"run.output-dir={folder.resolve()}"]
-        command = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()", "run"]
-        command += [part for key in keys for part in ("-c", key)]
-        if subprocess.run(command, check=False).returncode:
-            raise RunFailed(f"the run with {groups} groups failed; {folder / name} says why")
+        keys += [f"run-name={name}", f"run.output-dir={folder}"]
+        launch(assemble(None, keys, folder=Path.cwd()), app_folder=find_app_folder(Path.cwd()))
     return read_run(folder / name)
 
 

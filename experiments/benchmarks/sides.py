@@ -8,6 +8,7 @@ Axis letters: J rollouts, L tokens, V vocabulary.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import random
@@ -93,6 +94,11 @@ class Workload:
         if not self.ends:
             return [self.response_length] * self.rollouts
         return [min(planned_length(len(prompt)), self.response_length) for prompt in self.batches[update]]
+
+    def check(self, update: int, lengths: list[int]) -> None:
+        """Raise where an update's answers have other lengths than planned."""
+        if lengths != self.planned_lengths(update):
+            raise RuntimeError(f"update {update}: answers of other lengths than planned: {lengths}")
 
 
 def planned_length(prompt_length: int) -> int:
@@ -192,23 +198,28 @@ update, which warms up; and the largest change of a parameter of the `policy` an
 """
 
 
-class Recorder:
-    """Measures a workload's updates in this process; `policy` and `value` are the parameters that are trained."""
+class Recorder(transformers.TrainerCallback):  # type: ignore[misc]
+    """Measures updates in this process: from `start` on, which a trainer calls as its callback, to each `close`.
 
-    def __init__(self, workload: Workload, policy: Sequence[Tensor], value: Sequence[Tensor]) -> None:
-        self._workload, self._updates, self._memory = workload, list[Update](), PeakMemory()
-        self._trained = {"policy": policy, "value": value}
-        self._before = {name: [p.detach().clone() for p in found] for name, found in self._trained.items()}
+    `trained` are parameters by model.
+    """
 
-    def start(self) -> None:
+    def __init__(self, **trained: Sequence[Tensor]) -> None:
+        self._updates, self._memory = list[Update](), PeakMemory()
+        self._trained = {name: [(p, p.detach().clone()) for p in model] for name, model in trained.items()}
+
+    def start(self, *_: Any, **__: Any) -> None:
         """Take the baselines."""
-        self._hook = register_optimizer_step_post_hook(self._count_step)
+        self._hook = register_optimizer_step_post_hook(lambda *_: self._spend("steps", 1))
         self._memory.start()
         self._restart()
 
     def _restart(self) -> None:
         self._spent = {"rollout": 0.0, "reference": 0.0, "steps": 0.0}
         self._began, self._wall = now(), time.perf_counter()
+
+    def _spend(self, name: str, amount: float) -> None:
+        self._spent[name] += amount
 
     def timed(self, name: str, function: Callable[..., Any], when: Callable[..., bool] = lambda *_: True) -> Any:
         """`function`, whose seconds add up under this name where `when` says so of its arguments."""
@@ -217,34 +228,25 @@ class Recorder:
             started = now()
             found = function(*args, **kwargs)
             if when(*args):
-                self._spent[name] += now() - started
+                self._spend(name, now() - started)
             return found
 
         return call
 
-    def _count_step(self, *_: Any) -> None:
-        self._spent["steps"] += 1
-
-    def close(self, lengths: list[int]) -> None:
-        """End an update whose answers have these lengths, and begin the next one.
-
-        Raises:
-            RuntimeError: they are not those planned.
-        """
+    def close(self, *_: Any, **__: Any) -> None:
+        """End an update, and begin the next one."""
         total, wall = now() - self._began, time.perf_counter() - self._wall
         rest = total - self._spent["rollout"] - self._spent["reference"]
-        if lengths != self._workload.planned_lengths(len(self._updates)):
-            raise RuntimeError(f"update {len(self._updates)}: answers of other lengths than planned: {lengths}")
         self._updates.append({**self._spent, "update": rest, "total": total, "wall": wall})
         self._restart()
+
+    on_train_begin, on_step_end = start, close
 
     def measured(self) -> list[Update]:
         """All updates but the one that warms up."""
         self._hook.remove()
-        of_all = {"added": self._memory.stop()}
-        for name, parameters in self._trained.items():
-            pairs = zip(parameters, self._before[name], strict=True)
-            of_all[name] = max(float((now.detach() - was).abs().max()) for now, was in pairs)
+        changed = {n: max(float((p.detach() - was).abs().max()) for p, was in of) for n, of in self._trained.items()}
+        of_all = {"added": self._memory.stop(), **changed}
         return [{**update, **of_all} for update in self._updates[1:]]
 
 
@@ -269,42 +271,32 @@ class _EvenShare(nn.Module):
         return state_JL1
 
 
-class _Instruments(transformers.TrainerCallback):  # type: ignore[misc]
-    """Measures what TRL's loop does in each update, which stays as it is."""
+def instrument(trainer: Any, loop: Any, workload: Workload) -> Recorder:
+    """Measure what TRL's loop does in each update, which stays as it is, and make its answers keep to plan.
 
-    def instrument(self, trainer: Any, loop: Any, workload: Workload) -> None:
-        """Time the functions that the loop looks up by name when it calls them, and make its answers keep to plan."""
-        policy, value = trainer.policy_model, trainer.value_model
-        trained = ([p for p in model.parameters() if p.requires_grad] for model in (policy, value))
-        self.recorder = Recorder(workload, *trained)
-        timed = self.recorder.timed
-        loop.batch_generation = self._counted(timed("rollout", loop.batch_generation))
-        loop.forward = timed("reference", loop.forward, lambda *_: not torch.is_grad_enabled())
-        loop.get_reward = timed("reference", loop.get_reward, lambda model, *_: model is value)
-        generate = policy.generate
+    What is replaced are functions that the loop looks up by name when it calls them.
+    """
+    policy, value = trainer.policy_model, trainer.value_model
+    policy_weights, value_weights = ([p for p in model.parameters() if p.requires_grad] for model in (policy, value))
+    recorder, numbers = Recorder(policy=policy_weights, value=value_weights), itertools.count()
+    batch_generation, generate = recorder.timed("rollout", loop.batch_generation), policy.generate
 
-        def generate_to_plan(**kwargs: Any) -> Any:
-            with keeping_to_plan(policy.get_base_model(), ends=workload.ends):
-                return generate(**kwargs)
+    def checked(model: Any, query_JL: Tensor, *args: Any) -> Any:
+        found = batch_generation(model, query_JL, *args)
+        workload.check(next(numbers), (found[0][:, query_JL.shape[1] :] != PAD_ID).sum(1).tolist())
+        return found
 
-        policy.generate = generate_to_plan
+    def to_plan(**kwargs: Any) -> Any:
+        with keeping_to_plan(policy.get_base_model(), ends=workload.ends):
+            return generate(**kwargs)
 
-    def _counted(self, generation: Any) -> Any:
-        def call(model: Any, query_JL: Tensor, *args: Any) -> Any:
-            found = generation(model, query_JL, *args)
-            self._length_J = (found[0][:, query_JL.shape[1] :] != PAD_ID).sum(1).tolist()
-            return found
-
-        return call
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.recorder.start()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.recorder.close(self._length_J)
+    loop.batch_generation, policy.generate = checked, to_plan
+    loop.forward = recorder.timed("reference", loop.forward, lambda *_: not torch.is_grad_enabled())
+    loop.get_reward = recorder.timed("reference", loop.get_reward, lambda model, *_: model is value)
+    return recorder
 
 
-def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> Any:
+def make_trainer(workload: Workload, folder: str) -> Any:
     """TRL's trainer with LoRA policy and value on two copies of the model; the reference is the policy's base.
 
     Its loader keeps the prompts' order, and has one batch more than there are updates: the last one would take 48
@@ -359,7 +351,6 @@ def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> 
         Dataset.from_list(prompts),
         get_peft_model(value, LoraConfig(**lora, task_type="SEQ_CLS", modules_to_save=["score"])),
         eval_dataset=Dataset.from_list(prompts[:1]),
-        callbacks=[instruments],
         peft_config=LoraConfig(**lora, task_type="CAUSAL_LM"),
     )
     spare = prompts[:rollouts]
@@ -370,18 +361,14 @@ def make_trainer(workload: Workload, instruments: _Instruments, folder: str) -> 
 
 
 def trl(workload: Workload) -> list[Update]:
-    """Run the workload's updates by TRL's PPOTrainer.
-
-    Raises:
-        RuntimeError: it is another TRL than this was written for.
-    """
+    """Run the workload's updates by TRL's PPOTrainer, of the version that this was written for."""
     if (found := importlib.metadata.version("trl")) != TRL_VERSION:
         raise RuntimeError(f"needs trl=={TRL_VERSION}, found {found}; see docs/benchmarks.md")
     import trl.experimental.ppo.ppo_trainer as loop
 
-    instruments = _Instruments()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(workload, instruments, folder)
-        instruments.instrument(trainer, loop, workload)
+        trainer = make_trainer(workload, folder)
+        recorder = instrument(trainer, loop, workload)
+        trainer.add_callback(recorder)
         trainer.train()
-    return instruments.recorder.measured()
+    return recorder.measured()

@@ -14,7 +14,6 @@ import families
 import pandas as pd
 import pytest
 import torch
-import typer
 from peft import LoraConfig, get_peft_model
 from report_runs import line
 from transformers import AutoModelForCausalLM
@@ -132,9 +131,8 @@ def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):
     loop = SimpleNamespace(batch_generation=taking(1.0, answered), forward=taking(2.0), get_reward=taking(4.0))
     optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], lr=0.1)
     trainer = SimpleNamespace(policy_model=policy, value_model=value)
-    instruments = sides._Instruments()
-    instruments.instrument(trainer, loop, Workload(rollouts=1, response_length=2))
-    instruments.on_train_begin()
+    recorder = sides.instrument(trainer, loop, Workload(rollouts=1, response_length=2))
+    recorder.on_train_begin()
     for _ in range(2):
         with torch.no_grad():
             loop.batch_generation(policy, torch.tensor([[3]]))
@@ -144,8 +142,8 @@ def test_the_functions_of_trl_s_loop_are_timed_by_what_they_do(monkeypatch):
         loop.forward(policy)
         (policy(torch.ones(1)) + value(torch.ones(1))).backward()
         optimizer.step()
-        instruments.on_step_end()
-    (counted,) = instruments.recorder.measured()
+        recorder.on_step_end()
+    (counted,) = recorder.measured()
     assert [counted[name] for name in ("total", "rollout", "reference", "update", "steps")] == [15.0, 1.0, 8.0, 6.0, 1]
     assert min(counted["policy"], counted["value"]) > 0
 
@@ -155,7 +153,7 @@ def test_trl_s_answers_end_where_planned(model):
     work = replace(SMALL, model=model, ends=True)
     policy = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules=["q_proj"]))
     loop = SimpleNamespace(batch_generation=None, forward=None, get_reward=None)
-    sides._Instruments().instrument(SimpleNamespace(policy_model=policy, value_model=policy), loop, work)
+    sides.instrument(SimpleNamespace(policy_model=policy, value_model=policy), loop, work)
     (prompts,) = work.batches
     longest = max(map(len, prompts))
     query_JL = torch.tensor([[PAD_ID] * (longest - len(prompt)) + prompt for prompt in prompts])
@@ -230,11 +228,6 @@ def test_a_small_model_goes_the_whole_way_in_its_own_process(monkeypatch, tmp_pa
     assert min(row[name] for name in ("floor", "total", "wall")) > 0
 
 
-def test_the_papers_models_are_measured_with_the_shared_prefix_and_without():
-    cells = {(cell.varied, cell.work.shared_prefix) for cell in engine.paper_cells()}
-    assert cells == {(name, shared) for name in engine.PAPER_MODELS for shared in (True, False)}
-
-
 def test_the_wait_for_the_federation_is_summed_over_iterations(tmp_path):
     # an iteration has 1 s of rollouts, 0.5 s of waiting, 0.25 s of the reference pass and 2.25 s of the update
     lines = [json.dumps(line(number, planned=2, fell_back=None)) for number in (1, 2)]
@@ -278,7 +271,7 @@ def test_sft_s_rows_hold_a_vote_a_question_and_share_none(sft_work):
 @pytest.mark.long
 def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
     config, base, training, _ = sft_work
-    steps = pd.concat(beside_trl.measure_sft(side, base, config, training[:16], steps=1) for side in ("ours", "TRL"))
+    steps = pd.concat(beside_trl.measure_sft(side, base, config, training[:16], updates=1) for side in ("ours", "TRL"))
     assert len(steps) == 2
     assert steps["total"].min() > 0
     assert beside_trl.loss_apart(steps) <= beside_trl.LOSS_GOAL
@@ -322,8 +315,3 @@ def test_pluralllm_s_costs_are_of_what_is_named():
     assert tables == f"target tables, 6 groups x {len(problem.embedding.option_QK)} questions"
     assert [name.split(", ")[1] for name in scorings] == ["js", "js + wasserstein"]
     assert found.min() >= 0
-
-
-def test_a_command_is_there_for_each_benchmark():
-    for app, names in ((beside_trl.app, {"ppo", "sft"}), (others.app, {"pluralllm", "floor", "scale", "hand-over"})):
-        assert set(typer.main.get_command(app).commands) == names

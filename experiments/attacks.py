@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from scipy.optimize import least_squares
 from scipy.special import softmax
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, Scalar
 from appa_flwr.owner.owner_policy import AS_IN_SIMULATION, OwnerPolicy
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
@@ -45,7 +45,7 @@ NOTHING_LIMITED = OwnerPolicy.model_validate(AS_IN_SIMULATION)
 """As before owners' limits were there."""
 
 # the smallest network: the server chooses it
-SETTINGS: dict[str, bool | int | float | str] = {
+SETTINGS: dict[str, Scalar] = {
     "embedding.dim": 16,
     "pluralllm.hidden-dim": 8,
     "pluralllm.blocks": 1,
@@ -56,7 +56,7 @@ SETTINGS: dict[str, bool | int | float | str] = {
     "pluralllm.learning-rate": 0.003,
     "sft.target": "smoothed-votes",
 }
-SGD: dict[str, bool | int | float | str] = {
+SGD: dict[str, Scalar] = {
     "pluralllm.strategy": "fedadam",
     "pluralllm.local-steps": 1,
     "pluralllm.learning-rate": 1.0,
@@ -85,7 +85,7 @@ class Victim:
     folder: Path
     answer_NK: FloatArray
     owner_policy: OwnerPolicy
-    settings: dict[str, bool | int | float | str]
+    settings: dict[str, Scalar]
     runs: int = 0
 
     def __post_init__(self) -> None:
@@ -269,7 +269,7 @@ class Attack:
     name: str
     number: int
     read: Callable[[Victim], FloatArray | None]
-    settings: dict[str, bool | int | float | str]
+    settings: dict[str, Scalar] = field(default_factory=dict)
 
     def error(self, owner_policy: OwnerPolicy, *, seed: int) -> float:
         """Against this owner's policy, for random answers."""
@@ -285,25 +285,16 @@ class Attack:
         return np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=self.number)
 
 
+_by_sums = partial(by_errors, kind=wire.TARGETS)
 TRAINING = 10  # questions, beside those that are held out
 ATTACKS = (
     Attack("train: one question, one step of SGD", 1, partial(by_training, rounds=1), SGD),
-    Attack("train: ten questions, one round of 16 steps", 10, partial(by_training, rounds=1), {}),
-    Attack("train: ten questions, 100 such rounds", 10, partial(by_training, rounds=100), {}),
-    Attack("evaluate: one question, 3 messages", 1 + TRAINING, partial(by_errors, number=1, messages=3), {}),
-    Attack("evaluate: ten questions, 100 messages", 10 + TRAINING, partial(by_errors, number=10, messages=100), {}),
-    Attack("evaluate: 60 questions, 100 messages", 60 + TRAINING, partial(by_errors, number=60, messages=100), {}),
-    Attack(
-        "targets: one question, two runs",
-        1 + TRAINING,
-        partial(by_errors, number=1, messages=2, kind=wire.TARGETS),
-        {},
-    ),
-    Attack(
-        "targets: ten questions, 20 runs",
-        10 + TRAINING,
-        partial(by_errors, number=10, messages=20, kind=wire.TARGETS),
-        {},
-    ),
-    Attack("scores: ten questions, 3 of each prediction", 10, by_predictions, {}),
+    Attack("train: ten questions, one round of 16 steps", 10, partial(by_training, rounds=1)),
+    Attack("train: ten questions, 100 such rounds", 10, partial(by_training, rounds=100)),
+    Attack("evaluate: one question, 3 messages", 1 + TRAINING, partial(by_errors, number=1, messages=3)),
+    Attack("evaluate: ten questions, 100 messages", 10 + TRAINING, partial(by_errors, number=10, messages=100)),
+    Attack("evaluate: 60 questions, 100 messages", 60 + TRAINING, partial(by_errors, number=60, messages=100)),
+    Attack("targets: one question, two runs", 1 + TRAINING, partial(_by_sums, number=1, messages=2)),
+    Attack("targets: ten questions, 20 runs", 10 + TRAINING, partial(_by_sums, number=10, messages=20)),
+    Attack("scores: ten questions, 3 of each prediction", 10, by_predictions),
 )

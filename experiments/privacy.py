@@ -33,10 +33,8 @@ from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.types import Question
 from client_app.outgoing import Refused
 from client_app.protection import Protection
-from experiments import entry
+from experiments import entry, study
 from experiments.attacks import ATTACKS, NOTHING_LIMITED, error
-from experiments.stand_in import Groups, Questions, Seeds, TrueTargets, Visits, end_scores, true_targets
-from experiments.study import Setting, StudyColumn, difference, spread, study
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -62,14 +60,15 @@ BLURRING = [
     if owner_policy.changes_rewards and not owner_policy.scores_per_question
 ]
 UNIFORM = "no message: uniform answers"
+LIMITS = {"no limits": NOTHING_LIMITED, "owner's defaults": OwnerPolicy()}
 
-GUESSES: Mapping[str, Callable[[TrueTargets], FloatArray]] = {
+GUESSES: Mapping[str, Callable[[study.TrueTargets], FloatArray]] = {
     "no score: the mean of the others": lambda people: people.target_GQK[1:].mean(0),
     "no score: the uniform answer": lambda people: people.option_QK / people.option_QK.sum(1, keepdims=True),
 }
 
 
-def attack(owner_policy: OwnerPolicy, people: TrueTargets, *, scores: int, seed: int) -> FloatArray:
+def attack(owner_policy: OwnerPolicy, people: study.TrueTargets, *, scores: int, seed: int) -> FloatArray:
     """A server's reconstruction of the first group's targets (Q, K), from so many scores of each question at most."""
     target_QK, option_QK = people.target_GQK[0], people.option_QK
     rng = np.random.default_rng(seed)
@@ -119,7 +118,7 @@ def _solved(answer_JK: FloatArray, cosine_J: FloatArray, prior_K: FloatArray, *,
     return np.asarray(found_K / found_K.sum())
 
 
-def learned(setting: Setting, seed: int, *, people: TrueTargets) -> dict[str, float]:
+def learned(setting: study.Setting, seed: int, *, people: study.TrueTargets) -> dict[str, float]:
     """The error after so many scores of each question under an owner's policy, or of a guess without any."""
     name, scores = setting
     guess = GUESSES.get(name)
@@ -127,7 +126,7 @@ def learned(setting: Setting, seed: int, *, people: TrueTargets) -> dict[str, fl
     return {"error": error(found_QK, people.target_GQK[0])}
 
 
-def price(setting: Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
+def price(setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """Result of rule `RULE` on rewards that an owner's policy has changed."""
     (name,) = setting
     owner_policy, noise = OWNER_POLICIES[name], np.random.default_rng([seed, 1])
@@ -136,61 +135,63 @@ def price(setting: Setting, seed: int, *, visits: int, num_questions: int, num_g
         blurred_GJ = reward_GJ + noise.normal(0.0, owner_policy.reward_noise, reward_GJ.shape)
         return np.asarray(np.clip(blurred_GJ.round(owner_policy.reward_decimals), 0.0, 1.0))
 
-    people = true_targets(seed, num_questions=num_questions, num_groups=num_groups)
-    score_G = end_scores(make(RULE), people, seed=seed, visits=visits, sent=blur).mean(axis=1)
-    return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min())}
+    people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups)
+    return study.average_and_worst(study.end_scores(make(RULE), people, seed=seed, visits=visits, sent=blur))
 
 
-def read_through_pluralllm(setting: Setting, seed: int) -> dict[str, float]:
+def read_through_pluralllm(setting: study.Setting, seed: int) -> dict[str, float]:
     """An attack's error without an owner's limits, with the default ones, and that of uniform answers."""
     (read,) = (one for one in ATTACKS if (one.name,) == setting)
-    limits = {"no limits": NOTHING_LIMITED, "owner's defaults": OwnerPolicy()}
-    return {name: read.error(owner_policy, seed=seed) for name, owner_policy in limits.items()} | {
-        UNIFORM: read.guess(seed=seed)
-    }
+    errors = {name: read.error(owner_policy, seed=seed) for name, owner_policy in LIMITS.items()}
+    return {**errors, UNIFORM: read.guess(seed=seed)}
 
 
 def main(
-    seeds: Seeds = 5,
-    visits: Visits = VISITS,
-    questions: Questions = 60,
-    groups: Groups = 8,
+    seeds: study.Seeds = 5,
+    visits: study.Visits = VISITS,
+    questions: study.Questions = 60,
+    groups: study.Groups = 8,
     attacks: Annotated[int, typer.Option(help="Groups that are attacked through PluralLLM; 0 = none.", min=0)] = 3,
     output: Annotated[Path, typer.Option(help="Folder of the tables and single numbers.")] = Path("runs/privacy"),
 ) -> None:
     """Measure what chosen messages tell of a group's targets and answers, and what each protection costs."""
-    people = true_targets(0, num_questions=questions, num_groups=groups)
-    study(
+    people = study.true_targets(0, num_questions=questions, num_groups=groups)
+    study.study(
         "learned",
         ("owner's policy", "scores"),
         itertools.product((*OWNER_POLICIES, *GUESSES), SCORES),
         (0,),
         partial(learned, people=people),
-        [StudyColumn(f"{number} scores", "error", case=number) for number in SCORES],
+        [study.StudyColumn(f"{number} scores", "error", case=number) for number in SCORES],
         output=output,
     )
-    study(
+    study.study(
         "price",
         ("owner's policy",),
         [(name,) for name in (NONE, *BLURRING)],
         range(seeds),
         partial(price, visits=visits, num_questions=questions, num_groups=groups),
         (
-            StudyColumn("Avg AS", "avg_as", difference, less=NONE),
-            StudyColumn("Min AS", "min_as", difference, less=NONE),
+            study.StudyColumn("Avg AS", "avg_as", study.difference, less=NONE),
+            study.StudyColumn("Min AS", "min_as", study.difference, less=NONE),
         ),
         output=output,
     )
     if attacks:
-        study(
-            "attacks",
-            ("attack",),
-            [(one.name,) for one in ATTACKS],
-            range(attacks),
-            read_through_pluralllm,
-            [StudyColumn(name, name, partial(spread, ddof=0)) for name in ("no limits", "owner's defaults", UNIFORM)],
-            output=output,
-        )
+        study_attacks(attacks, output=output)
+
+
+def study_attacks(seeds: int, *, output: Path) -> None:
+    """Measure what the attacks through PluralLLM find of so many groups."""
+    study.study(
+        "attacks",
+        ("attack",),
+        [(one.name,) for one in ATTACKS],
+        range(seeds),
+        read_through_pluralllm,
+        [study.StudyColumn(name, name, partial(study.spread, ddof=0)) for name in (*LIMITS, UNIFORM)],
+        output=output,
+    )
 
 
 if __name__ == "__main__":

@@ -27,9 +27,7 @@ from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.report.plots import style
 from appa_flwr.report.plots.results import RULE_STYLE
-from experiments import entry
-from experiments.stand_in import RULES, Groups, Questions, Seeds, Visits, end_scores, true_targets
-from experiments.study import Setting, StudyColumn, difference, study
+from experiments import entry, study
 
 DISAGREEMENT = (0.15, 0.5, 1.0, 2.0)
 """Distances of the groups from their mean, as a multiple of the default population's distance."""
@@ -38,27 +36,26 @@ FEW_TICKS = 3
 AGAINST = ("average", "appa")
 BEST = "best possible"
 COLUMNS = (
-    StudyColumn("FI", "fi"),
-    StudyColumn("Avg AS", "avg_as"),
-    StudyColumn("Min AS", "min_as"),
+    study.StudyColumn("FI", "fi"),
+    study.StudyColumn("Avg AS", "avg_as"),
+    study.StudyColumn("Min AS", "min_as"),
     *(
-        StudyColumn(f"{title} less {other}'s", measure, difference, less=other)
+        study.StudyColumn(f"{title} less {other}'s", measure, study.difference, less=other)
         for other in AGAINST
         for title, measure in (("Avg AS", "avg_as"), ("Min AS", "min_as"))
     ),
 )
 
 
-def ends(setting: Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
+def ends(setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """A rule's result at this disagreement, or, as `BEST`, that of the best shared answers for the worst group."""
     scale, rule = setting
-    people = true_targets(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
+    people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups, disagreement=scale)
     if rule == BEST:
         differences = group_differences(people.target_GQK, people.option_QK, metric="js")
         return {"avg_as": np.nan, "min_as": differences.min_of_fairest, "fi": np.nan}
-    score_GQ = end_scores(RULES[rule], people, seed=seed, visits=visits)
-    score_G = score_GQ.mean(axis=1)
-    return {"avg_as": float(score_G.mean()), "min_as": float(score_G.min()), "fi": fairness_index(score_GQ)}
+    score_GQ = study.end_scores(study.RULES[rule], people, seed=seed, visits=visits)
+    return {**study.average_and_worst(score_GQ), "fi": fairness_index(score_GQ)}
 
 
 @style.picture
@@ -75,7 +72,7 @@ def picture(found: pd.DataFrame) -> Figure:
         )
         axes.xaxis.set_major_locator(MaxNLocator(FEW_TICKS))
         axes.axhline(change.loc[BEST, "min_as"], color=style.DARK_GREY, linestyle=":", label="best for the worst group")
-        for name in RULES:
+        for name in study.RULES:
             (colour, marker), fill = (RULE_STYLE[name], "full") if name in RULE_STYLE else next(others)
             x, y = change.loc[name, ["avg_as", "min_as"]]
             axes.plot(x, y, marker, color=colour, fillstyle=fill, markersize=8, label=name)
@@ -86,17 +83,17 @@ def picture(found: pd.DataFrame) -> Figure:
 
 
 def main(
-    seeds: Seeds = 10,
-    visits: Visits = VISITS,
-    questions: Questions = 60,
-    groups: Groups = 8,
+    seeds: study.Seeds = 10,
+    visits: study.Visits = VISITS,
+    questions: study.Questions = 60,
+    groups: study.Groups = 8,
     output: Annotated[Path, typer.Option(help="Folder of table, picture and single scores.")] = Path("runs/rules"),
 ) -> None:
     """Measure what every rule ends with, against how far groups differ."""
-    study(
+    study.study(
         "rules",
         ("disagreement", "rule"),
-        itertools.product(DISAGREEMENT, (*RULES, BEST)),
+        itertools.product(DISAGREEMENT, (*study.RULES, BEST)),
         range(seeds),
         partial(ends, visits=visits, num_questions=questions, num_groups=groups),
         COLUMNS,

@@ -181,9 +181,18 @@ def trials(grid: Grid, output: Path, *, here: Path) -> list[Trial]:
     """
     found: list[Trial] = []
 
-    def add(stage: Stage, seed: int, *names: str, needs: Trial | None = None) -> Trial:
+    def add(
+        stage: Stage,
+        seed: int,
+        dataset: str,
+        task: str = "",
+        model: str = "",
+        rule: str = "",
+        needs: Trial | None = None,
+    ) -> Trial:
+        names = [name for name in (dataset, task, model, rule) if name]
         config = _config(grid, stage, seed, names, needs, folder=output.absolute() / TRIALS, here=here)
-        found.append(Trial(stage, *names, *[""] * (len(AXES) - len(names)), seed, config, needs))
+        found.append(Trial(stage, dataset, task, model, rule, seed, config, needs))
         return found[-1]
 
     for seed in grid.seeds:

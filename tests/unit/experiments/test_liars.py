@@ -7,18 +7,18 @@ import pytest
 
 from appa_flwr.analysis.aggregation import make
 from appa_flwr.protocol.rewards import js
-from experiments import liars, stand_in
+from experiments import liars, study
 
 
 @pytest.fixture(scope="module")
-def people() -> stand_in.TrueTargets:
+def people() -> study.TrueTargets:
     """Two options and one question: three groups want the one, the fourth the other; the fourth lies."""
     target_GQK = np.array([[[0.9, 0.1]]] * 3 + [[[0.2, 0.8]]])
-    return stand_in.TrueTargets(target_GQK, np.ones((1, 2), dtype=bool), liar=3)
+    return study.TrueTargets(target_GQK, np.ones((1, 2), dtype=bool), liar=3)
 
 
 def ends(rule, people, lie="nobody"):
-    scores_GQ = stand_in.end_scores(rule, people, seed=0, visits=40_000, step=1e-3, sent=liars.lying(people, lie))
+    scores_GQ = study.end_scores(rule, people, seed=0, visits=40_000, step=1e-3, sent=liars.lying(people, lie))
     return scores_GQ.mean(axis=1)
 
 
@@ -54,7 +54,7 @@ def test_lies_are_what_they_say():
 
 
 def test_the_liar_is_whom_the_mean_serves_worst():
-    people = stand_in.true_targets(0, num_questions=20, num_groups=4)
+    people = study.true_targets(0, num_questions=20, num_groups=4)
     score_GQ = js(people.target_GQK.mean(0), people.target_GQK, people.option_QK)
     assert people.liar == int(np.argmin(score_GQ.mean(1)))
     np.testing.assert_allclose(people.target_GQK.sum(-1), 1.0)
@@ -67,8 +67,8 @@ def test_the_liar_s_gain_is_its_own_and_the_others_the_mean_of_theirs(monkeypatc
         return np.array([[0.8], [0.6], [0.7]]) + (0.0 if sent is None else np.array([[0.1], [0.03], [0.01]]))
 
     monkeypatch.setattr(liars, "RULES", {"average": make("average")})
-    monkeypatch.setattr(liars, "end_scores", ends)
-    monkeypatch.setattr(liars, "true_targets", lambda *_, **__: stand_in.TrueTargets(np.empty(0), np.empty(0), liar=1))
+    monkeypatch.setattr(study, "end_scores", ends)
+    monkeypatch.setattr(study, "true_targets", lambda *_, **__: study.TrueTargets(np.empty(0), np.empty(0), liar=1))
     liars.main(seeds=2, output=tmp_path)
     row = (tmp_path / "liars.md").read_text().strip().splitlines()[-1]
     gains = "| +0.030 ± 0.000 | +0.055 ± 0.000 " * len(liars.LIES)

@@ -7,7 +7,7 @@ import pytest
 
 from appa_flwr.owner.owner_policy import OwnerPolicy
 from experiments import attacks, privacy
-from experiments.stand_in import true_targets
+from experiments.study import true_targets
 
 PEOPLE = true_targets(3, num_questions=15, num_groups=4)
 TARGET_QK = PEOPLE.target_GQK[0]
@@ -27,9 +27,9 @@ def test_an_allowance_of_one_score_keeps_what_one_score_tells():
 
 
 def test_noise_is_averaged_away_and_rounding_leaves_its_step():
-    few, many = (after(scores, reward_noise=0.1) for scores in (8, 512))
+    few, many = (after(scores, reward_noise=0.1) for scores in (8, 128))
     assert many < few / 2
-    assert 0.01 < after(64, reward_decimals=1) < 0.1
+    assert 0.01 < after(16, reward_decimals=1) < 0.1
 
 
 def test_the_error_is_a_share_of_people():
@@ -62,7 +62,7 @@ def test_the_attacks_table_has_the_spread_over_groups(monkeypatch, tmp_path):
             return 0.5
 
     monkeypatch.setattr(privacy, "ATTACKS", [Read()])
-    privacy.main(seeds=2, visits=1, questions=3, groups=3, attacks=2, output=tmp_path)
+    privacy.study_attacks(2, output=tmp_path)
     row = (tmp_path / "attacks.md").read_text().splitlines()[2]
     assert row == "| read | 0.200 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 |"
 

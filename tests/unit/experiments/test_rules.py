@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 
 from appa_flwr.analysis.aggregation import make
-from experiments import rules
-from experiments.study import difference
+from experiments import rules, study
 
 FAR = 2.0
 
@@ -17,7 +16,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rules")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "DISAGREEMENT", (FAR,))
-        patch.setattr(rules, "RULES", {name: make(name) for name in ("average", "group-dro", "appa")})
+        patch.setattr(study, "RULES", {name: make(name) for name in ("average", "group-dro", "appa")})
         rules.main(seeds=2, visits=600, questions=16, groups=4, output=folder)
     return pd.read_csv(folder / "rules.csv"), (folder / "rules.md").read_text(), (folder / "rules.png").read_bytes()
 
@@ -39,5 +38,5 @@ def test_the_table_has_the_study_s_numbers_and_the_picture_is_one(found):
     means = frame[frame["rule"] == "group-dro"][["fi", "avg_as", "min_as"]].mean()
     assert texts[2:5] == [f"{value:.3f}" for value in means]
     lowest = frame.pivot_table(index="seed", columns="rule", values="min_as")
-    assert texts[6] == difference(lowest["group-dro"] - lowest["average"])
+    assert texts[6] == study.difference(lowest["group-dro"] - lowest["average"])
     assert png.startswith(b"\x89PNG")

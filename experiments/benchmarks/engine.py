@@ -328,7 +328,7 @@ def count(cell: Cell) -> pd.DataFrame:
     for tokens in TOKENS:
         shallow, deep = (_iteration(cell, layers=layers, tokens=tokens) for layers in LAYERS)
         at_depth.append(shallow + more * (deep - shallow))
-    found = at_depth[0].rename(index={"rollout": "a token"})
+    found: pd.DataFrame = at_depth[0].rename(index={"rollout": "a token"})
     found.loc["a token"] = (at_depth[1] - at_depth[0]).loc["rollout"] / (long - short)
     return found.rename_axis("of")
 

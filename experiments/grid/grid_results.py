@@ -203,5 +203,5 @@ def _latex(setting: Setting, found: pd.DataFrame) -> str:
     columns = [(name, metric) for name in ("FI", "Avg AS", "Min AS") for metric in dict.fromkeys(of["metric"])]
     if FORMAT in wide:
         columns.append((FORMAT, of["metric"].iloc[0]))
-    styled = wide[columns].fillna("-").rename_axis(None).rename_axis(columns=[None, None]).style
-    return str(styled.to_latex(hrules=True, multicol_align="c", caption=", ".join(setting)))
+    shown = wide[columns].fillna("-").rename_axis(None).set_axis(pd.MultiIndex.from_tuples(columns), axis="columns")
+    return str(shown.style.to_latex(hrules=True, multicol_align="c", caption=", ".join(setting)))

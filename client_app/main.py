@@ -1,7 +1,7 @@
 """The groups' side: a Flower ClientApp with one action per message of the protocol.
 
-PluralLLM and torch are imported inside the actions that need them: deployed, every message starts a fresh process, and
-scoring needs neither.
+PluralLLM's network, and torch with it, is imported inside the actions that need it: deployed, every message starts a
+fresh process, and scoring does without.
 
 Axis letters: Q public questions, H held-out ones, K options.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,7 @@ from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import votes, wire
 from client_app import outgoing, protection, scoring, state, survey_answers
 from client_app.protection import Protection
-
-if TYPE_CHECKING:
-    from pluralllm.data import GroupData
+from pluralllm.data import GroupData, group_data, option_embedding
 
 
 class GroupApp(ClientApp):
@@ -63,14 +60,12 @@ def roll_call(message: Message, context: Context) -> Message:
 @outgoing.guarded
 def catalogue(message: Message, context: Context) -> Message:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
-    from pluralllm.data import group_data
-
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
     survey_answers.check_allowed(config, owner_policy)
     memory, digest = state.memory_of(context), state.digest(message.content)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
-    embedding = state.embedding(public)
+    embedding = option_embedding(public)
     replies, refused = [], 0
     simulated = not survey_answers.deployed(context.node_config)
     names = survey_answers.my_groups(config, context.node_config)
@@ -134,7 +129,7 @@ def train(message: Message, context: Context) -> Message:
         config,
         message.content.array_records["arrays"],
         groups,
-        state.embedding(public),
+        option_embedding(public),
         round_number=int(str(settings["server-round"])),
         proximal=float(str(settings.get("proximal-mu", 0.0))),
         secret=protection.secret(context.node_config, owner_policy),
@@ -157,7 +152,7 @@ def evaluate(message: Message, context: Context) -> Message:
     protection.count_reply(
         context, "evaluate", digest=state.catalogue_digest(memory), limit=owner_policy.validation_replies
     )
-    ours = predictor.load(config, message.content.array_records["arrays"], state.embedding(public), public.train_Q)
+    ours = predictor.load(config, message.content.array_records["arrays"], option_embedding(public), public.train_Q)
     truths = [_held_out(memory, mine.group, public, owner_policy) for mine in groups]
     num_answers, errors = ours.validate(list(zip(groups, truths, strict=True)))
     errors = [protection.rounded_mean(error, num_answers, owner_policy, most=wire.LARGEST_ERROR) for error in errors]
@@ -186,7 +181,7 @@ def targets(message: Message, context: Context) -> Message:
     protection.count_reply(context, wire.TARGETS, digest=digest, limit=owner_policy.target_replies)
     if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(memory, weights)
-    ours = predictor.load(config, weights, state.embedding(public), public.train_Q)
+    ours = predictor.load(config, weights, option_embedding(public), public.train_Q)
     # Totals made for the purpose would tell a deployed group's answers by the scores that they earn.
     totals = None if survey_answers.deployed(context.node_config) else wire.unpack_totals(message.content)
     replies = []
@@ -279,6 +274,6 @@ def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np
 
     memory, config = state.memory_of(context), survey_answers.context_config(context)
     public = state.catalogue(memory)
-    ours = predictor.load(config, state.weights(memory), state.embedding(public), public.train_Q)
+    ours = predictor.load(config, state.weights(memory), option_embedding(public), public.train_Q)
     mine = state.data(memory, group)
     return ours.reward_table(mine, ours.table(mine, draw=draw), draw=draw)

@@ -125,12 +125,8 @@ class Predictor:
     ) -> Targets:
         """The group's predicted distribution on every public question, (Q, K), and how uncertain it is.
 
-        Args:
-            data: its training answers: the only source of context.
-            draw: 0 for the contexts of a run's fixed table; another number for fresh ones.
-            rows: questions to predict instead of all, ascending.
-            num_context: another context size than the config's.
-            own: see `predict_targets`.
+        Its training answers `data` are the only source of context; `draw` is 0 for the contexts of a run's fixed table.
+        `num_context` is another size than the config's; the rest is as in `predict_targets`.
         """
         torch.set_num_threads(1)
         found = predict_targets(
@@ -161,8 +157,8 @@ class Predictor:
     def validate(self, groups: Sequence[tuple[GroupData, GroupData]]) -> tuple[int, list[float]]:
         """Number of held-out answers of these groups, and the mean natural Jensen-Shannon distance to them.
 
-        `groups` are those this node hosts that train, each with its answers to held-out questions. There is a distance
-        for each of `architectures.choices`.
+        Each group's training answers come with its answers to held-out questions. There is a distance for each of
+        `architectures.choices`.
         """
         torch.set_num_threads(1)
         num_answers, error_V = 0.0, np.zeros(len(choices(self.model.config)))
@@ -208,19 +204,12 @@ class Predictor:
         parts, least_training = {wire.HELD_OUT_PART: held_out}, max(MIN_TRAINING_ANSWERS, least)
         if len(data) >= least_training:
             parts[wire.TRAINING_PART] = data
-        found = {
-            part: local_sums(
-                targets,
-                truth=truth,
-                known=data,
-                embedding=self.embedding,
-                mean_of_others=mean_of_others,
-            )
-            for part, truth in parts.items()
-        }
-        found[wire.HELD_OUT_PART] = _without_small_differences(found[wire.HELD_OUT_PART], least)
+        fewest = {wire.HELD_OUT_PART: least, wire.TRAINING_PART: least_training}
+        found = {}
+        for part, truth in parts.items():
+            told = local_sums(targets, truth=truth, known=data, embedding=self.embedding, mean_of_others=mean_of_others)
+            found[part] = _without_small_differences(told, fewest[part])
         if wire.TRAINING_PART in parts:
-            found[wire.TRAINING_PART] = _without_small_differences(found[wire.TRAINING_PART], least_training)
             for size in CONTEXT_SIZES:
                 for part, sums in self._sums_by_size(data, parts, size=size).items():
                     found[part][by_size(size)] = sums

@@ -52,11 +52,9 @@ def rounded_sums(sums: Sums, owner_policy: OwnerPolicy) -> Sums:
 
 def rounded_mean(mean: float, number: int, owner_policy: OwnerPolicy, *, most: float = np.inf) -> float:
     """A mean over so many answers, whose sum is rounded as the owner's policy says; none is above `most`."""
-    return (
-        min(_rounded(mean * number, owner_policy.sum_rounding) / number, most)
-        if number and owner_policy.sum_rounding
-        else mean
-    )
+    if not number or not owner_policy.sum_rounding:
+        return mean
+    return min(_rounded(mean * number, owner_policy.sum_rounding) / number, most)
 
 
 def _rounded(value: float, step: float, *, most: float = np.inf) -> float:
@@ -105,17 +103,14 @@ class Protection:
         asked = [(metric, int(j)) for metric in scored for j in np.flatnonzero(telling_J)]
         secret, target = self.ledger.secret(), f"{group}: {side}"
         questions = [public.questions[request.question_J[j]].question_id for _, j in asked]
+        side_JK = side_QK[request.question_J]
         digests = [
             # What is compared with belongs to it: the same answer against another table is another score.
-            digest(secret, target.encode(), question.encode(), metric.encode(), answer_JK[j].tobytes(), row.tobytes())
+            digest(secret, *map(str.encode, (target, question, metric)), answer_JK[j].tobytes(), side_JK[j].tobytes())
             for question, (metric, j) in zip(questions, asked, strict=True)
-            for row in (side_QK[request.question_J[j]],)
         ]
-        limit = (
-            self.owner_policy.truth_scores_per_question
-            if side == wire.TRUTH_SIDE
-            else self.owner_policy.scores_per_question
-        )
+        policy = self.owner_policy
+        limit = policy.truth_scores_per_question if side == wire.TRUTH_SIDE else policy.scores_per_question
         whole = side == wire.TARGET_SIDE
         allowed = self.ledger.spend(questions, target, digests, limit=limit, whole=whole)
         if whole and not all(allowed):

@@ -16,12 +16,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def score(request: wire.ScoreRequest, side_QK: FloatArray, option_QK: BoolArray) -> dict[str, FloatArray]:
-    """Rewards of answers against one side's distributions: a look-up and a metric.
-
-    Args:
-        request: which answers, by which metrics.
-        side_QK: distributions to compare with; a row of NaN where the group has none.
-        option_QK: True for real options.
+    """Rewards of answers against one side's distributions, rows of NaN where it has none: a look-up and a metric.
 
     Returns:
         Metric -> rewards (J,): 0 for an answer nobody could read, NaN where this side has no distribution.

@@ -28,7 +28,7 @@ from appa_flwr.core.files import replace_file, writing
 from appa_flwr.owner.ledger import ledger_of
 from appa_flwr.protocol import wire
 from client_app.outgoing import Refused
-from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.data import GroupData
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -123,12 +123,6 @@ def catalogue(memory: Memory) -> wire.Catalogue:
     return wire.unpack_catalogue(memory.read(_CATALOGUE, _QUESTIONS))
 
 
-def embedding(public: wire.Catalogue) -> OptionEmbedding:
-    """The catalogue's features as PluralLLM takes them."""
-    ids = tuple(question.question_id for question in public.questions)
-    return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
-
-
 def groups(memory: Memory) -> tuple[str, ...]:
     """The groups hosted here, in the order of all replies; see `catalogue` for what it raises."""
     if _GROUPS not in memory:
@@ -142,7 +136,8 @@ def remember_data(memory: Memory, data: GroupData, truth_QK: FloatArray) -> None
 
     `truth_QK` holds every answer the group has, held-out ones too, and rows of NaN elsewhere; it is never context.
     """
-    _keep_arrays(memory, f"data {data.group}", question=data.question_N, answer=data.answer_NK, truth=truth_QK)
+    arrays: dict[str, npt.NDArray[Any]] = {"question": data.question_N, "answer": data.answer_NK, "truth": truth_QK}
+    memory.keep(f"data {data.group}", wire.arrays_record(arrays))
 
 
 def data(memory: Memory, group: str) -> GroupData:
@@ -158,7 +153,7 @@ def truth(memory: Memory, group: str) -> FloatArray:
 
 def remember_targets(memory: Memory, group: str, target_QK: FloatArray) -> None:
     """Keep the group's target table."""
-    _keep_arrays(memory, f"targets {group}", target=target_QK)
+    memory.keep(f"targets {group}", wire.arrays_record({"target": target_QK}))
 
 
 def has_targets(memory: Memory, group: str) -> bool:
@@ -181,10 +176,6 @@ def remember_weights(memory: Memory, weights: ArrayRecord) -> None:
 def weights(memory: Memory) -> ArrayRecord:
     """The frozen PluralLLM."""
     return memory.read(_WEIGHTS).array_records[_WEIGHTS]
-
-
-def _keep_arrays(memory: Memory, key: str, **arrays: npt.NDArray[Any]) -> None:
-    memory.keep(key, wire.arrays_record(arrays))
 
 
 def _arrays(memory: Memory, key: str) -> Mapping[str, npt.NDArray[Any]]:

@@ -137,6 +137,5 @@ def _generated(config: Config) -> Survey:
 
 def context_config(context: Context) -> Config:
     """The run's config, checked at this door too."""
-    return Config.load(
-        {key: value for key, value in context.run_config.items() if isinstance(value, bool | int | float | str)}
-    )
+    given = context.run_config.items()
+    return Config.load({key: value for key, value in given if isinstance(value, bool | int | float | str)})

@@ -39,15 +39,10 @@ DIFFERENCE_SCALE = 4.0
 
 @dataclass(frozen=True)
 class ContextMemory:
-    """Encoded contexts of B episodes, which any number of targets can be predicted from.
+    """Encoded contexts of B episodes, which any number of targets can be predicted from."""
 
-    Attributes:
-        key_values: keys and values of each block, each (B, H, 1 + T, D / H).
-        real_BT: True where a context token is real.
-    """
-
-    key_values: tuple[tuple[Tensor, Tensor], ...]
-    real_BT: Tensor
+    key_values: tuple[tuple[Tensor, Tensor], ...]  # of each block, each (B, H, 1 + T, D / H)
+    real_BT: Tensor  # True where a context token is real
 
 
 class _ContextAttention(nn.Module):
@@ -168,15 +163,6 @@ def _answer_features(answer_BCK: Tensor, expected_BCK: Tensor, option_BCK: Tenso
 
 
 def soft_cross_entropy(log_probability_BMK: Tensor, target_BMK: Tensor, option_BMK: Tensor) -> Tensor:
-    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding neither adds nor divides.
-
-    Args:
-        log_probability_BMK: (B, M, K) from the network, -inf on padding.
-        target_BMK: (B, M, K) the group's distributions.
-        option_BMK: (B, M, K) bool; at least one question must have an option.
-
-    Returns:
-        A scalar >= 0.
-    """
+    """Mean over real target questions of `-sum_k y_k log p_k`, in nats; padding (-inf) neither adds nor divides."""
     surprise_BMK = -target_BMK * log_probability_BMK.masked_fill(~option_BMK, 0.0)
     return surprise_BMK.sum() / option_BMK.any(-1).sum()

@@ -14,12 +14,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files
 from appa_flwr.run.records import Card, EmbeddingSummary
 from appa_flwr.survey.types import Question
-from pluralllm.data import OptionEmbedding
 from pluralllm.model import ModelConfig
 
 KEY = "pluralllm.checkpoint"
@@ -38,20 +38,22 @@ NETWORK_KEYS = {
 
 def question_hash(question: Question) -> str:
     """Hash of what a question says: its text, options and their order; its id may differ between files."""
-    content = json.dumps([question.text, list(question.options), question.ordinal])
-    return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).hexdigest()
+    return _hash([question.text, list(question.options), question.ordinal])
 
 
 def table_hash(questions: Sequence[Question]) -> str:
     """Hash of a set of questions: what a table of features was made of."""
-    content = json.dumps(sorted(question_hash(question) for question in questions))
-    return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).hexdigest()
+    return _hash(sorted(question_hash(question) for question in questions))
 
 
-def probe(embedding: OptionEmbedding, questions: Sequence[Question]) -> tuple[float, ...]:
+def _hash(content: object) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=HASH_BYTES).hexdigest()
+
+
+def probe(value_QKE: npt.NDArray[np.float32], questions: Sequence[Question]) -> tuple[float, ...]:
     """(E,) features of the first option of the question that comes first by hash, rounded."""
     row = min(range(len(questions)), key=lambda q: question_hash(questions[q]))
-    return tuple(round(float(value), 4) for value in embedding.value_QKE[row, 0])
+    return tuple(round(float(value), 4) for value in value_QKE[row, 0])
 
 
 def write(weights: Path, card: Card) -> None:

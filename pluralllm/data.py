@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.wire import Catalogue
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -61,6 +62,12 @@ class OptionEmbedding:
         return int(self.value_QKE.shape[-1])
 
 
+def option_embedding(public: Catalogue) -> OptionEmbedding:
+    """The server's catalogue as PluralLLM takes it."""
+    ids = tuple(question.question_id for question in public.questions)
+    return OptionEmbedding(ids, public.embedding_QKE, public.option_QK)
+
+
 @dataclass(frozen=True)
 class GroupData:
     """The private survey answers `D_g` of one group (paper, "PluralLLM Preference Probability Modeling").
@@ -95,7 +102,7 @@ def group_data(
 
     Args:
         group: the group's name, for messages and seeds.
-        answers: question id -> distribution (K,) over that question's own options.
+        answers: question id -> distribution (K,) over that question's own options, all of them questions of the table.
         embedding: the public table; fixes the order of questions and the padding.
         question_ids: keep only these questions. Pass the training split: whatever is kept may become context.
 
@@ -103,16 +110,10 @@ def group_data(
         The kept answers in the table's order; N = 0 is possible.
 
     Raises:
-        UserError: an answer to a question the table lacks, or not one number for each of its options.
+        UserError: an answer has not one number for each of its question's options.
     """
     kept = answers.keys() if question_ids is None else answers.keys() & set(question_ids)
     row_of = {question_id: row for row, question_id in enumerate(embedding.question_ids)}
-    unknown = sorted(kept - row_of.keys())
-    if unknown:
-        raise UserError(
-            f"group '{group}': question '{unknown[0]}' is not in the public question list; "
-            "use the same survey on both sides"
-        )
     order = sorted(kept, key=row_of.__getitem__)
     rows = np.array([row_of[question_id] for question_id in order], dtype=np.int64)
     size_N = embedding.option_QK[rows].sum(axis=1)

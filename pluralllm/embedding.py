@@ -14,14 +14,12 @@ import numpy.typing as npt
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfTransformer
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm.data import ORDINAL_FEATURES, OptionEmbedding, embedding_parts
 from pluralllm.encoders import Encoder, Matrix, hashed_ngrams
 
 SVD_SEED = 0
 SVD_ITERATIONS = 7
-MIN_DIM = ORDINAL_FEATURES + 2
 
 
 def _reduced(vector_UH: Matrix, dim: int) -> npt.NDArray[np.float64]:
@@ -72,23 +70,8 @@ def embed_questions(
         Table of shape (Q, K, E) with K the largest number of options; features of order 1, 0 on padding.
 
     Raises:
-        UserError: no question, ids that repeat, an ordinal of the wrong length, too small a `dim`, or what `encoder`
-            raises.
+        UserError: what `encoder` raises.
     """
-    if not questions:
-        raise UserError("embedding: the survey has no question")
-    if dim < MIN_DIM:
-        raise UserError(f"embedding.dim = {dim} is too small; use at least {MIN_DIM}")
-    ids = tuple(question.question_id for question in questions)
-    if len(set(ids)) != len(ids):
-        repeated = next(question_id for question_id in ids if ids.count(question_id) > 1)
-        raise UserError(f"embedding: question id '{repeated}' occurs twice; ids must be unique")
-    for question in questions:
-        if question.ordinal is not None and len(question.ordinal) != len(question.options):
-            raise UserError(
-                f"question '{question.question_id}': {len(question.ordinal)} ordinal positions "
-                f"for {len(question.options)} options; give one for each option"
-            )
     parts = embedding_parts(dim)
     option_QK = np.zeros((len(questions), max(len(question.options) for question in questions)), dtype=np.bool_)
     for row, question in enumerate(questions):
@@ -114,4 +97,4 @@ def embed_questions(
         ],
         axis=1,
     )
-    return OptionEmbedding(question_ids=ids, value_QKE=value_QKE, option_QK=option_QK)
+    return OptionEmbedding(tuple(question.question_id for question in questions), value_QKE, option_QK)

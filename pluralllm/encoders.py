@@ -114,11 +114,7 @@ class PretrainedEncoder:
     last hidden states are averaged over a text's tokens, as GPO does (Zhao et al., 2024). Texts are cut after
     `MAX_TOKENS` tokens, or what the model takes.
 
-    Attributes:
-        kind: which of the two.
-        model: a folder, or a hub id.
-        cache: folder of the vectors kept, by content of the model's folder and the texts.
-        progress: called with (texts done, texts) after each batch; never where the cache has them.
+    What it is given is as in `encoder`. The cache goes by the content of the model's folder and the texts.
     """
 
     kind: Pretrained

@@ -29,7 +29,7 @@ class EpisodeConfig:
     """Shape of the episodes of one optimizer step.
 
     Attributes:
-        num_context: C, most context questions; fewer where the group answered too few to leave as many targets.
+        num_context: C, most context questions; a group with too few questions gives at most half of them.
         least_context: fewest; each batch draws its C from here to `num_context`.
         num_targets: M, target questions; fewer where the group has no more.
         num_episodes: B, episodes drawn from one group for one step.
@@ -52,13 +52,6 @@ class EpisodeConfig:
             return cls(most, most)
         least, largest = RESIDUAL_CONTEXT
         return cls(min(largest, most), min(least, most), num_episodes=1)
-
-    def __post_init__(self) -> None:
-        """Refuse an episode without targets."""
-        if not 0 <= self.least_context <= self.num_context or self.num_targets < 1 or self.num_episodes < 1:
-            raise UserError(f"PluralLLM episodes need a target and an episode, no negative context; got {self}")
-        if not self.embedding_noise >= 0.0:
-            raise UserError(f"PluralLLM episodes: the embedding noise must be at least 0, got {self}")
 
 
 class Episodes(NamedTuple):
@@ -91,16 +84,7 @@ class Episodes(NamedTuple):
 def sample_episodes(
     data: GroupData, embedding: OptionEmbedding, *, config: EpisodeConfig, generator: torch.Generator
 ) -> Episodes:
-    """Draw context and targets without replacement from one group's answers.
-
-    Args:
-        data: the group's answers, N >= 1; only these can become context or target.
-        embedding: the public table.
-        config: sizes; a group with too few questions gives at most half of them as context.
-        generator: source of randomness (CPU).
-
-    Returns:
-        `config.num_episodes` episodes; within each, context and targets share no question.
+    """Draw episodes from one group's answers; within each, context and targets share no question.
 
     Raises:
         UserError: the group answered no question.

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from appa_flwr.core.errors import UserError
 from pluralllm.data import FloatArray, GroupData, IntArray, OptionEmbedding
 
 # with three a group that removes its own share still does not see a single other group's answer
@@ -47,19 +46,12 @@ def mean_from_sums(
 
     Returns:
         (Q, K) distributions; a row of zeros where there is no mean.
-
-    Raises:
-        UserError: a `min_groups` under 1, or an own answer that the sums do not hold.
     """
-    if min_groups < 1:
-        raise UserError(f"mean of others: the minimum number of groups is {min_groups}; use at least 1")
     others_QK, others_Q = np.array(sum_QK, dtype=np.float64), np.array(count_Q)
     others_QK[count_Q < min_groups] = 0.0
     if own is not None:
         others_QK[own.question_N] -= own.answer_NK
         others_Q[own.question_N] -= 1
-        if (others_Q < 0).any():
-            raise UserError(f"mean of others: the sums do not hold the answers of group '{own.group}'")
     others_QK = np.clip(others_QK, 0.0, None)  # a difference of float32 shares can end just under 0
     others_QK[others_Q < 1] = 0.0  # rounding leaves crumbs of a share that stood alone
     total_Q1 = others_QK.sum(axis=1, keepdims=True)

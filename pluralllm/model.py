@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from appa_flwr.config.sections import HEADS, Architecture, EmbeddingSection, PluralLLMSection
-from appa_flwr.core.errors import UserError
 from pluralllm.episodes import Episodes
 
 
@@ -35,20 +34,8 @@ class ModelConfig:
     @classmethod
     def of(cls, embedding: EmbeddingSection, pluralllm: PluralLLMSection) -> ModelConfig:
         """The sizes a run is configured to have: both sides build from them, since their weights must fit."""
-        return cls(
-            pluralllm.architecture,
-            embedding.dim,
-            pluralllm.hidden_dim,
-            pluralllm.blocks,
-            rank=pluralllm.rank,
-        )
-
-    def __post_init__(self) -> None:
-        """Refuse a size that cannot be built."""
-        if min(self.embedding_dim, self.hidden_dim, self.num_blocks, self.num_heads) < 1 or self.rank < 0:
-            raise UserError(f"PluralLLM sizes must be at least 1, got {self}")
-        if self.hidden_dim % self.num_heads:
-            raise UserError(f"PluralLLM hidden-dim {self.hidden_dim} must be a multiple of its {self.num_heads} heads")
+        keys = pluralllm
+        return cls(keys.architecture, embedding.dim, keys.hidden_dim, keys.blocks, rank=keys.rank)
 
 
 class PluralLLM(nn.Module, ABC):

@@ -260,14 +260,7 @@ def _from_residual(
 ) -> FloatArray:
     """Answers to the wanted questions and the variance of their roots, (2, Q, K), averaged over the views that count.
 
-    Args:
-        model: with its weights.
-        table: the public questions.
-        data: the group's answers.
-        shared: the rows of `data` that are the context, ascending.
-        wanted: the questions.
-        trained_Q: which of the wanted questions were trained on.
-        posterior: keep a question's own answer in the context.
+    The context are the rows `shared` of `data`, ascending; `posterior` keeps a question's own answer in it.
     """
     answer_NK = data.answer_NK[shared]
     if len(shared) < MIN_ANSWERS or _constant(answer_NK, table.options[data.question_N[shared]].cpu().numpy()):
@@ -288,10 +281,10 @@ def _from_residual(
         conditioned = model.condition(context, view)
         if len(own_N) and not conditioned.known:
             log.warning("group %s: %s", data.group, NOT_SOLVED)
-        found_2QK[:, chosen] = conditioned.predict(asked(wanted[chosen])).numpy()
+        found_2QK[:, chosen] = conditioned.predict(asked(wanted[chosen]))
         own = np.isin(own_N, wanted[chosen])
         if own.any() and conditioned.known and not posterior:
-            found_2QK[:, np.searchsorted(wanted, own_N[own])] = conditioned.left_out().numpy()[:, own]
+            found_2QK[:, np.searchsorted(wanted, own_N[own])] = conditioned.left_out()[:, own]
         return found_2QK
 
     answer_2QK = np.zeros((2, len(wanted), table.options.shape[1]))

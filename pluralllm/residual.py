@@ -98,23 +98,14 @@ BLIND, PLAIN = View(blind=True, features=False), View(blind=True, features=False
 
 @dataclass(frozen=True)
 class _Read:
-    """The option tokens of one group's questions, with all that kernel and residual need of them.
-
-    Attributes:
-        tokens: where they lie; one episode.
-        question_PF: text of the question, norm 1.
-        option_PF: text of the option, norm 1.
-        place_P: in the list, -1 to 1.
-        root_P: square root of the mean's share.
-        feature_PR: learned features; None in a view without.
-    """
+    """The option tokens of one group's questions, one episode, with all that kernel and residual need of them."""
 
     tokens: Layout
-    question_PF: Tensor
-    option_PF: Tensor
-    place_P: Tensor
-    root_P: Tensor
-    feature_PR: Tensor | None
+    question_PF: Tensor  # text of the question, norm 1
+    option_PF: Tensor  # text of the option, norm 1
+    place_P: Tensor  # in the list, -1 to 1
+    root_P: Tensor  # square root of the mean's share
+    feature_PR: Tensor | None  # learned features; None in a view without
 
     def centred(self, value_PX: Tensor) -> Tensor:
         """Less its mean over each question's options."""
@@ -124,23 +115,6 @@ class _Read:
         """Values of tokens as (S, K), 0 on padding."""
         option_SK = self.tokens.option_BSK[0]
         return value_P.new_zeros(option_SK.shape).masked_scatter(option_SK, value_P)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Square roots of a group's shares, as the Gaussian process has them.
-
-    Attributes:
-        share_SK: expected shares, rows sum to 1, 0 on padding.
-        variance_SK: of the root of a share as a survey would find it, noise included; 0 on padding.
-    """
-
-    share_SK: Tensor
-    variance_SK: Tensor
-
-    def numpy(self) -> FloatArray:
-        """Both, as (2, S, K)."""
-        return torch.stack([self.share_SK, self.variance_SK]).cpu().numpy()
 
 
 class ExactResidual(PluralLLM):
@@ -313,21 +287,13 @@ class ExactResidual(PluralLLM):
 
 @dataclass(frozen=True)
 class Conditioned:
-    """The Gaussian process given a group's answers, which any number of targets can be predicted from.
-
-    Attributes:
-        model: with its weights.
-        view: the mean and the kernel it goes by.
-        context: the answered questions.
-        difference_N: centred difference of the roots of answers and mean.
-        lower_NN: Cholesky factor of their covariance, noise included.
-    """
+    """The Gaussian process given a group's answers, which any number of targets can be predicted from."""
 
     model: ExactResidual
     view: View
-    context: _Read
-    difference_N: Tensor
-    lower_NN: Tensor
+    context: _Read  # the answered questions
+    difference_N: Tensor  # centred difference of the roots of answers and mean
+    lower_NN: Tensor  # Cholesky factor of their covariance, noise included
 
     @property
     def known(self) -> bool:
@@ -342,16 +308,17 @@ class Conditioned:
         variance_M = self.model._variance(target, self.view) - known_MN.square().sum(0)
         return kernel_MN @ weight_N, variance_M.clamp_min(SMALLEST_VARIANCE)
 
-    def predict(self, target: Questions) -> Estimate:
-        """The group's answers to M questions, (1, M, ...).
+    def predict(self, target: Questions) -> FloatArray:
+        """The group's answers to M questions, (1, M, ...): expected shares, and the variance of their roots, (2, M, K).
 
-        A question of the context among them is predicted with its own answer as one more observation.
+        Shares of a question sum to 1; the variance is of a root as a survey would find it, noise included. Padding is
+        0. A question of the context among them is predicted with its own answer as one more observation.
         """
         read = self.model._read(target, self.view)
         return self._estimate(read, *self.residual(read))
 
-    def left_out(self) -> Estimate:
-        """Each question of the context predicted from the others: block leave-one-out in closed form.
+    def left_out(self) -> FloatArray:
+        """Each question of the context predicted from the others, (2, C, K): block leave-one-out in closed form.
 
         With A the inverse of the covariance, the residual of block b is `y_b - inv(A_bb) (A y)_b`, of variance
         `inv(A_bb)` (Rasmussen and Williams, Gaussian Processes for Machine Learning, section 5.4.2, for blocks).
@@ -367,9 +334,9 @@ class Conditioned:
         variance_N = block_SKK.diagonal(dim1=1, dim2=2)[option_SK] - self.model._noise(self.view)
         return self._estimate(self.context, residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))
 
-    def _estimate(self, read: _Read, residual_P: Tensor, variance_P: Tensor) -> Estimate:
-        share_P = _shares(read, residual_P, variance_P)
-        return Estimate(read.padded(share_P), read.padded(variance_P + self.model._noise(self.view)))
+    def _estimate(self, read: _Read, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
+        both = (_shares(read, residual_P, variance_P), variance_P + self.model._noise(self.view))
+        return torch.stack([read.padded(value_P) for value_P in both]).cpu().numpy()
 
 
 def _shares(read: _Read, residual_P: Tensor, variance_P: Tensor) -> Tensor:

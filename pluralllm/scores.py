@@ -138,16 +138,10 @@ def measure_sums(
 def nearest_question(
     data: GroupData, embedding: OptionEmbedding, rows: IntArray | None = None, *, count: int = 1
 ) -> FloatArray:
-    """Answer each question as the group answered the most similar other one with as many options.
+    """Answer questions `rows` (all Q if None) as the group answered the most similar other one with as many options.
 
-    Args:
-        data: the group's answers to choose from.
-        embedding: similar means near in the features of the options, in their order.
-        rows: the questions to answer, R of them; all Q if None.
-        count: the mean over so many similar ones, or over as many as there are.
-
-    Returns:
-        (R, K) distributions, uniform where the group has answered no other question with as many options.
+    Similar means near in the features of the options, in their order. The answer is the mean over `count` such
+    questions, or as many as there are: (R, K) distributions, uniform where the group has answered none.
     """
     rows = np.arange(len(embedding.option_QK)) if rows is None else rows
     option_RK = embedding.option_QK[rows]

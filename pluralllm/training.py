@@ -26,13 +26,9 @@ FALLING_SHARE = 1 / 3
 
 
 def step_size_factor(step: int, steps: int) -> float:
-    """Factor of the step size, in (0, 1]: a short rise, and a fall over the last third.
+    """Factor of the step size, in (0, 1]: a short rise, and a fall over the last third of the steps, counted from 0.
 
     A network that ends on large steps carries the last batches' noise, which costs more than what they teach.
-
-    Args:
-        step: number of the step or round, from 0.
-        steps: how many there are, >= 1.
     """
     return min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, (steps - step) / (FALLING_SHARE * steps))
 

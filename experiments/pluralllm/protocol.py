@@ -69,7 +69,6 @@ NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT = "unseen/held-out", "unseen/training", "seen/held-out"
 PARTS = (UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT)
-CENTRAL = "central"
 # a round of many groups asks this many of them
 MOST_IN_A_ROUND = 16
 

@@ -15,7 +15,6 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
 from pluralllm import card as cards
-from pluralllm.data import OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
 from server_app.predictor.pretraining import Pretraining
@@ -75,11 +74,9 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
 
 
 def _embedding(config: Config, catalogue: wire.Catalogue) -> EmbeddingSummary:
-    ids = tuple(question.question_id for question in catalogue.questions)
-    table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
     return EmbeddingSummary(
         kind=config.embedding.encoder,
         model=config.embedding.model,
         dim=config.embedding.dim,
-        probe=cards.probe(table, catalogue.questions),
+        probe=cards.probe(catalogue.embedding_QKE, catalogue.questions),
     )

@@ -41,12 +41,7 @@ ROUNDING = 1e-6
 
 
 def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
-    """Fault in a group's sums, in words; None where they can be used.
-
-    Args:
-        sums: as the group sent them.
-        sizes: part -> questions it has.
-    """
+    """Fault in the sums that a group sent, in words; None where they can be used. `sizes` is part -> its questions."""
     for name in ALWAYS:
         if (wire.HELD_OUT_PART, name) not in sums:
             return f"no score of {name} on held-out questions"

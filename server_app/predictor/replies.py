@@ -26,13 +26,9 @@ log = logging.getLogger("appa.server")
 
 
 def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_move: bool = False) -> str | None:
-    """Fault in a node's trained weights, which must be as many as it was sent.
+    """Fault in a node's reply to a training round, whose weights must be as many as the `expected` ones it was sent.
 
-    Args:
-        reply: to a training round.
-        expected: the weights it was sent.
-        most_examples: how many answers the node can have trained on.
-        must_move: Flower's clipping divides by the length of a node's step.
+    The node can have trained on `most_examples`; it `must_move` where Flower's clipping divides by its step's length.
     """
     arrays, metrics = reply.content.get("arrays"), reply.content.get("metrics")
     if len(reply.content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):

@@ -34,6 +34,20 @@ DELTA = 1e-5
 SERVER_LEARNING_RATE = 3e-3  # of FedAdam and its kin; Adam's usual step for a network of this size
 PROXIMAL_MU = 0.01  # pull of FedProx towards the server's weights: it only steadies groups whose steps are few
 
+_ADAPTIVE = {"eta": SERVER_LEARNING_RATE, "tau": TAU}
+_MOMENTS = _ADAPTIVE | {"beta_1": BETAS[0], "beta_2": BETAS[1]}
+STRATEGIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "fedavg": (FedAvg, {}),
+    "fedprox": (FedProx, {"proximal_mu": PROXIMAL_MU}),
+    "fedadam": (FedAdam, _MOMENTS),
+    "fedyogi": (FedYogi, _MOMENTS),
+    "fedadagrad": (FedAdagrad, _ADAPTIVE),
+    "fedmedian": (FedMedian, {}),
+    "fedtrimmedavg": (FedTrimmedAvg, {}),
+    "krum": (Krum, {"num_malicious_nodes": BYZANTINE_NODES}),
+    "multikrum": (MultiKrum, {"num_malicious_nodes": BYZANTINE_NODES}),
+}
+
 log = logging.getLogger("appa.server")
 
 
@@ -46,35 +60,15 @@ def flower_strategy(config: Config, num_nodes: int) -> Strategy:
     keys = config.pluralllm
     if num_nodes < keys.least_nodes:
         raise UserError(keys.too_few(num_nodes))
-    common: dict[str, Any] = {
-        "fraction_train": keys.fraction,
-        "fraction_evaluate": 1.0,
-        "min_train_nodes": min(num_nodes, keys.least_nodes),
-        "min_evaluate_nodes": 1,
-        "min_available_nodes": num_nodes,
-    }
-    adaptive: dict[str, Any] = {"eta": SERVER_LEARNING_RATE, "tau": TAU, **common}
-    moments: dict[str, Any] = {"beta_1": BETAS[0], "beta_2": BETAS[1]}
-    strategy: Strategy
-    match keys.strategy:
-        case "fedavg":
-            strategy = FedAvg(**common)
-        case "fedprox":
-            strategy = FedProx(proximal_mu=PROXIMAL_MU, **common)
-        case "fedadam":
-            strategy = FedAdam(**moments, **adaptive)
-        case "fedyogi":
-            strategy = FedYogi(**moments, **adaptive)
-        case "fedadagrad":
-            strategy = FedAdagrad(**adaptive)
-        case "fedmedian":
-            strategy = FedMedian(**common)
-        case "fedtrimmedavg":
-            strategy = FedTrimmedAvg(**common)
-        case "krum":
-            strategy = Krum(num_malicious_nodes=BYZANTINE_NODES, **common)
-        case "multikrum":
-            strategy = MultiKrum(num_malicious_nodes=BYZANTINE_NODES, **common)
+    strategy_class, settings = STRATEGIES[keys.strategy]
+    strategy: Strategy = strategy_class(
+        fraction_train=keys.fraction,
+        fraction_evaluate=1.0,
+        min_train_nodes=min(num_nodes, keys.least_nodes),
+        min_evaluate_nodes=1,
+        min_available_nodes=num_nodes,
+        **settings,
+    )
     if keys.dp_noise:
         strategy = DifferentialPrivacyServerSideFixedClipping(strategy, keys.dp_noise, keys.dp_clip, num_nodes)
     return strategy

@@ -13,6 +13,8 @@ from appa_flwr.protocol import votes, wire
 from client_app import outgoing, predictor, scoring, state, survey_answers
 from client_app.main import app
 
+pytestmark = pytest.mark.usefixtures("few_scores")
+
 SECRET = "secret 0.123456 question text"
 
 FAULTS = [
@@ -81,9 +83,7 @@ def test_an_unknown_run_config_is_an_error_of_every_action(kind):
         (wire.TARGET_SIDE, [0.5, 1.0 + 1e-9], False),
         (wire.TARGET_SIDE, [-1e-9, 0.5], False),
         (wire.TARGET_SIDE, [0.5, np.nan], False),
-        (wire.TARGET_SIDE, [0.5, np.inf], False),
         (wire.TRUTH_SIDE, [0.5, np.nan], True),
-        (wire.TRUTH_SIDE, [np.nan, 1.5], False),
         (wire.TRUTH_SIDE, [np.nan, -np.inf], False),
     ],
 )

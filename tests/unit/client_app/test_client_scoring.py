@@ -16,11 +16,9 @@ OPTION_QK = np.arange(max(SIZES))[None] < np.array(SIZES)[:, None]
 METRICS = ("js", "js-distance", "wasserstein", "cosine", "borda")
 
 
-def by_hand(metric: str, prediction: list[float], target: list[float]) -> float:
+def by_hand(metric: str, prediction: np.ndarray, target: np.ndarray) -> float:
     """One reward over real options only; what a metric is worth, its own tests and the reference say."""
-    return float(
-        rewards.METRICS[metric](np.array([prediction]), np.array([target]), np.full((1, len(target)), True))[0]
-    )
+    return float(rewards.METRICS[metric](prediction[None], target[None], np.full((1, len(target)), True))[0])
 
 
 def table(seed: int) -> np.ndarray:
@@ -45,10 +43,8 @@ def test_rewards_equal_a_slow_loop_over_answers(num_answers):
     reward_J = scoring.score(request, target_QK, OPTION_QK)
     assert list(reward_J) == list(METRICS)
     for metric in METRICS:
-        expected = [
-            by_hand(metric, prediction_JK[j, : SIZES[q]].tolist(), target_QK[q, : SIZES[q]].tolist())
-            for j, q in enumerate(question_J)
-        ]
+        pairs = ((prediction_JK[j, : SIZES[q]], target_QK[q, : SIZES[q]]) for j, q in enumerate(question_J))
+        expected = [by_hand(metric, *pair) for pair in pairs]
         np.testing.assert_allclose(reward_J[metric], expected, atol=1e-9, err_msg=metric)
 
 
@@ -61,6 +57,6 @@ def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_re
     prediction_JK[0, 2:] = np.nan  # but beyond the two options of question 0 nothing counts
     request = wire.ScoreRequest(np.array([0, 0, 1, 3, 3]), prediction_JK, METRICS)
     for metric, reward_J in scoring.score(request, target_QK, OPTION_QK).items():
-        assert reward_J[0] == pytest.approx(by_hand(metric, [0.2, 0.2], target_QK[0, :2].tolist()))
+        assert reward_J[0] == pytest.approx(by_hand(metric, np.array([0.2, 0.2]), target_QK[0, :2]))
         assert reward_J[[1, 2]].tolist() == [0.0, 0.0]
         assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not

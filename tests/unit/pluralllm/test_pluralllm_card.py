@@ -16,7 +16,6 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.run import records
 from appa_flwr.survey.types import Question
 from pluralllm import card as cards
-from pluralllm.data import OptionEmbedding
 from pluralllm.model import ModelConfig
 
 QUESTIONS = tuple(Question(f"q{n}", f"What about {n}?", ("yes", "no"), None) for n in range(6))
@@ -99,22 +98,12 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused_in_one_line(weights, ch
     assert "\n" not in str(refused.value)
 
 
-def edit(weights, **changes):
-    path = weights.with_suffix(".json")
-    content = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         (lambda w: w.unlink(), "there is no file .*best.safetensors; give"),
         (lambda w: w.with_suffix(".json").unlink(), "there is no file .*best.json; give"),
-        (lambda w: w.with_suffix(".json").write_text("{"), "best.json is not JSON"),
-        (lambda w: w.with_suffix(".json").write_text("[1]"), "best.json: input should be an object"),
-        (lambda w: edit(w, format=2), "format 2, and this version reads format 5"),
-        (lambda w: edit(w, survey=None), "best.json, key 'survey': field required"),
-        (lambda w: edit(w, chosen=-1), "best.json, key 'chosen': input should be greater"),
+        (lambda w: w.with_suffix(".json").write_text('{"format": 2}'), "format 2, and this version reads format 5"),
         (lambda w: w.write_bytes(b"other"), "best.json belongs to other weights"),
     ],
 )
@@ -128,9 +117,6 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(weights, damage, says):
 def test_the_probe_is_the_same_whatever_the_order_of_the_questions():
     rng = np.random.default_rng(0)
     value_QKE = rng.normal(size=(6, 2, 3)).astype(np.float32)
-    option_QK = np.ones((6, 2), dtype=bool)
-    ids = tuple(question.question_id for question in QUESTIONS)
-    probed = cards.probe(OptionEmbedding(ids, value_QKE, option_QK), QUESTIONS)
-    turned = cards.probe(OptionEmbedding(ids[::-1], value_QKE[::-1], option_QK), QUESTIONS[::-1])
-    assert probed == turned
+    probed = cards.probe(value_QKE, QUESTIONS)
+    assert probed == cards.probe(value_QKE[::-1], QUESTIONS[::-1])
     assert any(np.allclose(probed, row, atol=1e-4) for row in value_QKE[:, 0])

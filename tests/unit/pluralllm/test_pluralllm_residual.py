@@ -130,11 +130,11 @@ def test_the_residual_is_that_of_a_dense_gaussian_process(model, table, data, vi
 @pytest.mark.parametrize("view", VIEWS)
 @torch.no_grad()
 def test_leave_one_out_is_what_leaving_out_gives(model, table, data, view):
-    found = model.condition(asked(table, data.question_N, data.answer_NK), view).left_out().numpy()
+    found = model.condition(asked(table, data.question_N, data.answer_NK), view).left_out()
     for place in range(0, ANSWERED, 3):
         rest = np.delete(np.arange(ANSWERED), place)
         others = model.condition(asked(table, data.question_N[rest], data.answer_NK[rest]), view)
-        expected = others.predict(asked(table, data.question_N[place : place + 1])).numpy()
+        expected = others.predict(asked(table, data.question_N[place : place + 1]))
         np.testing.assert_allclose(found[:, place], expected[:, 0], atol=2e-5)
 
 
@@ -193,27 +193,25 @@ def test_every_choice_is_the_prediction_with_its_shares_of_views(model, table, d
 
 @pytest.mark.parametrize("few", [0, 1, 2])
 def test_too_few_or_constant_answers_give_the_mean(model, table, data, few, caplog):
-    nothing = GroupData("Here", data.question_N[:0], data.answer_NK[:0])
-    expected = predict_targets(model, nothing, table, num_context=512, seed=0, trained=TRAINED).probability_QK
+    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
+    expected = predict_targets(model, data.first(0), table, **given).probability_QK
+    mine = data.first(few)
     if few == 2:  # every answer uniform
         option_NK = table.option_QK[data.question_N]
         mine = GroupData("Here", data.question_N, (option_NK / option_NK.sum(1, keepdims=True)).astype(np.float32))
-    else:
-        mine = GroupData("Here", data.question_N[:few], data.answer_NK[:few])
     with caplog.at_level(logging.WARNING, logger="appa.client"):
-        found = predict_targets(model, mine, table, num_context=512, seed=0, trained=TRAINED).probability_QK
+        found = predict_targets(model, mine, table, **given).probability_QK
     np.testing.assert_allclose(found, expected)
     assert ("gets the mean of all groups" in caplog.text) == bool(few)
 
 
 def test_a_kernel_that_cannot_be_factored_gives_the_mean_and_a_warning(model, table, data, caplog):
-    nothing = GroupData("Here", data.question_N[:0], data.answer_NK[:0])
     with torch.no_grad():
         model.log_weight.fill_(10.0)  # e^80: rounding alone leaves negative eigenvalues
-    expected = predict_targets(model, nothing, table, num_context=512, seed=0, trained=TRAINED).probability_QK
+    given = {"num_context": 512, "seed": 0, "trained": TRAINED}
+    expected = predict_targets(model, data.first(0), table, **given).probability_QK
     with caplog.at_level(logging.WARNING, logger="appa.client"):
-        found = predict_targets(model, data, table, num_context=512, seed=0, trained=TRAINED)
-    assert np.isfinite(found.probability_QK).all()
+        found = predict_targets(model, data, table, **given)
     assert np.isfinite(found.spread_Q).all()
     assert "cannot be solved for" in caplog.text
     np.testing.assert_allclose(found.probability_QK[data.question_N], expected[data.question_N])
@@ -223,26 +221,15 @@ def test_training_moves_mean_and_every_kernel_and_lowers_the_loss(table, data):
     torch.manual_seed(0)
     network = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=3))
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    config = EpisodeConfig(num_context=8, least_context=2, num_targets=8, num_episodes=2)
+    exam = sample_episodes(data, table, config=EpisodeConfig(8, 8, 8, 40), generator=torch.Generator().manual_seed(9))
 
     def loss() -> float:
-        episodes = sample_episodes(
-            data, table, config=EpisodeConfig(8, 8, 8, 40), generator=torch.Generator().manual_seed(9)
-        )
         with torch.no_grad():
-            return float(network.loss(episodes))
+            return float(network.loss(exam))
 
     start = loss()
-    local_update(
-        network,
-        data,
-        table,
-        steps=60,
-        learning_rate=3e-3,
-        optimizer="adam",
-        episodes=config,
-        generator=torch.Generator().manual_seed(1),
-    )
+    given = {"steps": 60, "learning_rate": 3e-3, "optimizer": "adam", "episodes": EpisodeConfig(8, 2, 8, 2)}
+    local_update(network, data, table, generator=torch.Generator().manual_seed(1), **given)
     assert loss() < start - 0.2
     moved = {name for name, value in network.state_dict().items() if (value != before[name]).all()}
     assert {"log_weight", "log_length", "log_noise", "log_feature", "unread"} <= moved

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from surveys import row, write
 
@@ -75,6 +74,12 @@ def weights(trained):
     return torch.cat([value.flatten() for value in trained.model.state_dict().values()]).numpy()
 
 
+def distances_of(table_QK, data):
+    """Of a group's answers, by SciPy."""
+    pairs = zip(data.question_N, data.answer_NK, strict=True)
+    return [jensenshannon(table_QK[question], answer_K.astype(float)) for question, answer_K in pairs]
+
+
 def rows_of(groups):
     return set(np.concatenate([data.question_N for data in groups]).tolist())
 
@@ -97,10 +102,9 @@ def test_no_group_trains_on_or_shows_a_question_that_another_holds_out(problem):
     assert len(trained) + len(held_out) == NUM_QUESTIONS
 
 
-@pytest.mark.parametrize("how", ["central", "fedadam", "fedavg"])
-def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, how):
-    central = how == "central"
-    config = small("pluralllm.validate-every=0", *(() if central else (f"pluralllm.strategy={how}",)))
+@pytest.mark.parametrize("central", [True, False])
+def test_neither_held_out_answers_nor_unseen_groups_reach_training(problem, central):
+    config = small("pluralllm.validate-every=0")
     found = train(problem, config, seed=0, central=central)
     parts = {name: Part(forged(part.context), forged(part.truth)) for name, part in problem.parts.items()}
     again = train(replace(problem, parts=parts, validation=forged(problem.validation)), config, seed=0, central=central)
@@ -127,8 +131,7 @@ def test_a_round_is_judged_by_the_training_groups_validation_answers(problem, mo
             seed=child_seed(3, "context", 0),
             trained=problem.trained_Q,
         )
-        for question, answer_K in zip(truth.question_N, truth.answer_NK, strict=True):
-            distances.append(jensenshannon(predicted.probability_QK[question], answer_K.astype(float)))
+        distances += distances_of(predicted.probability_QK, truth)
     assert [found.validation for found in kept[0].rounds] == pytest.approx([np.mean(distances)], abs=1e-4)
     assert trained.round == 1
 
@@ -148,9 +151,7 @@ def test_one_group_alone_trains_as_plain_rounds_of_its_own_and_fedadam_steps_oth
     config = small(*given, "pluralllm.learning-rate=0.1", f"pluralllm.architecture={architecture}")
     found = train(alone, config, seed=0).model
     torch.manual_seed(child_seed(0, "pluralllm"))
-    model = build(
-        ModelConfig(architecture, problem.embedding.dim, hidden_dim=8, num_blocks=1, rank=2),
-    )
+    model = build(ModelConfig(architecture, problem.embedding.dim, hidden_dim=8, num_blocks=1, rank=2))
     data = alone.training[0]
     # two rounds: the step size has risen to 1/5 and 2/5, and falls after the second only
     for round_number, learning_rate in ((1, 0.02), (2, 0.04)):
@@ -173,12 +174,10 @@ def test_scores_are_those_of_scipy_for_the_answers_of_each_part(problem):
     config = small("pluralllm.rounds=0", "pluralllm.architecture=attention")
     found = report(problem, train(problem, config, seed=0), config, seed=0, sizes=(1, 4))
     assert tuple(found.scores) == tuple(found.by_context) == PARTS
+    option_QK = problem.embedding.option_QK
+    uniform_QK = option_QK / option_QK.sum(1, keepdims=True)
     for name, part in problem.parts.items():
-        distances = []
-        for data in part.truth:
-            for question, answer_K in zip(data.question_N, data.answer_NK, strict=True):
-                size = problem.embedding.option_QK[question].sum()
-                distances.append(jensenshannon(np.full(size, 1 / size), answer_K[:size].astype(float)))
+        distances = [distance for data in part.truth for distance in distances_of(uniform_QK, data)]
         uniform = [found.scores[name][predictor] for predictor in ("pluralllm", "uniform")]
         for score in (*uniform, *found.by_context[name].values()):
             assert score.answers == len(distances)
@@ -206,11 +205,11 @@ def test_scores_by_context_size_are_those_of_a_run_with_that_size(problem):
     config = small()
     trained = train(problem, config, seed=0)
     by_context = report(problem, trained, config, seed=0, sizes=(2, 4, 8)).by_context
-    for size in (2, 4, 8):
-        ours = small(f"pluralllm.num-context-questions={size}")
-        scores = report(problem, trained, ours, seed=0).scores
-        for part, by_size in by_context.items():
-            assert by_size[size] == scores[part]["pluralllm"]
+    ours = small("pluralllm.num-context-questions=4")
+    scores = report(problem, trained, ours, seed=0).scores
+    assert {part: by_size[4] for part, by_size in by_context.items()} == {
+        part: found["pluralllm"] for part, found in scores.items()
+    }
     assert len({score.js for score in by_context[UNSEEN_TRAINING].values()}) == 3
 
 
@@ -257,20 +256,6 @@ def test_measures_by_hand():
     assert math.isnan(nothing.coverage)
 
 
-def test_the_rank_correlation_is_that_of_scipy(problem):
-    part = problem.parts[UNSEEN_TRAINING]
-    rng = np.random.default_rng(0)
-    option_QK = problem.embedding.option_QK
-    predicted = [Targets(option_QK / option_QK.sum(axis=1, keepdims=True), rng.random(NUM_QUESTIONS)) for _ in range(2)]
-    stated, errors = [], []
-    for targets, data in zip(predicted, part.truth, strict=True):
-        for question, answer_K in zip(data.question_N, data.answer_NK, strict=True):
-            stated.append(targets.spread_Q[question])
-            errors.append(jensenshannon(targets.probability_QK[question], answer_K.astype(float)))
-    found = measure(predicted, part.truth, problem.embedding).spearman
-    assert found == pytest.approx(stats.spearmanr(stated, errors).statistic, abs=1e-3)
-
-
 @pytest.mark.parametrize("named", [None, "option", "variable"])
 def test_a_survey_that_is_not_there_is_an_error_that_names_both_ways_to_say_where(named, tmp_path, monkeypatch):
     monkeypatch.delenv("APPA_SURVEYS", raising=False)
@@ -278,9 +263,7 @@ def test_a_survey_that_is_not_there_is_an_error_that_names_both_ways_to_say_wher
     if named == "variable":
         monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
     where = f" in {tmp_path}" if named else ""
-    with pytest.raises(
-        UserError, match=rf"^no globalqa\.jsonl{where}; .* --surveys DIR or by the variable APPA_SURVEYS$"
-    ):
+    with pytest.raises(UserError, match=rf"^no globalqa\.jsonl{where}; .* --surveys DIR .* APPA_SURVEYS$"):
         load_problem("globalqa", seed=0, folder=folder)
     if named:
         (tmp_path / "globalqa.jsonl").touch()
@@ -336,13 +319,13 @@ def test_a_table_is_printed_whole(problem, monkeypatch, capsys, rows, lines):
     monkeypatch.setattr(tables, "SIZES", (1, 4))
     monkeypatch.setattr(tables, "load_problem", lambda *_, **__: problem)
     monkeypatch.setattr(tables, "recipe", lambda *given: small(*given, "pluralllm.rounds=1"))
-    tables.main("ours", datasets="generated", seeds="0,1", rows=rows)
+    tables.main("ours", datasets="generated", seeds="0", rows=rows)
     out = capsys.readouterr().out
     printed = [line for line in out.splitlines() if line.startswith("|")]
     assert len(printed) == len(PARTS) * (2 + lines)
     assert len({line.count("|") for line in printed}) == 1
     assert [line for line in out.splitlines() if line.startswith("###")] == [f"### generated, {part}" for part in PARTS]
-    assert out.count("rounds kept [1, 1]") == (rows or 2)
+    assert out.count("rounds kept [1]") == (rows or 2)
 
 
 def test_an_unknown_table_is_refused_with_the_known_ones():

@@ -37,15 +37,20 @@ def node(step, *, num_examples=10):
     return answer
 
 
-def trained(nodes, *, most=None, size=1, **keys):
-    """The weights `w` and `b`, both 0 before, after one round with these nodes."""
+def pretrained(nodes, *, size=1, most=None, extra=None, **keys):
+    """The weights `w` and `b`, both 0 before, and those of `extra` after one round with these nodes."""
     given = {f"pluralllm.{name.replace('_', '-')}": value for name, value in {"rounds": 1, **keys}.items()}
-    config = Config.load({**PLAIN, **given})
-    start = ArrayRecord({name: Array(np.zeros(size, np.float32)) for name in ("w", "b")})
-    grid = OverlapGrid(FakeGrid(nodes))
+    config = Config.load({**PLAIN, "federation.reply-timeout": 0.01, **given})
+    start = {name: Array(np.zeros(size, np.float32)) for name in ("w", "b")} | (extra or {})
     with flower_task():
-        done = pretrain(grid, config, start, nodes=tuple(nodes), most=most or {}, progress=lambda *_: None)
-    return np.concatenate([done.weights["w"].numpy(), done.weights["b"].numpy()])
+        grid = OverlapGrid(FakeGrid(nodes))
+        done = pretrain(grid, config, ArrayRecord(start), nodes=tuple(nodes), most=most or {}, progress=lambda *_: None)
+    return {name: array.numpy() for name, array in done.weights.items()}
+
+
+def trained(nodes, **given):
+    found = pretrained(nodes, **given)
+    return np.concatenate([found["w"], found["b"]])
 
 
 def steps(*pairs, **kwargs):
@@ -92,14 +97,11 @@ def test_a_count_beyond_the_questions_there_are_is_refused(caplog):
 @pytest.mark.parametrize("noise", [0.0, 5.0])
 def test_how_much_a_view_counts_is_no_node_s_to_change(noise):
     """A share beyond [0, 1] makes predictions that are none."""
-    config = Config.load({**PLAIN, "pluralllm.rounds": 2, "pluralllm.dp-noise": noise})
-    start = ArrayRecord({name: Array(np.zeros(2, np.float32)) for name in ("w", "b")})
-    start[SHARES_KEY] = Array(np.array([0.5, 0.25], np.float32))
+    shares = Array(np.array([0.5, 0.25], np.float32))
     nodes = {0: node({"w": 1, "b": 1, SHARES_KEY: -7}), 1: node({"w": 2, "b": 2, SHARES_KEY: 0})}
-    with flower_task():
-        done = pretrain(OverlapGrid(FakeGrid(nodes)), config, start, nodes=(0, 1), progress=lambda *_: None)
-    assert done.weights[SHARES_KEY].numpy().tolist() == [0.5, 0.25]
-    assert done.weights["w"].numpy()[0] != 0
+    found = pretrained(nodes, size=2, extra={SHARES_KEY: shares}, rounds=2, dp_noise=noise)
+    assert found[SHARES_KEY].tolist() == [0.5, 0.25]
+    assert found["w"][0] != 0
 
 
 @pytest.mark.parametrize("strategy", ROBUST)
@@ -152,20 +154,15 @@ def test_noise_is_of_the_size_asked_for_and_nobody_can_know_it():
 
 def test_fewer_nodes_hide_one_another_less_and_get_more_noise():
     nodes = steps(*[(0, 1e-9)] * 4, (0, 0)) | {5: lambda message: None}  # Flower cannot clip a step of length 0
-    keys = {"pluralllm.rounds": 1, "pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg"}
-    config = Config.load({**keys, "pluralllm.dp-noise": 2.0, "federation.reply-timeout": 0.01})
-    start = ArrayRecord({name: Array(np.zeros(40_000, np.float32)) for name in ("w", "b")})
-    with flower_task():
-        done = pretrain(OverlapGrid(FakeGrid(nodes)), config, start, nodes=tuple(nodes), progress=lambda *_: None)
-    assert done.weights["w"].numpy().std() == pytest.approx(2.0 / 4, rel=0.02)
+    assert trained(nodes, size=40_000, dp_noise=2.0).std() == pytest.approx(2.0 / 4, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"validate-every": 10}, r"pluralllm.dp-noise = 1.0 needs pluralllm.validate-every = 0: what is kept"),
-        ({"strategy": "fedadam"}, r"pluralllm.dp-noise = 1.0 needs pluralllm.strategy = fedavg or fedprox$"),
-        ({"strategy": "fedavg", "fraction": 0.5}, r"dp-noise = 1.0 needs pluralllm.fraction = 1: all nodes"),
+        ({"validate-every": 10}, "needs pluralllm.validate-every = 0"),
+        ({"strategy": "fedadam"}, "needs pluralllm.strategy = fedavg or fedprox"),
+        ({"strategy": "fedavg", "fraction": 0.5}, "needs pluralllm.fraction = 1"),
     ],
 )
 def test_noise_that_would_promise_too_much_is_refused(keys, message):

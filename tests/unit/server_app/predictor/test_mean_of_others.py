@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from in_process import FEW, InProcessGrid, SimulatedGrid, deployed, flower_task, request, simulated
 from small import SMALL_PREDICTOR, VOTES
 
@@ -20,7 +20,7 @@ from appa_flwr.survey.generate import generate
 from client_app import predictor, state
 from client_app.main import app
 from client_app.survey_answers import all_groups
-from pluralllm.data import GroupData, OptionEmbedding
+from pluralllm.data import GroupData, option_embedding
 from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.scores import measure_sums
 from server_app.federation.catalogue import build_catalogue
@@ -57,20 +57,14 @@ def replies_to_targets(chosen: Config, contexts: Mapping[int, Context]):
 
 def held_out(grid: InProcessGrid, catalogue: wire.Catalogue) -> list[GroupData]:
     """Every group's answers to held-out questions, from its node's memory."""
-    found = []
-    for memory in map(state.memory_of, grid.contexts.values()):
-        for name in state.groups(memory):
-            truth_QK = state.truth(memory, name)
-            rows = np.flatnonzero(~catalogue.train_Q & ~np.isnan(truth_QK).any(1))
-            found.append(GroupData(name, rows, truth_QK[rows].astype(np.float32)))
-    return found
+    memories = map(state.memory_of, grid.contexts.values())
+    groups = ((name, state.truth(memory, name)) for memory in memories for name in state.groups(memory))
+    return [predictor.held_out_answers(name, truth_QK, catalogue.train_Q) for name, truth_QK in groups]
 
 
-def scores(data: GroupData, others: Iterable[GroupData], catalogue: wire.Catalogue, *, least: int) -> dict[str, float]:
+def scores(data: GroupData, others: Iterable[GroupData], catalogue: wire.Catalogue) -> dict[str, float]:
     """What a group must tell of the others' mean, from a place that has all answers."""
-    ids = tuple(question.question_id for question in catalogue.questions)
-    table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
-    mean_QK = mean_from_sums(*group_sums(others, table), min_groups=least)
+    mean_QK = mean_from_sums(*group_sums(others, option_embedding(catalogue)), min_groups=1)
     known = mean_QK[data.question_N].any(axis=1)
     rows = data.question_N[known]
     return measure_sums(mean_QK[rows], data.answer_NK[known].astype(np.float64), catalogue.option_QK[rows])
@@ -80,11 +74,10 @@ def totals_sent(grid: InProcessGrid) -> list[wire.Totals | None]:
     return [wire.unpack_totals(asked.message.content) for asked in grid.requests if asked.kind == wire.TARGETS]
 
 
-@pytest.mark.parametrize("num_nodes", [6, 2])
-def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train(num_nodes):
+def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train():
     unseen = all_groups(config())[-1]
     chosen = config(pluralllm__unseen_groups=unseen)
-    replies, catalogue, grid = replies_to_targets(chosen, simulated(chosen, num_nodes))
+    replies, catalogue, grid = replies_to_targets(chosen, simulated(chosen, 6))
     everyone = held_out(grid, catalogue)
     seen = [data for data in everyone if data.group != unseen]
     count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))
@@ -92,19 +85,15 @@ def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_tra
         enough = count_Q[data.question_N] >= 3  # of a question's groups, its own among them
         assert enough.sum() > 0
         mine = GroupData(data.group, data.question_N[enough], data.answer_NK[enough])
-        others = [other for other in seen if other.group != data.group]
-        expected = scores(mine, others, catalogue, least=1)
+        expected = scores(mine, [other for other in seen if other.group != data.group], catalogue)
         assert replies[data.group].sums[ROW] == pytest.approx(expected, abs=1e-9)
         assert expected["js"] > 0
     for totals in totals_sent(grid):
         assert set(totals.groups) == {data.group for data in seen}
         assert not totals.count_Q[catalogue.train_Q].any()
         assert not totals.answer_QK[catalogue.train_Q].any()
-
-
-def test_how_groups_share_nodes_changes_no_digit():
-    one, other = (replies_to_targets(config(), simulated(config(), num_nodes))[0] for num_nodes in (6, 1))
-    assert {name: reply.sums for name, reply in one.items()} == {name: reply.sums for name, reply in other.items()}
+    shared, _, _ = replies_to_targets(chosen, simulated(chosen, 2))  # how groups share nodes changes no digit
+    assert {name: reply.sums for name, reply in shared.items()} == {name: reply.sums for name, reply in replies.items()}
 
 
 def test_where_too_few_groups_train_there_is_no_row():
@@ -136,7 +125,6 @@ def test_a_deployed_group_sends_no_answer_and_has_no_such_row(tmp_path):
 def test_a_deployed_group_scores_no_totals_that_a_server_made_up(tmp_path):
     """A table that fits one question alone, scored against the own answers, would tell that answer."""
     chosen, contexts = two_deployed(tmp_path)
-    content = RecordDict()
     with flower_task():
         catalogue = build_catalogue(chosen)
         content = wire.pack_weights(initial_weights(chosen))

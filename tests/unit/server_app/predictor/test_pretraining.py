@@ -71,7 +71,7 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
     rng = np.random.default_rng(0)
     nodes = {n: trainer(rng.normal(size=1000), num_examples=10 + n, loss=0.5 + 0.1 * n) for n in range(5)}
     found = set()
-    for places in itertools.islice(itertools.permutations(range(5)), 0, None, 17):
+    for places in itertools.islice(itertools.permutations(range(5)), 0, None, 29):
         late = {node: 2 * place for node, place in enumerate(places)}
         done = pretrained(FakeGrid(nodes, polls_to_wait=late), range(5), size=1000, strategy=strategy, rounds=1)
         found.add((done.weights["w"].numpy().tobytes(), done.rounds))
@@ -89,30 +89,27 @@ def test_nodes_weigh_as_many_answers_as_they_trained_on_and_fedprox_tells_them_i
     assert [content["config"].get("proximal-mu") for content in sent] == sent_mu
 
 
+# What Flower's fedadam corrects the first and the second step by: sqrt(1 - .99^(t+1)) / (1 - .9^(t+1))
+FIRST, SECOND = (np.sqrt(1 - 0.99**t) / (1 - 0.9**t) for t in (2, 3))
+
+
 @pytest.mark.parametrize(
-    ("strategy", "steps"),
+    ("strategy", "first_step", "second_step"),
     [
         # eta is .003 x 1/5 in the first round; the second and last of two falls again: .003 x 2/5 x min(1, 1 / (2/3)).
         # fedadagrad: d / sqrt(d^2), then d / sqrt(2 d^2)
-        ("fedadagrad", (6e-4, 6e-4 + 1.2e-3 / np.sqrt(2))),
+        ("fedadagrad", 6e-4, 1.2e-3 / np.sqrt(2)),
         # fedyogi: m = .1 d, v = .01 d^2; then m = .19 d, v = .02 d^2 (v was under d^2)
-        ("fedyogi", (6e-4, 6e-4 + 1.2e-3 * 0.19 / np.sqrt(0.02))),
-        # fedadam: the same m, v = .0199 d^2; Flower corrects by sqrt(1 - .99^(t+1)) / (1 - .9^(t+1))
-        (
-            "fedadam",
-            (
-                6e-4 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2),
-                6e-4 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2)
-                + 1.2e-3 * np.sqrt(1 - 0.99**3) / (1 - 0.9**3) * 0.19 / np.sqrt(0.0199),
-            ),
-        ),
+        ("fedyogi", 6e-4, 1.2e-3 * 0.19 / np.sqrt(0.02)),
+        # fedadam: the same m, v = .0199 d^2
+        ("fedadam", 6e-4 * FIRST, 1.2e-3 * SECOND * 0.19 / np.sqrt(0.0199)),
     ],
 )
-def test_adaptive_strategies_step_as_their_papers_say(strategy, steps):
+def test_adaptive_strategies_step_as_their_papers_say(strategy, first_step, second_step):
     first, second, _ = rounds(strategy=strategy)
     # where the mean change is 0, nothing moves; elsewhere the size of the change cancels
-    np.testing.assert_allclose(first, [0.0, -steps[0]], rtol=1e-4, atol=1e-12)
-    np.testing.assert_allclose(second, [0.0, -steps[1]], rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(first, [0.0, -first_step], rtol=1e-4, atol=1e-12)
+    np.testing.assert_allclose(second, [0.0, -first_step - second_step], rtol=1e-4, atol=1e-12)
 
 
 Spoil = Callable[[RecordDict], None]
@@ -149,17 +146,14 @@ SOUND = Array(TWO)
 MALFORMED: dict[str, Spoil] = {
     "longer": arrays(weights=np.ones(3, dtype=np.float32)),
     "broadcast": arrays(weights=np.ones(1, dtype=np.float32)),
-    "scalar": arrays(weights=np.float32(1)),
     "more axes": arrays(weights=np.ones((1, 2), dtype=np.float32)),
     "another name": arrays(v=TWO),
     "one array too many": arrays(weights=TWO, v=TWO),
-    "no array": arrays(),
     "float64": arrays(weights=TWO.astype(np.float64)),
     "integers": arrays(weights=TWO.astype(np.int32)),
     "text": arrays(weights=np.array(["a", "b"])),
     "another byte order": arrays(weights=TWO.astype(">f4")),
     "cut off": arrays(weights=Array(SOUND.dtype, SOUND.shape, SOUND.stype, SOUND.data[:-1])),
-    "no bytes": arrays(weights=Array(SOUND.dtype, SOUND.shape, SOUND.stype, b"")),
     "several files": arrays(weights=Array(SOUND.dtype, SOUND.shape, SOUND.stype, zipped())),
     "another encoding": arrays(weights=Array(SOUND.dtype, SOUND.shape, "torch", SOUND.data)),
     "another shape than it says": arrays(
@@ -169,22 +163,16 @@ MALFORMED: dict[str, Spoil] = {
     "infinite weight": arrays(weights=np.array([-math.inf, 1.0], dtype=np.float32)),
     "no arrays record": lambda content: content.pop("arrays"),
     "no metrics record": lambda content: content.pop("metrics"),
-    "no records": lambda content: content.clear(),
     "two array records": lambda content: content.update({"more": ArrayRecord({"weights": SOUND})}),
-    "two metric records": lambda content: content.update({"more": MetricRecord({"loss": 0.5})}),
-    "another record": lambda content: content.update({"more": ConfigRecord({"a": 1})}),
     "settings for metrics": lambda content: content.update({"metrics": ConfigRecord({"num-examples": 5, "loss": 0.5})}),
     "metrics for arrays": lambda content: content.update({"arrays": MetricRecord({"weights": 0.5})}),
-    "empty metrics": lambda content: content.update({"metrics": MetricRecord()}),
     "extra metric": metrics(accuracy=0.5),
     "no count": lambda content: content["metrics"].pop("num-examples"),
     "no loss": lambda content: content["metrics"].pop("loss"),
     "count 0": metrics(num_examples=0),
-    "count -5": metrics(num_examples=-5),
     "count minus the others": metrics(num_examples=-int(EXAMPLES.sum())),
     "count is a bool": a_bool_for_a_count,
     "count 10.0": metrics(num_examples=10.0),
-    "count NaN": metrics(num_examples=math.nan),
     "counts": metrics(num_examples=[10]),
     "loss NaN": metrics(loss=math.nan),
     "loss infinite": metrics(loss=math.inf),
@@ -192,7 +180,7 @@ MALFORMED: dict[str, Spoil] = {
 }
 
 
-def trained_with(spoilt: dict[int, Spoil | None], strategy="fedadam"):
+def trained_with(spoilt: dict[int, Spoil | None]):
     """Two rounds in which each node of `spoilt` sends a sound reply, or what its function makes of one."""
 
     def node(n, spoil):
@@ -206,7 +194,7 @@ def trained_with(spoilt: dict[int, Spoil | None], strategy="fedadam"):
         return answer
 
     grid = FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()})
-    done = pretrained(grid, tuple(spoilt), strategy=strategy, rounds=2)
+    done = pretrained(grid, tuple(spoilt), strategy="fedadam", rounds=2)
     return done.weights["w"].numpy().tobytes(), done.rounds
 
 
@@ -222,14 +210,6 @@ def test_a_malformed_training_reply_leaves_what_the_sound_nodes_make_of_it(what,
         assert all(line.startswith(f"node {BAD_NODE}: its training reply cannot be used: ") for line in lines)
     with pytest.raises(UserError, match="round 1: no node sent weights that could be used"):
         trained_with({0: spoil, 1: spoil})
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_strategy_lets_nan_weights_through(strategy):
-    sound = dict.fromkeys(range(5))
-    alone = trained_with(sound, strategy)
-    assert np.isfinite(np.frombuffer(alone[0], dtype=np.float32)).all()
-    assert trained_with({BAD_NODE: MALFORMED["NaN weight"], **sound}, strategy) == alone
 
 
 def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
@@ -248,16 +228,11 @@ def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
     assert chosen != asked(2, (4, 5, 6, 7))
 
 
-def listed(error):
-    return list(error) if isinstance(error, tuple) else [error] * 3
-
-
 def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
     """What is kept of rounds in which every weight is the round's number and the nodes report these errors.
 
     Without learned features there are three choices: none, half or all of the plain view. A single error stands for
-    the same one for each. None is a lost node; a RecordDict goes out as
-    it is.
+    the same one for each. None is a lost node; a RecordDict goes out as it is.
     """
     asked = []
 
@@ -270,10 +245,10 @@ def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
             error = errors_RN[now - 1][n]
             if error is None:
                 return Message(Error(5, "node is gone"), reply_to=message)
-            content = (
-                error if isinstance(error, RecordDict) else record(num_examples=num_answers[n], errors=listed(error))
-            )
-            return Message(content, reply_to=message)
+            if not isinstance(error, RecordDict):
+                errors = list(error) if isinstance(error, tuple) else [error] * 3
+                error = record(num_examples=num_answers[n], errors=errors)
+            return Message(error, reply_to=message)
 
         return answer
 
@@ -321,12 +296,8 @@ def test_without_validation_the_last_round_is_kept():
 def test_the_order_in_which_validation_replies_come_changes_no_bit():
     errors, num_answers = (0.1, 0.2, 0.3), (1, 1, 1)
     assert (0.1 + 0.2) + 0.3 != 0.1 + (0.2 + 0.3)
-    found = {
-        validated([errors], num_answers=num_answers, late={node: 2 * place for node, place in enumerate(places)})[
-            0
-        ].rounds
-        for places in itertools.permutations(range(3))
-    }
+    orders = ({node: 2 * place for node, place in enumerate(places)} for places in itertools.permutations(range(3)))
+    found = {validated([errors], num_answers=num_answers, late=late)[0].rounds for late in orders}
     assert len(found) == 1
 
 
@@ -338,25 +309,19 @@ def record(**values) -> RecordDict:
     "bad",
     [
         None,
-        float("nan"),
         -0.1,
         1.5,
         RecordDict(),
-        record(),
         record(errors=[0.1] * 3),
         record(num_examples=10),
         record(num_examples=-10, errors=[0.1] * 3),
         record(num_examples=10.5, errors=[0.1] * 3),
         record(num_examples=[10], errors=[0.1] * 3),
         record(num_examples=10, errors=0.1),
-        record(num_examples=10, errors=[]),
-        record(num_examples=10, errors=[0.1]),
         record(num_examples=10, errors=[0.1] * 2),
         record(num_examples=10, errors=[0.1] * 4),
         record(num_examples=10, errors=[0.1, 0.1, 0.9]),
-        record(num_examples=10, errors=[0.1, -0.1, 0.1]),
         record(num_examples=10, errors=[math.nan, 0.1, 0.1]),
-        record(num_examples=10, errors=[0.1, math.inf, 0.1]),
         RecordDict({"others": MetricRecord({"num-examples": 10, "errors": [0.1] * 3})}),
         RecordDict({"metrics": ConfigRecord({"num-examples": 10, "errors": [0.1] * 3})}),
     ],

@@ -106,10 +106,7 @@ def _contexts(config: Config, first: int, node_configs: Sequence[dict[str, int |
 class InProcessGrid(Grid):
     """A Grid whose nodes run the real ClientApp as soon as a message is pushed.
 
-    Attributes:
-        contexts: node id -> its context, as the last message left it.
-        requests: every message to a node.
-        replies: every reply, in the order the nodes were asked.
+    `contexts` are as the last message left them; `requests` and `replies` are all messages, in their order.
     """
 
     def __init__(self, contexts: Mapping[int, Context]) -> None:
@@ -118,22 +115,18 @@ class InProcessGrid(Grid):
         self.replies: list[Crossed] = []
         self._ready: dict[str, Message] = {}
 
-    def set_run(self, run: object) -> None:
-        """Nothing: there is one run."""
+    def set_run(self, run: object) -> None: ...
 
     @property
     def run(self) -> object:
-        """Nothing asks for it."""
         raise NotImplementedError
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """As Flower's own grids do."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> list[int]:
-        """All nodes."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -157,11 +150,9 @@ class InProcessGrid(Grid):
         return reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that are there."""
         return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
-        """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
 
 

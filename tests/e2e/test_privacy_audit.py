@@ -13,7 +13,7 @@ from audit import DIARY, World, audit, make_world, private_values, structure, ta
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from in_process import Crossed, InProcessGrid, cross, cross_records
 
-from appa_flwr.protocol import votes, wire
+from appa_flwr.protocol import wire
 from server_app.federation.catalogue import build_catalogue
 
 Change = Callable[[RecordDict, np.ndarray], None]
@@ -133,12 +133,6 @@ def test_a_client_that_leaks_is_caught(kind, change, finding, honest):
     grid.replies = [leaking(*pair) for pair in zip(recorded.requests, recorded.replies, strict=True)]
     found = audit(grid, world)
     assert any(f"{kind}: {finding}" in line for line in found), found
-
-
-def test_a_client_that_votes_with_what_it_was_to_hold_out_is_caught(tmp_path, monkeypatch):
-    world = make_world(tmp_path, pluralllm__rounds=1)
-    monkeypatch.setattr(votes, "cast", lambda opinion_QK, option_QK, *, kind: opinion_QK)
-    assert any("a private answer in votes" in line for line in audit(talked(world), world))
 
 
 def test_an_error_in_its_own_words_is_caught(honest):

@@ -89,6 +89,7 @@ def test_groups_on_one_node_are_averaged_as_if_each_had_a_node_of_its_own(start,
 
 
 def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embedding, groups):
+    torch.manual_seed(99)  # the process's own generator must not matter
     model, ours, settings = build(SIZES), groups[0], CONFIG.pluralllm
     named = wire.split_weights(start, {name: value.shape for name, value in model.state_dict().items()})
     model.load_state_dict(named.to_torch_state_dict())
@@ -102,17 +103,6 @@ def test_a_group_alone_sends_its_locally_trained_weights_as_they_are(start, embe
         flat(trained.weights), flat(wire.join_weights(ArrayRecord(model.state_dict()))), rtol=1e-6, atol=1e-9
     )
     assert (trained.num_examples, trained.loss) == (5, pytest.approx(loss))
-
-
-def test_a_round_depends_on_the_servers_weights_the_round_and_the_group_alone(start, embedding, groups):
-    def train(chosen, round_number):
-        return flat(predictor.train_round(CONFIG, start, chosen, embedding, round_number=round_number).weights)
-
-    torch.manual_seed(99)  # the process's own generator must not matter
-    np.testing.assert_array_equal(train(groups[:1], 1), train(groups[:1], 1))
-    assert not np.array_equal(train(groups[:1], 1), train(groups[:1], 2))
-    # the order of groups on a node may move the last bit of the sum, not more
-    np.testing.assert_allclose(train(groups, 1), train(groups[::-1], 1), atol=1e-6)
 
 
 def test_a_group_without_answers_weighs_nothing(start, embedding, groups):

@@ -31,6 +31,7 @@ from appa_flwr.run.records import (
 )
 from server_app.evaluation import given_answers, result, score
 from server_app.federation.groups import Federation
+from server_app.inputs import RunInputs
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -48,14 +49,7 @@ class Baselines:
     differences: Differences | None
 
 
-def baseline_scores(
-    federation: Federation,
-    config: Config,
-    catalogue: wire.Catalogue,
-    *,
-    question_J: IntArray,
-    known_JK: Mapping[str, FloatArray],
-) -> Baselines:
+def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
     """Score trivial baselines, own predictions and ceilings, and compare the groups, and the rules, with each other.
 
     The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
@@ -63,20 +57,16 @@ def baseline_scores(
     `eval.ceilings = false` leaves it out, and so does a group's owner who lets nobody probe. `js-distance` has none.
 
     Args:
-        federation: the groups that score.
-        config: the run's.
-        catalogue: the public questions.
+        run: whose groups score.
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
-    option_JK = catalogue.option_QK[question_J]
+    federation, config = run.federation, run.config
+    option_JK = run.catalogue.option_QK[question_J]
     metrics = metrics_of(config.task)
     trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [
-        score(
-            federation, name, given_answers(question_J, answer_JK), metrics=metrics, config=config, catalogue=catalogue
-        )
-        for name, answer_JK in trivial.items()
+        score(run, name, given_answers(question_J, answer_JK), metrics=metrics) for name, answer_JK in trivial.items()
     ]
 
     def found(differences: Differences | None) -> Baselines:
@@ -90,17 +80,15 @@ def baseline_scores(
     there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
     target_GQK = probed[wire.TARGET_SIDE][there_G]
     mean = given_answers(question_J, target_GQK.mean(axis=0))
-    scored.append(score(federation, MEAN_PREDICTION, mean, metrics=metrics, config=config, catalogue=catalogue))
+    scored.append(score(run, MEAN_PREDICTION, mean, metrics=metrics))
     if federation.simulated:
         own = _own_rewards(probed, option_JK, metrics=metrics)
-        scored.append(
-            result(federation, OWN_PREDICTION, mean, own, metrics=metrics, config=config, catalogue=catalogue)
-        )
+        scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
             best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
             best = given_answers(question_J, best_QK)
-            scored.append(score(federation, name, best, metrics=[metric], config=config, catalogue=catalogue))
+            scored.append(score(run, name, best, metrics=[metric]))
     if config.reward_metric not in SOLVED_METRICS:
         return found(None)
     predicted = _differences(target_GQK, option_JK, config)

@@ -20,7 +20,7 @@ from appa_flwr.protocol import wire
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows
 from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.groups import Federation
+from server_app.inputs import RunInputs
 from server_app.models.base import Base
 from server_app.ppo.rollouts import Decoding, sample
 
@@ -87,63 +87,52 @@ class Scored:
     reward_J: FloatArray
 
 
-def score(
-    federation: Federation,
-    method: str,
-    answers: Answers,
-    *,
-    metrics: Sequence[str],
-    config: Config,
-    catalogue: wire.Catalogue,
-) -> Scored:
+def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> Scored:
     """Let the groups score one method's answers to the held-out questions; a row for each metric."""
-    rewards = federation.score(answers.request(metrics, sides=tuple(SIDES)))
-    return result(federation, method, answers, rewards, metrics=metrics, config=config, catalogue=catalogue)
+    rewards = run.federation.score(answers.request(metrics, sides=tuple(SIDES)))
+    return result(run, method, answers, rewards, metrics=metrics)
 
 
 def result(
-    federation: Federation,
+    run: RunInputs,
     method: str,
     answers: Answers,
     rewards: Mapping[tuple[str, str], FloatArray],
     *,
     metrics: Sequence[str],
-    config: Config,
-    catalogue: wire.Catalogue,
 ) -> Scored:
     """The result of one method from its rewards (G, J) by metric and side; a row for each metric."""
     written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
-    questions = [catalogue.questions[q].question_id for q in answers.question_J]
+    questions = [run.catalogue.questions[q].question_id for q in answers.question_J]
     rows, found = [], []
     for metric in metrics:
         for side, against in SIDES.items():
-            given = as_rows(
-                method, metric, against, rewards[metric, side], groups=federation.groups, questions=questions
-            )
-            found.append(given)
+            reward_GJ, groups = rewards[metric, side], run.federation.groups
+            found.append(as_rows(method, metric, against, reward_GJ, groups=groups, questions=questions))
         truth_GJ = rewards[metric, wire.TRUTH_SIDE]
         known = bool((~np.isnan(truth_GJ)).any())
         rows.append(
             SummaryRow(
                 method=method,
                 metric=metric,
-                **vars(_scores(federation, rewards[metric, wire.TARGET_SIDE], readable_J, config)),
+                **vars(_scores(run, rewards[metric, wire.TARGET_SIDE], readable_J)),
                 format_score=float(answers.format_score_J.mean()) if written else None,
-                survey=_scores(federation, truth_GJ, readable_J, config) if known else None,
+                survey=_scores(run, truth_GJ, readable_J) if known else None,
                 readable=float(readable_J.mean()),
             )
         )
     return Scored(rows, pd.concat(found), answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
 
 
-def _scores(federation: Federation, reward_GJ: FloatArray, readable_J: BoolArray, config: Config) -> ScoreRecord:
-    found = alignment_scores(reward_GJ, readable_J, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
+def _scores(run: RunInputs, reward_GJ: FloatArray, readable_J: BoolArray) -> ScoreRecord:
+    limits = run.config.appa
+    found = alignment_scores(reward_GJ, readable_J, min_mean=limits.min_mean, max_cov=limits.max_cov)
     return ScoreRecord(
         fi=found.fairness_index,
         fi_readable=found.fairness_of_readable,
         avg_as=found.avg_as,
         min_as=found.min_as,
-        per_group=dict(zip(federation.groups, found.per_group_G.tolist(), strict=True)),
+        per_group=dict(zip(run.federation.groups, found.per_group_G.tolist(), strict=True)),
     )
 
 

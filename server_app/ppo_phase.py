@@ -1,7 +1,4 @@
-"""PPO as a phase: a policy aligned by the run's rule, and beside it one by the baseline's, from the same SFT model.
-
-No axis letters: arrays pass through.
-"""
+"""PPO as a phase: a policy aligned by the run's rule, and beside it one by the baseline's, from the same SFT model."""
 
 from __future__ import annotations
 

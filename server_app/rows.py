@@ -1,11 +1,7 @@
-"""The rows of summary.json: the groups score what the models, the same models otherwise read, and baselines answer.
-
-No axis letters: arrays pass through.
-"""
+"""The rows of summary.json: the groups score what the models, the same models otherwise read, and baselines answer."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -42,13 +38,10 @@ def evaluate(
         answers = evaluation.greedy_answers(
             model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
         )
-        judged = functools.partial(
-            evaluation.score, run.federation, metrics=metrics, config=config, catalogue=run.catalogue
-        )
-        scored = judged(name, answers)
+        scored = evaluation.score(run, name, answers, metrics=metrics)
         rows, pair_scores, shown = scored.rows, [scored.pair_scores], [in_words(scored.rows[0])]
         for method, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
-            found = judged(method, others)
+            found = evaluation.score(run, method, others, metrics=metrics)
             rows, pair_scores = [*rows, *found.rows], [*pair_scores, found.pair_scores]
             shown.append(f"{method}, {note}: {in_words(found.rows[0])}")
         put(run.folder.path, pd.concat(pair_scores))
@@ -112,9 +105,7 @@ def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[S
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
     with run.folder.phase("baselines") as phase:
         known = _known_answers(run, inputs)
-        found = baselines.baseline_scores(
-            run.federation, run.config, run.catalogue, question_J=inputs.test_J, known_JK=known
-        )
+        found = baselines.baseline_scores(run, question_J=inputs.test_J, known_JK=known)
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)
         run.folder.write(SUMMARY, tuple(rows))

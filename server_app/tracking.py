@@ -1,7 +1,4 @@
-"""Iterations to an experiment tracker, by accelerate's interface; local, and off unless `run.tracker` names one.
-
-No axis letters: there are no arrays here.
-"""
+"""Iterations to an experiment tracker, by accelerate's interface; local, and off unless `run.tracker` names one."""
 
 from __future__ import annotations
 

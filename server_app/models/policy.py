@@ -9,7 +9,7 @@ import copy
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -32,9 +32,13 @@ MERGED_BYTES = 4
 class PolicyModels(ABC):
     """Policy, reference and value behind one interface, so that PPO does not know which weights they share."""
 
-    @abstractmethod
+    _policy: PreTrainedModel
+    _head: nn.Linear
+    _trained: Mapping[str, list[nn.Parameter]]
+
     def policy(self) -> PreTrainedModel:
         """The causal LM with the policy's weights in force."""
+        return self._policy
 
     @abstractmethod
     def sampling(self) -> AbstractContextManager[PreTrainedModel]:
@@ -61,13 +65,13 @@ class PolicyModels(ABC):
     def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> AbstractContextManager[Scorer]:
         """V before each response token; `train` as for `policy_pass`."""
 
-    @abstractmethod
     def policy_parameters(self) -> list[nn.Parameter]:
         """Parameters that the policy loss trains."""
+        return self._trained[POLICY]
 
-    @abstractmethod
     def value_parameters(self) -> list[nn.Parameter]:
         """Parameters that the value loss trains."""
+        return [*self._trained[VALUE], *self._head.parameters()]
 
     @abstractmethod
     def save_policy(self, folder: Path) -> None:
@@ -90,10 +94,7 @@ class FullModels(PolicyModels):
         self._trunk = copy.deepcopy(model.base_model).eval().requires_grad_(True)
         self._policy = model.eval().requires_grad_(True)
         self._head = value_head(model.config.hidden_size, model.device)
-
-    def policy(self) -> PreTrainedModel:
-        """See base class."""
-        return self._policy
+        self._trained = {POLICY: list(self._policy.parameters()), VALUE: list(self._trunk.parameters())}
 
     def sampling(self) -> AbstractContextManager[PreTrainedModel]:
         """See base class."""
@@ -106,14 +107,6 @@ class FullModels(PolicyModels):
     def value_pass(self, prefix_C: Tensor, *, train: bool = False) -> AbstractContextManager[Scorer]:
         """See base class."""
         return value_pass(self._trunk, self._head, prefix_C, train=train)
-
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """See base class."""
-        return list(self._policy.parameters())
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        """See base class."""
-        return [*self._trunk.parameters(), *self._head.parameters()]
 
     def save_policy(self, folder: Path) -> None:
         """See base class."""
@@ -154,13 +147,13 @@ class LoraModels(PolicyModels):
         if model.dtype.itemsize < torch.float32.itemsize:
             round_once(self._peft)
         self._start = [] if sft_adapter is None else [SFT]
-        self._base: PreTrainedModel = self._peft.get_base_model()
+        self._policy = self._peft.get_base_model()
         self._head = value_head(model.config.hidden_size, model.device)
-        self._lora = {
+        self._trained = {
             name: [p for key, p in self._peft.named_parameters() if f".{name}." in key and "lora_" in key]
             for name in (*self._start, POLICY, VALUE)
         }
-        for name, parameters in self._lora.items():
+        for name, parameters in self._trained.items():
             for parameter in parameters:
                 # What learns is float32: in bfloat16 most steps at lr 1e-5 would round to nothing. What is frozen is
                 # in the model's own format, which saves a cast a layer.
@@ -172,13 +165,9 @@ class LoraModels(PolicyModels):
         self._train_adapters()
 
     def _train_adapters(self) -> None:
-        for name, parameters in self._lora.items():
+        for name, parameters in self._trained.items():
             for parameter in parameters:
                 parameter.requires_grad_(name != SFT)
-
-    def policy(self) -> PreTrainedModel:
-        """See base class."""
-        return self._base
 
     @contextmanager
     def sampling(self) -> Iterator[PreTrainedModel]:
@@ -189,12 +178,12 @@ class LoraModels(PolicyModels):
         """
         active = [*self._start, POLICY]
         adapted = [
-            m for m in self._base.modules() if isinstance(m, LoraLayer) and not m.lora_A.keys().isdisjoint(active)
+            m for m in self._policy.modules() if isinstance(m, LoraLayer) and not m.lora_A.keys().isdisjoint(active)
         ]
         weights = [layer.get_base_layer().weight for layer in adapted]
         if not all(w.is_floating_point() and w.element_size() >= MERGED_BYTES for w in weights):
             with holding(self._peft):
-                yield self._base
+                yield self._policy
             return
         kept = [weight.detach().clone() for weight in weights]
         try:
@@ -203,7 +192,7 @@ class LoraModels(PolicyModels):
                     for name in filter(layer.lora_A.keys().__contains__, active):
                         weight += layer.get_delta_weight(name)
             with self._peft.disable_adapter():
-                yield self._base
+                yield self._policy
         finally:
             for weight, original in zip(weights, kept, strict=True):
                 weight.data.copy_(original)
@@ -216,7 +205,7 @@ class LoraModels(PolicyModels):
             self._peft.base_model.set_adapter(self._start, inference_mode=True)
         off = nullcontext() if self._start else self._peft.disable_adapter()
         try:
-            with off, logprob_pass(self._base, prefix_C, temperature=temperature) as scorer:
+            with off, logprob_pass(self._policy, prefix_C, temperature=temperature) as scorer:
                 yield scorer
         finally:
             self._switch(POLICY)
@@ -226,18 +215,10 @@ class LoraModels(PolicyModels):
         """See base class."""
         self._switch(VALUE)
         try:
-            with value_pass(self._base.base_model, self._head, prefix_C, train=train) as scorer:
+            with value_pass(self._policy.base_model, self._head, prefix_C, train=train) as scorer:
                 yield scorer
         finally:
             self._switch(POLICY)
-
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """See base class."""
-        return self._lora[POLICY]
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        """See base class."""
-        return [*self._lora[VALUE], *self._head.parameters()]
 
     def save_policy(self, folder: Path) -> None:
         """Write one adapter, which is SFT's and the policy's in one: side by side, their product is their sum."""

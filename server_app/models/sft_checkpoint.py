@@ -1,7 +1,4 @@
-"""The card beside an SFT model, and which runs may begin with the SFT model of another (`sft.checkpoint`).
-
-No axis letters: there are no arrays here.
-"""
+"""The card beside an SFT model, and which runs may begin with the SFT model of another (`sft.checkpoint`)."""
 
 from __future__ import annotations
 

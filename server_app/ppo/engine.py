@@ -187,8 +187,20 @@ class PPOEngine:
                     found["policy_loss"] += policy.loss.detach()
                     found["clip_fraction"] += policy.clipped
                     found["approximate_kl"] += policy.approximate_kl
-            if not self._by_question:
-                found["value_loss"] += self._value_step(batch, chunks, reference.value_JT, return_JT, count=count)
+            if self._by_question:
+                return found
+            with self.models.value_pass(batch.prefix_C, train=True) as values:
+                for rows, part in chunks:
+                    width = part.response_JT.shape[1]
+                    value = ppo.value_loss(
+                        values(part),
+                        reference.value_JT[rows, :width],
+                        return_JT[rows, :width],
+                        part.mask_JT,
+                        clip_range=s.clip_range,
+                    )
+                    ppo.full_loss(value=value, value_coefficient=s.value_coefficient, num_tokens=count).backward()
+                    found["value_loss"] += value.detach()
             return found
 
         for _ in range(s.epochs):
@@ -236,32 +248,6 @@ class PPOEngine:
         # On a CPU a pass costs what its tokens cost; a GPU gains more by more rows at once.
         by_prompt = self._per_question > 1 and rows.device.type == "cpu"
         return sequences.micro_batches(rows, tokens=self._tokens_at_once, by_prompt=by_prompt)
-
-    def _value_step(
-        self,
-        batch: Sequences,
-        chunks: Sequence[tuple[Tensor, Sequences]],
-        value_JT: Tensor,
-        return_JT: Tensor,
-        *,
-        count: int,
-    ) -> Tensor:
-        """Send a mini-batch's value loss backward, and return its sum over the tokens, of which there are `count`."""
-        total = torch.zeros((), dtype=torch.float64, device=value_JT.device)
-        with self.models.value_pass(batch.prefix_C, train=True) as values:
-            for rows, part in chunks:
-                width = part.response_JT.shape[1]
-                value = ppo.value_loss(
-                    values(part),
-                    value_JT[rows, :width],
-                    return_JT[rows, :width],
-                    part.mask_JT,
-                    clip_range=self.settings.clip_range,
-                )
-                weight = self.settings.value_coefficient
-                ppo.full_loss(value=value, value_coefficient=weight, num_tokens=count).backward()
-                total += value.detach()
-        return total
 
     def state(self) -> dict[str, Any]:
         """Everything a later engine on the same models needs to go on as this one would; see `restore`."""

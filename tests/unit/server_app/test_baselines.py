@@ -13,6 +13,7 @@ from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards, wire
 from server_app import baselines as server_baselines
+from server_app.inputs import RunInputs
 
 CONFIG = Config.load({})
 
@@ -64,9 +65,8 @@ def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
 
 def baselines(federation, config):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    return server_baselines.baseline_scores(
-        federation, config, CATALOGUE, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]}
-    )
+    run = RunInputs(config, None, federation, CATALOGUE)
+    return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
 
 
 def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation):

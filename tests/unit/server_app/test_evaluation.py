@@ -21,8 +21,8 @@ from appa_flwr.run.records import ScoreRecord, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
 from server_app.federation.group_rewards import aggregated_reward
+from server_app.inputs import RunInputs
 
-CONFIG = Config.load({})
 JS_ONLY = ["js"]
 
 
@@ -31,12 +31,16 @@ def federation():
     return federated(NODES, CATALOGUE)
 
 
+def run_of(federation):
+    return RunInputs(Config.load({}), None, federation, CATALOGUE)
+
+
 TARGETS, TRUTH = wire.TARGET_SIDE, wire.TRUTH_SIDE
 
 
 def test_a_method_s_rows(federation):
     answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
-    scored = evaluation.score(federation, "ppo", answers, metrics=["js", "cosine"], config=CONFIG, catalogue=CATALOGUE)
+    scored = evaluation.score(run_of(federation), "ppo", answers, metrics=["js", "cosine"])
     assert [(row.method, row.metric) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
@@ -73,7 +77,7 @@ def test_a_method_s_rows(federation):
 def test_less_than_half_readable_is_mostly_unreadable(federation, readable, mostly):
     texts = ["0.50,0.50"] * readable + ["?"] * (4 - readable)
     answers = parse_answers("dpa", texts, np.array([0, 0, 0, 0]), CATALOGUE)
-    (row,) = evaluation.score(federation, "base", answers, metrics=JS_ONLY, config=CONFIG, catalogue=CATALOGUE).rows
+    (row,) = evaluation.score(run_of(federation), "base", answers, metrics=JS_ONLY).rows
     assert (row.readable, row.mostly_unreadable) == (readable / 4, mostly)
     assert np.isnan(row.fi_readable) == (readable == 0)
 
@@ -101,15 +105,11 @@ def test_groups_without_survey_answers_leave_the_truth_empty():
     nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
     nodes = {g: scoring_node({name: TABLES[name]}, {name: nothing}) for g, name in enumerate(GROUPS)}
     answers = evaluation.given_answers(TEST_J, TABLES["A"][TEST_J])
-    (row,) = evaluation.score(
-        federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG, catalogue=CATALOGUE
-    ).rows
+    (row,) = evaluation.score(run_of(federated(nodes, CATALOGUE)), "uniform", answers, metrics=JS_ONLY).rows
     assert row.survey is None
     assert row.format_score is None  # no model wrote these
     nodes[1] = scoring_node({"B": TABLES["B"]}, {"B": TRUTHS["B"]})
-    (row,) = evaluation.score(
-        federated(nodes, CATALOGUE), "uniform", answers, metrics=JS_ONLY, config=CONFIG, catalogue=CATALOGUE
-    ).rows
+    (row,) = evaluation.score(run_of(federated(nodes, CATALOGUE)), "uniform", answers, metrics=JS_ONLY).rows
     assert row.survey.avg_as == row.survey.min_as == row.survey.per_group["B"]
     assert np.isnan(row.survey.per_group["A"])
 

@@ -180,25 +180,30 @@ def test_the_distribution_is_that_of_the_letters_one_question_at_a_time(built, b
     assert np.isnan(found.answers.format_score_J).all()  # no model wrote these
 
 
-def test_both_spellings_of_a_letter_count_together(base):
+def choosing(last_hidden_state, *sizes):
+    """The choices between so many options of a model whose logits at every position are these."""
+
+    def trunk(input_ids, use_cache):
+        return SimpleNamespace(last_hidden_state=last_hidden_state.expand(*input_ids.shape, -1))
+
+    base = spelling((" A", " B"))
+    model = SimpleNamespace(
+        base_model=trunk, device="cpu", get_output_embeddings=lambda: lambda hidden: hidden, config=SimpleNamespace()
+    )
+    questions = [Question(str(size), "Tea", tuple(f"choice {'x' * i}" for i in range(size))) for size in sizes]
+    option_QK = np.arange(max(sizes)) < np.array(sizes)[:, None]
+    catalogue = SimpleNamespace(questions=questions, option_QK=option_QK)
+    return reading.chosen_answers(model, base, Config(), question_J=np.arange(len(sizes)), catalogue=catalogue)
+
+
+def test_both_spellings_of_a_letter_count_together():
     """A model whose logits are known: " B" and "B" have a probability of .2 and .1, "A" and " A" of .1 and .05."""
     base = spelling((" A", " B"))
     size = len(base.tokenizer)
     share_V = torch.full((size,), 0.55 / (size - 4))
     for token, share in (("A", 0.1), (" A", 0.05), ("B", 0.1), (" B", 0.2)):
         share_V[base.tokenizer.convert_tokens_to_ids(token)] = share
-
-    def trunk(input_ids, use_cache):
-        return SimpleNamespace(last_hidden_state=share_V.log().expand(*input_ids.shape, -1))
-
-    model = SimpleNamespace(
-        base_model=trunk, device="cpu", get_output_embeddings=lambda: lambda hidden: hidden, config=SimpleNamespace()
-    )
-    catalogue = SimpleNamespace(
-        questions=(Question("1", "Tea", ("yes", "no")), Question("2", "Tea", ("yes", "no", "maybe"))),
-        option_QK=np.array([[True, True, False], [True] * 3]),
-    )
-    found = reading.chosen_answers(model, base, Config(), question_J=np.array([0, 1]), catalogue=catalogue)
+    found = choosing(share_V.log(), 2, 3)
     np.testing.assert_allclose(found.answers.prediction_JK[0], [1 / 3, 2 / 3, 0], atol=1e-6)
     # C has no spelling with a blank, so that of the others does not count there: .1, .1 and what is left for each
     rest = 0.55 / (size - 4)
@@ -207,20 +212,8 @@ def test_both_spellings_of_a_letter_count_together(base):
 
 
 def test_questions_with_more_options_than_letters_cannot_be_read():
-    base = spelling(())
-    many = Question("1", "Which", tuple(f"choice {'x' * i}" for i in range(27)))
-    few = Question("2", "Tea", ("yes", "no"))
-    option_QK = np.arange(27)[None] < np.array([[27], [2]])
-    catalogue = SimpleNamespace(questions=(many, few), option_QK=option_QK)
-    width = len(base.tokenizer)
-    model = SimpleNamespace(
-        base_model=lambda input_ids, use_cache: SimpleNamespace(last_hidden_state=torch.zeros(*input_ids.shape, width)),
-        device="cpu",
-        get_output_embeddings=lambda: lambda hidden: hidden,
-        config=SimpleNamespace(),
-    )
-    found = reading.chosen_answers(model, base, Config(), question_J=np.array([0, 1]), catalogue=catalogue)
+    logits_V = torch.zeros(len(spelling((" A", " B")).tokenizer))
+    found = choosing(logits_V, 27, 2)
     assert found.answers.readable_J.tolist() == [False, True]
     np.testing.assert_allclose(found.answers.prediction_JK[1, :2], [0.5, 0.5])
-    alone = reading.chosen_answers(model, base, Config(), question_J=np.array([0]), catalogue=catalogue)
-    assert np.isnan(alone.mass)
+    assert np.isnan(choosing(logits_V, 27).mass)

@@ -43,6 +43,11 @@ def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
         prefix = Prefix(model.base_model, NOTHING)
         logprob_JT = logprobs.response_logprobs(model, sequences, temperature=0.7, prefix=prefix)
         logprob_JT.square().sum().backward()
+        with torch.inference_mode():  # no block is computed twice
+            once = len(made)
+            logprobs.response_logprobs(model, sequences, temperature=0.7, prefix=prefix)
+        assert sum(shape[0] for shape in made[once:]) == 13
+        del made[once:]
         found[tokens] = [logprob_JT.detach(), *(p.grad for p in model.parameters())]
     # 13 response tokens: logits of these alone, of a block at a time, and once more for the backward pass
     assert sizes[100] == [(13, VOCABULARY)]
@@ -51,15 +56,6 @@ def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
     for tokens in (3, 1):
         for one, all_at_once in zip(found[tokens], found[100], strict=True):
             torch.testing.assert_close(one, all_at_once, rtol=0, atol=1e-12)
-
-
-def test_without_gradient_no_logits_are_computed_twice(sequences, monkeypatch):
-    model, made = tiny_causal_lm(), []
-    monkeypatch.setitem(logprobs.LOGITS_AT_ONCE, "cpu", 5 * VOCABULARY)
-    model.get_output_embeddings().register_forward_hook(lambda _, __, out: made.append(len(out)))
-    with torch.inference_mode():
-        logprobs.response_logprobs(model, sequences, temperature=0.7, prefix=Prefix(model.base_model, NOTHING))
-    assert made == [5, 5, 3]
 
 
 def test_values_stand_before_their_tokens(sequences):

@@ -32,10 +32,21 @@ from server_app.engine.prefix_attention import ATTENTION
 from server_app.ppo.rollouts import Decoding, sample
 
 TEMPERATURE = 0.7
-PATHS = [("qwen3", "apart"), ("qwen3", "copied"), ("llama", "apart"), ("llama", "copied"), ("gemma2", "copied")]
-SPLITS = [[[0, 1, 2, 3, 4]], [[4], [2, 0], [1, 3]]]
+PATHS = [
+    ("full", "qwen3", "apart"),
+    ("lora", "qwen3", "copied"),
+    ("lora", "llama", "apart"),
+    ("full", "gemma2", "copied"),
+    ("lora", "gemma2", "copied"),
+]
+ALL = [[0, 1, 2, 3, 4]]
 ONE, OTHER = [*range(20, 20 + MIN_TOKENS + 3)], [*range(30, 30 + MIN_TOKENS + 1)]
 REPEATED = [ONE, OTHER, ONE, ONE, OTHER]
+BATCHES = [
+    ([*PROMPTS, [9]], [ALL, [[4], [2, 0], [1, 3]]]),  # the last row alone is a pass of one token
+    # two prompts in turn, one of them twice, and beside rows that differ
+    (REPEATED, [[[0, 2, 3], [1, 4]], [[1, 4], [3, 0], [2]], [[0, 2], [1, 3], [4]]]),
+]
 
 
 def build(tuning, architecture, path="apart"):
@@ -79,29 +90,16 @@ def assert_same(found, expected, *, atol):
             torch.testing.assert_close(gradient, plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-@pytest.mark.parametrize(("architecture", "path"), PATHS)
-def test_scores_and_gradients_are_those_of_the_plain_path(tuning, architecture, path):
+@pytest.mark.parametrize(("prompts", "splits"), BATCHES, ids=["other prompts", "same prompts"])
+@pytest.mark.parametrize(("tuning", "architecture", "path"), PATHS)
+def test_scores_and_gradients_are_those_of_the_plain_path(tuning, architecture, path, prompts, splits):
     models = build(tuning, architecture, path)
-    sequences = answer_rows([*PROMPTS, [9]], shared=len(PREFIX))  # the last row alone is a pass of one token
+    sequences = answer_rows(prompts, shared=len(PREFIX))
     atol = 1e-6 if architecture == "gemma2" else 1e-9  # its softmax is float32 in whatever model
     for which in ("policy", "value"):
-        expected = score(models, joined(sequences), which, split=SPLITS[0])
+        expected = score(models, joined(sequences), which, split=ALL)
         assert max(float(g.abs().max()) for g in expected[1] if g is not None) > 0.1
-        for split in SPLITS:
-            assert_same(score(models, sequences, which, split=split), expected, atol=atol)
-
-
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-@pytest.mark.parametrize(("architecture", "path"), PATHS)
-def test_rows_of_one_prompt_share_all_of_it_and_nothing_changes(tuning, architecture, path):
-    models = build(tuning, architecture, path)
-    sequences = answer_rows(REPEATED, shared=len(PREFIX))
-    atol = 1e-6 if architecture == "gemma2" else 1e-9
-    for which in ("policy", "value"):
-        expected = score(models, joined(sequences), which, split=SPLITS[0])
-        # two prompts in turn, one of them twice, and beside rows that differ
-        for split in ([[0, 2, 3], [1, 4]], [[1, 4], [3, 0], [2]], [[0, 2], [1, 3], [4]]):
+        for split in splits:
             assert_same(score(models, sequences, which, split=split), expected, atol=atol)
 
 
@@ -122,23 +120,21 @@ def test_the_plain_path_is_the_models_own_forward_row_by_row(architecture):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_the_prefix_is_run_once_and_alone():
+@pytest.mark.parametrize(
+    ("prompts", "split", "expected"),
+    [
+        # no last response token: 7 + 6 - 1, 4 + 4 - 1 and 5 + 1 - 1 columns
+        (PROMPTS, [[0], [1, 2], [3]], [(1, 12), (2, 7), (1, 5)]),
+        # a prompt of many rows once, but for its last token; answers of 6 and of 2 tokens, the last of which is not run
+        (REPEATED, [[0, 2, 3], [1, 4]], [(1, len(ONE) - 1), (3, 6), (1, len(OTHER) - 1), (2, 2)]),
+    ],
+)
+def test_what_rows_share_is_run_once_and_alone(prompts, split, expected):
     models, widths = build("full", "qwen3"), []
     hook = models.policy().get_input_embeddings().register_forward_hook(lambda _, __, out: widths.append(out.shape[:2]))
-    sequences = answer_rows(shared=len(PREFIX))
-    score(models, sequences, "policy", split=[[0], [1, 2], [3]])
+    score(models, answer_rows(prompts, shared=len(PREFIX)), "policy", split=split)
     hook.remove()
-    # no last response token: 7 + 6 - 1, 4 + 4 - 1 and 5 + 1 - 1 columns
-    assert widths == [(1, len(PREFIX)), (1, 12), (2, 7), (1, 5)]
-
-
-def test_a_prompt_of_many_rows_is_run_once_but_for_its_last_token():
-    models, widths = build("full", "qwen3"), []
-    hook = models.policy().get_input_embeddings().register_forward_hook(lambda _, __, out: widths.append(out.shape[:2]))
-    score(models, answer_rows(REPEATED, shared=len(PREFIX)), "policy", split=[[0, 2, 3], [1, 4]])
-    hook.remove()
-    # answers of 6 and of 2 tokens; the last token of each is not run
-    assert widths == [(1, len(PREFIX)), (1, len(ONE) - 1), (3, 6), (1, len(OTHER) - 1), (2, 2)]
+    assert widths == [(1, len(PREFIX)), *expected]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +167,11 @@ def test_every_architecture_shares_and_keeps_its_attention_where_no_other_fits(a
     eager = architecture == "gemma2" or dtype == torch.bfloat16
     assert model.config._attn_implementation == ("eager" if eager else ATTENTION)
     assert not caplog.records
+
+
+def test_a_window_shorter_than_two_probes_shares_nothing():
+    decoding = fitting(tiny_causal_lm("gemma2", window=SHORT_WINDOW))
+    assert (decoding.share_prefix, decoding.method) == (False, "generate")
 
 
 def refusing(forward):
@@ -212,11 +213,6 @@ def test_a_model_that_cannot_share_takes_the_plain_path_and_says_so(fault, reaso
     assert not len(sampled.sequences.prefix_C)
     expected = sample(tiny_causal_lm(), prompts, decoding, generator=torch.Generator().manual_seed(0))
     assert torch.equal(sampled.sequences.response_JT, expected.sequences.response_JT)
-
-
-def test_a_window_shorter_than_two_probes_shares_nothing():
-    decoding = fitting(tiny_causal_lm("gemma2", window=SHORT_WINDOW))
-    assert (decoding.share_prefix, decoding.method) == (False, "generate")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -5,6 +5,8 @@ Axis letters: J rollouts, P prompt tokens, T response tokens, L tokens of a row 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -68,6 +70,19 @@ def asked(prefix=(90, 91)):
 def test_rows_of_one_prompt_stand_together(tokens, expected):
     chunks = asked().micro_batches(torch.arange(len(ASKED)), tokens=tokens, by_prompt=True)
     assert [chunk.tolist() for chunk in chunks] == expected
+
+
+@pytest.mark.parametrize("budget", [1, 25, 40, 10**6])
+def test_micro_batches_hold_each_row_once_and_keep_to_the_budget(budget):
+    sequences, rows = asked(), torch.tensor([7, 2, 0, 5, 4])
+    length_J = sequences.prompt_mask_JP.sum(1) + sequences.mask_JT.sum(1)
+    chunks = sequences.micro_batches(rows, tokens=budget)
+    assert sorted(torch.cat(chunks).tolist()) == sorted(rows.tolist())
+    padded = [len(chunk) * int(length_J[chunk].max()) for chunk in chunks]
+    assert all(tokens <= budget or len(chunk) == 1 for tokens, chunk in zip(padded, chunks, strict=True))
+    for chunk, following in pairwise(chunks):  # and no chunk could have taken the next row too
+        assert (len(chunk) + 1) * int(length_J[chunk].max()) > budget
+        assert length_J[chunk].min() >= length_J[following].max()
 
 
 def test_rows_follow_their_one_prompt_and_no_other():

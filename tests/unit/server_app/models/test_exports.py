@@ -1,4 +1,4 @@
-"""SFT's adapter reaches PPO as it was learned, and the policy's folder holds both.
+"""SFT's model or adapter reaches PPO as it was learned, and the policy's folder holds all of it.
 
 Axis letters: J rows, T answer tokens.
 """
@@ -20,10 +20,6 @@ from server_app.models.base import Base
 ROWS = answer_rows()
 
 
-def base_of(folder, tokenizer):
-    return Base(str(folder), tokenizer, 1, (1, 2))
-
-
 class Tokenizer:
     """Whatever is saved beside the weights."""
 
@@ -37,37 +33,40 @@ def logprobs(model):
         return response_logprobs(model, ROWS, temperature=1.0, prefix=prefix)
 
 
-@pytest.fixture
-def trained(tmp_path):
-    """PPO's models over an adapter of SFT, some steps on, and the base they belong to."""
-    model = tiny_causal_lm()
-    model.save_pretrained(tmp_path / "base")
-    base = base_of(tmp_path / "base", Tokenizer())
-    sft = save_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "sft")
-    keys = {"policy.tuning": "lora", "lora.rank": 2, "lora.ppo-targets": "q_proj,v_proj"}
-    models = exports.load_policy(Config.load(keys), base, sft)
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
+@pytest.mark.parametrize(
+    ("tuning", "export", "loader"),
+    [
+        ("full", "merged", AutoModelForCausalLM),
+        ("lora", "merged", AutoModelForCausalLM),
+        ("lora", "adapter", AutoPeftModelForCausalLM),
+    ],
+)
+def test_every_form_of_the_policy_loads_and_answers_alike(tuning, export, loader, architecture, tmp_path):
+    tiny_causal_lm(architecture).save_pretrained(tmp_path / "base")
+    base = Base(str(tmp_path / "base"), Tokenizer(), 1, (1, 2))
+    keys = {"policy.tuning": tuning, "lora.rank": 2, "lora.ppo-targets": "q_proj,v_proj", "lora.export": export}
+    config = Config.load(keys)
+    sft = tmp_path / "base"
+    if tuning == "lora":
+        sft = save_adapter(AutoModelForCausalLM.from_pretrained(base.source), tmp_path / "sft")
+    models = exports.load_policy(config, base, sft)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for parameter in models.policy_parameters():
+        for parameter in models.policy_parameters() + models.value_parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return models, base, keys
-
-
-@pytest.mark.parametrize(
-    ("export", "loader"), [("adapter", AutoPeftModelForCausalLM), ("merged", AutoModelForCausalLM)]
-)
-def test_both_forms_of_the_policy_load_and_answer_alike(trained, tmp_path, export, loader):
-    models, base, keys = trained
+    with models.value_pass(ROWS.prefix_C) as values:
+        values(ROWS)  # the value's adapter was the last one in use
     expected_JT = logprobs(models.policy())
     folder = tmp_path / "policy"
     folder.mkdir()
-    exports.save(Config.load({**keys, "lora.export": export}), models, base, folder)
+    exports.save(config, models, base, folder)
     loaded = loader.from_pretrained(folder).eval()
     loaded = loaded.get_base_model() if export == "adapter" else loaded
     torch.testing.assert_close(logprobs(loaded), expected_JT, rtol=0, atol=1e-5)
     assert torch.equal(logprobs(models.policy()), expected_JT)  # and the models go on as they were
-    assert sorted(path.suffix for path in folder.iterdir()).count(".safetensors") == 1
+    assert len(list(folder.rglob("*.safetensors"))) == 1  # the value model is not saved
     assert (folder / "tokenizer.json").exists()
-    if export == "merged":
+    if (tuning, export) == ("lora", "merged"):
         assert set(loaded.generation_config.eos_token_id) == {1, 2}
         assert {p.dtype for p in loaded.parameters()} == {torch.float32}

@@ -82,8 +82,20 @@ def test_a_file_becomes_the_model_it_was_made_of(original, whole, unpacked, tmp_
     assert "quantization_config" not in json.loads((tmp_path / "again" / "config.json").read_text())
 
 
-def test_it_is_read_once_and_found_by_its_content(whole, unpacked, tmp_path, monkeypatch):
+def test_it_is_read_once_and_found_by_its_content(original, whole, unpacked, tmp_path, monkeypatch):
     base, _ = unpacked(whole)
+    (changed := tmp_path / "changed" / whole.name).parent.mkdir()
+    gguf_files.write(changed, original, change=lambda tensors: {name: 2 * t for name, t in tensors.items()})
+    # nothing that lies beside the file is read
+    (changed.parent / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 7, "pad_token": "a"}))
+    (changed.parent / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": "a"})
+    )
+    doubled, _ = unpacked(changed)
+    first, second = weights(base.source), weights(doubled.source)
+    assert all(torch.equal(2 * first[name], second[name]) for name in first)
+    one, other = ((Path(of.source) / "tokenizer_config.json").read_bytes() for of in (base, doubled))
+    assert one == other
     renamed = tmp_path / "other" / "renamed.gguf"
     renamed.parent.mkdir()
     renamed.write_bytes(whole.read_bytes())
@@ -91,16 +103,6 @@ def test_it_is_read_once_and_found_by_its_content(whole, unpacked, tmp_path, mon
     for again in (whole, renamed, renamed.parent):  # a folder that holds one stands for it
         found, said = unpacked(again)
         assert (found.source, said) == (base.source, [])
-
-
-def test_another_file_of_that_name_is_another_model(original, whole, unpacked, tmp_path):
-    base, _ = unpacked(whole)
-    path = tmp_path / whole.name
-    gguf_files.write(path, original, change=lambda tensors: {name: 2 * t for name, t in tensors.items()})
-    doubled, _ = unpacked(path)
-    assert doubled.source != base.source
-    first, second = weights(base.source), weights(doubled.source)
-    assert all(torch.equal(2 * first[name], second[name]) for name in first)
 
 
 def test_blocks_are_unpacked_to_the_numbers_they_stand_for(original, unpacked, tmp_path):
@@ -137,18 +139,6 @@ def test_digits_are_cut_off_first_where_the_file_says_so(original, unpacked, tmp
     assert plain(text)["input_ids"] != apart(text)["input_ids"]
     for each in (text, *TEXTS):
         assert base.tokenizer(each)["input_ids"] == apart(each)["input_ids"]
-
-
-def test_nothing_that_lies_beside_the_file_is_read(whole, unpacked, tmp_path, monkeypatch):
-    (path := tmp_path / "beside" / "whole.gguf").parent.mkdir()
-    path.write_bytes(whole.read_bytes())
-    (path.parent / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 7, "pad_token": "a"}))
-    (path.parent / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "a"}))
-    alone, _ = unpacked(whole)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of its own"))
-    beside, _ = unpacked(path)
-    first, second = ({f.name: f.read_bytes() for f in Path(base.source).iterdir()} for base in (alone, beside))
-    assert first == second
 
 
 # --- the package of smollm2 -----------------------------------------------------------------------

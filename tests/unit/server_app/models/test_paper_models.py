@@ -16,7 +16,6 @@ import pytest
 import torch
 from fakes import catalogue_of, ppo_models
 from peft import PeftModel
-from torch import nn
 from transformers import AutoTokenizer, GenerationConfig
 
 from appa_flwr.config import Config
@@ -26,7 +25,6 @@ from appa_flwr.protocol import formats
 from server_app.models import base as bases
 from server_app.models import exports, sft
 from server_app.ppo.engine import PPOEngine
-from server_app.ppo.rollouts import Decoding, sample
 
 QUESTIONS = catalogue_of([2, 3, 5, 2], train=[True] * 4).questions
 ANSWERS = ["0.10,0.90", "0.80,0.10,0.10", "0.20,0.20,0.20,0.20,0.20", "1.00,0.00"]
@@ -99,51 +97,30 @@ def test_padding_has_an_embedding_and_ends_no_answer_and_attention_is_chosen_for
     assert model.config._attn_implementation == ("eager" if family is families.FAMILIES["gemma2"] else "sdpa")
 
 
-class Always(nn.Module):
-    """A head that is sure of one token."""
-
-    def __init__(self, token, vocabulary):
-        super().__init__()
-        self.logits_V = torch.full((vocabulary,), -50.0)
-        self.logits_V[token] = 50.0
-
-    def forward(self, hidden):
-        return self.logits_V.expand(*hidden.shape[:-1], -1)
-
-
-def test_every_end_counts_as_the_answer_s_last_token_and_padding_as_none(prepared):
-    _, base, config = prepared
-    model = bases.load_model(config, base.source, quantized=False)
-    model.config.final_logit_softcapping = None
-    prompts = [base.prompt_ids(config, question) for question in QUESTIONS]
-    for token in (*base.stop_ids, base.pad_id):
-        model.lm_head = Always(token, model.config.vocab_size)
-        ends = {"stop_ids": base.stop_ids, "pad_id": base.pad_id}
-        decoding = Decoding.fitting(model, max_new_tokens=3, temperature=1.0, **ends)
-        answers = sample(model, prompts, decoding, generator=torch.Generator().manual_seed(0)).sequences
-        # an end ends the answer; padding that was really sampled is a token like others and stays in the mask
-        width = 1 if token in base.stop_ids else 3
-        assert answers.response_JT.tolist() == [[token] * width] * len(prompts)
-        assert answers.mask_JT.tolist() == [[True] * width] * len(prompts)
-        assert base.texts(answers.response_JT, answers.mask_JT) == [""] * len(prompts)
-
-
 # --- fine-tuning ----------------------------------------------------------------------------------
+
+
+SFT_KEYS = {"sft.batch-size": 4, "sft.gradient-accumulation-steps": 1}
+
+
+def teach(model, base, config, folder):
+    sft.fine_tune(
+        model,
+        base,
+        config,
+        prompts=[base.prompt_ids(config, question) for question in QUESTIONS],
+        answers=ANSWERS,
+        folder=folder,
+        progress=lambda step, of, loss: None,
+    )
 
 
 @pytest.fixture(scope="module")
 def tuned(prepared, tmp_path_factory):
     """One large LoRA step: the family, its base, its config, the rows the loss saw, and the written folder."""
     family, base, config = prepared
-    keys = {
-        "policy.tuning": "lora",
-        "sft.steps": 2,
-        "sft.batch-size": 4,
-        "sft.gradient-accumulation-steps": 1,
-        "sft.learning-rate": 3e-2,
-        "sft.warmup-ratio": 0.0,
-    }
-    config = Config.load({**config.flat(), **keys})
+    keys = {"policy.tuning": "lora", "sft.steps": 2, "sft.learning-rate": 3e-2, "sft.warmup-ratio": 0.0}
+    config = Config.load({**config.flat(), **SFT_KEYS, **keys})
     seen = []
     step = sft._LeanTrainer.training_step
 
@@ -157,15 +134,7 @@ def tuned(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned") / "model"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sft._LeanTrainer, "training_step", spy)
-        sft.fine_tune(
-            model,
-            base,
-            config,
-            prompts=[base.prompt_ids(config, question) for question in QUESTIONS],
-            answers=ANSWERS,
-            folder=folder,
-            progress=lambda step, of, loss: None,
-        )
+        teach(model, base, config, folder)
     return family, base, config, seen[: len(QUESTIONS)], folder
 
 
@@ -205,31 +174,17 @@ def mean_loss(model, base, config):
     return total / count
 
 
+@pytest.mark.parametrize("prepared", ["llama"], indirect=True)
 def test_what_sft_learned_reaches_ppo_on_four_bits(prepared, tmp_path):
     """At the paper's step size; `experiments.benchmarks.others` says what merging and packing keep of a real one."""
     _, base, config = prepared
-    keys = {
-        "policy.tuning": "qlora",
-        "sft.steps": 49,
-        "sft.batch-size": 4,
-        "sft.gradient-accumulation-steps": 1,
-        "sft.learning-rate": PAPER_RATE,
-        "lora.dropout": 0.0,
-    }
-    config = Config.load({**config.flat(), **keys})
+    keys = {"policy.tuning": "qlora", "sft.steps": 49, "sft.learning-rate": PAPER_RATE, "lora.dropout": 0.0}
+    config = Config.load({**config.flat(), **SFT_KEYS, **keys})
 
     def load(source, *, quantized):
         return bases.load_model(config, str(source), quantized=quantized)
 
-    sft.fine_tune(
-        load(base.source, quantized=False),
-        base,
-        config,
-        prompts=[base.prompt_ids(config, question) for question in QUESTIONS],
-        answers=ANSWERS,
-        folder=tmp_path / "sft",
-        progress=lambda step, of, loss: None,
-    )
+    teach(load(base.source, quantized=False), base, config, tmp_path / "sft")
     exact = PeftModel.from_pretrained(load(base.source, quantized=False), tmp_path / "sft").eval()
     learned = mean_loss(load(base.source, quantized=False), base, config) - mean_loss(exact, base, config)
     assert learned > 1e-4
@@ -255,24 +210,14 @@ def dequantized(layer):
     return bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
 
 
-@pytest.fixture
-def packed(prepared):
-    _, base, config = prepared
-    return bases.load_model(config, base.source, quantized=True), base, config
-
-
 def prompt_tensor(base, config):
     return torch.tensor([base.prompt_ids(config, QUESTIONS[0])])
 
 
-def linear_layers(model):
-    return {name: layer for name, layer in model.named_modules() if type(layer).__name__ == "Linear4bit"}
-
-
-def test_four_bits_are_a_close_copy_of_all_linear_layers_but_the_head(packed):
-    model, base, config = packed
-    plain = bases.load_model(config, base.source, quantized=False)
-    layers = linear_layers(model)
+def test_four_bits_are_a_close_copy_of_all_linear_layers_but_the_head(prepared):
+    _, base, config = prepared
+    model, plain = (bases.load_model(config, base.source, quantized=quantized) for quantized in (True, False))
+    layers = {name: layer for name, layer in model.named_modules() if type(layer).__name__ == "Linear4bit"}
     assert len(layers) == 2 * 7  # q, k, v, o, gate, up, down
     assert model.lm_head.weight is model.get_input_embeddings().weight  # tied, and not quantised
     with torch.no_grad():
@@ -286,6 +231,7 @@ def test_four_bits_are_a_close_copy_of_all_linear_layers_but_the_head(packed):
         torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("prepared", ["gemma2"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_passes_with_and_without_gradient_compute_the_same(prepared, dtype):
     # bitsandbytes takes another, rounding kernel for passes without gradient on CPUs that have AVX512-BF16.
@@ -304,8 +250,10 @@ def test_passes_with_and_without_gradient_compute_the_same(prepared, dtype):
     assert torch.equal(without, with_gradient.detach())
 
 
-def test_ppo_on_four_bits_trains_adapters_only_and_leaves_the_reference(packed):
-    model, base, config = packed
+@pytest.mark.parametrize("prepared", ["qwen3"], indirect=True)
+def test_ppo_on_four_bits_trains_adapters_only_and_leaves_the_reference(prepared):
+    _, base, config = prepared
+    model = bases.load_model(config, base.source, quantized=True)
     ids = prompt_tensor(base, config)
     with torch.no_grad():
         untouched = model(ids).logits

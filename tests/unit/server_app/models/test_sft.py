@@ -16,7 +16,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
-from appa_flwr.protocol.votes import cast
 from appa_flwr.survey.types import Question
 from server_app.models import sft, tiny
 from server_app.models.base import Base
@@ -54,12 +53,6 @@ def test_ties_go_to_what_the_earlier_groups_voted(choices_G, winner):
     votes_GQK = np.eye(3)[np.array(choices_G)][:, None]
     found_QK = sft.sft_targets(votes_GQK, OPTION_QK[:1], target="majority")
     assert found_QK.tolist() == [np.eye(3)[winner].tolist()]
-
-
-def test_a_majority_of_distributions_is_that_of_the_votes_they_would_be():
-    shares_GQK = np.array([[[0.5, 0.3, 0.2]], [[0.1, 0.6, 0.3]], [[0.2, 0.5, 0.3]]])
-    cast_GQK = cast(shares_GQK, OPTION_QK[:1], kind="mode")
-    assert sft.sft_targets(cast_GQK, OPTION_QK[:1], target="majority").tolist() == [[0, 1, 0]]
 
 
 def test_rankings_are_counted_whole():
@@ -154,7 +147,14 @@ def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
         assert torch.equal(kept, old)
 
 
-def test_without_steps_the_epochs_decide(tune, monkeypatch):
+@pytest.mark.parametrize(
+    ("rounding", "count"),
+    [
+        ("nearest", 6),  # four answers by twos, three times
+        ("random", 2),  # the rows are those of all passes already
+    ],
+)
+def test_without_steps_the_epochs_decide(tune, rounding, count, monkeypatch):
     seen, step = [], sft._LeanTrainer.training_step
 
     def counted(*given, **named):
@@ -162,8 +162,8 @@ def test_without_steps_the_epochs_decide(tune, monkeypatch):
         return step(*given, **named)
 
     monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
-    tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
-    assert len(seen) == 6  # four answers by twos, three times
+    tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2, "sft.rounding": rounding})
+    assert len(seen) == count
 
 
 def rows_of(scores_QK, **keys):
@@ -183,16 +183,6 @@ def test_with_random_rounding_every_pass_has_answers_of_its_own_that_are_right_o
     assert [q for q, _ in rows_of(scores_QK, **{"sft.steps": 0, "sft.epochs": 3})] == [0, 2] * 3
     (first, second) = rows_of(scores_QK, **{"sft.rounding": "nearest"})
     assert (first, second) == ((0, "0.30,0.70"), (2, "0.30,0.20,0.50"))
-
-
-def test_the_passes_of_random_rounding_are_not_gone_through_again(tune, monkeypatch):
-    seen, step = [], sft._LeanTrainer.training_step
-    monkeypatch.setattr(
-        sft._LeanTrainer, "training_step", lambda *given, **named: (seen.append(1), step(*given, **named))[1]
-    )
-    keys = {"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2, "sft.rounding": "random"}
-    tune(**keys)
-    assert len(seen) == 2  # the four answers given by twos, once
 
 
 def test_of_two_gpus_the_first_is_used(tune, monkeypatch):
@@ -253,19 +243,13 @@ def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp
     assert compared == [True, True]
 
 
-def test_nothing_holds_the_fine_tuned_model_afterwards(tmp_path):
-    model, tokenizer = tiny.build(RECIPE, QUESTIONS)
-    base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
-    sft.fine_tune(
-        model,
-        base,
-        Config.load({**KEYS, "policy.tuning": "lora", "sft.steps": 1}),
-        prompts=[base.prompt_ids(Config.load({}), question) for question in QUESTIONS],
-        answers=ANSWERS,
-        folder=tmp_path / "tuned",
-        progress=lambda step, of, loss: None,
-    )
-    held = weakref.ref(model.get_input_embeddings().weight)
-    del model
+def test_nothing_holds_the_fine_tuned_model_afterwards(start, tmp_path):
+    model, base, prompts = start
+    config = Config.load({**KEYS, "policy.tuning": "lora", "sft.steps": 1})
+    given = {"prompts": prompts, "answers": ANSWERS, "folder": tmp_path, "progress": lambda step, of, loss: None}
+    held = copy.deepcopy(model)  # the fixture holds its own
+    lost = weakref.ref(held.get_input_embeddings().weight)
+    sft.fine_tune(held, base, config, **given)
+    del held
     gc.collect()
-    assert held() is None
+    assert lost() is None

@@ -13,7 +13,6 @@ import torch
 from fakes import catalogue_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.models import tiny
@@ -96,31 +95,6 @@ def test_another_recipe_or_question_is_another_model():
     fewer = (dataclasses.replace(QUESTIONS[0], options=("yes", "no way")), *QUESTIONS[1:])
     keys |= {RECIPE.key(reworded), RECIPE.key(fewer), RECIPE.key(QUESTIONS[:2])}
     assert len(keys) == 4 + len(dataclasses.fields(TinyRecipe))
-
-
-def test_a_cache_that_cannot_be_written_is_the_user_s_to_know(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"/file/cache/tiny-dpa-\w+: cannot be written \(Not a directory\)"):
-        tiny.load_or_build(RECIPE, QUESTIONS, tmp_path / "file" / "cache")
-
-
-@pytest.mark.parametrize("when", ["at once", "while saving"])
-def test_a_failed_build_leaves_no_folder_behind(tmp_path, monkeypatch, when):
-    build = tiny.build
-
-    def fail(*arguments, **keywords):
-        if when == "at once":
-            raise KeyboardInterrupt
-        model, tokenizer = build(*arguments, **keywords)
-        monkeypatch.setattr(tokenizer, "save_pretrained", lambda folder: 1 / 0, raising=False)
-        return model, tokenizer
-
-    monkeypatch.setattr(tiny, "build", fail)
-    with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
-        tiny.load_or_build(RECIPE, QUESTIONS, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(tiny, "build", build)
-    assert (tiny.load_or_build(RECIPE, QUESTIONS, tmp_path) / "config.json").is_file()
 
 
 def test_two_processes_may_build_the_same_recipe(tmp_path, monkeypatch):

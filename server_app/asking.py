@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
@@ -16,7 +14,9 @@ from appa_flwr.public import Answer
 from appa_flwr.run.run_files import POLICY
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 from appa_flwr.survey.types import Question
+from server_app.evaluation import greedy
 from server_app.models import base, exports
+from server_app.ppo.rollouts import sample
 
 ADAPTER = "adapter_config.json"
 
@@ -42,23 +42,14 @@ class AskedPolicy:
                 self._model = exports.merged(self._config, self._base, folder)
             else:
                 self._model = base.load_model(self._config, source, quantized=False)
+        self._decoding = greedy(self._model, self._base, self._config)
 
-    @torch.inference_mode()
     def ask(self, question: str, options: Sequence[str]) -> Answer:
         """See `appa_flwr.public.Policy`."""
         asked = Question("asked", question, tuple(options))
         if not MIN_OPTIONS <= len(asked.options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(asked.options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-        prompt_1C = torch.tensor([self._base.prompt_ids(self._config, asked)], device=self._model.device)
-        written = self._model.generate(
-            prompt_1C,
-            attention_mask=torch.ones_like(prompt_1C),
-            do_sample=False,
-            max_new_tokens=self._config.rollout.response_length,
-            eos_token_id=list(self._base.stop_ids),
-            pad_token_id=self._base.pad_id,
-        )
-        response_1T = written[:, prompt_1C.shape[1] :]
-        (text,) = self._base.texts(response_1T, torch.ones_like(response_1T, dtype=torch.bool))
+        decoded = sample(self._model, [self._base.prompt_ids(self._config, asked)], self._decoding).sequences
+        (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)
         parsed = formats.parse(self._config.task, text, len(asked.options))
         return Answer(text, parsed.prediction, parsed.format_score)

@@ -33,6 +33,17 @@ NUM_EXAMPLES = 12
 CURVE_QUESTIONS = 48
 
 
+def greedy(model: PreTrainedModel, base: Base, config: Config) -> Decoding:
+    """Decoding of answers that are scored or asked for: the likeliest token each time."""
+    return Decoding.fitting(
+        model,
+        max_new_tokens=config.rollout.response_length,
+        temperature=0.0,
+        stop_ids=base.stop_ids,
+        pad_id=base.pad_id,
+    )
+
+
 def greedy_answers(
     model: PreTrainedModel,
     base: Base,
@@ -44,13 +55,7 @@ def greedy_answers(
 ) -> Answers:
     """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position."""
     texts: list[str] = []
-    decoding = Decoding.fitting(
-        model,
-        max_new_tokens=config.rollout.response_length,
-        temperature=0.0,
-        stop_ids=base.stop_ids,
-        pad_id=base.pad_id,
-    )
+    decoding = greedy(model, base, config)
     for batch in np.array_split(question_J, -(-len(question_J) // config.eval.batch_size)):
         decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
         texts += base.texts(decoded.response_JT, decoded.mask_JT)

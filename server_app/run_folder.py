@@ -121,7 +121,8 @@ class RunFolder:
 
     def save_seconds(self, phase: str, seconds: float) -> None:
         """Replace a phase's time in `phases.json`."""
-        peak = max((mib for mib in (self.peak_mib(phase), _peak_mib()) if mib is not None), default=None)
+        earlier = self._phases[phase].peak_mib if phase in self._phases else None
+        peak = max((mib for mib in (earlier, _peak_mib()) if mib is not None), default=None)
         self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak, gpu_mib=_gpu_mib())
         self.write(PHASES, tuple(self._phases.values()))
         if self._above is not None:
@@ -130,10 +131,6 @@ class RunFolder:
     def seconds(self, phase: str) -> float:
         """Seconds of a phase in earlier sessions."""
         return self._phases[phase].seconds if phase in self._phases else 0.0
-
-    def peak_mib(self, phase: str) -> float | None:
-        """Peak memory of a phase in earlier sessions; see `records.Phase`."""
-        return self._phases[phase].peak_mib if phase in self._phases else None
 
     def progress(self, phase: str, step: int, of: int, message: str, seconds_left: float | None) -> None:
         """One line for the launcher and one for the log."""

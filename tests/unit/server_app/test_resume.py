@@ -31,7 +31,7 @@ from server_app.run_folder import RunFolder
 
 TINY = {
     "data.num-groups": 3,
-    "data.num-questions": 24,
+    "data.num-questions": 16,
     "federation.min-groups": 3,
     "eval.ceilings": False,
     **SMALL_PREDICTOR,
@@ -65,7 +65,7 @@ def shared(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     catalogue = build_catalogue(Config.load(TINY))
     training = [q for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if train]
-    recipe = TinyRecipe("dpa", steps=150, batch_size=16, hidden_size=48, num_layers=2)
+    recipe = TinyRecipe("dpa", steps=120, batch_size=16, hidden_size=48, num_layers=2)
     for part in build(recipe, training):
         part.save_pretrained(folder / "model")
     return folder

@@ -218,9 +218,9 @@ def _rewards(line: Mapping[str, float]) -> list[float]:
 
 def score(method: str, answers: Answers, setup: Setup) -> Score:
     """Scores of answers to the held-out questions."""
-    config, metric = setup.config, setup.config.reward_metric
+    metric = setup.config.reward_metric
     reward_GJ = setup.groups.score(answers.request([metric]))[metric, wire.TARGET_SIDE]
-    scores = alignment_scores(reward_GJ, min_mean=config.appa.min_mean, max_cov=config.appa.max_cov)
+    scores = alignment_scores(reward_GJ)
     written = None if np.isnan(answers.format_score_J).any() else float(answers.format_score_J.mean())
     return Score(method, scores.avg_as, scores.min_as, scores.fairness_index, written)
 

@@ -31,6 +31,7 @@ BoolArray = npt.NDArray[np.bool_]
 SIDES = {wire.TARGET_SIDE: PREDICTIONS, wire.TRUTH_SIDE: SURVEY}
 NUM_EXAMPLES = 12
 CURVE_QUESTIONS = 48
+BATCH_SIZE = 64  # answers in a forward pass (PPO table)
 
 
 def greedy(model: PreTrainedModel, base: Base, config: Config) -> Decoding:
@@ -56,7 +57,7 @@ def greedy_answers(
     """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position."""
     texts: list[str] = []
     decoding = greedy(model, base, config)
-    for batch in np.array_split(question_J, -(-len(question_J) // config.eval.batch_size)):
+    for batch in np.array_split(question_J, -(-len(question_J) // BATCH_SIZE)):
         decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
         texts += base.texts(decoded.response_JT, decoded.mask_JT)
     return parse_answers(config.task, texts, question_J, catalogue)
@@ -130,8 +131,7 @@ def result(
 
 
 def _scores(run: RunInputs, reward_GJ: FloatArray, readable_J: BoolArray) -> ScoreRecord:
-    limits = run.config.appa
-    found = alignment_scores(reward_GJ, readable_J, min_mean=limits.min_mean, max_cov=limits.max_cov)
+    found = alignment_scores(reward_GJ, readable_J)
     return ScoreRecord(
         fi=found.fairness_index,
         fi_readable=found.fairness_of_readable,

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats, wire
+from server_app import evaluation
 from server_app.engine.head import logits
 from server_app.engine.sequences import pad_prompts
-from server_app.evaluation import given_answers
 from server_app.federation.answers import Answers
 from server_app.models.base import Base
 
@@ -122,7 +122,7 @@ def chosen_answers(
     spelled = label_tokens(base, asked[0], formats.letters(max(len(question.options) for question in questions)))
     prediction_JK = np.full((len(question_J), catalogue.option_QK.shape[1]), np.nan)
     masses: list[float] = []
-    for batch in np.array_split(np.arange(len(question_J)), -(-len(question_J) // config.eval.batch_size)):
+    for batch in np.array_split(np.arange(len(question_J)), -(-len(question_J) // evaluation.BATCH_SIZE)):
         ids_JL, mask_JL = pad_prompts([base.ids(asked[j]) for j in batch], pad_id=base.pad_id, device=model.device)
         # Padded on the right, where causal attention does not look.
         hidden_JLH = model.base_model(input_ids=ids_JL, use_cache=False).last_hidden_state
@@ -137,7 +137,9 @@ def chosen_answers(
                 prediction_JK[j] = 0.0
                 prediction_JK[j, :size] = logprob_K.softmax(0).cpu().numpy()
                 masses.append(float(logprob_K.logsumexp(0).exp()))
-    return Chosen(given_answers(question_J, prediction_JK), float(np.mean(masses)) if masses else float("nan"))
+    return Chosen(
+        evaluation.given_answers(question_J, prediction_JK), float(np.mean(masses)) if masses else float("nan")
+    )
 
 
 def label_tokens(base: Base, asked: str, labels: Sequence[str]) -> list[list[int]]:

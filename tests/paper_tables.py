@@ -59,9 +59,9 @@ ROWS = (
     as_printed("SFT", "Gradient accumulation steps", "2", "sft.gradient-accumulation-steps"),
     Row("SFT", "Effective batch size", "16", {"sft.batch-size": 8, "sft.gradient-accumulation-steps": 2}),  # 8 x 2
     as_printed("SFT", "Learning rate", "5×10^-6", "sft.learning-rate"),
-    as_printed("SFT", "Scheduler", "cosine", "sft.scheduler"),
-    as_printed("SFT", "Warmup ratio", "0.1", "sft.warmup-ratio"),
-    as_printed("SFT", "Weight decay", "0.01", "sft.weight-decay"),
+    Row("SFT", "Scheduler", "cosine"),
+    Row("SFT", "Warmup ratio", "0.1"),
+    Row("SFT", "Weight decay", "0.01"),
     Row("SFT", "Epochs", "1 (GLOBALQA) / 4 (OQA)", {"sft.epochs": 1, "sft.steps": 0}),  # no steps: the epochs count
     Row("PPO", "Policy model", MODELS.format(" (SFT)"), {"model": "google/gemma-2-2b-it"}),
     Row("PPO", "Value model", MODELS.format(" (SFT)"), {"model": "google/gemma-2-2b-it"}),
@@ -78,12 +78,12 @@ ROWS = (
     Row("PPO", "Effective batch size", "96", {"rollout.batch-size": 96, "ppo.num-mini-batches": 1}),
     as_printed("PPO", "Learning rate", "1×10^-5", "ppo.learning-rate", "ppo.value-learning-rate"),
     Row("PPO", "Optimizer", "AdamW"),
-    as_printed("PPO", "Weight decay", "0.0", "ppo.weight-decay"),
+    Row("PPO", "Weight decay", "0.0"),
     as_printed("PPO", "Scheduler", "linear", "ppo.scheduler"),
     Row("PPO", "Training epochs", "5", {"ppo.training-epochs": 5, "ppo.num-iterations": 0}),  # so that the epochs count
     as_printed("PPO", "PPO epochs", "2", "ppo.epochs"),
     Row("PPO", "Mini-batches", "8"),
-    as_printed("PPO", "Per-device eval batch size", "64", "eval.batch-size"),
+    Row("PPO", "Per-device eval batch size", "64"),
     Row("PPO", "Response length", "60 tokens", {"rollout.response-length": 60}),
     as_printed("PPO", "Temperature", "0.6", "rollout.temperature"),
     as_printed("PPO", "KL coefficient", "0.05", "ppo.kl-coefficient"),
@@ -98,6 +98,6 @@ ROWS = (
     as_printed("APPA", "Fairness Index threshold (tau)", "0.99", "appa.fairness-threshold"),
     Row("APPA", "Initial historical alignment reward (h_g^0)", "0 (all groups)"),
     as_printed("APPA", "Alignment weight (omega)", "0.85", "appa.alignment-weight"),
-    as_printed("APPA", "Min. mean threshold (mu_min)", "1×10^-6", "appa.min-mean"),
-    as_printed("APPA", "Max. CoV cap (CoV_max)", "10.0", "appa.max-cov"),
+    Row("APPA", "Min. mean threshold (mu_min)", "1×10^-6"),
+    Row("APPA", "Max. CoV cap (CoV_max)", "10.0"),
 )

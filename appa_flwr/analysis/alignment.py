@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
-from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
 from appa_flwr.protocol.rewards import METRICS
 
 GROUPS_TO_COMPARE = 2
@@ -38,9 +37,6 @@ class Scores:
 def alignment_scores(
     reward_GQ: npt.ArrayLike,
     readable_Q: npt.ArrayLike | None = None,
-    *,
-    min_mean: float = MIN_MEAN,
-    max_cov: float = MAX_COV,
 ) -> Scores:
     """Equations 18 and 19, alignment scores: AS_g = mean_q r_gq, Avg AS = mean_g AS_g, Min AS = min_g AS_g.
 
@@ -54,9 +50,7 @@ def alignment_scores(
     Raises:
         ValueError: not (G, Q), infinite, or not a single reward.
     """
-    fairness_of = functools.partial(
-        sparse_fairness_index, min_groups=GROUPS_TO_COMPARE, min_mean=min_mean, max_cov=max_cov
-    )
+    fairness_of = functools.partial(sparse_fairness_index, min_groups=GROUPS_TO_COMPARE)
     reward_GQ = np.asarray(reward_GQ, dtype=np.float64)
     fairness = fairness_of(reward_GQ)
     read_GR = reward_GQ if readable_Q is None else reward_GQ[:, np.asarray(readable_Q, dtype=bool)]

@@ -8,52 +8,46 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config import ranges
-from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
+MIN_MEAN = 1e-6  # mu_min and CoV_max of Table appa-hparams
+MAX_COV = 10.0
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-def fairness_index(reward_GJ: npt.ArrayLike, *, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV) -> float:
+def fairness_index(reward_GJ: npt.ArrayLike) -> float:
     """Equation 4, Fairness Index: mean_j 1 / (1 + CoV_j^2), CoV_j = std_g(r_gj) / mean_g(r_gj).
 
     The deviation divides by the number of groups. Safeguards of Appendix "Experiment Configurations": a question with
-    equal rewards counts 1, even if they are all 0; else it is left out where its mean is under `min_mean`, and its CoV
-    is capped at `max_cov`. If no question is left the index is 1.
+    equal rewards counts 1, even if they are all 0; else it is left out where its mean is under `MIN_MEAN`, and its CoV
+    is capped at `MAX_COV`. If no question is left the index is 1.
 
     Of rewards (G, J) in [0, 1], a row of NaN is a group without an answer and is left out. The index is in
-    [1 / (1 + max_cov^2), 1], and 1 means equal rewards for all groups.
+    [1 / (1 + MAX_COV^2), 1], and 1 means equal rewards for all groups.
 
     Raises:
-        ValueError: as `present_groups`, or a parameter outside its range (`appa_flwr.config.ranges`).
+        ValueError: as `present_groups`.
     """
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     present_G = present_groups(reward_GJ)
-    return sparse_fairness_index(reward_GJ[present_G], min_groups=1, min_mean=min_mean, max_cov=max_cov)
+    return sparse_fairness_index(reward_GJ[present_G], min_groups=1)
 
 
-def sparse_fairness_index(
-    reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
-) -> float:
+def sparse_fairness_index(reward_GJ: npt.ArrayLike, *, min_groups: int) -> float:
     """Equation 4 for a sparse survey, where rewards may be NaN: each question compares the groups that have it.
 
     A question held by fewer than `min_groups` groups is left out; all else is as in `fairness_index`.
     """
-    fairness_J = fairness_per_question(reward_GJ, min_groups=min_groups, min_mean=min_mean, max_cov=max_cov)
+    fairness_J = fairness_per_question(reward_GJ, min_groups=min_groups)
     used_J = ~np.isnan(fairness_J)
     return float(fairness_J[used_J].mean()) if used_J.any() else 1.0
 
 
-def fairness_per_question(
-    reward_GJ: npt.ArrayLike, *, min_groups: int, min_mean: float = MIN_MEAN, max_cov: float = MAX_COV
-) -> FloatArray:
+def fairness_per_question(reward_GJ: npt.ArrayLike, *, min_groups: int) -> FloatArray:
     """Terms of the mean in `sparse_fairness_index`: (J,), NaN for a question that is left out."""
     reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
     if reward_GJ.ndim != 2 or np.isinf(reward_GJ).any():
         raise ValueError(f"expected rewards (groups, questions), finite or NaN, got shape {reward_GJ.shape}")
-    ranges.check("min_mean", min_mean, ranges.MinMean)
-    ranges.check("max_cov", max_cov, ranges.MaxCov)
     present_GJ = ~np.isnan(reward_GJ)
     compared_J = present_GJ.sum(axis=0) >= min_groups
     found_J = np.full(reward_GJ.shape[1], np.nan)
@@ -64,10 +58,10 @@ def fairness_per_question(
     std_J = reward_GJ.std(axis=0, where=present_GJ)
     # Rounding lets the deviation of equal numbers come out above 0, so equality is decided on the numbers.
     equal_J = np.nanmax(reward_GJ, axis=0) == np.nanmin(reward_GJ, axis=0)
-    cov_J = np.full_like(mean_J, max_cov)
+    cov_J = np.full_like(mean_J, MAX_COV)
     np.divide(std_J, mean_J, out=cov_J, where=mean_J > 0.0)
-    fairness_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, max_cov) ** 2))
-    found_J[compared_J] = np.where(equal_J | (mean_J >= min_mean), fairness_J, np.nan)
+    fairness_J = np.where(equal_J, 1.0, 1.0 / (1.0 + np.minimum(cov_J, MAX_COV) ** 2))
+    found_J[compared_J] = np.where(equal_J | (mean_J >= MIN_MEAN), fairness_J, np.nan)
     return found_J
 
 

@@ -36,18 +36,8 @@ ALIGNMENT_WEIGHT = 0.85
 AlignmentWeight = Annotated[float, Field(ge=0, le=1)]
 """omega of Equation 20."""
 
-MIN_MEAN = 1e-6
-MinMean = Annotated[float, Field(ge=0, lt=1)]
-"""mu_min, a safeguard of Equation 4; rewards end at 1."""
-
-MAX_COV = 10.0
-MaxCov = Annotated[float, Field(gt=0)]
-"""CoV_max, a safeguard of Equation 4."""
-
 Alpha = Annotated[float, Field(ge=-math.inf, allow_inf_nan=True)]
 """alpha of Equation 2: any number from -inf (minimum) over 0 (mean) to inf (maximum); `ge` keeps nan out."""
-
-"""The threshold as a quantile of the fairness indices so far; 0 = the threshold itself."""
 
 WeightCap = Annotated[float, Field(ge=0)]
 """Most weight of a group, in shares of 1 / G; 0 = none."""

@@ -248,9 +248,6 @@ class SFTSection(Section):
     batch_size: int = Field(32, ge=1, description="answers per forward pass (SFT table: 8)")
     gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")
     learning_rate: float = Field(2e-3, gt=0, description="AdamW step size (SFT table: 5e-6)")
-    scheduler: Literal["cosine", "linear", "constant"] = Field("cosine", description="decay (SFT table)")
-    warmup_ratio: float = Field(0.1, ge=0, le=1, description="share of steps with rising step size (SFT table)")
-    weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay (SFT table)")
 
 
 class RolloutSection(Section):
@@ -280,7 +277,6 @@ class PPOSection(Section):
     )
     learning_rate: float = Field(6e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
     value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay (PPO table)")
     scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
     kl_coefficient: float = Field(0.05, ge=0, description="weight of the KL penalty to the SFT policy (PPO table)")
     clip_range: float = Field(
@@ -294,8 +290,9 @@ class PPOSection(Section):
         description="what a reward is compared with: a value model's forecast, or as in RLOO the mean reward of the "
         "question's other answers",
     )
-    whiten_rewards: bool = Field(True, description="rewards get mean 0 and std 1 per rollout batch (PPO table)")
-    reward_clamp: float = Field(5.0, gt=0, description="whitened rewards are cut at plus and minus this")
+    whiten_rewards: bool = Field(
+        True, description="rewards get mean 0 and std 1 per rollout batch, cut at plus and minus 5 (PPO table)"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
 
 
@@ -311,10 +308,6 @@ class APPASection(Section):
         ranges.ALIGNMENT_WEIGHT,
         description="omega: share of alignment in the reward, the rest is format (APPA table)",
     )
-    min_mean: ranges.MinMean = Field(
-        ranges.MIN_MEAN, description="questions with a lower mean reward do not count (APPA table)"
-    )
-    max_cov: ranges.MaxCov = Field(ranges.MAX_COV, description="cap of the coefficient of variation (APPA table)")
     alpha: ranges.Alpha = Field(0.0, description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum")
     weight_cap: ranges.WeightCap = Field(
         0.0, description="of rules appa, group-dro, mix: most weight of a group, in shares of 1 / groups; 0 = no bound"
@@ -330,7 +323,6 @@ class APPASection(Section):
 class EvaluationSection(Section):
     """[eval]: scores on held-out questions."""
 
-    batch_size: int = Field(64, ge=1, description="answers per forward pass (PPO table)")
     every: int = Field(
         10,
         ge=0,

@@ -163,9 +163,9 @@ def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False
         per_device_train_batch_size=config.sft.batch_size,
         gradient_accumulation_steps=config.sft.gradient_accumulation_steps,
         learning_rate=config.sft.learning_rate,
-        lr_scheduler_type=config.sft.scheduler,
-        warmup_steps=config.sft.warmup_ratio,
-        weight_decay=config.sft.weight_decay,
+        lr_scheduler_type="cosine",
+        warmup_steps=0.1,  # of all steps
+        weight_decay=0.01,
         num_train_epochs=1 if config.sft.rounding == "random" else config.sft.epochs,  # see `passes_of_texts`
         max_steps=config.sft.steps or -1,
         max_length=config.policy.max_sequence_length,

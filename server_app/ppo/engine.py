@@ -91,7 +91,7 @@ class PPOEngine:
                 {"params": models.policy_parameters(), "lr": settings.learning_rate},
                 {"params": models.value_parameters(), "lr": settings.value_learning_rate},
             ],
-            weight_decay=settings.weight_decay,
+            weight_decay=0.0,  # PPO table
             foreach=True,
         )
         decay = settings.scheduler == "linear"
@@ -142,7 +142,7 @@ class PPOEngine:
         """
         s = self.settings
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
-        score_J = ppo.whiten_scores(score_J, clamp=s.reward_clamp) if s.whiten_rewards else score_J
+        score_J = ppo.whiten_scores(score_J) if s.whiten_rewards else score_J
         old_JT, weight_JT = rollout.logprob_JT, None
         if reference.policy_logprob_JT is not None:
             old_JT = reference.policy_logprob_JT

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 VARIANCE_EPSILON = 1e-8
+REWARD_CLAMP = 5.0  # appendix "Format Scoring"
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
@@ -34,9 +35,9 @@ def whiten(value: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
     return (whitened if shift_mean else whitened + mean) * mask
 
 
-def whiten_scores(score_J: Tensor, *, clamp: float) -> Tensor:
-    """The aggregated rewards of one batch, whitened and cut at plus and minus `clamp` (appendix "Format Scoring")."""
-    return whiten(score_J, torch.ones_like(score_J, dtype=torch.bool)).clamp(-clamp, clamp)
+def whiten_scores(score_J: Tensor) -> Tensor:
+    """The aggregated rewards of one batch, whitened and cut at plus and minus `REWARD_CLAMP`."""
+    return whiten(score_J, torch.ones_like(score_J, dtype=torch.bool)).clamp(-REWARD_CLAMP, REWARD_CLAMP)
 
 
 def shaped_rewards(

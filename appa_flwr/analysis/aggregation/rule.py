@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from appa_flwr.analysis.aggregation.equations import historical_alignment
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index, present_groups
 from appa_flwr.config import ranges
-from appa_flwr.config.ranges import EMA_DECAY, MAX_COV, MIN_MEAN
+from appa_flwr.config.ranges import EMA_DECAY
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +98,6 @@ class Rule(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid", **ranges.STRICT)
     name: ClassVar[str]
     ema_decay: ranges.EmaDecay = EMA_DECAY
-    min_mean: ranges.MinMean = MIN_MEAN
-    max_cov: ranges.MaxCov = MAX_COV
 
     @abstractmethod
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:
@@ -143,7 +141,7 @@ class Rule(BaseModel, ABC):
         if not np.array_equal(present_G, present_groups(training_reward_GJ)):
             raise ValueError("a group must be missing (a row of NaN) in both rewards or in neither")
 
-        fairness = fairness_index(reward_GJ, min_mean=self.min_mean, max_cov=self.max_cov)
+        fairness = fairness_index(reward_GJ)
         history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
         mean_G = reward_GJ[present_G].mean(axis=1)
         lead_G[present_G] = self.lead(lead_G[present_G], mean_G)

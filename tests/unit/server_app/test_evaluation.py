@@ -114,7 +114,7 @@ def test_groups_without_survey_answers_leave_the_truth_empty():
     assert np.isnan(row.survey.per_group["A"])
 
 
-def test_greedy_answers_are_in_the_order_of_the_questions():
+def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
     model = tiny_causal_lm()
     prompts = [*PROMPTS, [7, 7]]
 
@@ -125,7 +125,8 @@ def test_greedy_answers_are_in_the_order_of_the_questions():
     question_J = np.array([4, 0, 2])
     found = {}
     for size in (1, 2, 100):
-        config = Config.load({"eval.batch-size": size, "rollout.response-length": 4})
+        monkeypatch.setattr(evaluation, "BATCH_SIZE", size)
+        config = Config.load({"rollout.response-length": 4})
         answers = evaluation.greedy_answers(
             model, base, config, prompts=prompts, question_J=question_J, catalogue=CATALOGUE
         )

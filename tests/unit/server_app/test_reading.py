@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
-from server_app import reading
+from server_app import evaluation, reading
 from server_app.models import tiny
 from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
@@ -166,7 +166,8 @@ def one_by_one(model, base, question, template="{}"):
 def test_the_distribution_is_that_of_the_letters_one_question_at_a_time(built, base, batch, template, monkeypatch):
     model, _ = built
     monkeypatch.setattr(base.tokenizer, "chat_template", None if template == "{}" else CHAT)
-    found = chosen(model, base, **{"eval.batch-size": batch})
+    monkeypatch.setattr(evaluation, "BATCH_SIZE", batch)
+    found = chosen(model, base)
     assert found.answers.question_J.tolist() == TEST_J.tolist()
     masses = []
     for prediction_K, q in zip(found.answers.prediction_JK, TEST_J, strict=True):

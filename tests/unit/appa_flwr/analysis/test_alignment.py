@@ -31,11 +31,6 @@ def test_sparse_rewards():
     assert alignment_scores([[0.2, nan], [nan, 0.9]]).fairness_index == 1.0
 
 
-def test_safeguards_reach_the_fairness_index():
-    assert alignment_scores([[0.0], [1.0]], max_cov=0.5).fairness_index == pytest.approx(0.8)
-    assert alignment_scores([[0.0], [1.0]], min_mean=0.6).fairness_index == 1.0
-
-
 def test_fairness_of_what_could_be_read_by_hand():
     # 1, and 1 / (1 + (.2 / .4)^2) = .8; nobody could read the third and fourth answer, which is perfectly fair
     reward_GQ = [[0.5, 0.2, 0.0, 0.0], [0.5, 0.6, 0.0, 0.0]]

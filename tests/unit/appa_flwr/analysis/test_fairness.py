@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from appa_flwr.analysis.fairness import fairness_index
-from appa_flwr.config.ranges import MIN_MEAN
 
 rewards = hnp.arrays(
     np.float64,
@@ -19,23 +18,23 @@ rewards = hnp.arrays(
 
 
 @pytest.mark.parametrize(
-    ("reward_GJ", "min_mean", "fairness"),
+    ("reward_GJ", "fairness"),
     [
         # (.2, .6): mean .4, deviation .2, CoV .5, 1 / 1.25 = .8; equal rewards: 1; mean of both .9
-        ([[0.2, 0.5], [0.6, 0.5]], MIN_MEAN, 0.9),
+        ([[0.2, 0.5], [0.6, 0.5]], 0.9),
         # a missing group is left out
-        ([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]], MIN_MEAN, 0.9),
+        ([[0.2, 0.5], [np.nan, np.nan], [0.6, 0.5]], 0.9),
         # question 2 would be left out for its mean, but its groups are treated alike: (.8 + 1) / 2
-        ([[0.2, 0.0], [0.6, 0.0]], MIN_MEAN, 0.9),
-        # unequal rewards with a mean of 5e-8 are left out; against a lower threshold CoV = 1, (.8 + .5) / 2
-        ([[0.2, 0.0], [0.6, 1e-7]], MIN_MEAN, 0.8),
-        ([[0.2, 0.0], [0.6, 1e-7]], 1e-8, 0.65),
+        ([[0.2, 0.0], [0.6, 0.0]], 0.9),
+        # unequal rewards with a mean of 5e-7 are left out; with one of 2e-6 CoV = 1, (.8 + .5) / 2
+        ([[0.2, 0.0], [0.6, 1e-6]], 0.8),
+        ([[0.2, 0.0], [0.6, 4e-6]], 0.65),
         # nothing left is fair
-        ([[0.0], [1e-7]], MIN_MEAN, 1.0),
+        ([[0.0], [1e-7]], 1.0),
     ],
 )
-def test_fairness_by_hand(reward_GJ, min_mean, fairness):
-    assert fairness_index(reward_GJ, min_mean=min_mean) == pytest.approx(fairness, abs=1e-12)
+def test_fairness_by_hand(reward_GJ, fairness):
+    assert fairness_index(reward_GJ) == pytest.approx(fairness, abs=1e-12)
 
 
 def test_equal_rewards_whose_deviation_rounds_above_zero():
@@ -43,18 +42,20 @@ def test_equal_rewards_whose_deviation_rounds_above_zero():
     assert np.std(reward_GJ) > 0.0
     assert fairness_index(reward_GJ) == 1.0
     # Their mean lies under the threshold, so a deviation taken for real would leave the question out.
-    assert fairness_index([[0.1, 0.2], [0.1, 0.6], [0.1, 0.4]], min_mean=0.3) == pytest.approx(
+    assert np.full((3, 1), 1e-8).std(axis=0) > 0.0
+    assert fairness_index([[1e-8, 0.2], [1e-8, 0.6], [1e-8, 0.4]]) == pytest.approx(
         # (.2, .6, .4): mean .4, variance (.04 + .04 + 0) / 3, CoV^2 = .0266667 / .16 = 1/6; 1 / (7/6) = 6/7
         (1 + 6 / 7) / 2
     )
 
 
 def test_cov_is_capped():
-    # 200 groups, one of them served: CoV = sqrt(199) = 14.1, capped at 10 by default
+    # 200 groups, one of them served: CoV = sqrt(199) = 14.1, capped at 10
     reward_GJ = np.zeros((200, 1))
     reward_GJ[0] = 1.0
     assert fairness_index(reward_GJ) == pytest.approx(1 / 101)
-    assert fairness_index(reward_GJ, max_cov=100.0) == pytest.approx(1 / 200)
+    # 50 of them: CoV = sqrt(49) = 7
+    assert fairness_index(reward_GJ[:50]) == pytest.approx(1 / 50)
 
 
 @given(rewards)
@@ -66,17 +67,15 @@ def test_jains_index_and_equal_rewards_count_one(reward_GJ):
 
 
 @pytest.mark.parametrize(
-    ("reward_GJ", "safeguards", "message"),
+    ("reward_GJ", "message"),
     [
-        ([[np.nan, np.nan]], {}, "no group answered"),
-        ([[0.1, np.nan], [0.1, 0.2]], {}, r"row\(s\) 0"),
-        ([[np.inf]], {}, "infinite"),
-        ([0.1, 0.2], {}, r"\(groups, rollouts\)"),
-        (np.zeros((3, 0)), {}, "at least one rollout"),
-        ([[0.5]], {"min_mean": -1.0}, "min_mean must be greater than"),
-        ([[0.5]], {"max_cov": -1.0}, "max_cov must be greater than"),
+        ([[np.nan, np.nan]], "no group answered"),
+        ([[0.1, np.nan], [0.1, 0.2]], r"row\(s\) 0"),
+        ([[np.inf]], "infinite"),
+        ([0.1, 0.2], r"\(groups, rollouts\)"),
+        (np.zeros((3, 0)), "at least one rollout"),
     ],
 )
-def test_bad_rewards_and_safeguards_are_errors(reward_GJ, safeguards, message):
+def test_bad_rewards_are_errors(reward_GJ, message):
     with pytest.raises(ValueError, match=message):
-        fairness_index(reward_GJ, **safeguards)
+        fairness_index(reward_GJ)

@@ -119,7 +119,7 @@ def teach(model, base, config, folder):
 def tuned(prepared, tmp_path_factory):
     """One large LoRA step: the family, its base, its config, the rows the loss saw, and the written folder."""
     family, base, config = prepared
-    keys = {"policy.tuning": "lora", "sft.steps": 2, "sft.learning-rate": 3e-2, "sft.warmup-ratio": 0.0}
+    keys = {"policy.tuning": "lora", "sft.steps": 2, "sft.learning-rate": 3e-2}
     config = Config.load({**config.flat(), **SFT_KEYS, **keys})
     seen = []
     step = sft._LeanTrainer.training_step

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from appa_flwr.analysis.alignment import known_targets, shared_rewards
+from appa_flwr.analysis.alignment import known_targets
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.group_differences import group_differences
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.types import Survey
 
@@ -80,11 +81,14 @@ def search(survey: Survey, *, metric: str, size: int, most: int, seed: int = 0) 
 def _distances(target_GQK: FloatArray, option_QK: BoolArray, *, metric: str) -> FloatArray:
     """(G, G) mean of 1 - score over the questions that both have answered; NaN where these are too few."""
     known_GQ = known_targets(target_GQK, option_QK)
+    safe_GQK = np.where(known_GQ[:, :, None], target_GQK, option_QK / option_QK.sum(axis=1, keepdims=True))
     distance_GG = np.full((len(known_GQ), len(known_GQ)), np.nan)
-    for g, mine_Q in enumerate(known_GQ):
-        score_GQ = shared_rewards(target_GQK[g, mine_Q], target_GQK[:, mine_Q], option_QK[mine_Q], metric=metric)
-        enough_G = (~np.isnan(score_GQ)).sum(axis=1) >= LEAST_COMMON
-        distance_GG[g, enough_G] = np.nanmean(1.0 - score_GQ[enough_G], axis=1)
+    for g, mine_QK in enumerate(safe_GQK):
+        both_GQ = known_GQ & known_GQ[g]
+        count_G = both_GQ.sum(axis=1)
+        sum_G = ((1.0 - METRICS[metric](mine_QK, safe_GQK, option_QK)) * both_GQ).sum(axis=1)
+        enough_G = count_G >= LEAST_COMMON
+        distance_GG[g, enough_G] = sum_G[enough_G] / count_G[enough_G]
     return distance_GG
 
 

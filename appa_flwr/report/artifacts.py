@@ -109,7 +109,7 @@ def _missing(run: RunArtifacts) -> Iterator[str]:
     until = run.settings.run.phases
     if until == "all" and not run.iterations:
         yield f"{METRICS.name}: no PPO iteration was logged, so there are no training curves."
-    if until != "pluralllm" and not run.summary:
+    if until not in ("pluralllm", "serve") and not run.summary:
         yield f"{SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict."
     if not run.phases:
         yield f"{PHASES.name}: the time per phase is unknown."

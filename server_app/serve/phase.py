@@ -1,0 +1,114 @@
+"""Serving as a phase of a run: it ends when somebody asks for it.
+
+No axis letters: there are no arrays here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl
+from pathlib import Path
+
+import uvicorn
+
+from appa_flwr.analysis import aggregation
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
+from appa_flwr.run.records import ServedRound
+from appa_flwr.run.run_files import STOP_FILE, TOKEN_FILE
+from appa_flwr.run.served import ServedRuns
+from server_app.inputs import RunInputs
+from server_app.serve.engines import engine_routes
+from server_app.serve.rounds import Service
+from server_app.serve.web import Door, web_app
+
+LOOK_SECONDS, END_SECONDS = 0.2, 10
+TOKEN_BYTES = 32
+
+
+def serve(run: RunInputs) -> None:
+    """Score other trainers' answers until the run's folder has a file `stop`, or a signal asks for the end.
+
+    Raises:
+        UserError: it cannot listen, or its token or certificate cannot be read.
+        Exception: an error that no request can be answered after, such as Flower's SuperLink gone.
+    """
+    config, folder = run.config, run.folder.path
+    stop, token = folder / STOP_FILE, _token(config, folder)
+    with run.folder.phase("serve") as phase, _listening(config) as listener:
+        stop.unlink(missing_ok=True)
+        store = ServedRuns(folder)
+        failed: list[Exception] = []
+
+        def closed(name: str, record: ServedRound) -> None:
+            means = [mean for mean in record.rewards.values() if mean is not None]
+            missing = f"; MISSING: {', '.join(record.missing_groups)}" if record.missing_groups else ""
+            number = record.iteration
+            phase.step(
+                number,
+                number,
+                f"run {name}, round {record.round}: {record.size} answers, reward {sum(means) / len(means):.3f}, worst "
+                f"group {min(means):.3f}, FI {record.fairness_index:.4f}, {record.seconds:.2f} s{missing}",
+            )
+
+        async def until_stopped() -> None:
+            rule = aggregation.configured(config.rule, config.appa)
+            service = Service(run.federation, rule, run.catalogue, config, store, broken=failed.append, closed=closed)
+            door = Door(service, token=token, body_mib=config.serve.body_mib)
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    web_app(door, engine_routes(door)),
+                    ssl_certfile=config.serve.certificate or None,
+                    ssl_keyfile=config.serve.key or None,
+                    access_log=False,  # paths may hold the token
+                    log_config=None,
+                    timeout_graceful_shutdown=END_SECONDS,
+                )
+            )
+            running = asyncio.create_task(server.serve(sockets=[listener]))
+            url = f"{'https' if config.serve.certificate else 'http'}://{config.serve.host}:{listener.getsockname()[1]}"
+            phase.step(0, 1, f"at {url}, its token in {config.serve.token_file or folder / TOKEN_FILE}")
+            while not (server.should_exit or failed or stop.exists() or running.done()):
+                await asyncio.sleep(LOOK_SECONDS)
+            await service.close()
+            server.should_exit = True
+            await running
+
+        try:
+            asyncio.run(until_stopped())
+        finally:
+            store.close()
+        stop.unlink(missing_ok=True)
+        if failed:
+            raise failed[0]
+
+
+def _token(config: Config, folder: Path) -> str:
+    """The token of the file that the config names, or of one that is made in the run's folder, for its user alone."""
+    path = Path(config.serve.token_file) if config.serve.token_file else folder / TOKEN_FILE
+    if not config.serve.token_file and not path.exists():
+        replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the token of serve.token-file cannot be read ({error})") from None
+    if not token or set(token) & set(" /?#%") or not token.isprintable():
+        raise UserError(f"{path}: a token is one word of letters, digits and the like, without / ? # %")
+    return token
+
+
+def _listening(config: Config) -> socket.socket:
+    """The socket that requests come to; a wrong certificate shows before."""
+    section = config.serve
+    try:
+        if section.certificate:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(section.certificate, section.key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"serve.certificate, serve.key: cannot be used ({error})") from None
+    try:
+        return socket.create_server((section.host, section.port))
+    except OSError as error:
+        raise UserError(f"serve.host, serve.port: {section.host}:{section.port} cannot be used ({error})") from None

@@ -9,6 +9,9 @@ import asyncio
 import secrets
 import socket
 import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -17,9 +20,11 @@ from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
+from appa_flwr.protocol import wire
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import STOP_FILE, TOKEN_FILE
 from appa_flwr.run.served import ServedRuns
+from server_app.federation.group_rewards import Groups
 from server_app.inputs import RunInputs
 from server_app.serve.engines import engine_routes
 from server_app.serve.rounds import Service
@@ -54,36 +59,59 @@ def serve(run: RunInputs) -> None:
                 f"group {min(means):.3f}, FI {record.fairness_index:.4f}, {record.seconds:.2f} s{missing}",
             )
 
-        async def until_stopped() -> None:
-            rule = aggregation.configured(config.rule, config.appa)
-            service = Service(run.federation, rule, run.catalogue, config, store, broken=failed.append, closed=closed)
-            door = Door(service, token=token, body_mib=config.serve.body_mib)
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    web_app(door, engine_routes(door)),
-                    ssl_certfile=config.serve.certificate or None,
-                    ssl_keyfile=config.serve.key or None,
-                    access_log=False,  # paths may hold the token
-                    log_config=None,
-                    timeout_graceful_shutdown=END_SECONDS,
-                )
-            )
-            running = asyncio.create_task(server.serve(sockets=[listener]))
-            url = f"{'https' if config.serve.certificate else 'http'}://{config.serve.host}:{listener.getsockname()[1]}"
-            phase.step(0, 1, f"at {url}, its token in {config.serve.token_file or folder / TOKEN_FILE}")
-            while not (server.should_exit or failed or stop.exists() or running.done()):
-                await asyncio.sleep(LOOK_SECONDS)
-            await service.close()
-            server.should_exit = True
-            await running
-
+        rule = aggregation.configured(config.rule, config.appa)
+        service = Service(run.federation, rule, run.catalogue, config, store, broken=failed.append, closed=closed)
+        secured = "https" if config.serve.certificate else "http"
+        where = f"{secured}://{config.serve.host}:{listener.getsockname()[1]}"
+        phase.step(0, 1, f"at {where}, its token in {config.serve.token_file or folder / TOKEN_FILE}")
         try:
-            asyncio.run(until_stopped())
+            asyncio.run(_answer(service, config, token, listener, ended=lambda: bool(failed) or stop.exists()))
         finally:
             store.close()
         stop.unlink(missing_ok=True)
         if failed:
             raise failed[0]
+
+
+@contextmanager
+def serving(groups: Groups, catalogue: wire.Catalogue, config: Config, folder: Path) -> Iterator[tuple[str, str]]:
+    """Serve any groups from a thread of this process, while the block runs; gives the URL and the token."""
+    config = Config.load({**config.flat(), "serve.port": 0, "serve.certificate": "", "serve.key": ""})
+    store, token, end = ServedRuns(folder), secrets.token_urlsafe(TOKEN_BYTES), threading.Event()
+    service = Service(groups, aggregation.configured(config.rule, config.appa), catalogue, config, store)
+    with _listening(config) as listener:
+        answers = _answer(service, config, token, listener, ended=end.is_set)
+        thread = threading.Thread(target=asyncio.run, args=(answers,))
+        thread.start()
+        try:
+            yield f"http://{config.serve.host}:{listener.getsockname()[1]}", token
+        finally:
+            end.set()
+            thread.join()
+            store.close()
+
+
+async def _answer(
+    service: Service, config: Config, token: str, listener: socket.socket, *, ended: Callable[[], bool]
+) -> None:
+    """Answer requests until the end, or until a signal has come."""
+    door = Door(service, token=token, body_mib=config.serve.body_mib)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            web_app(door, engine_routes(door)),
+            ssl_certfile=config.serve.certificate or None,
+            ssl_keyfile=config.serve.key or None,
+            access_log=False,  # paths may hold the token
+            log_config=None,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not (server.should_exit or running.done() or ended()):
+        await asyncio.sleep(LOOK_SECONDS)
+    await service.close()
+    server.should_exit = True
+    await running
 
 
 def _token(config: Config, folder: Path) -> str:

@@ -1,6 +1,6 @@
 """The service's HTTP: who is let in, what a request may be, and what the engines get.
 
-No axis letters: rewards are those of `test_rounds`.
+No axis letters: rewards are those of `served`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 
 import pytest
 from fastapi.testclient import TestClient
-from test_rounds import MEAN_OF_TWO, TWO, TWO_QUESTIONS, Served
+from served import MEAN_OF_TWO, TWO, TWO_QUESTIONS, Served
 
 from server_app.serve.engines import engine_routes
 from server_app.serve.web import Door, web_app

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -32,6 +32,7 @@ from appa_flwr.run.records import (
     Phase,
     QuestionCounts,
     ScoreRecord,
+    ServedRound,
     SummaryRow,
 )
 from appa_flwr.run.run_files import (
@@ -47,6 +48,7 @@ from appa_flwr.run.run_files import (
     SUMMARY,
     read_config,
 )
+from appa_flwr.run.served import read_rounds
 
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
 
@@ -58,6 +60,7 @@ class RunArtifacts:
     Attributes:
         settings: the run's keys.
         pair_scores: the groups' scores for single answers, None in runs that kept none.
+        served: trainer's run -> rounds that were served to it.
         made_by: version and machine; empty where the run has not said.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
@@ -72,6 +75,7 @@ class RunArtifacts:
     differences: Differences | None = None
     questions: QuestionCounts | None = None
     pair_scores: pd.DataFrame | None = None
+    served: Mapping[str, tuple[ServedRound, ...]] = field(default_factory=dict)
     made_by: str = ""
     missing: tuple[str, ...] = ()
 
@@ -159,6 +163,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         differences=DIFFERENCES.read(run_folder),
         questions=QUESTIONS.read(run_folder),
         pair_scores=pair_scores.read(run_folder),
+        served=read_rounds(run_folder),
         made_by=_made_by(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}

@@ -26,6 +26,7 @@ from appa_flwr.run.records import (
     DO,
     FEW_SHOT,
     METHODS,
+    MODEL,
     OWN_PREDICTION,
     TRAINED_METHODS,
     TRIVIAL_BASELINES,
@@ -194,7 +195,13 @@ def _method_row(run: RunArtifacts, method: str, spans: Spans) -> list[Cell]:
 
 
 def _present(run: RunArtifacts) -> list[str]:
-    return [method for method in METHODS if any(row.method == method for row in run.summary)]
+    present = dict.fromkeys(row.method for row in run.summary)
+    return [method for method in METHODS if method in present] + _models(run)
+
+
+def _models(run: RunArtifacts) -> list[str]:
+    """Methods of `appa eval`, in the order in which they were scored."""
+    return list(dict.fromkeys(row.method for row in run.summary if row.method.startswith(MODEL)))
 
 
 def _unreadable(run: RunArtifacts, method: str) -> bool:
@@ -203,7 +210,7 @@ def _unreadable(run: RunArtifacts, method: str) -> bool:
 
 def _name(run: RunArtifacts, method: str) -> str:
     """A method as tables call it, marked where most of its answers could not be read."""
-    return METHOD_NAMES[method] + ("‡" if _unreadable(run, method) else "")
+    return METHOD_NAMES.get(method, method.removeprefix(MODEL)) + ("‡" if _unreadable(run, method) else "")
 
 
 def _notes(run: RunArtifacts) -> Iterable[str]:
@@ -225,7 +232,7 @@ def training_metric_table(run: RunArtifacts) -> Table:
         name: [Column(measure, run.training_metric, survey) for measure in ALL_MEASURES] for name, survey in truths(run)
     }
     rows = {method: [Cell(_name(run, method), tag="th"), *_method_row(run, method, spans)] for method in _present(run)}
-    kinds = (TRAINED_METHODS, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS))
+    kinds = (_models(run), TRAINED_METHODS, (FEW_SHOT, *DO.values()), (*TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS))
     blocks = [[rows[method] for method in kind if method in rows] for kind in kinds]
     head = _head(["Method", "Server\nagg."], dict.fromkeys(spans, ALL_MEASURES), [FORMAT])
     caption = f"Training metric {metric_name(run)}, held-out questions. {' '.join(_notes(run))} {READABLE_NOTE}"

@@ -31,6 +31,9 @@ CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
 METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
 
+MODEL = "model:"
+"""What the method of a model that is none of the run's begins with (`appa eval`)."""
+
 MOSTLY = 0.5
 
 Means = dict[str, float]
@@ -142,7 +145,7 @@ class Iteration(RuleRound):
 
 
 def _method(name: str) -> str:
-    if name not in METHODS:
+    if name not in METHODS and not name.startswith(MODEL):
         raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")
     return name
 

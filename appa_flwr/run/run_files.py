@@ -59,7 +59,7 @@ CONFIG_FILE, LOG_FILE, ERROR_FILE = "config.json", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
 SCORES_FILE = "scores.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
-TOKEN_FILE, STOP_FILE = "token", "stop"
+TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 

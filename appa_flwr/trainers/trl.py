@@ -80,9 +80,10 @@ class RemoteGroupRewards:
         asked = {"run": self._run, "round": number, "attempt": self._attempt, "part": part, "parts": parts}
         found = await self._served.ask("POST", "/v1/score", {**asked, "size": parts * len(items), "items": items})
         assert found is not None
-        for name, value in found["metrics"].items() if log_metric is not None else ():
-            if value is not None:
-                log_metric(f"group_reward/{name}", float(value))
+        if log_metric is not None:
+            for name, value in found["metrics"].items():
+                if value is not None:
+                    log_metric(f"group_reward/{name}", float(value))
         if log_extra is not None:
             for name in ("alignment", "format"):
                 log_extra(name, [item["components"].get(name) for item in found["items"]])

@@ -6,6 +6,7 @@ ours, so the token is in the path; the run's name is a query parameter, `?run=`,
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -13,6 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from server_app.serve.rounds import Refused, Scored
 from server_app.serve.web import Door, RunName, checked
+
+_ENDS = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*$")
+"""Special tokens at the end of an answer, such as <|im_end|>, which OpenRLHF decodes too."""
 
 
 class OpenRLHFRequest(BaseModel):
@@ -62,10 +66,11 @@ def engine_routes(door: Door) -> APIRouter:
         asked = await door.read(request, OpenRLHFRequest)
         if not len(asked.query) == len(asked.prompts) == len(asked.labels) == 1:
             raise Refused(422, "query, prompts and labels must hold one text each")
-        completion = asked.query[0].removeprefix(asked.prompts[0])
-        reward, scored = await one(request, run, asked.labels[0], completion)
-        logs = {name.replace("/", "_"): value for name, value in scored.items[0]["components"].items()}
-        return {"rewards": [reward], "scores": [reward], "extra_logs": {name: [value] for name, value in logs.items()}}
+        _, found, completion = asked.query[0].rpartition(asked.prompts[0])
+        if not found:  # it would be read as a part of the answer
+            raise Refused(422, "query does not hold its prompt; was that cut, by a max_len that is too short?")
+        reward, scored = await one(request, run, asked.labels[0], _ENDS.sub("", completion))
+        return {"rewards": reward, "scores": reward, "extra_logs": dict(scored.items[0]["components"])}
 
     @router.post("/slime/{token}")
     async def slime(request: Request, run: str = run_named("slime")) -> dict[str, Any]:

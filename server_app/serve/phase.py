@@ -22,11 +22,12 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import ServedRound
-from appa_flwr.run.run_files import STOP_FILE, TOKEN_FILE
+from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from appa_flwr.run.served import ServedRuns
 from server_app.federation.group_rewards import Groups
 from server_app.inputs import RunInputs
 from server_app.serve.engines import engine_routes
+from server_app.serve.models import Models
 from server_app.serve.rounds import Service
 from server_app.serve.web import Door, web_app
 
@@ -43,7 +44,7 @@ def serve(run: RunInputs) -> None:
     """
     config, folder = run.config, run.folder.path
     stop, token = folder / STOP_FILE, _token(config, folder)
-    with run.folder.phase("serve") as phase, _listening(config) as listener:
+    with run.folder.phase(SERVE_PHASE) as phase, _listening(config) as listener:
         stop.unlink(missing_ok=True)
         store = ServedRuns(folder)
         failed: list[Exception] = []
@@ -65,7 +66,16 @@ def serve(run: RunInputs) -> None:
         where = f"{secured}://{config.serve.host}:{listener.getsockname()[1]}"
         phase.step(0, 1, f"at {where}, its token in {config.serve.token_file or folder / TOKEN_FILE}")
         try:
-            asyncio.run(_answer(service, config, token, listener, ended=lambda: bool(failed) or stop.exists()))
+            asyncio.run(
+                _answer(
+                    service,
+                    config,
+                    token,
+                    listener,
+                    ended=lambda: bool(failed) or stop.exists(),
+                    models=Models(run),
+                )
+            )
         finally:
             store.close()
         stop.unlink(missing_ok=True)
@@ -92,13 +102,19 @@ def serving(groups: Groups, catalogue: wire.Catalogue, config: Config, folder: P
 
 
 async def _answer(
-    service: Service, config: Config, token: str, listener: socket.socket, *, ended: Callable[[], bool]
+    service: Service,
+    config: Config,
+    token: str,
+    listener: socket.socket,
+    *,
+    ended: Callable[[], bool],
+    models: Models | None = None,
 ) -> None:
     """Answer requests until the end, or until a signal has come."""
     door = Door(service, token=token, body_mib=config.serve.body_mib)
     server = uvicorn.Server(
         uvicorn.Config(
-            web_app(door, engine_routes(door)),
+            web_app(door, engine_routes(door), models=models),
             ssl_certfile=config.serve.certificate or None,
             ssl_keyfile=config.serve.key or None,
             access_log=False,  # paths may hold the token

@@ -346,7 +346,7 @@ class Service:
             there = ", ".join(map(str, sorted(batch.held)))
             log.warning("run %s, round %s: only parts %s of %s came in time", run, number, there, batch.parts)
         try:
-            record = await self._in_turn(self._round, run, attempt, number, items, digests, exact)
+            record = await self.in_turn(self._round, run, attempt, number, items, digests, exact)
             batch.done.set_result(record)
         except Refused as refused:
             batch.done.set_exception(refused)
@@ -447,7 +447,7 @@ class Service:
             batch, stream.gathered = stream.gathered, []
             delivered, stream.delivered = stream.delivered, set()
             try:
-                answers = await self._in_turn(self._samples, run, batch, delivered)
+                answers = await self.in_turn(self._samples, run, batch, delivered)
                 for sample, answer in zip(batch, answers, strict=True):
                     sample.done.set_result(answer)
             except Refused as refused:
@@ -566,7 +566,7 @@ class Service:
             raise Refused(429, f"{self._num_waiting} answers wait already", retry_after=BUSY_SECONDS)
         return _Place(self, count)
 
-    async def _in_turn(self, work: Callable[..., Any], *given: Any) -> Any:
+    async def in_turn(self, work: Callable[..., Any], *given: Any) -> Any:
         """Do a round's work in the thread, after those before it.
 
         Raises:
@@ -659,7 +659,7 @@ def _scored(record: ServedRound | None, answers: Sequence[Mapping[str, Any]]) ->
 def _missed(record: ServedRound, part: Part) -> Scored:
     """The answer to a part that came too late: no reward, which is not a reward of 0."""
     reason = f"round {record.round} was closed at its deadline, before part {part.part} came"
-    answer = {"reward": None, "valid": False, "failure_reason": reason, "components": {}}
+    answer: dict[str, Any] = {"reward": None, "valid": False, "failure_reason": reason, "components": {}}
     return Scored(record.round, False, (answer,) * len(part.items), metrics(record))
 
 

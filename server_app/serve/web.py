@@ -13,10 +13,11 @@ import secrets
 from collections.abc import Awaitable
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from server_app.serve.models import Models
 from server_app.serve.rounds import Item, Part, Refused, Scored, Service
 
 MEBIBYTE = 2**20
@@ -55,6 +56,12 @@ class ScoreRequest(Asked):
     part: Count = 0
     parts: Annotated[int, Field(ge=1, le=4096)] = 1
     items: Annotated[list[AskedItem], Field(min_length=1)]
+
+
+class ModelAnswers(Asked):
+    """The body of POST /v1/models/{name}: question_id -> answer, for every held-out question."""
+
+    answers: dict[Name, str]
 
 
 def shown(run: str, scored: Scored) -> dict[str, Any]:
@@ -144,8 +151,8 @@ def checked(found: Any, kind: type[M]) -> M:
         raise Refused(422, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
 
 
-def web_app(door: Door, *engines: APIRouter) -> FastAPI:
-    """The application; `engines` are the routes of other clients."""
+def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> FastAPI:
+    """The application; `engines` are the routes of other clients, `models` judges whole models."""
     app = FastAPI(title="APPA: the groups' rewards", description=__doc__.partition("\n")[0], version="1")
     app.add_exception_handler(Refused, _refusal)
     service, mine = door.service, APIRouter(prefix="/v1", dependencies=[Depends(door.bearer)])
@@ -177,6 +184,19 @@ def web_app(door: Door, *engines: APIRouter) -> FastAPI:
     async def status(run: str) -> dict[str, Any]:
         """Tell a run's rounds, what it waits for, and which groups are missing."""
         return service.status(run)
+
+    if models is not None:
+
+        @mine.get("/held-out")
+        async def held_out() -> dict[str, Any]:
+            """Give the held-out questions' prompts, which a model is to answer."""
+            return models.questions()
+
+        @mine.post("/models/{name}")
+        async def judge(request: Request, name: Annotated[RunName, Path()]) -> Any:
+            """Have the groups score a model's answers; all models' scores, with intervals."""
+            asked = await door.read(request, ModelAnswers)
+            return await service.in_turn(models.judge, name, asked.answers)
 
     app.include_router(mine)
     for router in engines:

@@ -166,10 +166,12 @@ def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
 
 
 def test_openrlhf(client):
-    asked = {"query": ["Q: what? scores:0.70,0.30"], "prompts": ["Q: what? scores:"], "labels": ["Q0"]}
+    prompt = "<|im_start|>Q: what? scores:"
+    asked = {"query": [f"{prompt}0.70,0.30<|im_end|>\n<pad><pad>"], "prompts": [prompt], "labels": ["Q0"]}
     found = client.post(f"/openrlhf/{TOKEN}", json=asked).json()
-    assert found["rewards"] == found["scores"] == pytest.approx(MEAN_OF_TWO[:1])
-    assert found["extra_logs"] == {"alignment": [pytest.approx(0.8)], "format": [1.0]}
+    assert found["rewards"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
+    assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
+    assert client.post(f"/openrlhf/{TOKEN}", json={**asked, "query": ["scores:0.70,0.30"]}).status_code == 422
     assert client.post(f"/openrlhf/{TOKEN}", json={**asked, "labels": []}).status_code == 422
 
 

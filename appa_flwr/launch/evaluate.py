@@ -106,9 +106,7 @@ async def _ask_all(
                 body = {"model": model, "messages": messages, "temperature": temperature, "max_tokens": tokens}
                 put(question_id, await _completion(client, f"{endpoint.rstrip('/')}/chat/completions", body))
 
-        async with asyncio.TaskGroup() as tasks:
-            for question_id, prompt in prompts.items():
-                tasks.create_task(one(question_id, prompt))
+        await asyncio.gather(*(one(question_id, prompt) for question_id, prompt in prompts.items()))
 
 
 async def _completion(client: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> str:

@@ -136,11 +136,6 @@ class ServedRuns:
         rows = self._rows(query, run)
         return tuple(Kept(i, text, n, json.loads(answer), json.loads(rewards)) for i, text, n, answer, rewards in rows)
 
-    def num_open(self, run: str) -> int:
-        """Number of these."""
-        ((count,),) = self._rows("SELECT COUNT(*) FROM answers WHERE run = ? AND rewards IS NOT NULL", run)
-        return int(count)
-
     def keep(
         self,
         run: str,

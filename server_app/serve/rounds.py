@@ -17,16 +17,16 @@ import logging
 import math
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.analysis.aggregation import Result, Rule, State
+from appa_flwr.analysis.aggregation import Rule, State
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
@@ -37,6 +37,8 @@ from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.group_rewards import Groups, aggregated_reward, group_means
 
 FloatArray = npt.NDArray[np.float64]
+Last = tuple[ServedRound, dict[str, dict[str, Any]]] | None
+"""The last closed round, and the rule's state after it: kind -> group -> value."""
 
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
 BUSY_SECONDS, RETRY_SECONDS = 5.0, 10.0  # after which a refused trainer may come again
@@ -110,14 +112,14 @@ def metrics(record: ServedRound | None) -> dict[str, Any]:
     """What a trainer logs of a round; groups that are missing have no number."""
     if record is None:
         return {}
-    found: dict[str, Any] = {
-        "fairness_index": record.fairness_index,
-        "fell_back": record.fell_back,
-        "format_score": record.format_score,
-        "missing_groups": len(record.missing_groups),
-    }
-    found |= {f"weight/{name}": weight for name, weight in record.weights.items()}
-    return found | {f"group/{name}": mean for name, mean in record.rewards.items() if mean is not None}
+    of = {name: getattr(record, name) for name in ("fairness_index", "fell_back", "format_score")}
+    of |= {f"weight/{name}": weight for name, weight in record.weights.items()}
+    of |= {f"group/{name}": mean for name, mean in record.rewards.items() if mean is not None}
+    return {**of, "missing_groups": len(record.missing_groups)}
+
+
+class _Awaited(Protocol):
+    waiting: int
 
 
 @dataclass
@@ -139,9 +141,9 @@ class _Batch:
     closing: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
 
-    @property
-    def num_items(self) -> int:
-        return sum(len(held.part.items) for held in self.held.values())
+    def count(self, *, without: int | None = None) -> int:
+        """Answers that are there, perhaps without a part's."""
+        return sum(len(held.part.items) for number, held in self.held.items() if number != without)
 
 
 @dataclass
@@ -176,6 +178,9 @@ class Service:
         store: where rounds and answers are kept.
         broken: called with an error that no later request could be spared.
         closed: called with each run's name and round that has closed.
+
+    Attributes:
+        asked: messages that each group was sent.
     """
 
     def __init__(
@@ -195,20 +200,17 @@ class Service:
         self._batches: dict[tuple[str, int, int], _Batch] = {}
         self._streams: dict[str, _Stream] = {}
         self._turn, self._worker = asyncio.Lock(), ThreadPoolExecutor(1, "rewards")
-        self._num_waiting, self._asked, self._stopped = 0, 0, False
-        self.messages: Counter[str] = Counter()  # requests to the groups, by run
+        self._num_waiting, self.asked, self._stopped = 0, 0, False
 
     async def close(self) -> None:
         """Refuse whoever still waits, once the groups have answered what they were asked."""
         self._stopped = True
         tasks = [batch.closing for batch in self._batches.values()] + [of.task for of in self._streams.values()]
-        stopping = Refused(503, "the service stops; what was scored is kept", retry_after=RETRY_SECONDS)
-        for batch in list(self._batches.values()):
-            if batch.timer:
-                batch.timer.cancel()
+        for batch in self._batches.values():
             if batch.closing is None:
-                batch.done.set_exception(stopping)
-        self._batches.clear()
+                assert batch.timer is not None
+                batch.timer.cancel()
+                batch.done.set_exception(_stopping())
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
         self._worker.shutdown()
 
@@ -220,56 +222,39 @@ class Service:
         Raises:
             Refused: see there; nothing is lost by it.
         """
-        digests = self._checked(part.run, part.items)
+        digests = self._checked(part.items)
         if not 0 <= part.part < part.parts or len(part.items) > part.size:
             raise Refused(422, f"part {part.part} of {part.parts} with {len(part.items)} of {part.size} answers")
         if (kept := self._kept(part.run, part.attempt, part.items, digests)) is not None:
-            record = self._store.round(part.run, part.attempt, kept[0].round)
-            return _scored(record, [one.answer for one in kept])
+            return _scored(self._store.round(part.run, part.attempt, kept[0].round), kept)
         key = (part.run, part.attempt, part.round)
-        batch = self._batches.get(key)
-        if batch is None:
-            if (late := self._past(part)) is not None:
-                return late
+        if (batch := self._batches.get(key)) is None:
+            if (over := self._over(part)) is not None:
+                return _missed(over, part)
             batch = self._opened(key, part)
-        if (batch.size, batch.parts) != (part.size, part.parts):
-            said = f"{batch.size} answers in {batch.parts} parts"
-            raise Refused(409, f"round {part.round}: another part says {said}, this one {part.size} in {part.parts}")
         held = batch.held.get(part.part)
-        if held is not None and held.digests != digests and held.waiting:
-            raise Refused(
-                409,
-                f"round {part.round}: part {part.part} is there already with other answers; does another trainer use "
-                f"the run name '{part.run}'?",
-            )
-        if batch.closing is not None and (held is None or held.digests != digests):
-            return await self._late(part, batch)
         if held is None or held.digests != digests:
+            if held is not None and held.waiting:
+                where = f"round {part.round}: part {part.part} is there already with other answers"
+                raise Refused(409, f"{where}; does another trainer use the run name '{part.run}'?")
+            if batch.closing is not None:
+                return _missed(await asyncio.shield(batch.done), part)
             batch.held[part.part] = held = self._fitting(batch, part, digests)
-        with self._place(len(part.items)):
-            held.waiting += 1
-            try:
-                if batch.num_items == batch.size and batch.closing is None:
-                    self._begin(key, batch)
-                record = await asyncio.shield(batch.done)
-            finally:
-                held.waiting -= 1
-        ids = [item.id for item in part.items]
-        answers = self._store.answers(part.run, part.attempt, ids)
-        return _scored(record, [answers[name].answer for name in ids])
+        with self._waiting(len(part.items), held):
+            if batch.count() == batch.size:
+                self._begin(key, batch)
+            record = await asyncio.shield(batch.done)
+        found = self._store.answers(part.run, part.attempt, [item.id for item in part.items])
+        return _scored(record, [found[item.id] for item in part.items])
 
-    def _checked(self, run: str, items: Sequence[Item]) -> list[bytes]:
+    def _checked(self, items: Sequence[Item]) -> list[bytes]:
         """Digests of the items, once these are known to be scorable."""
         if self._stopped:
-            raise Refused(503, "the service stops", retry_after=RETRY_SECONDS)
+            raise _stopping()
         for item in items:
             if item.question_id not in self._position:
-                example = self._catalogue.questions[0].question_id
-                raise Refused(
-                    422,
-                    f"answer '{item.id}': question_id '{item.question_id}' is none of the {len(self._position)} "
-                    f"questions (such as '{example}')",
-                )
+                known = f"the {len(self._position)} questions (such as '{self._catalogue.questions[0].question_id}')"
+                raise Refused(422, f"answer '{item.id}': question_id '{item.question_id}' is none of {known}")
         if not items or len({item.id for item in items}) < len(items):
             raise Refused(422, "no answers" if not items else "two answers have the same id")
         return [item.digest for item in items]
@@ -280,107 +265,81 @@ class Service:
         for item, digest in zip(items, digests, strict=True):
             if item.id in found and found[item.id].text != digest:
                 raise Refused(409, f"answer '{item.id}' was scored with another text; an id stands for one answer")
-        if not found:
-            return None
-        if len(found) < len(items):
+        if found and len(found) < len(items):
             new = next(item.id for item in items if item.id not in found)
             raise Refused(409, f"answer '{new}' is new and others of its part are not; send a part again as it was")
-        return [found[item.id] for item in items]
+        return [found[item.id] for item in items] if found else None
 
-    def _past(self, part: Part) -> Scored | None:
-        """The answer to a part whose round is closed; None where it may open one."""
-        if (last := self._store.last(part.run)) is None:
-            return None
-        record, again = last[0], f"a trainer that goes back sends attempt {last[0].attempt + 1}"
-        if part.attempt < record.attempt:
-            raise Refused(
-                409, f"attempt {part.attempt} of run '{part.run}' is over: attempt {record.attempt} has begun"
-            )
-        if part.attempt > record.attempt or part.round > record.round:
+    def _over(self, part: Part) -> ServedRound | None:
+        """The round of a part that it has missed; None where it may open one."""
+        last = self._store.last(part.run)
+        if last is None or (part.attempt, part.round) > (last[0].attempt, last[0].round):
             return None
         closed = self._store.round(part.run, part.attempt, part.round)
-        if closed is None or closed.exact:
-            raise Refused(409, f"round {part.round} of run '{part.run}' is over, as is {record.round}; {again}")
-        return _missed(closed, part)
-
-    async def _late(self, part: Part, batch: _Batch) -> Scored:
-        return _missed(await asyncio.shield(batch.done), part)
+        if part.attempt < last[0].attempt or closed is None or closed.exact:
+            over = f"round {part.round} of attempt {part.attempt} of run '{part.run}' is over"
+            raise Refused(409, f"{over}; a trainer that goes back sends attempt {last[0].attempt + 1}")
+        return closed
 
     def _opened(self, key: tuple[str, int, int], part: Part) -> _Batch:
         loop, seconds = asyncio.get_running_loop(), self._config.serve.deadline
-        batch = _Batch(part.size, part.parts, time.monotonic() + seconds, loop.create_future())
-        batch.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        batch = _Batch(part.size, part.parts, time.monotonic() + seconds, _promise())
         batch.timer = loop.call_later(seconds, self._begin, key, batch)
         self._batches[key] = batch
         return batch
 
     def _fitting(self, batch: _Batch, part: Part, digests: list[bytes]) -> _Held:
-        others = {number: held for number, held in batch.held.items() if number != part.part}
-        total = len(part.items) + sum(len(held.part.items) for held in others.values())
+        """The part, once it is known to fit to those that are there."""
+        said = f"{batch.size} answers in {batch.parts} parts"
+        if (batch.size, batch.parts) != (part.size, part.parts):
+            raise Refused(409, f"round {part.round}: another part says {said}, this one {part.size} in {part.parts}")
+        total, others = len(part.items) + batch.count(without=part.part), set(batch.held) - {part.part}
         if total > batch.size or (len(others) + 1 == batch.parts and total < batch.size):
             raise Refused(422, f"round {part.round}: its parts have {total} answers, and {batch.size} were announced")
-        ids = {item.id for held in others.values() for item in held.part.items}
+        ids = {item.id for number in others for item in batch.held[number].part.items}
         if both := ids.intersection(item.id for item in part.items):
             raise Refused(422, f"round {part.round}: two parts have an answer '{min(both)}'")
         return _Held(part, digests)
 
     def _begin(self, key: tuple[str, int, int], batch: _Batch) -> None:
         """Close a batch, complete or not."""
-        if batch.closing is not None or batch.done.done():
-            return
-        if batch.timer:
+        if batch.closing is None and not batch.done.done():
+            assert batch.timer is not None
             batch.timer.cancel()
-        batch.closing = asyncio.get_running_loop().create_task(self._finish(key, batch))
+            batch.closing = asyncio.get_running_loop().create_task(self._finish(key, batch))
 
     async def _finish(self, key: tuple[str, int, int], batch: _Batch) -> None:
-        run, attempt, number = key
         held = [batch.held[part] for part in sorted(batch.held)]
-        items = [item for one in held for item in one.part.items]
-        digests = [digest for one in held for digest in one.digests]
-        if not any(one.waiting for one in held):  # its trainer has gone, and may come back with other answers
-            self._batches.pop(key, None)
-            batch.done.set_exception(Refused(503, f"round {number}: nobody waits for it", retry_after=0.0))
-            return
-        exact = len(items) == batch.size
-        if not exact:
-            there = ", ".join(map(str, sorted(batch.held)))
-            log.warning("run %s, round %s: only parts %s of %s came in time", run, number, there, batch.parts)
         try:
-            record = await self.in_turn(self._round, run, attempt, number, items, digests, exact)
-            batch.done.set_result(record)
+            if not any(one.waiting for one in held):  # its trainer has gone, and may come back with other answers
+                raise Refused(503, "nobody waits for this round", retry_after=0.0)
+            if batch.count() < batch.size:
+                there = ", ".join(map(str, sorted(batch.held)))
+                log.warning("run %s, round %s: only parts %s of %s came in time", key[0], key[2], there, batch.parts)
+            batch.done.set_result(await self.in_turn(self._round, *key, held, batch.count() == batch.size))
         except Refused as refused:
             batch.done.set_exception(refused)
         finally:
             self._batches.pop(key, None)
 
-    def _round(
-        self, run: str, attempt: int, number: int, items: Sequence[Item], digests: Sequence[bytes], exact: bool
-    ) -> ServedRound:
+    def _round(self, run: str, attempt: int, number: int, held: Sequence[_Held], exact: bool) -> ServedRound:
         """One message a group, one round of the rule, one transaction."""
         last = self._store.last(run)
         if last is not None and (attempt, number) <= (last[0].attempt, last[0].round):
             raise Refused(409, f"round {number} of attempt {attempt} is over: the trainer has gone on without it")
         if last is not None and attempt > last[0].attempt:
             last = self._store.last(run, before=number)
-        started = time.monotonic()
-        answers, rewards = self._ask(run, items)
-        seconds = time.monotonic() - started
-        state, metric, config = self._state(last), self._config.reward_metric, self._config
-        scored = aggregated_reward(
-            self._rule, state, answers, rewards, metric=metric, alignment_weight=config.appa.alignment_weight
-        )
-        reward_GJ, aggregate_J = scored.reward_GJ, scored.result.aggregate_J
+        answers, rewards, seconds = self._ask([item for one in held for item in one.part.items])
         held_out = bool(self._catalogue.held_out_Q[answers.question_J].any())
-        record = self._record(
-            reward_GJ, answers.format_score_J, scored.result, last, seconds, held_out=held_out,
-            round=number, attempt=attempt, exact=exact, reward=float(aggregate_J.mean()),
-        )  # fmt: skip
+        given = {"attempt": attempt, "round": number, "exact": exact, "seconds": seconds, "held_out": held_out}
+        record, state, reward_J = self._by_rule(last, answers, rewards, **given)
+        reward_GJ = rewards[self._config.reward_metric, wire.TARGET_SIDE]
+        ids = [(item.id, digest) for one in held for item, digest in zip(one.part.items, one.digests, strict=True)]
         kept = [
-            Kept(item.id, digest, number, _answer(reward, reward_GJ[:, j], answers.format_score_J[j]))
-            for j, (item, digest, reward) in enumerate(zip(items, digests, aggregate_J, strict=True))
+            Kept(name, digest, number, _answer(reward_J[j], reward_GJ[:, j], answers.format_score_J[j]))
+            for j, (name, digest) in enumerate(ids)
         ]
-        after = state if held_out else scored.result.state
-        self._store.keep(run, attempt, kept, closed=(record, self._kept_state(after)))
+        self._store.keep(run, attempt, kept, closed=(record, state))
         self._closed(run, record)
         return record
 
@@ -392,24 +351,17 @@ class Service:
         Raises:
             Refused: see there.
         """
-        digests = self._checked(run, items)
-        with self._place(len(items)):
-            found = [self._joined(run, item, digest) for item, digest in zip(items, digests, strict=True)]
-            for one in found:
-                one.waiting += 1
-            try:
-                answers = await asyncio.gather(*(asyncio.shield(one.done) for one in found))
-            finally:
-                for one in found:
-                    one.waiting -= 1
+        digests = self._checked(items)
+        found = [self._joined(run, item, digest) for item, digest in zip(items, digests, strict=True)]
+        with self._waiting(len(items), *found):
+            answers = await asyncio.gather(*(asyncio.shield(one.done) for one in found))
         last = self._store.last(run)
-        return Scored(1 + (last[0].iteration if last else 0), False, tuple(answers), metrics(last[0] if last else None))
+        return Scored(_next(last), False, tuple(answers), metrics(last[0] if last else None))
 
     async def sample(self, run: str, question_id: str, completion: str) -> Scored:
         """The same of one answer of an engine that names none: while it has not had the reward, it asks again."""
-        stream = self._streams.setdefault(run, _Stream())
-        digest = Item("", question_id, completion).digest
-        known = [*(name for name, of in stream.samples.items() if of.digest == digest)]
+        stream, digest = self._streams.setdefault(run, _Stream()), Item("", question_id, completion).digest
+        known = [name for name, of in stream.samples.items() if of.digest == digest]
         known += self._store.undelivered(run, digest)
         name = next((one for one in known if one not in stream.owned | stream.delivered), uuid.uuid4().hex)
         stream.owned.add(name)
@@ -422,14 +374,13 @@ class Service:
 
     def _joined(self, run: str, item: Item, digest: bytes) -> _Sample:
         """The sample of this id, which may be scored, on its way, or new."""
-        stream = self._streams.setdefault(run, _Stream())
-        if (there := stream.samples.get(item.id)) is not None:
-            if there.digest != digest:
-                raise Refused(409, f"answer '{item.id}' is there with another text; an id stands for one answer")
-            return there
-        sample = _Sample(item, digest, asyncio.get_running_loop().create_future())
-        sample.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if (kept := self._kept(run, self._attempt(run), [item], [digest])) is not None:
+        stream, last = self._streams.setdefault(run, _Stream()), self._store.last(run)
+        sample = stream.samples.get(item.id, _Sample(item, digest, _promise()))
+        if sample.digest != digest:
+            raise Refused(409, f"answer '{item.id}' is there with another text; an id stands for one answer")
+        if item.id in stream.samples:
+            return sample
+        if (kept := self._kept(run, last[0].attempt if last else 0, [item], [digest])) is not None:
             sample.done.set_result(kept[0].answer)
             return sample
         stream.samples[item.id] = sample
@@ -459,64 +410,49 @@ class Service:
         stream.task = None
 
     def _samples(self, run: str, batch: Sequence[_Sample], delivered: set[str]) -> list[Mapping[str, Any]]:
-        """One message a group; and the round's end where it has answers enough."""
-        started = time.monotonic()
-        answers, rewards = self._ask(run, [sample.item for sample in batch])
-        seconds = time.monotonic() - started
-        last, config, names = self._store.last(run), self._config, self._groups.groups
+        """One message a group; and the round's end where it has answers enough. Held-out questions are in no round."""
+        answers, rewards, seconds = self._ask([sample.item for sample in batch])
+        last, names, config = self._store.last(run), self._groups.groups, self._config
         reward_GJ = rewards[config.reward_metric, wire.TARGET_SIDE]
-        training_GJ = training_reward(
-            reward_GJ, answers.format_score_J, answers.parsed_J, alignment_weight=config.appa.alignment_weight
-        )
-        state = self._state(last)
         if last is None or all(last[0].rewards.get(name) is None for name in names):
-            reward_J = self._rule.apply(state, reward_GJ, training_GJ).aggregate_J
+            reward_J = self._by_rule(None, answers, rewards)[2]
         else:
             mean_G = np.array([_number(last[0].rewards.get(name)) for name in names])
-            reward_J = self._rule.between(state, training_GJ, fairness=last[0].fairness_index, mean_G=mean_G)
-        iteration = 1 + (last[0].iteration if last else 0)
+            weight, parsed_J = config.appa.alignment_weight, answers.parsed_J
+            training_GJ = training_reward(reward_GJ, answers.format_score_J, parsed_J, alignment_weight=weight)
+            fairness = last[0].fairness_index
+            reward_J = self._rule.between(self._state(last), training_GJ, fairness=fairness, mean_G=mean_G)
         kept = list[Kept]()
         for j, sample in enumerate(batch):
-            answer = _answer(reward_J[j], reward_GJ[:, j], answers.format_score_J[j])
-            by_group = {name: _known(reward) for name, reward in zip(names, reward_GJ[:, j], strict=True)}
-            more: dict[str, Any] | None = {"groups": by_group, "parsed": bool(answers.parsed_J[j])}
-            if self._catalogue.held_out_Q[answers.question_J[j]]:
-                more = None  # it belongs to no round
-            kept.append(Kept(sample.item.id, sample.digest, iteration, answer, more, delivered=False))
-        attempt, closed = self._attempt(run), None
-        new = [one for one in kept if one.rewards is not None]
-        if new and self._store.num_open(run) + len(new) >= config.serve.round_size:
-            closed = self._closed_stream(run, attempt, [*self._store.open(run), *new], last, seconds)
+            answer, of_round = _answer(reward_J[j], reward_GJ[:, j], answers.format_score_J[j]), None
+            if not self._catalogue.held_out_Q[answers.question_J[j]]:
+                by_group = {n: None if math.isnan(r) else float(r) for n, r in zip(names, reward_GJ[:, j], strict=True)}
+                of_round = {"groups": by_group, "parsed": bool(answers.parsed_J[j])}
+            kept.append(Kept(sample.item.id, sample.digest, _next(last), answer, of_round, delivered=False))
+        open_round = [*self._store.open(run), *(one for one in kept if one.rewards is not None)]
+        attempt, closed = last[0].attempt if last else 0, None
+        if len(open_round) >= config.serve.round_size and any(one.rewards for one in kept):
+            closed = self._of_stream(last, open_round, attempt=attempt, seconds=seconds)
         self._store.keep(run, attempt, kept, closed=closed, delivered=delivered)
         if closed:
             self._closed(run, closed[0])
         return [one.answer for one in kept]
 
-    def _closed_stream(
-        self, run: str, attempt: int, kept: Sequence[Kept], last: tuple[ServedRound, Any] | None, seconds: float
-    ) -> tuple[ServedRound, dict[str, Any]]:
+    def _of_stream(self, last: Last, kept: Sequence[Kept], **given: Any) -> tuple[ServedRound, dict[str, Any]]:
         """The round of these answers; a group that missed one of its messages is missing, unless all have."""
-        of = [one.rewards for one in kept if one.rewards is not None]
-        names = self._groups.groups
+        of, names = [one.rewards for one in kept if one.rewards is not None], self._groups.groups
         reward_GJ = np.array([[_number(one["groups"].get(name)) for one in of] for name in names])
-        missing_GJ = np.isnan(reward_GJ)
         used_J = np.ones(len(of), dtype=bool)
-        if missing_GJ.any(axis=1).all():  # the answers that most groups have scored
-            used_J = missing_GJ.sum(axis=0) == missing_GJ.sum(axis=0).min()
-            used_J &= (missing_GJ == missing_GJ[:, [int(np.argmax(used_J))]]).all(axis=0)
+        if (missing_GJ := np.isnan(reward_GJ)).any(axis=1).all():  # the answers that most groups have scored
+            fullest = int(np.argmin(missing_GJ.sum(axis=0)))
+            used_J = (missing_GJ == missing_GJ[:, [fullest]]).all(axis=0)
         reward_GJ = reward_GJ[:, used_J]
         reward_GJ[np.isnan(reward_GJ).any(axis=1)] = np.nan
         format_J = np.array([one.answer["components"]["format"] for one in kept])[used_J]
-        parsed_J = np.array([one["parsed"] for one in of])[used_J]
-        weight = self._config.appa.alignment_weight
-        training_GJ = training_reward(reward_GJ, format_J, parsed_J, alignment_weight=weight)
-        result = self._rule.apply(self._state(last), reward_GJ, training_GJ)
-        iteration, given = 1 + (last[0].iteration if last else 0), [one.answer["reward"] for one in kept]
-        record = self._record(
-            reward_GJ, format_J, result, last, seconds, held_out=False,
-            round=iteration, attempt=attempt, exact=False, reward=float(np.mean(given)),
-        )  # fmt: skip
-        return record, self._kept_state(result.state)
+        parsed_J, count = np.array([one["parsed"] for one in of])[used_J], int(used_J.sum())
+        answers = Answers(np.zeros(count, dtype=np.int64), ("",) * count, np.zeros((count, 1)), format_J, parsed_J)
+        rewards = {(self._config.reward_metric, wire.TARGET_SIDE): reward_GJ}
+        return self._by_rule(last, answers, rewards, round=_next(last), **given)[:2]
 
     # --- both ---
 
@@ -526,48 +462,39 @@ class Service:
         Raises:
             Refused: nobody has sent anything by this name.
         """
-        last = self._store.last(run)
-        batches = {key: batch for key, batch in self._batches.items() if key[0] == run}
+        last, batches = self._store.last(run), [(key, of) for key, of in self._batches.items() if key[0] == run]
         if last is None and not batches and run not in self._streams:
             raise Refused(404, f"no run '{run}'; there are: {', '.join(self._store.runs()) or 'none'}")
-        record = last[0] if last else None
         waiting = [
             {
-                "round": number,
-                "attempt": attempt,
-                "parts": sorted(batch.held),
-                "of_parts": batch.parts,
-                "answers": batch.num_items,
-                "size": batch.size,
-                "seconds_left": max(0.0, round(batch.deadline - time.monotonic(), 1)),
+                **{"round": key[2], "attempt": key[1], "parts": sorted(of.held), "of_parts": of.parts},
+                **{"answers": of.count(), "size": of.size, "seconds_left": max(0.0, of.deadline - time.monotonic())},
             }
-            for (_, attempt, number), batch in batches.items()
+            for key, of in batches
         ]
-        return {
-            "run": run,
-            "rounds": self._store.count(run),
-            "round": record.round if record else None,
-            "attempt": record.attempt if record else 0,
-            "exact": record.exact if record else None,
-            "seconds": record.seconds if record else None,
-            "missing_groups": list(record.missing_groups) if record else [],
-            "rounds_missed": self._store.missed(run),
-            "open_round": waiting,
-            "open_answers": self._store.num_open(run),
-            "metrics": metrics(record),
-        }
+        shown = ("round", "attempt", "exact", "seconds", "missing_groups")
+        known = last[0].model_dump(mode="json", include=set(shown)) if last else dict.fromkeys(shown)
+        counts = {"rounds": self._store.count(run), "open_answers": len(self._store.open(run))}
+        more = {"rounds_missed": self._store.missed(run), "open_rounds": waiting}
+        return {"run": run, **counts, **known, **more, "metrics": metrics(last[0] if last else None)}
 
-    def _attempt(self, run: str) -> int:
-        last = self._store.last(run)
-        return last[0].attempt if last else 0
-
-    def _place(self, count: int) -> _Place:
+    @contextmanager
+    def _waiting(self, count: int, *of: _Awaited) -> Iterator[None]:
+        """Room for so many answers that wait, while their trainer does."""
         if self._num_waiting + count > MOST_WAITING:
             raise Refused(429, f"{self._num_waiting} answers wait already", retry_after=BUSY_SECONDS)
-        return _Place(self, count)
+        self._num_waiting += count
+        for one in of:
+            one.waiting += 1
+        try:
+            yield
+        finally:
+            self._num_waiting -= count
+            for one in of:
+                one.waiting -= 1
 
     async def in_turn(self, work: Callable[..., Any], *given: Any) -> Any:
-        """Do a round's work in the thread, after those before it.
+        """Do what the groups are asked for in the thread, after what came before it.
 
         Raises:
             Refused: too few groups answered, or it could not be done at all.
@@ -583,67 +510,77 @@ class Service:
                 self._broken(error)
                 raise Refused(503, f"the service has failed ({type(error).__name__})") from error
 
-    def _ask(self, run: str, items: Sequence[Item]) -> tuple[Answers, Mapping[tuple[str, str], FloatArray]]:
+    def _ask(self, items: Sequence[Item]) -> tuple[Answers, Mapping[tuple[str, str], FloatArray], float]:
+        """The answers parsed, the groups' rewards, and how long these took."""
         question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
         answers = parse_answers(self._config.task, [item.completion for item in items], question_J, self._catalogue)
-        self._asked += 1
-        self.messages[run] += 1
+        self.asked, started = self.asked + 1, time.monotonic()
         fresh = self._config.pluralllm.context_resampling == "every-iteration"
-        request = answers.request([self._config.reward_metric], draw=self._asked if fresh else 0)
-        return answers, self._groups.score(request, iteration=self._asked)
+        request = answers.request([self._config.reward_metric], draw=self.asked if fresh else 0)
+        return answers, self._groups.score(request, iteration=self.asked), time.monotonic() - started
 
-    def _record(
+    def _by_rule(
         self,
-        reward_GJ: FloatArray,
-        format_J: FloatArray,
-        result: Result,
-        last: tuple[ServedRound, Any] | None,
-        seconds: float,
-        **given: Any,
-    ) -> ServedRound:
-        names = self._groups.groups
-        means = group_means(names, reward_GJ)
-        return ServedRound(
-            iteration=1 + (last[0].iteration if last else 0),
+        last: Last,
+        answers: Answers,
+        rewards: Mapping[tuple[str, str], FloatArray],
+        *,
+        held_out: bool = False,
+        attempt: int = 0,
+        round: int = 1,
+        exact: bool = False,
+        seconds: float = 0.0,
+    ) -> tuple[ServedRound, dict[str, dict[str, Any]], FloatArray]:
+        """A round of the rule: its record, the state after it, the rewards. Held-out questions leave the state alone."""
+        names, state, omega = self._groups.groups, self._state(last), self._config.appa.alignment_weight
+        metric = self._config.reward_metric
+        scored = aggregated_reward(self._rule, state, answers, rewards, metric=metric, alignment_weight=omega)
+        result, means = scored.result, group_means(names, scored.reward_GJ)
+        after = state if held_out else result.state
+        arrays = {"history": after.history_G, "answered": after.answered_G, "lead": after.lead_G}
+        record = ServedRound(
+            iteration=_next(last),
             fairness_index=result.fairness_index,
             fell_back=result.fell_back,
             weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
-            history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
+            history=dict(zip(names, after.history_G.tolist(), strict=True)),
             rewards=means,
-            format_score=float(format_J.mean()),
+            reward=float(result.aggregate_J.mean()),
+            format_score=float(answers.format_score_J.mean()),
             missing_groups=tuple(name for name, mean in means.items() if mean is None),
-            size=reward_GJ.shape[1],
-            seconds=round(seconds, 4),
-            **given,
+            size=len(answers.texts),
+            held_out=held_out,
+            attempt=attempt,
+            round=round,
+            exact=exact,
+            seconds=seconds,
         )
+        kept = {kind: dict(zip(names, values_G.tolist(), strict=True)) for kind, values_G in arrays.items()}
+        return record, kept, result.aggregate_J
 
-    def _kept_state(self, state: State) -> dict[str, dict[str, Any]]:
-        arrays = {"history": state.history_G, "answered": state.answered_G, "lead": state.lead_G}
-        names = self._groups.groups
-        return {name: dict(zip(names, values_G.tolist(), strict=True)) for name, values_G in arrays.items()}
-
-    def _state(self, last: tuple[ServedRound, Any] | None) -> State:
+    def _state(self, last: Last) -> State:
         """The rule's state after a round; a group that is new since has never answered."""
         if last is None:
             return self._rule.init(len(self._groups.groups))
-        history, answered, lead = (
-            np.array([last[1][kind].get(name, 0) for name in self._groups.groups])
-            for kind in ("history", "answered", "lead")
-        )
-        return State(history_G=history, answered_G=answered, lead_G=lead)
+        kinds = ("history", "answered", "lead")
+        arrays = {f"{kind}_G": np.array([last[1][kind].get(name, 0) for name in self._groups.groups]) for kind in kinds}
+        return State(**arrays)
 
 
-class _Place:
-    """Room for so many answers that wait."""
+def _promise() -> asyncio.Future[Any]:
+    """A result to come, which perhaps nobody waits for."""
+    promise = asyncio.get_running_loop().create_future()
+    promise.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return promise
 
-    def __init__(self, service: Service, count: int) -> None:
-        self._service, self._count = service, count
 
-    def __enter__(self) -> None:
-        self._service._num_waiting += self._count
+def _stopping() -> Refused:
+    return Refused(503, "the service stops; what was scored is kept", retry_after=RETRY_SECONDS)
 
-    def __exit__(self, *error: object) -> None:
-        self._service._num_waiting -= self._count
+
+def _next(last: Last) -> int:
+    """Number of the round after the last."""
+    return 1 + (last[0].iteration if last else 0)
 
 
 def _answer(reward: float, reward_G: FloatArray, format_score: float) -> dict[str, Any]:
@@ -651,9 +588,9 @@ def _answer(reward: float, reward_G: FloatArray, format_score: float) -> dict[st
     return {"reward": float(reward), "valid": True, "failure_reason": None, "components": components}
 
 
-def _scored(record: ServedRound | None, answers: Sequence[Mapping[str, Any]]) -> Scored:
-    assert record is not None  # written together
-    return Scored(record.round, record.exact, tuple(answers), metrics(record))
+def _scored(record: ServedRound | None, kept: Sequence[Kept]) -> Scored:
+    assert record is not None  # written with the answers
+    return Scored(record.round, record.exact, tuple(one.answer for one in kept), metrics(record))
 
 
 def _missed(record: ServedRound, part: Part) -> Scored:
@@ -661,10 +598,6 @@ def _missed(record: ServedRound, part: Part) -> Scored:
     reason = f"round {record.round} was closed at its deadline, before part {part.part} came"
     answer: dict[str, Any] = {"reward": None, "valid": False, "failure_reason": reason, "components": {}}
     return Scored(record.round, False, (answer,) * len(part.items), metrics(record))
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def _number(value: float | None) -> float:

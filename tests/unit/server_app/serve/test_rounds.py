@@ -353,7 +353,7 @@ def test_256_single_samples_at_once_are_few_messages_and_close_rounds(tmp_path):
     assert [rewards(one)[0] for one in found] == pytest.approx(MEAN_OF_TWO * 128)
     assert not any(one.exact for one in found)
     assert served.history() == pytest.approx(HISTORY)
-    assert served.store.num_open("r") == 0
+    assert len(served.store.open("r")) == 0
 
 
 def test_a_stream_s_weights_are_those_after_the_last_closed_round(tmp_path):
@@ -427,7 +427,7 @@ def test_an_id_of_a_stream_is_scored_once(served):
     assert [rewards(one) for one in found] == [pytest.approx(MEAN_OF_TWO[:1])] * 3
     assert (other.status, after.status) == (409, 409)
     assert len(served.groups.requests) == 1
-    assert served.store.num_open("r") == 1
+    assert len(served.store.open("r")) == 1
 
 
 def test_an_engine_without_ids_that_asks_again_gets_its_answer_and_twins_are_two(served):
@@ -442,11 +442,11 @@ def test_an_engine_without_ids_that_asks_again_gets_its_answer_and_twins_are_two
         await asyncio.sleep(0.05)
         served.groups.gate.set()
         await again
-        assert served.store.num_open("r") == 1
+        assert len(served.store.open("r")) == 1
         await asyncio.gather(*(served.service.sample("r", "Q0", TWO[0]) for _ in range(3)))
 
     asyncio.run(ask())
-    assert served.store.num_open("r") == 4
+    assert len(served.store.open("r")) == 4
 
 
 # --- what is kept ---

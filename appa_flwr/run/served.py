@@ -89,11 +89,6 @@ class ServedRuns:
         rows = self._rows("SELECT record FROM rounds WHERE run = ? AND NOT given_up ORDER BY number", run)
         return tuple(ServedRound.model_validate_json(record) for (record,) in rows)
 
-    def count(self, run: str) -> int:
-        """Number of these rounds."""
-        ((count,),) = self._rows("SELECT COUNT(*) FROM rounds WHERE run = ? AND NOT given_up", run)
-        return int(count)
-
     def last(self, run: str, *, before: int | None = None) -> tuple[ServedRound, dict[str, Any]] | None:
         """The last of a run's rounds with the rule's state after it; `before`: of those with a lower number."""
         limit, values = ("", ()) if before is None else (" AND round < ?", (before,))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from appa_flwr.trainers.client import Served
-
-_served = functools.lru_cache(Served)
 
 
 async def compute_score(
@@ -39,6 +36,6 @@ async def compute_score(
         UserError: the service refuses the answer, or does not reply.
     """
     item = {"id": uuid.uuid4().hex, "question_id": ground_truth, "completion": solution_str}
-    found = await _served(url, token).ask("POST", "/v1/score", {"run": run, "mode": "stream", "items": [item]})
+    found = await Served(url, token).ask("POST", "/v1/score", {"run": run, "mode": "stream", "items": [item]})
     assert found is not None
     return {"score": found["items"][0]["reward"], **found["items"][0]["components"]}

@@ -81,17 +81,19 @@ def measure(*, rounds: int) -> list[tuple[str, str]]:
         serving(groups, catalogue, config, Path(folder)) as (url, token),
         asyncio.Runner() as runner,
     ):
-        headers = {"Authorization": f"Bearer {token}"}
-        clients = [httpx.AsyncClient(base_url=url, headers=headers, timeout=60) for _ in range(2)]
+        clients = [httpx.AsyncClient(base_url=url, timeout=60) for _ in range(2)]
 
-        async def post(part: int, asked: dict[str, Any]) -> Any:
-            return (await clients[part].post("/v1/score", json=asked)).raise_for_status().json()
+        async def post(part: int, asked: dict[str, Any], bearer: str = f"Bearer {token}") -> Any:
+            given = await clients[part].post("/v1/score", json=asked, headers={"Authorization": bearer})
+            return given.json()
 
-        async def both(number: int) -> None:
-            await asyncio.gather(*(post(part, body("exact", number, part, 2)) for part in (0, 1)))
+        async def both(number: int, *bearer: str) -> None:
+            await asyncio.gather(*(post(part, body("exact", number, part, 2), *bearer) for part in (0, 1)))
 
         spent = _cpu(lambda number: runner.run(both(number)), 200)
         found.append(("the same by two clients over HTTP, their own work included", f"{spent * MILLISECONDS:.1f} ms"))
+        refused = _cpu(lambda number: runner.run(both(number, "Bearer wrong")), 100)
+        found.append(("these requests refused unread, the clients included", f"{refused * MILLISECONDS:.1f} ms"))
         again = _cpu(lambda number: runner.run(post(0, body("exact", number % WARM, 0, 2))), 100)
         found.append(("a part of 48 asked for again, client included", f"{again * MILLISECONDS:.1f} ms"))
         before = process.memory_info().rss

@@ -473,8 +473,8 @@ class Service:
             for key, of in batches
         ]
         shown = ("round", "attempt", "exact", "seconds", "missing_groups")
-        known = last[0].model_dump(mode="json", include=set(shown)) if last else dict.fromkeys(shown)
-        counts = {"rounds": self._store.count(run), "open_answers": len(self._store.open(run))}
+        known = last[0].model_dump(mode="json", include=set(shown)) if last else {**dict.fromkeys(shown), "attempt": 0}
+        counts = {"rounds": _next(last) - 1, "open_answers": len(self._store.open(run))}
         more = {"rounds_missed": self._store.missed(run), "open_rounds": waiting}
         return {"run": run, **counts, **known, **more, "metrics": metrics(last[0] if last else None)}
 
@@ -531,7 +531,7 @@ class Service:
         exact: bool = False,
         seconds: float = 0.0,
     ) -> tuple[ServedRound, dict[str, dict[str, Any]], FloatArray]:
-        """A round of the rule: its record, the state after it, the rewards. Held-out questions leave the state alone."""
+        """A round of the rule: record, the state after it, rewards. Held-out questions leave the state alone."""
         names, state, omega = self._groups.groups, self._state(last), self._config.appa.alignment_weight
         metric = self._config.reward_metric
         scored = aggregated_reward(self._rule, state, answers, rewards, metric=metric, alignment_weight=omega)

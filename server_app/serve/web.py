@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from server_app.serve.models import Models
-from server_app.serve.rounds import Item, Part, Refused, Scored, Service
+from server_app.serve.rounds import Item, Part, Refused, Service
 
 MEBIBYTE = 2**20
 CLIENT_GONE = 499
@@ -62,11 +62,6 @@ class ModelAnswers(Asked):
     """The body of POST /v1/models/{name}: question_id -> answer, for every held-out question."""
 
     answers: dict[Name, str]
-
-
-def shown(run: str, scored: Scored) -> dict[str, Any]:
-    """What a client gets of scored answers, but for their ids."""
-    return {"run": run, "round": scored.round, "exact": scored.exact, "metrics": dict(scored.metrics)}
 
 
 class Door:
@@ -178,7 +173,8 @@ def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> Fa
             part = Part(asked.run, asked.round, asked.attempt, size, asked.part, asked.parts, items)
             scored = await door.answer(request, service.score(part))
         found = [{"id": item.id, **answer} for item, answer in zip(items, scored.items, strict=True)]
-        return {**shown(asked.run, scored), "items": found}
+        of_round = {"run": asked.run, "round": scored.round, "exact": scored.exact, "metrics": dict(scored.metrics)}
+        return {**of_round, "items": found}
 
     @mine.get("/runs/{run}")
     async def status(run: str) -> dict[str, Any]:

@@ -63,17 +63,9 @@ def test_two_steps_in_one_process(folder, name):
 
 
 def launched(folder, *more):
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    # By its name of several GPUs, for else accelerate starts processes on CPUs by MPI alone; `use_cpu` makes it gloo.
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(TESTS / "train_served.py"), str(folder), "grpo", *more],

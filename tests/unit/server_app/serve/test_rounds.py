@@ -329,6 +329,9 @@ def test_too_many_answers_are_told_to_come_later(served, monkeypatch):
     async def ask():
         waits = asyncio.create_task(served.service.score(part(TWO, TWO_QUESTIONS, size=4, of=2)))
         await asyncio.sleep(0)
+        status = served.service.status("r")
+        assert (status["attempt"], status["round"], status["rounds"]) == (0, None, 0)
+        assert [(one["parts"], one["answers"], one["size"]) for one in status["open_rounds"]] == [([0], 2, 4)]
         found = await refused(served.service.score(part(TWO, TWO_QUESTIONS, run="other")))
         await served.service.close()
         return found, await refused(waits)

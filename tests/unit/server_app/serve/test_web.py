@@ -151,7 +151,7 @@ def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
             answered.append(message)
 
         await app(scope, receive, send)
-        (waits,) = served.service.status("r")["open_round"]
+        (waits,) = served.service.status("r")["open_rounds"]
         held = next(iter(served.service._batches.values())).held[0]
         await served.service.close()
         return waits, held.waiting

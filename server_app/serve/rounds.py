@@ -331,8 +331,9 @@ class Service:
             last = self._store.last(run, before=number)
         answers, rewards, seconds = self._ask([item for one in held for item in one.part.items])
         held_out = bool(self._catalogue.held_out_Q[answers.question_J].any())
-        given = {"attempt": attempt, "round": number, "exact": exact, "seconds": seconds, "held_out": held_out}
-        record, state, reward_J = self._by_rule(last, answers, rewards, **given)
+        record, state, reward_J = self._by_rule(
+            last, answers, rewards, held_out=held_out, attempt=attempt, round=number, exact=exact, seconds=seconds
+        )
         reward_GJ = rewards[self._config.reward_metric, wire.TARGET_SIDE]
         ids = [(item.id, digest) for one in held for item, digest in zip(one.part.items, one.digests, strict=True)]
         kept = [

@@ -77,18 +77,22 @@ class CurvePoint(Record):
     format_score: float
 
 
-class RuleRound(Record):
-    """What a rule made of the groups' rewards of one batch of answers; what is no mapping is a mean over these.
+class Iteration(Record):
+    """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
 
     Attributes:
-        iteration: its number.
         fell_back: whether the rule took the plain mean, None for a rule that has no threshold.
         weights: weight per group, as the rule reported it.
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer.
+        seconds: seconds per part of the iteration.
+        held_out: the policy after this iteration, None where it was not scored (`eval.every`).
+        sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
+        sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
     """
 
     iteration: int
+    num_iterations: int
     fairness_index: float
     fell_back: bool | None
     weights: dict[str, float]
@@ -96,14 +100,26 @@ class RuleRound(Record):
     rewards: dict[str, float | None]
     reward: float
     format_score: float
+    policy_loss: float
+    value_loss: float
+    clip_fraction: float
+    approximate_kl: float
+    kl: float
+    entropy: float
+    response_length: float
     missing_groups: tuple[str, ...]
+    seconds: dict[str, float]
+    held_out: CurvePoint | None = None
+    sampler_spread: float | None = None
+    sampler_outside_clip: float | None = None
 
 
-class ServedRound(RuleRound):
-    """A round of a served run, see `appa_flwr.run.served`.
+class ServedRound(Record):
+    """A round of the rule over answers of another trainer, see `appa_flwr.run.served`; fields as in `Iteration`.
 
     Attributes:
-        round: its number, as the trainer gave it; in stream mode `iteration`.
+        iteration: its number in its run.
+        round: its number as the trainer gave it; in stream mode `iteration`.
         attempt: how often the trainer has gone back before it.
         exact: every answer's reward is of this very round; False for one of stream mode, or that closed at its deadline
             with less than was announced.
@@ -112,36 +128,25 @@ class ServedRound(RuleRound):
         seconds: that the groups took.
     """
 
+    iteration: int
     round: int
     attempt: int
     exact: bool
     size: int
     held_out: bool
+    fairness_index: float
+    fell_back: bool | None
+    weights: dict[str, float]
+    history: dict[str, float]
+    rewards: dict[str, float | None]
+    reward: float
+    format_score: float
+    missing_groups: tuple[str, ...]
     seconds: float
 
 
-class Iteration(RuleRound):
-    """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
-
-    Attributes:
-        seconds: seconds per part of the iteration.
-        held_out: the policy after this iteration, None where it was not scored (`eval.every`).
-        sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
-        sampler_outside_clip: share of tokens whose ratio pi / pi_sampler lies outside PPO's clip range.
-    """
-
-    num_iterations: int
-    policy_loss: float
-    value_loss: float
-    clip_fraction: float
-    approximate_kl: float
-    kl: float
-    entropy: float
-    response_length: float
-    seconds: dict[str, float]
-    held_out: CurvePoint | None = None
-    sampler_spread: float | None = None
-    sampler_outside_clip: float | None = None
+RuleRound = Iteration | ServedRound
+"""What a rule made of the groups' rewards of one batch of answers."""
 
 
 def _method(name: str) -> str:

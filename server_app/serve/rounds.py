@@ -136,7 +136,7 @@ class _Batch:
     size: int
     parts: int
     deadline: float
-    done: asyncio.Future[ServedRound]
+    done: asyncio.Future[tuple[ServedRound, dict[str, Kept]]]
     held: dict[int, _Held] = field(default_factory=dict)
     closing: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -238,13 +238,12 @@ class Service:
                 where = f"round {part.round}: part {part.part} is there already with other answers"
                 raise Refused(409, f"{where}; does another trainer use the run name '{part.run}'?")
             if batch.closing is not None:
-                return _missed(await asyncio.shield(batch.done), part)
+                return _missed((await asyncio.shield(batch.done))[0], part)
             batch.held[part.part] = held = self._fitting(batch, part, digests)
         with self._waiting(len(part.items), held):
             if batch.count() == batch.size:
                 self._begin(key, batch)
-            record = await asyncio.shield(batch.done)
-        found = self._store.answers(part.run, part.attempt, [item.id for item in part.items])
+            record, found = await asyncio.shield(batch.done)
         return _scored(record, [found[item.id] for item in part.items])
 
     def _checked(self, items: Sequence[Item]) -> list[bytes]:
@@ -322,7 +321,9 @@ class Service:
         finally:
             self._batches.pop(key, None)
 
-    def _round(self, run: str, attempt: int, number: int, held: Sequence[_Held], exact: bool) -> ServedRound:
+    def _round(
+        self, run: str, attempt: int, number: int, held: Sequence[_Held], exact: bool
+    ) -> tuple[ServedRound, dict[str, Kept]]:
         """One message a group, one round of the rule, one transaction."""
         last = self._store.last(run)
         if last is not None and (attempt, number) <= (last[0].attempt, last[0].round):
@@ -342,7 +343,7 @@ class Service:
         ]
         self._store.keep(run, attempt, kept, closed=(record, state))
         self._closed(run, record)
-        return record
+        return record, {one.id: one for one in kept}
 
     # --- stream ---
 

@@ -160,7 +160,7 @@ def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> Fa
     schema = {"required": True, "content": {"application/json": {"schema": ScoreRequest.model_json_schema()}}}
 
     @mine.post("/score", openapi_extra={"requestBody": schema})
-    async def score(request: Request) -> dict[str, Any]:
+    async def score(request: Request) -> JSONResponse:
         """Score answers: a part of a batch (`exact`), or answers as they come (`stream`)."""
         asked = await door.read(request, ScoreRequest)
         items = [Item(item.id, item.question_id, item.completion) for item in asked.items]
@@ -174,7 +174,7 @@ def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> Fa
             scored = await door.answer(request, service.score(part))
         found = [{"id": item.id, **answer} for item, answer in zip(items, scored.items, strict=True)]
         of_round = {"run": asked.run, "round": scored.round, "exact": scored.exact, "metrics": dict(scored.metrics)}
-        return {**of_round, "items": found}
+        return JSONResponse({**of_round, "items": found})  # as it is: FastAPI would walk through all of it
 
     @mine.get("/runs/{run}")
     async def status(run: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ SURVEY ?= $(if $(APPA_SURVEYS),$(APPA_SURVEYS)/globalqa.jsonl,generated)
 PAPER_GROUPS = $(BIN)/python -c 'from appa_flwr.config import preset; print(preset("paper")["groups"])'
 COUNTRIES ?= $(if $(findstring globalqa,$(notdir $(SURVEY))),$(shell $(PAPER_GROUPS)))
 
-.PHONY: run real group test check format wheel docs
+.PHONY: run real group test check conformance format wheel docs
 
 run: $(VENV)/installed
 	$(BIN)/appa run $(ARGS)
@@ -38,6 +38,13 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Other engines' own code asks a served run for rewards: their wheels, unpacked without what they need to train.
+ENGINES := build/engines
+conformance: $(VENV)/installed-dev
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(ENGINES) openrlhf==0.11.2 verl==0.9.1
+	$(BIN)/python -m pip install --quiet --upgrade --target $(ENGINES)/site aiohttp
+	APPA_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -q -m long tests/e2e/test_engines.py
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

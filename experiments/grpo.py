@@ -1,10 +1,10 @@
-"""GRPO on APPA rewards: TRL's own trainer, taught by the groups of the generated population, in one process.
+"""GRPO on APPA rewards: TRL's own trainer, taught through the service by the groups of the generated population.
 
     python -m experiments.grpo --steps 60 --rule appa --seed 0
 
 The groups score against their true distributions, the policy starts from SFT on their votes, and all scores are on
 held-out questions, next to the uniform answer and the ceilings. It shows how a trainer that is not ours takes its
-reward from `server_app.trl_rewards`; with real groups a Federation stands where `LocalGroups` stands here.
+rewards by `appa_flwr.trainers.trl`; with real groups `appa serve` stands where `serving` stands here.
 
 Axis letters: G groups, Q questions, J answers, K options.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +26,6 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.analysis.ceilings import OBJECTIVES, SOLVED_METRICS, shared_answer
 from appa_flwr.config import GENERATED_SURVEY, Config, assemble
@@ -39,6 +37,7 @@ from appa_flwr.report.plots import style
 from appa_flwr.run import run_files
 from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import ground_truth, population
+from appa_flwr.trainers.trl import RemoteGroupRewards
 from client_app import scoring
 from experiments import entry
 from server_app import evaluation
@@ -47,7 +46,7 @@ from server_app.federation.catalogue import build_catalogue
 from server_app.models import sft
 from server_app.models.base import Base, load_model, prepare, with_dtype
 from server_app.models.exports import merged
-from server_app.trl_rewards import GroupRewards, LocalGroups
+from server_app.serve.phase import serving
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -66,6 +65,7 @@ DEFAULTS = (
     "ppo.baseline=value",
 )
 LOGGED = "group_reward/"  # what the reward function logs, as the trainer calls it
+OF_GROUP = f"{LOGGED}group/"
 WORDS = {"reward": "aggregate", f"{LOGGED}fairness_index": "FI", f"{LOGGED}format_score": "format"}
 RESULT, PLOT, POLICY = "grpo.json", "grpo.png", "policy"
 TENTH = 10
@@ -85,6 +85,28 @@ class Score:
     min_as: float
     fi: float
     format_score: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class LocalGroups:
+    """Groups in this process, without Flower: each scores against its table of distributions (G, Q, K)."""
+
+    groups: tuple[str, ...]
+    side_GQK: FloatArray
+    option_QK: npt.NDArray[np.bool_]
+
+    def score(
+        self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
+    ) -> dict[tuple[str, str], FloatArray]:
+        """See `server_app.federation.group_rewards.Groups`."""
+        if meanwhile is not None:
+            meanwhile()
+        found = [scoring.score(request, side_QK, self.option_QK) for side_QK in self.side_GQK]
+        return {
+            (metric, side): np.stack([of[metric] for of in found])
+            for metric in request.metrics
+            for side in request.sides
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +134,8 @@ class Setup:
 def set_up(config: Config, say: Say) -> Setup:
     """Draw the population, and find or build the base model; `say` gets lines of progress."""
     catalogue = build_catalogue(config)
-    option_QK = catalogue.option_QK
     _, truth = ground_truth(**population(config.data, config.seed))
     target_GQK, _ = as_arrays(catalogue.questions, truth)
-    scorers = {
-        name: partial(scoring.score, side_QK=table_QK, option_QK=option_QK)
-        for name, table_QK in zip(truth, target_GQK, strict=True)
-    }
 
     def building(step: int, of: int) -> None:
         if step % max(1, of // TENTH) == 0:
@@ -127,7 +144,8 @@ def set_up(config: Config, say: Say) -> Setup:
     training = [q for q, held_out in zip(catalogue.questions, catalogue.held_out_Q, strict=True) if not held_out]
     base = prepare(config, training, progress=building)
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
-    return Setup(config, catalogue, target_GQK, LocalGroups(scorers), base, prompts)
+    groups = LocalGroups(tuple(truth), target_GQK, catalogue.option_QK)
+    return Setup(config, catalogue, target_GQK, groups, base, prompts)
 
 
 def fine_tuned(setup: Setup, folder: Path, say: Say) -> PreTrainedModel:
@@ -157,14 +175,6 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
         What the trainer logged, one entry a step; each step takes `rollout.batch-size` new completions.
     """
     config, catalogue = setup.config, setup.catalogue
-    rewards = GroupRewards(
-        setup.groups,
-        aggregation.configured(config.rule, config.appa),
-        catalogue=catalogue,
-        task=config.task,
-        metric=config.reward_metric,
-        alignment_weight=config.appa.alignment_weight,
-    )
     questions = [catalogue.questions[q] for q in setup.train_J]
     rows = [{"prompt": setup.base.prompt_text(config, q), "question_id": q.question_id} for q in questions]
 
@@ -178,7 +188,10 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
                     f"{min(reward_G):.3f}, {rest}"
                 )
 
-    with tempfile.TemporaryDirectory(prefix="appa-grpo-") as scratch:  # the trainer makes it, and saves nothing there
+    with (
+        tempfile.TemporaryDirectory(prefix="appa-grpo-") as scratch,  # where the trainer saves nothing
+        serving(setup.groups, catalogue, config, Path(scratch)) as (url, token),
+    ):
         arguments = GRPOConfig(
             output_dir=scratch,
             save_strategy="no",
@@ -200,7 +213,7 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
         )
         trainer = GRPOTrainer(
             model,
-            rewards.group_reward,
+            RemoteGroupRewards(url, token).group_reward,
             arguments,
             Dataset.from_list(rows),
             processing_class=setup.base.tokenizer,
@@ -213,7 +226,7 @@ def train(model: PreTrainedModel, setup: Setup, *, steps: int, say: Say) -> list
 
 def _rewards(line: Mapping[str, float]) -> list[float]:
     """The groups' mean alignment rewards in a line of the trainer's log."""
-    return [value for key, value in line.items() if key.startswith(LOGGED) and key not in WORDS]
+    return [value for key, value in line.items() if key.startswith(OF_GROUP)]
 
 
 def score(method: str, answers: Answers, setup: Setup) -> Score:

@@ -24,7 +24,7 @@ def main() -> None:
     config = Config.load(json.load(sys.stdin))
     try:
         tracking.check(config)
-        if config.run.phases != "pluralllm":
+        if config.run.phases not in ("pluralllm", "serve"):
             base.check(config, say=lambda text: print(text, file=sys.stderr, flush=True))
     except UserError as error:
         print(error)

@@ -3,8 +3,8 @@
 join -> pluralllm (while the tiny base is built) -> targets -> votes -> base scores -> sft -> ppo ->
 scores -> report
 
-With run.phases = "pluralllm" it is join -> pluralllm -> targets -> report; with "sft" PPO, its scores and
-the policy's folder are left out.
+With run.phases = "pluralllm" it is join -> pluralllm -> targets -> report; with "serve" other trainers' answers are
+scored before that report; with "sft" PPO, its scores and the policy's folder are left out.
 
 A resumed run goes through them again, but takes what was expensive from its folder: PluralLLM's weights, the SFT model
 and PPO's checkpoint.
@@ -77,7 +77,8 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
 
     folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
-    with_policy = config.run.phases != "pluralllm"
+    serving = config.run.phases == "serve"
+    with_policy = not serving and config.run.phases != "pluralllm"
     tracking.check(config)
     for rule in filter(None, (config.rule, config.baseline_rule)):
         aggregation.configured(rule, config.appa)  # one of the user's own may be wrong
@@ -110,9 +111,13 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         align(run, policy_inputs(run, base, votes_GQK), given_sft)
     else:
         make_targets()
+    if serving:
+        from server_app.serve.phase import serve  # with a web server, which other runs have no use for
+
+        serve(run)
     with writing(folder.path):
         path = report.build(folder.path)
-    folder.progress(LAST_PHASE, 1, 1, str(path), None)
+    folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # who serves can go on
 
 
 def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:

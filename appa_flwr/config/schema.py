@@ -33,6 +33,7 @@ from appa_flwr.config.sections import (
     RolloutSection,
     RunSection,
     Section,
+    ServeSection,
     SFTSection,
 )
 from appa_flwr.core.errors import UserError
@@ -92,6 +93,7 @@ class Config(Section):
     ppo: PPOSection = PPOSection()
     appa: APPASection = APPASection()
     eval: EvaluationSection = EvaluationSection()
+    serve: ServeSection = ServeSection()
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -262,6 +264,8 @@ def _in_models(config: Config) -> Iterator[str]:
         yield f'embedding.model = {to_toml(model)} needs embedding.encoder = "sentence-transformers" or "causal-lm"'
     if config.pluralllm.reward_target == "posterior" and config.pluralllm.architecture != "residual":
         yield 'pluralllm.reward-target = "posterior" needs pluralllm.architecture = "residual"'
+    if bool(config.serve.certificate) != bool(config.serve.key):
+        yield "serve.certificate and serve.key belong together: give both, or none for plain HTTP"
     if config.policy.compute_dtype == "bfloat16" and config.policy.tuning == "full":
         yield 'policy.tuning = "full" needs policy.compute-dtype = "float32": weights of 16 bits lose most steps'
 

@@ -50,8 +50,10 @@ class RunSection(Section):
 
     output_dir: str = Field("runs", min_length=1, description="folder that holds the runs")
     checkpoint_every: int = Field(10, ge=0, description="PPO iterations from one checkpoint to the next; 0 = none")
-    phases: Literal["all", "pluralllm", "sft"] = Field(
-        "all", description="where the run ends: pluralllm = after its pretraining and scores, sft = after SFT's scores"
+    phases: Literal["all", "pluralllm", "sft", "serve"] = Field(
+        "all",
+        description="where the run ends: pluralllm = after its pretraining and scores, sft = after SFT's scores; "
+        "serve = it trains no policy and scores other trainers' answers until it is stopped",
     )
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = Field(
         "none", description="experiment tracker that gets every PPO iteration, locally; its package must be installed"
@@ -334,3 +336,19 @@ class EvaluationSection(Section):
     ceilings: bool = Field(
         True, description="report the best shared answers; asks the groups for scores that reveal their targets"
     )
+
+
+class ServeSection(Section):
+    """[serve]: the service that scores other trainers' answers, with run.phases = "serve"."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="address that it listens on; loopback by default")
+    port: int = Field(9200, ge=0, le=65535, description="its port; 0 = a free one, which the log names")
+    token_file: str = Field("", description="file of the bearer token; empty = token in the run's folder, made anew")
+    certificate: str = Field("", description="PEM file of its TLS certificate; empty = plain HTTP")
+    key: str = Field("", description="PEM file of the certificate's key")
+    deadline: float = Field(
+        600.0, gt=0, description="seconds for which parts of a batch wait for the others; then it is scored as it is"
+    )
+    gather_seconds: float = Field(0.02, ge=0, description="seconds for which stream mode gathers answers")
+    round_size: int = Field(96, ge=1, description="answers after which stream mode closes a round of the rule")
+    body_mib: int = Field(32, ge=1, description="largest request, in MiB")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -16,7 +19,7 @@ from rich.text import Text
 from appa_flwr import __version__
 from appa_flwr import config as settings
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file
+from appa_flwr.core.files import replace_file, writing
 from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
 from appa_flwr.launch.checks import find_app_folder, read_survey
 from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
@@ -84,18 +87,72 @@ def run(
     verbose: _Verbose = False,
 ) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
+    written = (folder := _launched(file, overrides, resume, verbose=verbose)) / REPORT_FILE
+    typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
+
+
+def _launched(file: Path | None, overrides: list[str] | None, resume: Path | None, *more: str, verbose: bool) -> Path:
+    """Start a run or go on with one, and wait for its end; its folder."""
     here = Path.cwd()
     if resume is None:
-        config = settings.assemble(file, overrides or [], folder=here)
+        config = settings.assemble(file, [*(overrides or []), *more], folder=here)
     elif file or overrides:
         raise UserError(f"--resume {resume} goes on with the keys the run began with; it takes no FILE and no -c")
     else:
         config = resumable(resume)
     from appa_flwr.launch.flower import launch
 
-    folder = launch(config, app_folder=find_app_folder(here), verbose=verbose)
-    written = folder / REPORT_FILE
-    typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
+    return launch(config, app_folder=find_app_folder(here), verbose=verbose)
+
+
+@app.command()
+def serve(
+    file: _File = None,
+    overrides: _Overrides = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run that has served, from its folder.")
+    ] = None,
+    verbose: _Verbose = False,
+) -> None:
+    """Give the groups' rewards to other trainers over HTTP, in a local Flower simulation, until Ctrl-C."""
+    folder = _launched(file, overrides, resume, "run.phases=serve", verbose=verbose)
+    typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Option(help="What the endpoint calls it; without one, a folder or a hub id.")],
+    endpoint: Annotated[str, typer.Option(help="OpenAI-compatible address, up to /v1; its key: APPA_EVAL_KEY.")] = "",
+    service: Annotated[str, typer.Option(help="URL of the served run; else APPA_URL.")] = "",
+    token_file: Annotated[Path | None, typer.Option(help="File of its token; else APPA_TOKEN.")] = None,
+    name: Annotated[str, typer.Option(help="Of the model in the tables; else made of --model.")] = "",
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of sampling; 0 = greedy.")] = 0.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
+    out: Annotated[Path, typer.Option(help="Folder of its answers, which are asked once, and of the scores.")] = Path(
+        "eval"
+    ),
+) -> None:
+    """Let a served run's groups judge a model's answers to the held-out questions (appa serve)."""
+    from appa_flwr.launch import evaluate as evaluation
+    from appa_flwr.trainers.client import Served
+
+    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-._")[-64:].lstrip("-._")
+    token = token_file.read_text().strip() if token_file is not None else None
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    found = evaluation.evaluate(
+        Served(service or None, token, patience=600.0),
+        name,
+        model=model,
+        endpoint=endpoint,
+        temperature=temperature,
+        concurrency=concurrency,
+        kept=out / f"{name}.answers.jsonl",
+        say=typer.echo,
+    )
+    replace_file(out / "scores.json", (json.dumps(found, indent=1) + "\n").encode())
+    show(*evaluation.tables(found, name))
+    typer.echo(f"scores: {out / 'scores.json'}; the served run's report shows them too")
 
 
 @app.command()
@@ -337,6 +394,20 @@ def lm_eval(
 
     path = export_task(found, chosen, out)
     typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
+
+
+@export.command("prompts")
+def prompts(
+    source: _Source,
+    overrides: _Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("prompts"),
+    plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
+) -> None:
+    """Write a survey's prompts as TRL, OpenRLHF, verl, slime and NeMo Gym read them (docs/engines.md)."""
+    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    # By name: the server's code lies above this package, which a group has without it.
+    written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
+    typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))
 
 
 @app.command()

@@ -7,6 +7,7 @@ leaves one behind. Flower 1.41's `flwr-simulation` needs one too: it fetches app
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -28,17 +29,18 @@ from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config, to_toml_table
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out
-from appa_flwr.launch.endings import RunFailed
+from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Tail, read_progress, shown
-from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, PROGRESS, SUPERLINK_LOG
+from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, MACHINE, PROGRESS, SERVE_PHASE, STOP_FILE, SUPERLINK_LOG
 
 COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
 SUPERLINK_START_SECONDS = 120.0  # Flower's own limit of 15 is too short for a busy machine's first import
 POLL_SECONDS = 0.2
 STATUS_SECONDS = 2.0
+STOP_SECONDS = 120.0  # for a served run's last answers and its report
 TAIL_LINES = 25
 # Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
 MAX_RAY_FOLDER = 30
@@ -63,7 +65,8 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         UserError: before anything is started or written: see `aggregation.find`, `checks.participants`,
             `checks.check_server` and `checks.claim_run_folder`.
         RunFailed: Flower did not report the run as completed.
-        Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
+        Stopped: SIGINT, SIGTERM or SIGHUP came, and the run was not serving, which they end well; all that was started
+            has been ended.
     """
     config = config.named(datetime.now())
     aggregation.configured(config.rule, config.appa)
@@ -83,8 +86,28 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         nodes = len(groups) if config.pluralllm.by_node else processes
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
         simulation = f"num-supernodes={nodes} init-args-num-cpus={processes} client-resources-num-cpus=1"
-        followed(config, flower, [*command, "--federation-config", simulation], superlink=superlink, verbose=verbose)
+        command += ["--federation-config", simulation]
+        try:
+            followed(config, flower, command, superlink=superlink, verbose=verbose)
+        except Stopped:
+            if not _stop_serving(folder, flower, superlink):
+                raise
     return folder
+
+
+def _stop_serving(folder: Path, flower: Flower, superlink: subprocess.Popen[bytes]) -> bool:
+    """Have a run that serves end by itself, with its report; True if it did. Another signal ends it at once."""
+    session = itertools.takewhile(lambda step: step.phase != MACHINE, reversed(PROGRESS.read(folder) or ()))
+    if all(step.phase != SERVE_PHASE for step in session):
+        return False
+    print("stopping: the requests that are being scored are answered first", flush=True)
+    (folder / STOP_FILE).touch()
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline and superlink.poll() is None:
+        if (status := flower.status()).split(":")[0] not in UNFINISHED:
+            return status == COMPLETED
+        time.sleep(POLL_SECONDS)
+    return False
 
 
 @dataclass(frozen=True)

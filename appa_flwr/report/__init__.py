@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from appa_flwr.core.errors import UserError
@@ -12,11 +12,12 @@ from appa_flwr.report import accuracy, findings, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
-from appa_flwr.run.records import Card
+from appa_flwr.run.records import Card, RuleRound
 from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
 
 __all__ = ["build"]
 
+MOST_SERVED = 6  # trainers whose pictures are shown
 SPIDER_METHODS = ("base", "sft", "ppo", "uniform")
 
 Picture = tuple[str, bytes, str]
@@ -54,6 +55,8 @@ def _pictures(run: RunArtifacts) -> Iterable[Picture]:
         yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
     if run.iterations:
         yield from _training_pictures(run)
+    for name, lines in list(run.served.items())[:MOST_SERVED]:
+        yield from _rule_pictures(run, lines, prefix=f"served_{name}_", below=f"{name}'s round")
     if run.phases:
         yield "seconds_per_phase", training_curves.seconds_per_phase(run.phases), "seconds per phase"
     if run.pluralllm is not None:
@@ -72,25 +75,34 @@ def _predictor_pictures(found: Card) -> Iterable[Picture]:
         yield "pluralllm_groups", predictor_plots.predictor_by_group(accuracy.by_group(found)), f"score {of} by group"
 
 
-def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
-    """The pictures that need iterations; the run has at least one."""
-    lines, found = run.iterations, findings.fall_back(run.iterations)
+def _rule_pictures(
+    run: RunArtifacts, lines: Sequence[RuleRound], *, prefix: str = "", below: str = training_curves.PPO_ITERATION
+) -> Iterable[Picture]:
+    """Fairness, weights, histories and rewards over the rounds of the rule, of which there is at least one."""
+    found, over = findings.fall_back(lines), f"over the {below.split()[-1]}s"
     title, unused, threshold = "Fairness index", "", None
     if found is not None:
         title += f"; grey: plain mean taken in {found.fell_back} of {found.total} iterations ({found.share:.0%})"
         unused = "; grey: not used, plain mean taken" if found.fell_back else ""
         threshold = run.settings.appa.fairness_threshold
-    picture = training_curves.fairness(lines, threshold=threshold, title=title)
-    yield "fairness", picture, "fairness index over the iterations"
-    curves = functools.partial(training_curves.group_curves, lines, run.groups)
-    title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(run.groups) if run.groups else None
+    picture = training_curves.fairness(lines, threshold=threshold, title=title, below=below)
+    yield f"{prefix}fairness", picture, f"fairness index {over}"
+    groups = run.groups or tuple(lines[-1].history)
+    title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(groups)
+    curves = functools.partial(training_curves.group_curves, lines, groups, below=below)
     picture = curves(lambda line: line.weights, title=title, axis="weight (share)", shade=True, level=level)
-    yield "weights", picture, "weight per group over the iterations"
+    yield f"{prefix}weights", picture, f"weight per group {over}"
     picture = curves(lambda line: line.history, title="History per group", axis="smoothed past reward (0 to 1)")
-    yield "history", picture, "history per group over the iterations"
+    yield f"{prefix}history", picture, f"history per group {over}"
     title, axis = "Alignment reward per group", "mean reward (0 to 1)"
     picture = curves(lambda line: line.rewards, title=title, axis=axis, smooth=True)
-    yield "rewards", picture, "alignment reward per group over the iterations"
+    yield f"{prefix}rewards", picture, f"alignment reward per group {over}"
+
+
+def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
+    """The pictures that need iterations; the run has at least one."""
+    lines = run.iterations
+    yield from _rule_pictures(run, lines)
     if any(line.held_out for line in lines):
         yield "learning_curve", training_curves.learning_curve(lines), "scores of the policy while it learns"
     yield "ppo_health", training_curves.ppo_health(lines), "measures of the health of PPO over the iterations"

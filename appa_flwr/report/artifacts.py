@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -21,6 +21,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores, records, run_files
 from appa_flwr.run.records import CEILINGS, LOOK_UPS, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import read_config
+from appa_flwr.run.served import read_rounds
 
 DASH = "–"
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
@@ -33,6 +34,7 @@ class RunArtifacts:
     Attributes:
         settings: the run's keys.
         pair_scores: the groups' scores for single answers, None in runs that kept none.
+        served: trainer's run -> rounds that were served to it.
         made_by: version and machine; empty where the run has not said.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
@@ -47,6 +49,7 @@ class RunArtifacts:
     differences: records.Differences | None = None
     questions: records.QuestionCounts | None = None
     pair_scores: pd.DataFrame | None = None
+    served: Mapping[str, tuple[records.ServedRound, ...]] = field(default_factory=dict)
     made_by: str = ""
     missing: tuple[str, ...] = ()
 
@@ -84,7 +87,7 @@ def _missing(run: RunArtifacts) -> Iterator[str]:
     until = run.settings.run.phases
     if until == "all" and not run.iterations:
         yield f"{run_files.METRICS.name}: no PPO iteration was logged, so there are no training curves."
-    if until != "pluralllm" and not run.summary:
+    if until not in ("pluralllm", "serve") and not run.summary:
         yield f"{run_files.SUMMARY.name}: the run was not evaluated, so there are no scores and no verdict."
     if not run.phases:
         yield f"{run_files.PHASES.name}: the time per phase is unknown."
@@ -134,6 +137,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         differences=run_files.DIFFERENCES.read(run_folder),
         questions=run_files.QUESTIONS.read(run_folder),
         pair_scores=pair_scores.read(run_folder),
+        served=read_rounds(run_folder),
         made_by=_made_by(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}

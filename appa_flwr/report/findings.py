@@ -15,7 +15,7 @@ from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
-from appa_flwr.run.records import LOOK_UPS, Iteration
+from appa_flwr.run.records import LOOK_UPS, Iteration, RuleRound
 
 Measure = Literal["Avg AS", "Min AS"]
 Verdict = Literal["gain", "not over sft", "not over look-up", "none", "unknown"]
@@ -265,7 +265,7 @@ def _other_rules(run: RunArtifacts) -> Iterator[str]:
         )
 
 
-def fall_back(iterations: tuple[Iteration, ...]) -> FallBack | None:
+def fall_back(iterations: Sequence[RuleRound]) -> FallBack | None:
     """Counts the iterations in which the rule took the plain mean; None for a rule that has no threshold."""
     branches = [line.fell_back for line in iterations if line.fell_back is not None]
     return FallBack(sum(branches), len(branches)) if branches else None

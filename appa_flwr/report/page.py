@@ -23,7 +23,7 @@ from appa_flwr.report import accuracy, findings, second_rule, template
 from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
 from appa_flwr.report.plots.style import METHOD_STYLE
 from appa_flwr.run import records
-from appa_flwr.run.records import DO, METHODS, TRAINED_METHODS
+from appa_flwr.run.records import DO, METHODS, MODEL, TRAINED_METHODS
 
 FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
 MEASURES = ("FI", *findings.MEASURES)
@@ -134,13 +134,19 @@ def _under_uniform(run: RunArtifacts, method: str, column: Column) -> bool:
 
 def _method_row(run: RunArtifacts, method: str, columns: Iterable[Column]) -> list[str]:
     """The method, its rule, its numbers, and the format score."""
-    name = METHOD_NAMES[method] + ("‡" if _unreadable(run, method) else "")
+    name = METHOD_NAMES.get(method, method.removeprefix(MODEL)) + ("‡" if _unreadable(run, method) else "")
     rule = run.settings.rule if method in ("ppo", DO["ppo"]) else DASH
     return [name, rule, *(_score(run, method, column) for column in (*columns, Column(FORMAT, run.training_metric)))]
 
 
 def _present(run: RunArtifacts) -> list[str]:
-    return [method for method in METHODS if any(row.method == method for row in run.summary)]
+    present = dict.fromkeys(row.method for row in run.summary)
+    return [method for method in METHODS if method in present] + _models(run)
+
+
+def _models(run: RunArtifacts) -> list[str]:
+    """Methods of `appa eval`, in the order in which they were scored."""
+    return list(dict.fromkeys(row.method for row in run.summary if row.method.startswith(MODEL)))
 
 
 def _unreadable(run: RunArtifacts, method: str) -> bool:
@@ -168,6 +174,7 @@ def training_metric_table(run: RunArtifacts) -> Table:
     columns = [Column(measure, run.training_metric, survey) for _, survey in truths(run) for measure in ALL_MEASURES]
     rows = {method: _method_row(run, method, columns) for method in _present(run)}
     kinds = (
+        _models(run),
         TRAINED_METHODS,
         (records.FEW_SHOT, *DO.values()),
         (*records.TRIVIAL_BASELINES, records.OWN_PREDICTION, *records.CEILINGS),

@@ -139,6 +139,15 @@ is always taken.</div>
 {% endif %}
 {{ picture("fairness") }}{{ picture("weights") }}{{ picture("history") }}{{ picture("rewards") }}
 {% endcall %}
+{% call section("Served to other trainers") %}
+{% for name, lines in run.served.items() %}
+<p>Served to {{ name }}: {{ lines|length }} rounds, {{ lines|sum(attribute="size") }} answers; mean reward
+{{ (lines|map(attribute="reward")|sum / lines|length)|number }}, in the last round {{ lines[-1].reward|number }} with
+fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group missed:
+{{ lines|selectattr("missing_groups")|list|length }}.</p>
+{% for of in ("fairness", "weights", "history", "rewards") %}{{ picture("served_" ~ name ~ "_" ~ of) }}{% endfor %}
+{% endfor %}
+{% endcall %}
 {% call section("Learning curve") %}{{ picture("learning_curve") }}{% endcall %}
 {% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}
 {% call section("Time") %}

@@ -31,6 +31,9 @@ CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
 METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
 
+MODEL = "model:"
+"""What the method of a model that is none of the run's begins with (`appa eval`)."""
+
 MOSTLY = 0.5
 
 Means = dict[str, float]
@@ -101,8 +104,43 @@ class Iteration(Record):
     sampler_outside_clip: float | None = None
 
 
+class ServedRound(Record):
+    """A round of the rule over answers of another trainer, see `appa_flwr.run.served`; fields as in `Iteration`.
+
+    Attributes:
+        iteration: its number in its run.
+        round: its number as the trainer gave it; in stream mode `iteration`.
+        attempt: how often the trainer has gone back before it.
+        exact: every answer's reward is of this very round; False for one of stream mode, or that closed at its deadline
+            with less than was announced.
+        size: answers.
+        held_out: whether it has questions that are held out; such a round changes no history.
+        seconds: that the groups took.
+    """
+
+    iteration: int
+    round: int
+    attempt: int
+    exact: bool
+    size: int
+    held_out: bool
+    fairness_index: float
+    fell_back: bool | None
+    weights: dict[str, float]
+    history: dict[str, float]
+    rewards: dict[str, float | None]
+    reward: float
+    format_score: float
+    missing_groups: tuple[str, ...]
+    seconds: float
+
+
+RuleRound = Iteration | ServedRound
+"""What a rule made of the groups' rewards of one batch of answers."""
+
+
 def _method(name: str) -> str:
-    if name not in METHODS:
+    if name not in METHODS and not name.startswith(MODEL):
         raise ValueError(f"'{name}' is not one of {', '.join(METHODS)}")
     return name
 

@@ -15,6 +15,8 @@ examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
 policy/                the aligned policy, in Hugging Face's layout
+served.db              rounds and answers that were served to other trainers (`appa_flwr.run.served`)
+token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
 report.html, plots/    the report
 error.txt              why the run ended early
@@ -47,6 +49,7 @@ CONFIG_FILE, LOG_FILE, ERROR_FILE = "config.json", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
 SCORES_FILE = "scores.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
+TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
 REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 

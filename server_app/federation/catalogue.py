@@ -75,6 +75,19 @@ def unanswered_questions(config: Config, questions: Sequence[Question]) -> tuple
     return tuple(others)
 
 
+def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
+    """The questions of a run, others that nobody answered, and the ids of the training questions among the first.
+
+    Raises:
+        UserError: the survey cannot be read.
+    """
+    asked = public_questions(config)
+    split = split_questions(asked, test_fraction=config.data.test_fraction, seed=config.seed)
+    test = set(split.test)
+    held_out = [question for question in asked if question.question_id in test]
+    return asked, tuple(without_copies(unanswered_questions(config, asked), held_out)), set(split.train)
+
+
 def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> wire.Catalogue:
     """Questions, split and features, as every group gets them.
 
@@ -83,11 +96,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     Raises:
         UserError: the survey or the embedding model cannot be read.
     """
-    asked = public_questions(config)
-    split = split_questions(asked, test_fraction=config.data.test_fraction, seed=config.seed)
-    train, test = set(split.train), set(split.test)
-    held_out = [question for question in asked if question.question_id in test]
-    unanswered = without_copies(unanswered_questions(config, asked), held_out)
+    asked, unanswered, train = divided_questions(config)
     questions = (*asked, *unanswered)
     cache = cache_folder()
     texts_to_vectors = encoder(config.embedding.encoder, config.embedding.model, cache=cache, progress=progress)

@@ -1,4 +1,4 @@
-"""The one path on which groups score answers: PPO, evaluation and TRL's trainers all take it.
+"""The one path on which groups score answers: PPO, evaluation and the trainers of the service all take it.
 
 Axis letters: G groups, J answers.
 """

@@ -58,6 +58,10 @@ WRONG = {
         "pluralllm.data": ("appa_flwr.analysis",),
         "appa_flwr.survey.types": ("transformers",),
     },
+    "a trainer of another maker": {
+        "appa_flwr.trainers.client": ("numpy",),
+        "appa_flwr.trainers": ("pydantic", "appa_flwr.run"),
+    },
     "the layers of appa_flwr": {
         "appa_flwr.survey": ("appa_flwr.report",),
         "appa_flwr.report": ("appa_flwr.launch",),

@@ -154,6 +154,20 @@ class Rule(BaseModel, ABC):
         next_state = State(history_G, state.answered_G | present_G, lead_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
+    def between(
+        self, state: State, training_reward_GJ: FloatArray, *, fairness: float, mean_G: FloatArray
+    ) -> FloatArray:
+        """The rewards (J,) of rollouts that come before their iteration is complete; nothing is learned from them.
+
+        History and lead are those of `state`, the Fairness Index and the groups' mean alignment rewards (G,) those of
+        the last iteration, in which a row of NaN is a group that was missing then: it counts as the mean of the others.
+        """
+        present_G = present_groups(training_reward_GJ)
+        history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
+        mean_G = np.where(np.isnan(mean_G), np.nanmean(mean_G), mean_G)
+        past = Past(history_G[present_G], lead_G[present_G], mean_G[present_G], fairness)
+        return self.combine(training_reward_GJ[present_G], past).aggregate_J
+
 
 def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:
     """History or lead as this iteration starts from it: a late joiner gets the mean of those who answered before it."""

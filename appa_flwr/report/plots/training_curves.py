@@ -17,12 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.report.plots import style
-from appa_flwr.run.records import CurvePoint, Iteration, Phase
+from appa_flwr.run.records import CurvePoint, Iteration, Phase, RuleRound
 
 MOST_NAMED_GROUPS = 12
 """Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
 NAMED_LOWEST, NAMED_HIGHEST = 4, 3
 SMOOTHING_WINDOW = 5
+PPO_ITERATION = "PPO iteration"
 
 PARTS: Mapping[str, tuple[str, str]] = {
     # part of an iteration: (name, colour)
@@ -52,17 +53,17 @@ CURVES: tuple[tuple[str, str, str, Callable[[CurvePoint], float | None]], ...] =
 )
 
 
-def _numbers(iterations: Sequence[Iteration]) -> list[int]:
+def _numbers(iterations: Sequence[RuleRound]) -> list[int]:
     return [line.iteration for line in iterations]
 
 
-def _iteration_axis(axes: Axes, iterations: Sequence[Iteration], *, name: str = "PPO iteration") -> None:
+def _iteration_axis(axes: Axes, iterations: Sequence[RuleRound], *, name: str = PPO_ITERATION) -> None:
     axes.set_xlim(iterations[0].iteration - 0.5, iterations[-1].iteration + 0.5)
     style.whole_numbers(axes.xaxis)
     axes.set_xlabel(name)
 
 
-def _shade_fall_back(axes: Axes, iterations: Sequence[Iteration]) -> None:
+def _shade_fall_back(axes: Axes, iterations: Sequence[RuleRound]) -> None:
     """Greys the iterations in which the rule took the plain mean, neighbours as one strip."""
     for fell_back, strip in itertools.groupby(iterations, key=lambda line: bool(line.fell_back)):
         numbers = _numbers(list(strip))
@@ -77,12 +78,13 @@ def smoothed(values: pd.DataFrame, window: int) -> pd.DataFrame:
 
 @style.picture
 def group_curves(
-    iterations: Sequence[Iteration],
+    iterations: Sequence[RuleRound],
     groups: Sequence[str],
-    pick: Callable[[Iteration], Mapping[str, float | None]],
+    pick: Callable[[RuleRound], Mapping[str, float | None]],
     *,
     title: str,
     axis: str,
+    below: str = PPO_ITERATION,
     smooth: bool = False,
     shade: bool = False,
     level: float | None = None,
@@ -91,8 +93,9 @@ def group_curves(
 
     Up to `MOST_NAMED_GROUPS` groups each has its colour and dash, named at the right in the order in which
     the lines end. Of more, all are grey and only the lowest and highest at the end are named. A value that `pick` does
-    not find in an iteration leaves a gap. `smooth` draws a centred mean over `SMOOTHING_WINDOW` iterations of long
-    runs, `shade` greys the iterations in which the rule took the plain mean, and `level` marks a value.
+    not find in an iteration leaves a gap. `below` says what the iterations are, `smooth` draws a centred mean over
+    `SMOOTHING_WINDOW` of them in long runs, `shade` greys those in which the rule took the plain mean, `level` marks
+    a value.
     """
     figure = style.figure(4.4)
     axes = figure.add_subplot(ylabel=axis)
@@ -130,7 +133,7 @@ def group_curves(
         loc="outside right center",
         title=f"extremes of {len(groups)} at the end" if many else None,
     )
-    _iteration_axis(axes, iterations)
+    _iteration_axis(axes, iterations, name=below)
     axes.set_title(title)
     return figure
 
@@ -154,7 +157,9 @@ def learning_curve(iterations: Sequence[Iteration]) -> Figure:
 
 
 @style.picture
-def fairness(iterations: Sequence[Iteration], *, threshold: float | None, title: str) -> Figure:
+def fairness(
+    iterations: Sequence[RuleRound], *, threshold: float | None, title: str, below: str = PPO_ITERATION
+) -> Figure:
     """FI (Equation 4) over the iterations, and those in which the rule took the plain mean.
 
     The threshold is the rule's tau, None for a rule without; above 1 (never fall back) it is not drawn.
@@ -169,7 +174,7 @@ def fairness(iterations: Sequence[Iteration], *, threshold: float | None, title:
     if any(line.fell_back for line in iterations):
         axes.fill_between([], [], color=style.SHADE, label="plain mean taken")
     style.legend(figure, axes)
-    _iteration_axis(axes, iterations)
+    _iteration_axis(axes, iterations, name=below)
     return figure
 
 
@@ -180,7 +185,7 @@ def ppo_health(iterations: Sequence[Iteration]) -> Figure:
     panels = figure.subplots(-(-len(HEALTH) // HEALTH_COLUMNS), HEALTH_COLUMNS)
     for axes, (title, unit, pick) in zip(panels.flat, HEALTH, strict=True):
         style.curve(axes, _numbers(iterations), map(pick, iterations), color=style.BLUE)
-        _iteration_axis(axes, iterations, name="PPO iteration" if axes in panels[-1] else "")
+        _iteration_axis(axes, iterations, name=PPO_ITERATION if axes in panels[-1] else "")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.set(title=title, ylabel=unit)
     return figure

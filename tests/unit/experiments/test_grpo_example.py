@@ -18,8 +18,9 @@ from appa_flwr.config import Config, assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.generate import ground_truth
 from experiments import grpo
-from server_app import evaluation, trl_rewards
+from server_app import evaluation
 from server_app.federation.answers import Answers
+from server_app.serve import rounds
 
 pytestmark = pytest.mark.long
 
@@ -69,7 +70,7 @@ def finished(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(grpo, "train", watched)
         patch.setattr(grpo.LocalGroups, "score", scored)
-        patch.setattr(trl_rewards, "parse_answers", random_answers)
+        patch.setattr(rounds, "parse_answers", random_answers)
         scores = grpo.run(config, steps=STEPS, out=run.out, say=run.lines.append)
     run.scores = {row.method: row for row in scores}
     run.setup = grpo.set_up(config, lambda line: None)
@@ -123,7 +124,7 @@ def test_progress_is_shown_and_the_result_written(finished):
     assert [line["step"] for line in written["log"]] == [1, 2]
     steps = [line for line in finished.lines if line.startswith("GRPO step")]
     for number, (line, logged) in enumerate(zip(steps, written["log"], strict=True), start=1):
-        rewards = [logged[f"group_reward/{name}"] for name in GROUPS]
+        rewards = [logged[f"group_reward/group/{name}"] for name in GROUPS]
         means = f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, aggregate {logged['reward']:.3f}"
         assert line.startswith(f"GRPO step {number}/{STEPS}: {means}")
     assert any("building the tiny policy" in line and "20/20" in line for line in finished.lines)

@@ -1,0 +1,118 @@
+"""The groups' rewards for TRL's `GRPOTrainer` and `RLOOTrainer`, from a served run, in one training process or many."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.trainers.client import Served
+
+Completion = str | Sequence[Mapping[str, Any]]
+"""Plain text, or the messages of a conversation."""
+
+CALLS_A_STEP = 1000
+"""Rounds are numbered by the trainer's step, and within one by calls: evaluation has some at the same step."""
+
+
+class RemoteGroupRewards:
+    """A reward function that asks a served run; every call, over all processes, is one round of its rule.
+
+    The data set names each row's question in a column `question_id`, as `appa export prompts` writes it:
+
+        rewards = RemoteGroupRewards("http://127.0.0.1:9200", token)
+        GRPOTrainer(model, rewards.group_reward, GRPOConfig(...), dataset).train()
+
+    A trainer that goes on from its checkpoint has the rule's state go back to it.
+
+    Args:
+        url: of the served run; left out, the environment's `APPA_URL`.
+        token: of the served run; left out, the environment's `APPA_TOKEN`.
+        run: a name for this training; another one at the same time needs another name.
+        more: see `appa_flwr.trainers.client.Served`.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None, *, run: str = "trl", **more: Any) -> None:
+        self._served, self._run = Served(url, token, **more), run
+        self._attempt: int | None = None
+        self._step, self._calls = -1, 0
+
+    # A method and not `__call__`: before 1.16, TRL did not see that an object's `__call__` is async.
+    async def group_reward(
+        self,
+        prompts: Sequence[object],
+        completions: Sequence[Completion],
+        question_id: Sequence[str] | None = None,
+        trainer_state: Any = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        **columns: object,
+    ) -> list[float | None]:
+        """The aggregated reward of every completion, as TRL's trainers call for it.
+
+        Args:
+            prompts: not looked at.
+            completions: texts or conversations, of which the last message counts.
+            question_id: the question of each completion, a column of the data set.
+            trainer_state: TRL's; its step numbers the rounds.
+            log_metric: TRL's; gets the round's fairness index, format score, weights and groups' mean rewards.
+            log_extra: TRL's; gets each completion's components.
+            **columns: whatever else the trainer hands over.
+
+        Returns:
+            Numbers in [0, 1], None for a completion that was not scored, which TRL leaves out.
+
+        Raises:
+            UserError: no column `question_id`, or the service refuses the request or does not answer.
+        """
+        if question_id is None:
+            raise UserError("the data set has no column question_id, which says which question each prompt asks")
+        number = self._next_round(getattr(trainer_state, "global_step", None))
+        if self._attempt is None:
+            self._attempt = await self._first_attempt(number)
+        part, parts = _process()
+        items = [
+            {"id": f"{number}/{part}/{place}", "question_id": name, "completion": _text(completion)}
+            for place, (name, completion) in enumerate(zip(question_id, completions, strict=True))
+        ]
+        asked = {"run": self._run, "round": number, "attempt": self._attempt, "part": part, "parts": parts}
+        found = await self._served.ask("POST", "/v1/score", {**asked, "size": parts * len(items), "items": items})
+        assert found is not None
+        if log_metric is not None:
+            for name, value in found["metrics"].items():
+                if value is not None:
+                    log_metric(f"group_reward/{name}", float(value))
+        if log_extra is not None:
+            for name in ("alignment", "format"):
+                log_extra(name, [item["components"].get(name) for item in found["items"]])
+        return [item["reward"] if item["valid"] else None for item in found["items"]]
+
+    def _next_round(self, step: int | None) -> int:
+        step = self._step + 1 if step is None else step
+        self._step, self._calls = step, self._calls + 1 if step == self._step else 0
+        return step * CALLS_A_STEP + self._calls + 1
+
+    async def _first_attempt(self, number: int) -> int:
+        """One more than the last if that has come as far as this round: this trainer has gone back."""
+        known = await self._served.ask("GET", f"/v1/runs/{self._run}")
+        if known is None:
+            return 0
+        return int(known["attempt"]) + ((known["round"] or 0) >= number)
+
+
+def _process() -> tuple[int, int]:
+    """This process's index and the number of processes, as torch or its launcher tells."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _text(completion: Completion) -> str:
+    """Text of a completion: the text, or the last message's content, whose parts may be given apart."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1]["content"] or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -1,0 +1,1 @@
+"""The service that gives the groups' rewards to any trainer over HTTP."""

@@ -1,0 +1,158 @@
+"""Serving as a phase of a run: it ends when somebody asks for it.
+
+No axis letters: there are no arrays here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from appa_flwr.analysis import aggregation
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
+from appa_flwr.protocol import wire
+from appa_flwr.run.records import ServedRound
+from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
+from appa_flwr.run.served import ServedRuns
+from server_app.federation.group_rewards import Groups
+from server_app.inputs import RunInputs
+from server_app.serve.engines import engine_routes
+from server_app.serve.models import Models
+from server_app.serve.rounds import Service
+from server_app.serve.web import Door, web_app
+
+LOOK_SECONDS, END_SECONDS = 0.2, 10
+TOKEN_BYTES = 32
+
+
+def serve(run: RunInputs) -> None:
+    """Score other trainers' answers until the run's folder has a file `stop`, or a signal asks for the end.
+
+    Raises:
+        UserError: it cannot listen, or its token or certificate cannot be read.
+        Exception: an error that no request can be answered after, such as Flower's SuperLink gone.
+    """
+    config, folder = run.config, run.folder.path
+    stop, token = folder / STOP_FILE, _token(config, folder)
+    with run.folder.phase(SERVE_PHASE) as phase, _listening(config) as listener:
+        stop.unlink(missing_ok=True)
+        store = ServedRuns(folder)
+        failed: list[Exception] = []
+
+        def closed(name: str, record: ServedRound) -> None:
+            means = [mean for mean in record.rewards.values() if mean is not None]
+            missing = f"; MISSING: {', '.join(record.missing_groups)}" if record.missing_groups else ""
+            number = record.iteration
+            phase.step(
+                number,
+                number,
+                f"run {name}, round {record.round}: {record.size} answers, reward {sum(means) / len(means):.3f}, worst "
+                f"group {min(means):.3f}, FI {record.fairness_index:.4f}, {record.seconds:.2f} s{missing}",
+            )
+
+        rule = aggregation.configured(config.rule, config.appa)
+        service = Service(run.federation, rule, run.catalogue, config, store, broken=failed.append, closed=closed)
+        secured = "https" if config.serve.certificate else "http"
+        where = f"{secured}://{config.serve.host}:{listener.getsockname()[1]}"
+        phase.step(0, 1, f"at {where}, its token in {config.serve.token_file or folder / TOKEN_FILE}")
+        try:
+            asyncio.run(
+                _answer(
+                    service,
+                    config,
+                    token,
+                    listener,
+                    ended=lambda: bool(failed) or stop.exists(),
+                    models=Models(run),
+                )
+            )
+        finally:
+            store.close()
+        stop.unlink(missing_ok=True)
+        if failed:
+            raise failed[0]
+
+
+@contextmanager
+def serving(groups: Groups, catalogue: wire.Catalogue, config: Config, folder: Path) -> Iterator[tuple[str, str]]:
+    """Serve any groups from a thread of this process, while the block runs; gives the URL and the token."""
+    config = Config.load({**config.flat(), "serve.port": 0, "serve.certificate": "", "serve.key": ""})
+    store, token, end = ServedRuns(folder), secrets.token_urlsafe(TOKEN_BYTES), threading.Event()
+    service = Service(groups, aggregation.configured(config.rule, config.appa), catalogue, config, store)
+    with _listening(config) as listener:
+        answers = _answer(service, config, token, listener, ended=end.is_set)
+        thread = threading.Thread(target=asyncio.run, args=(answers,))
+        thread.start()
+        try:
+            yield f"http://{config.serve.host}:{listener.getsockname()[1]}", token
+        finally:
+            end.set()
+            thread.join()
+            store.close()
+
+
+async def _answer(
+    service: Service,
+    config: Config,
+    token: str,
+    listener: socket.socket,
+    *,
+    ended: Callable[[], bool],
+    models: Models | None = None,
+) -> None:
+    """Answer requests until the end, or until a signal has come."""
+    door = Door(service, token=token, body_mib=config.serve.body_mib)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            web_app(door, engine_routes(door), models=models),
+            ssl_certfile=config.serve.certificate or None,
+            ssl_keyfile=config.serve.key or None,
+            access_log=False,  # paths may hold the token
+            log_config=None,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not (server.should_exit or running.done() or ended()):
+        await asyncio.sleep(LOOK_SECONDS)
+    await service.close()
+    server.should_exit = True
+    await running
+
+
+def _token(config: Config, folder: Path) -> str:
+    """The token of the file that the config names, or of one that is made in the run's folder, for its user alone."""
+    path = Path(config.serve.token_file) if config.serve.token_file else folder / TOKEN_FILE
+    if not config.serve.token_file and not path.exists():
+        replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the token of serve.token-file cannot be read ({error})") from None
+    if not token or set(token) & set(" /?#%") or not token.isprintable():
+        raise UserError(f"{path}: a token is one word of letters, digits and the like, without / ? # %")
+    return token
+
+
+def _listening(config: Config) -> socket.socket:
+    """The socket that requests come to; a wrong certificate shows before."""
+    section = config.serve
+    try:
+        if section.certificate:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(section.certificate, section.key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"serve.certificate, serve.key: cannot be used ({error})") from None
+    try:
+        return socket.create_server((section.host, section.port))
+    except OSError as error:
+        raise UserError(f"serve.host, serve.port: {section.host}:{section.port} cannot be used ({error})") from None

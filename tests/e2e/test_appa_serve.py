@@ -1,0 +1,84 @@
+"""`appa serve` as a user starts it: killed, resumed, and stopped by Ctrl-C, while a trainer goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from real_run import APPA, TINY_RUN, _belonging_to, _temporary
+
+from appa_flwr.config import Config
+from appa_flwr.run.served import read_rounds
+from appa_flwr.trainers.trl import RemoteGroupRewards
+from server_app.federation.catalogue import build_catalogue
+
+pytestmark = pytest.mark.slow
+
+LIMIT_SECONDS = 300.0
+
+
+@contextmanager
+def served(folder, *arguments):
+    """A process of `appa serve`; gives it, with where it listens, once it does."""
+    progress = folder / "runs" / "r" / "progress.jsonl"
+    already = len(progress.read_text().splitlines()) if progress.exists() else 0
+    with _temporary() as temporary, (folder / "out").open("ab") as out:
+        environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+        command = [*APPA, "serve", *arguments]
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+        try:
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while process.poll() is None and time.monotonic() < deadline:
+                lines = progress.read_text().splitlines()[already:] if progress.exists() else []
+                messages = [json.loads(line)["message"] for line in lines]
+                if at := [text for text in messages if text.startswith("at http")]:
+                    url = at[-1].split()[1].rstrip(",")
+                    yield SimpleNamespace(process=process, url=url, temporary=temporary)
+                    return
+                time.sleep(0.2)
+            raise AssertionError((folder / "out").read_text()[-3000:])
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+
+
+def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
+    keys = TINY_RUN | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
+    flags = [part for key, value in keys.items() for part in ("-c", f"{key}={value}")]
+    folder = tmp_path / "runs" / "r"
+    questions = [q.question_id for q in build_catalogue(Config.load(keys)).questions][:4]
+
+    def ask(rewards, step):
+        texts = ["0.10,0.90", "0.50,0.50", "0.20,0.80", "0.70,0.30"]
+        given = {"prompts": texts, "completions": texts, "question_id": questions}
+        return asyncio.run(rewards.group_reward(**given, trainer_state=SimpleNamespace(global_step=step)))
+
+    with served(tmp_path, *flags) as first:
+        token = (folder / "token").read_text()
+        before = ask(RemoteGroupRewards(first.url, token), 0)
+        first.process.kill()
+        first.process.wait()
+        deadline = time.monotonic() + 30
+        while (left := _belonging_to(first.temporary)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert left == {}
+    with served(tmp_path, "--resume", str(folder)) as second:
+        rewards = RemoteGroupRewards(second.url, token)
+        again = ask(rewards, 1)
+        assert len(again) == len(before) == 4
+        second.process.send_signal(signal.SIGINT)
+        assert second.process.wait(120) == 0
+        assert _belonging_to(second.temporary) == {}
+    assert "Served to trl: 2 rounds, 8 answers" in (folder / "report.html").read_text()
+    assert not (folder / "error.txt").exists()
+    assert [line.round for line in read_rounds(folder)["trl"]] == [1, 1001]

@@ -1,0 +1,139 @@
+"""OpenRLHF's and verl's own client code on a served run; `make conformance` fetches their wheels for it.
+
+What needs a GPU or a cluster is stubbed: vLLM, the tokenizer, verl's containers. The requests, and what is made of the
+answers, are theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from served import CATALOGUE, KEYS, MEAN_OF_TWO, TWO, Groups
+
+from appa_flwr.config import Config
+from appa_flwr.run.served import ServedRuns
+from appa_flwr.trainers import client, verl
+from server_app.serve.phase import serving
+
+ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif("APPA_ENGINES" not in os.environ, reason="make conformance fetches the engines' wheels"),
+]
+PROMPT = "<|im_start|>What about topic 0? scores:"
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    with serving(Groups(), CATALOGUE, Config.load({**KEYS, "rule": "average"}), tmp_path) as (url, token):
+        monkeypatch.setenv(client.URL, url)
+        monkeypatch.setenv(client.TOKEN, token)
+        yield SimpleNamespace(url=url, token=token, folder=tmp_path)
+
+
+def loaded(folder, wheel, inner, name, monkeypatch, **stubs):
+    """A module of a wheel, without what its package would import."""
+    (path,) = ENGINES.glob(f"{wheel}-*.whl")
+    with zipfile.ZipFile(path) as content:
+        (member,) = [one for one in content.namelist() if one.endswith(f"/{inner}") or one == inner]
+        content.extract(member, folder)
+    parts = name.split(".")
+    for cut in range(1, len(parts)):
+        package = ModuleType(".".join(parts[:cut]))
+        package.__path__ = []
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    for stub, content in stubs.items():
+        made = sys.modules.get(stub) or ModuleType(stub)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, stub, made)
+    spec = importlib.util.spec_from_file_location(name, folder / member)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Tokenizer:
+    """A token a character."""
+
+    def __call__(self, text, **_):
+        return {"input_ids": torch.tensor([[ord(letter) for letter in text]])}
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(chr(int(one)) for one in ids)
+
+
+class Engine:
+    """vLLM's, which has one answer."""
+
+    async def generate(self, ids, parameters, multi_modal_data=None):
+        written = [ord(letter) for letter in f"{TWO[0]}<|im_end|>"]
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=written, finish_reason="stop", logprobs=None)])
+
+
+def test_openrlhf_s_executor(service, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ENGINES / "site"))
+    logger = SimpleNamespace(info=print, warning=print)
+    agent = loaded(
+        tmp_path, "openrlhf", "openrlhf/utils/agent.py", "openrlhf.utils.agent", monkeypatch,
+        **{"openrlhf.utils.logging_utils": {"init_logger": lambda name: logger}},
+    )  # fmt: skip
+    executor = agent.SingleTurnAgentExecutor(f"{service.url}/openrlhf/{service.token}?run=o1")
+    sampling = SimpleNamespace(max_tokens=60, logprobs=None)
+    found = asyncio.run(executor.execute(PROMPT, "Q0", sampling, 200, Tokenizer(), Engine()))
+    assert found["reward"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
+    assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
+    native = asyncio.run(client.Served().ask("POST", "/v1/score", {**asked("native"), "mode": "stream"}))
+    assert found["reward"] == native["items"][0]["reward"]
+    store = ServedRuns(service.folder)
+    assert len(store.open("o1")) == 1
+    store.close()
+
+
+def asked(run):
+    return {"run": run, "items": [{"id": "a", "question_id": "Q0", "completion": TWO[0]}]}
+
+
+class Data:
+    """Of verl's DataProto what its reward manager reads."""
+
+    def __init__(self):
+        ids = torch.tensor([ord(letter) for letter in TWO[0]])
+        self.batch = {"responses": ids, "attention_mask": torch.ones(len(PROMPT) + len(ids), dtype=torch.long)}
+        row = {"data_source": "appa", "reward_model": {"style": "rule", "ground_truth": "Q0"}, "extra_info": {}}
+        self.non_tensor_batch = row
+
+    def __getitem__(self, key):
+        return self
+
+
+def test_verl_s_naive_reward_manager(service, tmp_path, monkeypatch):
+    registry = {"register": lambda name: lambda kind: kind}
+    name = "verl.experimental.reward_loop.reward_manager"
+    stubs = {
+        "verl": {"DataProto": Data},
+        "verl.utils": {},
+        "verl.utils.ray_utils": {"get_event_loop": asyncio.get_event_loop},
+        "verl.utils.reward_score": {"default_compute_score": None},
+        "omegaconf": {"DictConfig": dict},
+    }
+    base = loaded(
+        tmp_path, "verl", "verl/experimental/reward_loop/reward_manager/base.py", f"{name}.base", monkeypatch, **stubs
+    )
+    more = {**stubs, name: registry, f"{name}.base": {"RewardManagerBase": base.RewardManagerBase}}
+    path = "verl/experimental/reward_loop/reward_manager/naive.py"
+    naive = loaded(tmp_path, "verl", path, f"{name}.naive", monkeypatch, **more)
+
+    async def run():
+        return await naive.NaiveRewardManager({}, Tokenizer(), verl.compute_score).run_single(Data())
+
+    found = asyncio.run(run())
+    assert found["reward_score"] == pytest.approx(MEAN_OF_TWO[0])
+    assert found["reward_extra_info"]["alignment"] == pytest.approx(0.8)

@@ -1,0 +1,82 @@
+"""Two groups in this process behind a service, and answers whose rewards are worked out by hand.
+
+Axis letters: G groups, Q questions, J answers.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from fakes import catalogue_of
+
+from appa_flwr.analysis import aggregation
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import wire
+from appa_flwr.run.served import ServedRuns
+from client_app import scoring
+from server_app.serve.rounds import Service
+
+CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
+TABLES = {
+    "A": np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]),
+    "B": np.array([[0.4, 0.6, 0.0], [0.8, 0.2, 0.0], [0.5, 0.3, 0.2]]),
+}
+KEYS = {"metric": "wasserstein", "serve.gather-seconds": 0.0, "serve.deadline": 30.0}
+
+
+class Groups:
+    """Both groups in this process, by the groups' own scoring.
+
+    Attributes:
+        requests: what they were asked.
+        silent: groups that do not answer.
+        gate: closed, they take their time.
+    """
+
+    groups = ("A", "B")
+
+    def __init__(self):
+        self.requests, self.silent, self.gate = [], set(), threading.Event()
+        self.gate.set()
+
+    def score(self, request, *, iteration=0, meanwhile=None):
+        self.requests.append(request)
+        assert self.gate.wait(10)
+        if len(self.silent) == len(self.groups):
+            raise UserError("only 0 of 2 groups (none) could score the answers")
+        found = [scoring.score(request, TABLES[name], CATALOGUE.option_QK)["wasserstein"] for name in self.groups]
+        for g, name in enumerate(self.groups):
+            if name in self.silent:
+                found[g] = np.full_like(found[g], np.nan)
+        return {("wasserstein", wire.TARGET_SIDE): np.stack(found)}
+
+
+class Served:
+    """A service over the groups, with its file."""
+
+    def __init__(self, folder, rule="average", **keys):
+        self.folder, self.groups, self.broken = folder, Groups(), []
+        self.config = Config.load({**KEYS, **{k.replace("__", ".").replace("_", "-"): v for k, v in keys.items()}})
+        self.rule = aggregation.make(rule, ema_decay=0.8)
+        self.open()
+
+    def open(self):
+        self.store = ServedRuns(self.folder)
+        self.service = Service(self.groups, self.rule, CATALOGUE, self.config, self.store, broken=self.broken.append)
+
+    def reopened(self):
+        self.store.close()
+        self.open()
+
+    def history(self, run="r"):
+        return list(self.store.last(run)[0].history.values())
+
+
+# With two options Wasserstein is 1 - |p1 - t1|. "0.70,0.30" to Q0: A (.6, .4) gives 0.9, B (.4, .6) gives 0.7.
+# "0.90,0.10" to Q1: A (.5, .5) gives 0.6, B (.8, .2) gives 0.9. Both are written as asked for, format 1, so
+# the training rewards are 0.85 r + 0.15: A 0.915 and 0.66, B 0.745 and 0.915.
+TWO, TWO_QUESTIONS = ["0.70,0.30", "0.90,0.10"], ["Q0", "Q1"]
+MEAN_OF_TWO, LEAST_OF_TWO = [0.83, 0.7875], [0.745, 0.66]
+HISTORY = [0.2 * 0.75, 0.2 * 0.8]  # of A's mean reward (0.9 + 0.6) / 2 and B's (0.7 + 0.9) / 2

@@ -1,0 +1,161 @@
+"""The trainers' clients against a real service on a loopback port.
+
+No axis letters: rewards are those of `served`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from served import CATALOGUE, HISTORY, KEYS, MEAN_OF_TWO, TWO, TWO_QUESTIONS, Groups
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.run.served import ServedRuns
+from appa_flwr.trainers import client, verl
+from appa_flwr.trainers.trl import RemoteGroupRewards
+from server_app.serve.phase import serving
+
+CONFIG = Config.load({**KEYS, "rule": "average"})
+ONE_PROCESS = """
+import asyncio, json, os, sys
+from types import SimpleNamespace
+from appa_flwr.trainers.trl import RemoteGroupRewards
+slow = {"torch", "numpy", "pandas", "pydantic", "flwr", "transformers", "trl", "scipy"} & set(sys.modules)
+assert not slow, slow
+texts, questions = json.loads(sys.argv[1])
+rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+share = len(texts) // processes
+mine = slice(rank * share, (rank + 1) * share)
+rewards = RemoteGroupRewards(run=sys.argv[2])
+found = []
+for step in range(2):
+    state = SimpleNamespace(global_step=step)
+    given = {"prompts": ["?"] * share, "completions": texts[mine], "question_id": questions[mine]}
+    found.append(asyncio.run(rewards.group_reward(**given, trainer_state=state)))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    groups = Groups()
+    with serving(groups, CATALOGUE, CONFIG, tmp_path) as (url, token):
+        monkeypatch.setenv(client.URL, url)
+        monkeypatch.setenv(client.TOKEN, token)
+        monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
+        yield SimpleNamespace(groups=groups, folder=tmp_path, url=url, token=token)
+
+
+def kept(service, run="trl"):
+    store = ServedRuns(service.folder)
+    try:
+        return store.last(run)[0], store.rounds(run)
+    finally:
+        store.close()
+
+
+def call(rewards, texts=TWO, questions=TWO_QUESTIONS, *, step=0, **columns):
+    given = {"prompts": ["?"] * len(texts), "completions": texts, "question_id": questions}
+    return asyncio.run(rewards.group_reward(**given, trainer_state=SimpleNamespace(global_step=step), **columns))
+
+
+def message(*contents):
+    return [{"role": "assistant", "content": content} for content in contents]
+
+
+@pytest.mark.parametrize(
+    "completions",
+    [TWO, [message("1.00,0.00", text) for text in TWO], [message([{"type": "text", "text": text}]) for text in TWO]],
+)
+def test_a_call_is_a_round(service, completions):
+    logged, extra = {}, {}
+    found = call(RemoteGroupRewards(), completions, log_metric=logged.__setitem__, log_extra=extra.__setitem__)
+    assert found == pytest.approx(MEAN_OF_TWO)
+    assert logged["group_reward/group/A"] == pytest.approx(0.75)
+    assert logged["group_reward/fairness_index"] == pytest.approx((64 / 65 + 25 / 26) / 2)
+    assert "group_reward/fell_back" not in logged  # average has no threshold
+    assert extra == {"alignment": pytest.approx([0.8, 0.75]), "format": [1.0, 1.0]}
+    assert list(kept(service)[0].history.values()) == pytest.approx(HISTORY)
+    assert inspect.iscoroutinefunction(RemoteGroupRewards.group_reward)
+
+
+def test_a_trainer_that_is_resumed_goes_on_and_one_that_goes_back_takes_the_state_with_it(service):
+    first = RemoteGroupRewards()
+    for step in (0, 1):
+        call(first, step=step)
+    call(first, step=2)
+    call(first, ["0.20,0.30,0.50"], ["Q2"], step=2)  # an evaluation at the same step
+    call(RemoteGroupRewards(), step=3)  # resumed at its last checkpoint
+    assert [line.attempt for line in kept(service)[1]] == [0] * 5
+    call(RemoteGroupRewards(), TWO[::-1], TWO_QUESTIONS[::-1], step=1)  # killed, and resumed from an older one
+    last, rounds = kept(service)
+    assert [(line.round, line.attempt) for line in rounds] == [(1, 0), (1001, 1)]
+    h = 1 - 0.8**2
+    assert list(last.history.values()) == pytest.approx([h * 0.75, h * 0.8])
+
+
+def test_processes_get_what_one_process_gets_bit_for_bit_and_import_nothing_slow(service):
+    texts = [f"{share / 100:.2f},{1 - share / 100:.2f}" for share in range(3, 99, 8)]
+    asked = json.dumps([texts, [f"Q{n % 2}" for n in range(len(texts))]])
+
+    def start(run, **environment):
+        command = [sys.executable, "-c", ONE_PROCESS, asked, run]
+        given = {**os.environ, **environment}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, env=given)
+
+    processes = [start("one")]
+    processes += [start("two", RANK=str(rank), WORLD_SIZE="2") for rank in (1, 0)]
+    one, second, first = (json.loads(process.communicate()[0]) for process in processes)
+    assert one == [a + b for a, b in zip(first, second, strict=True)]
+    assert len(set(one[0])) > len(texts) / 2
+    assert kept(service, "one")[0].history == kept(service, "two")[0].history
+
+
+def test_what_was_not_scored_is_none_for_trl(service, monkeypatch):
+    answer = {"reward": None, "valid": False, "failure_reason": "too late", "components": {}}
+
+    async def ask(self, method, path, body=None):
+        return None if method == "GET" else {"items": [answer, answer], "metrics": {}}
+
+    monkeypatch.setattr(client.Served, "ask", ask)
+    assert call(RemoteGroupRewards()) == [None, None]
+
+
+def test_too_few_groups_are_waited_for(service):
+    service.groups.silent = {"A", "B"}
+    threading.Timer(0.5, lambda: service.groups.silent.clear()).start()
+    assert call(RemoteGroupRewards()) == pytest.approx(MEAN_OF_TWO)
+
+
+@pytest.mark.parametrize(
+    ("keys", "questions", "says"),
+    [
+        ({}, None, "no column question_id"),
+        ({}, ["Q0", "Q7"], "422: answer '1/0/1': question_id 'Q7'"),
+        ({"token": "wrong"}, TWO_QUESTIONS, "401"),
+        ({"url": "http://127.0.0.1:1", "patience": 0.1}, TWO_QUESTIONS, "no answer in 0 s; the last: ConnectError"),
+    ],
+)
+def test_what_cannot_be_scored_stops_the_trainer_with_a_reason(service, keys, questions, says):
+    with pytest.raises(UserError, match=says):
+        call(RemoteGroupRewards(**keys), questions=questions)
+
+
+def test_an_address_is_needed(monkeypatch):
+    monkeypatch.delenv(client.URL, raising=False)
+    with pytest.raises(UserError, match="APPA_URL"):
+        RemoteGroupRewards(token="x")
+
+
+def test_verl_gets_its_dict(service):
+    found = asyncio.run(verl.compute_score("globalqa", TWO[0], "Q0", {"index": 3}))
+    assert found == {"score": pytest.approx(MEAN_OF_TWO[0]), "alignment": pytest.approx(0.8), "format": 1.0}

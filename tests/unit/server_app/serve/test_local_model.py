@@ -1,0 +1,36 @@
+"""`appa eval --model FOLDER` answers as a run's own evaluation does."""
+
+from __future__ import annotations
+
+import numpy as np
+from fakes import catalogue_of
+
+from appa_flwr.config import Config
+from appa_flwr.protocol import formats
+from server_app import evaluation
+from server_app.models import base, tiny
+from server_app.models.tiny import TinyRecipe
+from server_app.serve import local_model
+
+TOKENS = 12
+
+
+def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
+    catalogue = catalogue_of([2, 3, 4, 2, 5], train=[False] * 5)
+    recipe = TinyRecipe("dpa", steps=20, batch_size=8, hidden_size=32, num_layers=1, num_heads=2)
+    model, tokenizer = tiny.build(recipe, catalogue.questions)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = Config.load({"model": str(tmp_path), "rollout.response-length": TOKENS})
+    found = base.prepare(config, [])
+    expected = evaluation.greedy_answers(
+        base.load_model(config, found.source, quantized=False),
+        found,
+        config,
+        prompts=[found.prompt_ids(config, question) for question in catalogue.questions],
+        question_J=np.arange(5),
+        catalogue=catalogue,
+    ).texts
+    prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
+    assert tuple(local_model.answers(str(tmp_path), prompts, answer_tokens=TOKENS)) == expected
+    assert any(expected)

@@ -1,0 +1,236 @@
+"""A run that serves: the groups' real ClientApp in this process, the service on a loopback port, its end, its resume.
+
+No axis letters: there are no arrays here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import ssl
+import threading
+import time
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from flwr.app import Context, RecordDict
+from in_process import SimulatedGrid, flower_task, simulated
+from rich.console import Console
+from small import SMALL_PREDICTOR, VOTES
+
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.launch import evaluate as evaluation
+from appa_flwr.launch.credentials import make_certificates
+from appa_flwr.report import build
+from appa_flwr.run.resume import finished
+from appa_flwr.run.served import read_rounds
+from appa_flwr.trainers.client import Served
+from appa_flwr.trainers.trl import RemoteGroupRewards
+from server_app import main
+from server_app import run as phases
+from server_app.federation.catalogue import build_catalogue
+from server_app.federation.groups import Federation
+from server_app.serve import phase
+
+KEYS = {
+    "data.num-questions": 20,
+    "data.num-groups": 3,
+    "federation.min-groups": 2,
+    **SMALL_PREDICTOR,
+    **VOTES,
+    "pluralllm.rounds": 1,
+    "run.phases": "serve",
+    "run-name": "r",
+    "serve.port": 0,
+}
+
+
+class Running:
+    """A run that serves, in a thread."""
+
+    def __init__(self, folder, **keys):
+        self.config = Config.load({**KEYS, "run.output-dir": str(folder), **keys})
+        self.folder, self.error = folder / "r", None
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        try:
+            with flower_task(), pytest.MonkeyPatch.context() as patched:
+                patched.setattr(phases.report, "build", lambda path: path / "report.html")
+                grid = SimulatedGrid(simulated(self.config, 2))
+                main.app(grid, Context(17, 1, {}, RecordDict(), dict(self.config.flat())))
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self):
+        already = len(self._lines())
+        self.thread.start()
+        while self.thread.is_alive():
+            for line in self._lines()[already:]:
+                if line["phase"] == "serve" and line["message"].startswith("at "):
+                    self.url = line["message"].split()[1].rstrip(",")
+                    self.token = (self.folder / "token").read_text().strip()
+                    return self
+            time.sleep(0.05)
+        raise self.error or AssertionError("it has ended")
+
+    def __exit__(self, *error):
+        (self.folder / "stop").touch()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def _lines(self):
+        path = self.folder / "progress.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def asked(running, step):
+    questions = [q.question_id for q in build_catalogue(running.config).questions][:6]
+    rewards = RemoteGroupRewards(running.url, running.token, patience=5.0)
+    texts = [f"{share:.2f},{1 - share:.2f}" for share in (0.1, 0.3, 0.5, 0.6, 0.8, 0.9)]
+    given = {"prompts": texts, "completions": texts, "question_id": questions}
+    return asyncio.run(rewards.group_reward(**given, trainer_state=SimpleNamespace(global_step=step)))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Two sessions of a run, each of which scores; its folder and what came of them."""
+    folder, found = tmp_path_factory.mktemp("served"), SimpleNamespace()
+    with Running(folder) as first:
+        found.first = asked(first, 0)
+        found.token, found.mode = first.token, (first.folder / "token").stat().st_mode & 0o777
+    found.finished = finished(first.folder)
+    with Running(folder, **{"run.resume": True}) as second:
+        found.again, found.same_token = asked(second, 1), second.token == found.token
+    found.folder = first.folder
+    return found
+
+
+def test_it_scores_until_it_is_stopped_and_goes_on_when_it_is_resumed(served):
+    assert served.mode == 0o600
+    assert not served.finished  # it can go on
+    assert served.same_token
+    assert all(0 <= reward <= 1 for reward in served.first)
+    rounds = read_rounds(served.folder)["trl"]
+    assert [(line.round, line.iteration) for line in rounds] == [(1, 1), (1001, 2)]
+    # The second round stands on the first one's history: h = 0.8 * 0.2 r + 0.2 r of the same answers
+    for name, mean in rounds[1].rewards.items():
+        assert rounds[1].history[name] == pytest.approx((0.8 * 0.2 + 0.2) * mean)
+
+
+def test_its_log_says_what_was_scored_and_holds_no_token(served):
+    log = (served.folder / "run.log").read_text()
+    assert "run trl, round 1: 6 answers, reward 0." in log
+    for path in served.folder.rglob("*"):
+        if path.is_file() and path.name != "token":
+            assert served.token.encode() not in path.read_bytes(), path
+
+
+def test_its_report_shows_fairness_weights_and_the_groups_by_round(served):
+    page = build(served.folder).read_text()
+    assert "Served to trl: 2 rounds, 12 answers" in page
+    for name in ("fairness", "weights", "history", "rewards"):
+        assert (served.folder / "plots" / f"served_trl_{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "no PPO iteration" not in page
+
+
+def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
+    asked, broken = [], threading.Event()
+    keys = {"data.num-questions": 40, "federation.min-groups": 3}
+
+    async def uniform(client, url, body):
+        asked.append((url, body))
+        if len(asked) == 3 and not broken.is_set():
+            broken.set()
+            raise UserError("the endpoint is gone")
+        options = sum(line[1:3] == ": " for line in body["messages"][0]["content"].splitlines()) - 1
+        return ",".join([f"{1 / options:.6f}"] * options)
+
+    monkeypatch.setattr(evaluation, "_completion", uniform)
+    with Running(tmp_path, **keys) as running:
+        given = {"model": "m", "endpoint": "http://here/v1/", "temperature": 0.0, "concurrency": 1, "say": print}
+        kept = tmp_path / "answers.jsonl"
+        client = Served(running.url, running.token, patience=5.0)
+        with pytest.raises(UserError, match="the endpoint is gone"):
+            evaluation.evaluate(client, "flat", kept=kept, **given)
+        found = evaluation.evaluate(client, "flat", kept=kept, **given)
+        held_out = int(build_catalogue(running.config).held_out_Q.sum())
+        assert len(asked) == held_out + 1  # what was answered before the endpoint went away is not asked again
+        other = tmp_path / "other.jsonl"
+        lines = [json.loads(line) for line in kept.read_text().splitlines()]
+        other.write_text("".join(json.dumps({**line, "completion": "who knows"}) + "\n" for line in lines))
+        found = evaluation.evaluate(client, "silent", kept=other, **given)
+        assert len(asked) == held_out + 1
+        with pytest.raises(UserError, match="422"):
+            asyncio.run(client.ask("POST", "/v1/models/flat", {"answers": {"no such": ""}}))
+    by_method = {row["method"]: row for row in found["rows"]}
+    assert {"model:flat", "model:silent", "uniform", "majority", "ceiling-min"} <= set(by_method)
+    assert by_method["model:flat"]["avg_as"] == pytest.approx(by_method["uniform"]["avg_as"], abs=1e-4)
+    assert by_method["model:flat"]["survey"]["min_as"] == pytest.approx(
+        by_method["uniform"]["survey"]["min_as"], abs=1e-4
+    )
+    assert by_method["model:silent"]["avg_as"] == 0.0
+    assert by_method["model:silent"]["readable"] == 0.0
+    less = {(one["model"], one["less"], one["against"]): one for one in found["compared"]}
+    assert less["flat", "uniform", "survey"]["Avg AS"] == pytest.approx([0.0] * 3, abs=1e-4)
+    value, low, high = less["silent", "flat", "predictions"]["Avg AS"]
+    assert value == pytest.approx(-by_method["model:flat"]["avg_as"])
+    assert low < value < high < 0
+    shown = io.StringIO()
+    for table in evaluation.tables(found, "silent"):
+        Console(file=shown, width=200).print(table)
+    assert "silent, against predictions" in shown.getvalue()
+    page = build(tmp_path / "r").read_text()
+    assert "flat" in page
+    assert "silent‡" in page
+
+
+def test_tls_by_file_names(tmp_path):
+    make_certificates(tmp_path, ["127.0.0.1"])
+    keys = {"serve.certificate": str(tmp_path / "server.crt"), "serve.key": str(tmp_path / "server.key")}
+    with Running(tmp_path, **keys) as running:
+        assert running.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        assert httpx.get(f"{running.url}/healthz", verify=trusted).json() == {"status": "ok"}
+
+
+def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
+    def gone(*args, **keys):
+        raise ConnectionError("the SuperLink is gone")
+
+    running = Running(tmp_path)
+    with running:
+        monkeypatch.setattr(Federation, "score", gone)
+        with pytest.raises(UserError, match="no answer"):
+            asked(running, 0)
+        running.thread.join(30)
+        error, running.error = running.error, None
+    assert isinstance(error, ConnectionError)
+    assert "gone" in (tmp_path / "r" / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("token", ["", "two words", "a/b", "\xe9"])
+def test_a_token_that_cannot_be_used_is_named(tmp_path, token):
+    (tmp_path / "mine").write_text(token, encoding="latin-1")
+    config = Config.load({**KEYS, "serve.token-file": str(tmp_path / "mine")})
+    with pytest.raises(UserError, match="mine: "):
+        phase._token(config, tmp_path)
+
+
+def test_a_port_in_use_and_a_wrong_certificate_are_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = Config.load({**KEYS, "serve.port": taken.getsockname()[1]})
+        with pytest.raises(UserError, match=r"serve\.port: 127\.0\.0\.1:\d+ cannot be used"):
+            phase._listening(config)
+    (tmp_path / "x.pem").write_text("no certificate")
+    keys = {"serve.certificate": str(tmp_path / "x.pem"), "serve.key": str(tmp_path / "x.pem")}
+    with pytest.raises(UserError, match=r"serve\.certificate"):
+        phase._listening(Config.load({**KEYS, **keys}))
+    with pytest.raises(UserError, match="belong together"):
+        Config.load({**KEYS, "serve.key": "x"})

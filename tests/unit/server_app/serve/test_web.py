@@ -1,0 +1,228 @@
+"""The service's HTTP: who is let in, what a request may be, and what the engines get.
+
+No axis letters: rewards are those of `served`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+
+import pytest
+from fastapi.testclient import TestClient
+from served import MEAN_OF_TWO, TWO, TWO_QUESTIONS, Served
+
+from server_app.serve.engines import engine_routes
+from server_app.serve.web import Door, web_app
+
+TOKEN = "a-token-that-nobody-guesses"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def served(tmp_path):
+    return Served(tmp_path)
+
+
+@pytest.fixture
+def client(served):
+    door = Door(served.service, token=TOKEN, body_mib=1)
+    with TestClient(web_app(door, engine_routes(door)), headers=HEADERS) as client:
+        yield client
+
+
+def body(texts=TWO, questions=TWO_QUESTIONS, **fields):
+    items = [
+        {"id": f"1/0/{n}", "question_id": question, "completion": text}
+        for n, (question, text) in enumerate(zip(questions, texts, strict=True))
+    ]
+    return {"run": "r", "round": 1, "items": items, **fields}
+
+
+def test_the_native_endpoint(client):
+    given = client.post("/v1/score", json=body(attempt=0, size=2, part=0, parts=1, mode="exact"))
+    assert given.status_code == 200
+    found = given.json()
+    assert (found["run"], found["round"], found["exact"]) == ("r", 1, True)
+    assert [item["reward"] for item in found["items"]] == pytest.approx(MEAN_OF_TWO)
+    assert [item["id"] for item in found["items"]] == ["1/0/0", "1/0/1"]
+    assert found["items"][0]["components"] == {"alignment": pytest.approx(0.8), "format": 1.0}
+    assert found["metrics"]["weight/A"] == 0.5
+    status = client.get("/v1/runs/r").json()
+    assert (status["rounds"], status["round"], status["missing_groups"]) == (1, 1, [])
+    streamed = client.post("/v1/score", json=body(mode="stream")).json()
+    assert streamed["items"] == found["items"]  # the same ids
+    assert not streamed["exact"]
+
+
+def test_rewards_come_over_the_wire_bit_for_bit(client, served):
+    texts = [f"{share:.2f},{1 - share:.2f}" for share in (0.13, 0.37, 0.71)]
+    found = client.post("/v1/score", json=body(texts, ["Q0"] * 3)).json()
+    kept = served.store.answers("r", 0, [f"1/0/{n}" for n in range(3)])
+    assert [item["reward"] for item in found["items"]] == [kept[f"1/0/{n}"].answer["reward"] for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "says"),
+    [
+        ({"content": b'{"run": "r", "items": NaN}'}, 422, "NaN"),
+        ({"content": b'{"run": "r", "round": Infinity}'}, 422, "Infinity"),
+        ({"content": b'{"run": "\xff"}'}, 422, "UTF-8"),
+        ({"content": b'{"run": "\\ud800"}'}, 422, "UTF-8"),
+        ({"content": b"[" * 100_000}, 422, "JSON"),
+        ({"content": b"{"}, 422, "JSON"),
+        ({"content": b"[]"}, 422, "the body"),
+        ({"json": body(["x" * 10 * 2**20], ["Q0"])}, 413, "1 MiB"),
+        ({"json": body(mode="fast")}, 422, "mode"),
+        ({"json": body(run="../r")}, 422, "run"),
+        ({"json": body(round="1")}, 422, "round"),
+        ({"json": body(round=0)}, 422, "round"),
+        ({"json": body(roumd=1)}, 422, "roumd"),
+        ({"json": body([], [])}, 422, "items"),
+        ({"json": body(["x"], ["Q9"])}, 422, "'Q9'"),
+        ({"json": body(part=1)}, 422, "part 1 of 1"),
+        ({"json": body(size=3)}, 422, "3 were announced"),
+    ],
+)
+def test_a_bad_request_gets_one_clear_answer(client, served, sent, status, says):
+    given = client.post("/v1/score", **sent)
+    assert given.status_code == status
+    assert says in given.json()["error"]
+    assert served.groups.requests == []
+
+
+def test_another_text_under_an_id_is_a_conflict_and_too_few_groups_are_told_when_to_come_again(client, served):
+    client.post("/v1/score", json=body())
+    assert client.post("/v1/score", json=body(TWO[::-1])).status_code == 409
+    served.groups.silent = {"A", "B"}
+    given = client.post("/v1/score", json=body(round=2, items=[{"id": "x", "question_id": "Q0", "completion": "1"}]))
+    assert given.status_code == 503
+    assert int(given.headers["retry-after"]) > 0
+    assert client.get("/v1/runs/s").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer " + TOKEN[:-1]}],
+)
+def test_without_the_token_there_is_nothing(client, served, headers, caplog):
+    caplog.set_level(logging.DEBUG)
+    client.headers = headers
+    assert client.get("/healthz").json() == {"status": "ok"}
+    for given in (client.post("/v1/score", json=body()), client.get("/v1/runs/r")):
+        assert given.status_code == 401
+        assert given.headers["www-authenticate"] == "Bearer"
+    for path in ("/openrlhf/wrong", "/slime/wrong", "/nemo-gym/wrong/verify", "/nemo-gym/wrong/seed_session"):
+        assert client.post(path, json={}).status_code == 401
+    assert served.groups.requests == []
+    assert TOKEN not in "".join(r.getMessage() for r in caplog.records if r.name.startswith(("appa", "uvicorn")))
+
+
+def test_the_api_describes_itself(client):
+    schema = client.get("/openapi.json").json()
+    request = schema["paths"]["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(request["required"]) == {"run", "items"}
+    assert client.get("/docs").status_code == 200
+
+
+def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
+    door = Door(served.service, token=TOKEN, body_mib=1)
+    app = web_app(door)
+    sent = json.dumps(body(size=4, parts=2)).encode()
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"content-type", b"application/json")]
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/v1/score", "raw_path": b"/v1/score", "query_string": b""},
+        **{"headers": headers, "http_version": "1.1", "scheme": "http", "root_path": "", "app": app},
+    }
+    answered = []
+
+    async def leave():
+        messages = iter([{"type": "http.request", "body": sent, "more_body": False}])
+
+        async def receive():
+            if (message := next(messages, None)) is not None:
+                return message
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            answered.append(message)
+
+        await app(scope, receive, send)
+        (waits,) = served.service.status("r")["open_rounds"]
+        held = next(iter(served.service._batches.values())).held[0]
+        await served.service.close()
+        return waits, held.waiting
+
+    waits, waiting = asyncio.run(leave())
+    assert waits["parts"] == [0]
+    assert waiting == 0
+    assert answered[0]["status"] == 499
+
+
+# --- engines: their requests as their code makes them ---
+
+
+def test_openrlhf(client):
+    prompt = "<|im_start|>Q: what? scores:"
+    asked = {"query": [f"{prompt}0.70,0.30<|im_end|>\n<pad><pad>"], "prompts": [prompt], "labels": ["Q0"]}
+    found = client.post(f"/openrlhf/{TOKEN}", json=asked).json()
+    assert found["rewards"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
+    assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
+    assert client.post(f"/openrlhf/{TOKEN}", json={**asked, "query": ["scores:0.70,0.30"]}).status_code == 422
+    assert client.post(f"/openrlhf/{TOKEN}", json={**asked, "labels": []}).status_code == 422
+
+
+def test_slime(client):
+    found = client.post(f"/slime/{TOKEN}", json={"prompt": "Q: what?", "response": TWO[0], "label": "Q0"})
+    assert found.json()["reward"] == pytest.approx(MEAN_OF_TWO[0])
+
+
+def test_nemo_gym_gets_back_all_that_it_sent(client):
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TWO[1]}]}
+    row = {
+        "responses_create_params": {"input": [{"role": "user", "content": "what?"}]},
+        "response": {"id": "x", "output": [{"type": "reasoning", "summary": []}, message]},
+        "question_id": "Q1",
+        "country": "Kenya",
+    }
+    assert client.post(f"/nemo-gym/{TOKEN}/seed_session", json={}).json() == {}
+    found = client.post(f"/nemo-gym/{TOKEN}/verify", json=row).json()
+    assert {key: found[key] for key in row} == row
+    assert found["reward"] == pytest.approx(MEAN_OF_TWO[1])
+    assert found["reward_components"]["format"] == 1.0
+    assert found["failure_reason"] is None
+    row["response"]["output"] = ["?"]
+    assert client.post(f"/nemo-gym/{TOKEN}/verify", json=row).status_code == 422
+
+
+def test_engines_runs_are_named_and_apart(client):
+    for run in ("", "?run=mine"):
+        client.post(f"/slime/{TOKEN}{run}", json={"response": TWO[0], "label": "Q0"})
+    assert client.get("/v1/runs/mine").json()["open_answers"] == 1
+    assert client.get("/v1/runs/slime").json()["open_answers"] == 1
+    assert client.post(f"/slime/{TOKEN}?run=a/b", json={"response": "", "label": "Q0"}).status_code == 422
+
+
+def test_a_failure_is_an_error_for_an_engine_and_never_a_zero(client, served):
+    served.groups.silent = {"A", "B"}
+    row = {"response": {"output": []}, "question_id": "Q1"}
+    assert client.post(f"/nemo-gym/{TOKEN}/verify", json=row).status_code == 503
+    assert client.post(f"/slime/{TOKEN}", json={"response": TWO[0], "label": "Q0"}).status_code == 503
+
+
+def test_many_clients_at_once(client, served):
+    found = []
+
+    def ask(n):
+        item = {"id": f"s{n}", "question_id": "Q0", "completion": TWO[0]}
+        found.append(client.post("/v1/score", json={"run": "r", "mode": "stream", "items": [item]}).json())
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one["items"][0]["reward"] for one in found] == pytest.approx(MEAN_OF_TWO[:1] * 8)

@@ -32,7 +32,8 @@ from experiments import entry
 from experiments.grpo import LocalGroups
 from server_app import evaluation
 from server_app.federation.catalogue import build_catalogue
-from server_app.serve.rounds import Item, Part, Service
+from server_app.serve.requests import Item, Part
+from server_app.serve.service import Service
 
 COPIES, QUESTIONS, NOISE, STEP, MESSAGE = 8, 12, 0.5, 6.0, 8
 MODES = ("exact", "stream")

@@ -16,7 +16,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from appa_flwr.run.served import ServedRuns
 from client_app import scoring
-from server_app.serve.rounds import Service
+from server_app.serve.service import Service
 
 CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
 TABLES = {

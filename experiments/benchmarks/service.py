@@ -34,7 +34,8 @@ from server_app.federation.answers import parse_answers
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.group_rewards import aggregated_reward
 from server_app.serve.phase import serving
-from server_app.serve.rounds import Item, Refused, Service
+from server_app.serve.requests import Item, Refused
+from server_app.serve.service import Service
 from server_app.serve.web import Door
 
 ANSWERS, SINGLE, WARM = 96, 256, 20

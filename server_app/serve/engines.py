@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 
-from server_app.serve.rounds import Refused, Scored
+from server_app.serve.requests import Refused, Scored
 from server_app.serve.web import Door, RunName, checked
 
 _ENDS = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*$")

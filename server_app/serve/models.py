@@ -24,7 +24,7 @@ from server_app.federation.answers import parse_answers
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.models import sft
 from server_app.models.base import Base
-from server_app.serve.rounds import Refused
+from server_app.serve.requests import Refused
 
 
 class Models:

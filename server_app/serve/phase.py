@@ -28,7 +28,7 @@ from server_app.federation.group_rewards import Groups
 from server_app.inputs import RunInputs
 from server_app.serve.engines import engine_routes
 from server_app.serve.models import Models
-from server_app.serve.rounds import Service
+from server_app.serve.service import Service
 from server_app.serve.web import Door, web_app
 
 LOOK_SECONDS, END_SECONDS = 0.2, 10

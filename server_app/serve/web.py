@@ -18,7 +18,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from server_app.serve.models import Models
-from server_app.serve.rounds import Item, Part, Refused, Service
+from server_app.serve.requests import Item, Part, Refused
+from server_app.serve.service import Service
 
 MEBIBYTE = 2**20
 CLIENT_GONE = 499
@@ -46,7 +47,7 @@ class AskedItem(Asked):
 
 
 class ScoreRequest(Asked):
-    """The body of POST /v1/score; see `server_app.serve.rounds.Part`. In stream mode run and items are enough."""
+    """The body of POST /v1/score; see `server_app.serve.service.Part`. In stream mode run and items are enough."""
 
     run: RunName
     mode: Literal["exact", "stream"] = "exact"

@@ -24,7 +24,7 @@ from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
 from server_app.ppo import rollouts, strategy
 from server_app.ppo.engine import PPOEngine
-from server_app.serve import rounds
+from server_app.serve import rule_rounds
 
 SHORT = {"eval.extra-rows": False, "sft.steps": 2, "policy.attention": "eager"}
 NF4 = {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}
@@ -50,7 +50,7 @@ def every_answer_is_read(monkeypatch):
         every_J = np.ones(len(texts), dtype=bool)
         return Answers(question_J, tuple(texts), share_JK / share_JK.sum(1, keepdims=True), every_J * 1.0, every_J)
 
-    for module in (strategy, evaluation, rounds):
+    for module in (strategy, evaluation, rule_rounds):
         monkeypatch.setattr(module, "parse_answers", read)
 
 

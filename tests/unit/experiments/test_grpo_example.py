@@ -20,7 +20,7 @@ from appa_flwr.survey.generate import ground_truth
 from experiments import grpo
 from server_app import evaluation
 from server_app.federation.answers import Answers
-from server_app.serve import rounds
+from server_app.serve import rule_rounds
 
 pytestmark = pytest.mark.long
 
@@ -70,7 +70,7 @@ def finished(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(grpo, "train", watched)
         patch.setattr(grpo.LocalGroups, "score", scored)
-        patch.setattr(rounds, "parse_answers", random_answers)
+        patch.setattr(rule_rounds, "parse_answers", random_answers)
         scores = grpo.run(config, steps=STEPS, out=run.out, say=run.lines.append)
     run.scores = {row.method: row for row in scores}
     run.setup = grpo.set_up(config, lambda line: None)

@@ -17,7 +17,8 @@ from served import CATALOGUE, HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, T
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.served import ServedRuns, read_rounds
-from server_app.serve.rounds import Item, Part, Refused, Service
+from server_app.serve.requests import Item, Part, Refused
+from server_app.serve.service import Service
 
 
 @pytest.fixture
@@ -324,7 +325,7 @@ def test_an_error_of_the_program_is_told_and_refused(served, monkeypatch):
 
 
 def test_too_many_answers_are_told_to_come_later(served, monkeypatch):
-    monkeypatch.setattr("server_app.serve.rounds.MOST_WAITING", 3)
+    monkeypatch.setattr("server_app.serve.service.MOST_WAITING", 3)
 
     async def ask():
         waits = asyncio.create_task(served.service.score(part(TWO, TWO_QUESTIONS, size=4, of=2)))

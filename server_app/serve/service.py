@@ -1,20 +1,17 @@
-"""Trainers' answers made rounds of the rule, and each answer's reward kept: the service without HTTP.
+"""The service without HTTP: trainers' answers gathered into batches, and each answer's reward kept.
 
 A rule works on a batch (`aggregation.rule.Past`); a process of a trainer brings a part of one, and most engines bring
 one answer a request. `exact` holds answers until all parts of a batch are there, and makes one message a group and one
 round of the rule of them. `stream` scores what gathers within a moment, with history, lead and fairness frozen at the
 last closed round, and closes a round after so many answers.
 
-Axis letters: G groups, J answers.
+No axis letters: arrays are `rule_rounds`' affair.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,99 +20,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from appa_flwr.analysis.aggregation import Rule, State
+from appa_flwr.analysis.aggregation import Rule
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
-from appa_flwr.protocol.rewards import training_reward
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.served import Kept, ServedRuns
-from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.group_rewards import Groups, aggregated_reward, group_means
-
-FloatArray = npt.NDArray[np.float64]
-Last = tuple[ServedRound, dict[str, dict[str, Any]]] | None
-"""The last closed round, and the rule's state after it: kind -> group -> value."""
+from server_app.federation.group_rewards import Groups
+from server_app.serve.requests import Item, Part, Refused, Scored, metrics
+from server_app.serve.rule_rounds import RuleRounds, round_after
 
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
 BUSY_SECONDS, RETRY_SECONDS = 5.0, 10.0  # after which a refused trainer may come again
 
 log = logging.getLogger("appa.server")
-
-
-class Refused(Exception):
-    """A request that gets no rewards, and why.
-
-    Attributes:
-        status: as HTTP has it: 409 contradicts what was sent before, 422 is wrong in itself, 429 too many wait, 503 too
-            few groups answered or the service stops.
-        retry_after: seconds after which the same request may succeed; None where it never will.
-    """
-
-    def __init__(self, status: int, reason: str, *, retry_after: float | None = None) -> None:
-        super().__init__(reason)
-        self.status, self.retry_after = status, retry_after
-
-
-@dataclass(frozen=True)
-class Item:
-    """An answer to be scored; `id` is its trainer's, by which a retry is told from another answer."""
-
-    id: str
-    question_id: str
-    completion: str
-
-    @property
-    def digest(self) -> bytes:
-        """Of question and completion."""
-        return hashlib.sha256(json.dumps([self.question_id, self.completion]).encode()).digest()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A process's share of a batch of `size` answers; `part` counts from 0.
-
-    `round` rises with every batch of a run. A trainer that goes back to a lower one, as from its checkpoint, raises
-    `attempt`: what it did since is given up, and the rule's state is that before the round.
-    """
-
-    run: str
-    round: int
-    attempt: int
-    size: int
-    part: int
-    parts: int
-    items: Sequence[Item]
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Answers with their rewards, in the order in which they were sent.
-
-    Attributes:
-        round: that they are of.
-        exact: whether the rule has seen the whole batch.
-        items: of each its reward, None where it is not valid, why not, and its components.
-        metrics: of the round; in stream mode of the last closed one.
-    """
-
-    round: int
-    exact: bool
-    items: tuple[Mapping[str, Any], ...]
-    metrics: Mapping[str, Any]
-
-
-def metrics(record: ServedRound | None) -> dict[str, Any]:
-    """What a trainer logs of a round; groups that are missing have no number."""
-    if record is None:
-        return {}
-    of = {name: getattr(record, name) for name in ("fairness_index", "fell_back", "format_score")}
-    of |= {f"weight/{name}": weight for name, weight in record.weights.items()}
-    of |= {f"group/{name}": mean for name, mean in record.rewards.items() if mean is not None}
-    return {**of, "missing_groups": len(record.missing_groups)}
 
 
 class _Awaited(Protocol):
@@ -178,9 +96,6 @@ class Service:
         store: where rounds and answers are kept.
         broken: called with an error that no later request could be spared.
         closed: called with each run's name and round that has closed.
-
-    Attributes:
-        asked: messages that each group was sent.
     """
 
     def __init__(
@@ -194,13 +109,17 @@ class Service:
         broken: Callable[[Exception], None] = lambda error: None,
         closed: Callable[[str, ServedRound], None] = lambda run, record: None,
     ) -> None:
-        self._groups, self._rule, self._catalogue, self._store = groups, rule, catalogue, store
-        self._config, self._broken, self._closed = config, broken, closed
-        self._position = {question.question_id: q for q, question in enumerate(catalogue.questions)}
+        self._config, self._store, self._broken = config, store, broken
+        self._rounds = RuleRounds(groups, rule, catalogue, config, store, closed=closed)
         self._batches: dict[tuple[str, int, int], _Batch] = {}
         self._streams: dict[str, _Stream] = {}
         self._turn, self._worker = asyncio.Lock(), ThreadPoolExecutor(1, "rewards")
-        self._num_waiting, self.asked, self._stopped = 0, 0, False
+        self._num_waiting, self._stopped = 0, False
+
+    @property
+    def asked(self) -> int:
+        """Messages that each group was sent."""
+        return self._rounds.asked
 
     async def close(self) -> None:
         """Refuse whoever still waits, once the groups have answered what they were asked."""
@@ -251,8 +170,8 @@ class Service:
         if self._stopped:
             raise _stopping()
         for item in items:
-            if item.question_id not in self._position:
-                known = f"the {len(self._position)} questions (such as '{self._catalogue.questions[0].question_id}')"
+            if item.question_id not in self._rounds.position:
+                known = f"the {len(self._rounds.position)} questions (such as '{next(iter(self._rounds.position))}')"
                 raise Refused(422, f"answer '{item.id}': question_id '{item.question_id}' is none of {known}")
         if not items or len({item.id for item in items}) < len(items):
             raise Refused(422, "no answers" if not items else "two answers have the same id")
@@ -315,35 +234,12 @@ class Service:
             if batch.count() < batch.size:
                 there = ", ".join(map(str, sorted(batch.held)))
                 log.warning("run %s, round %s: only parts %s of %s came in time", key[0], key[2], there, batch.parts)
-            batch.done.set_result(await self.in_turn(self._round, *key, held, batch.count() == batch.size))
+            given = [pair for one in held for pair in zip(one.part.items, one.digests, strict=True)]
+            batch.done.set_result(await self.in_turn(self._rounds.batch, *key, given, batch.count() == batch.size))
         except Refused as refused:
             batch.done.set_exception(refused)
         finally:
             self._batches.pop(key, None)
-
-    def _round(
-        self, run: str, attempt: int, number: int, held: Sequence[_Held], exact: bool
-    ) -> tuple[ServedRound, dict[str, Kept]]:
-        """One message a group, one round of the rule, one transaction."""
-        last = self._store.last(run)
-        if last is not None and (attempt, number) <= (last[0].attempt, last[0].round):
-            raise Refused(409, f"round {number} of attempt {attempt} is over: the trainer has gone on without it")
-        if last is not None and attempt > last[0].attempt:
-            last = self._store.last(run, before=number)
-        answers, rewards, seconds = self._ask([item for one in held for item in one.part.items])
-        held_out = bool(self._catalogue.held_out_Q[answers.question_J].any())
-        record, state, reward_J = self._by_rule(
-            last, answers, rewards, held_out=held_out, attempt=attempt, round=number, exact=exact, seconds=seconds
-        )
-        reward_GJ = rewards[self._config.reward_metric, wire.TARGET_SIDE]
-        ids = [(item.id, digest) for one in held for item, digest in zip(one.part.items, one.digests, strict=True)]
-        kept = [
-            Kept(name, digest, number, _answer(reward_J[j], reward_GJ[:, j], answers.format_score_J[j]))
-            for j, (name, digest) in enumerate(ids)
-        ]
-        self._store.keep(run, attempt, kept, closed=(record, state))
-        self._closed(run, record)
-        return record, {one.id: one for one in kept}
 
     # --- stream ---
 
@@ -358,7 +254,7 @@ class Service:
         with self._waiting(len(items), *found):
             answers = await asyncio.gather(*(asyncio.shield(one.done) for one in found))
         last = self._store.last(run)
-        return Scored(_next(last), False, tuple(answers), metrics(last[0] if last else None))
+        return Scored(round_after(last), False, tuple(answers), metrics(last[0] if last else None))
 
     async def sample(self, run: str, question_id: str, completion: str) -> Scored:
         """The same of one answer of an engine that names none: while it has not had the reward, it asks again."""
@@ -400,7 +296,8 @@ class Service:
             batch, stream.gathered = stream.gathered, []
             delivered, stream.delivered = stream.delivered, set()
             try:
-                answers = await self.in_turn(self._samples, run, batch, delivered)
+                given = [(sample.item, sample.digest) for sample in batch]
+                answers = await self.in_turn(self._rounds.samples, run, given, delivered)
                 for sample, answer in zip(batch, answers, strict=True):
                     sample.done.set_result(answer)
             except Refused as refused:
@@ -410,51 +307,6 @@ class Service:
             for sample in batch:
                 del stream.samples[sample.item.id]
         stream.task = None
-
-    def _samples(self, run: str, batch: Sequence[_Sample], delivered: set[str]) -> list[Mapping[str, Any]]:
-        """One message a group; and the round's end where it has answers enough. Held-out questions are in no round."""
-        answers, rewards, seconds = self._ask([sample.item for sample in batch])
-        last, names, config = self._store.last(run), self._groups.groups, self._config
-        reward_GJ = rewards[config.reward_metric, wire.TARGET_SIDE]
-        if last is None or all(last[0].rewards.get(name) is None for name in names):
-            reward_J = self._by_rule(None, answers, rewards)[2]
-        else:
-            mean_G = np.array([_number(last[0].rewards.get(name)) for name in names])
-            weight, parsed_J = config.appa.alignment_weight, answers.parsed_J
-            training_GJ = training_reward(reward_GJ, answers.format_score_J, parsed_J, alignment_weight=weight)
-            fairness = last[0].fairness_index
-            reward_J = self._rule.between(self._state(last), training_GJ, fairness=fairness, mean_G=mean_G)
-        kept = list[Kept]()
-        for j, sample in enumerate(batch):
-            answer, of_round = _answer(reward_J[j], reward_GJ[:, j], answers.format_score_J[j]), None
-            if not self._catalogue.held_out_Q[answers.question_J[j]]:
-                by_group = {n: None if math.isnan(r) else float(r) for n, r in zip(names, reward_GJ[:, j], strict=True)}
-                of_round = {"groups": by_group, "parsed": bool(answers.parsed_J[j])}
-            kept.append(Kept(sample.item.id, sample.digest, _next(last), answer, of_round, delivered=False))
-        open_round = [*self._store.open(run), *(one for one in kept if one.rewards is not None)]
-        attempt, closed = last[0].attempt if last else 0, None
-        if len(open_round) >= config.serve.round_size and any(one.rewards for one in kept):
-            closed = self._of_stream(last, open_round, attempt=attempt, seconds=seconds)
-        self._store.keep(run, attempt, kept, closed=closed, delivered=delivered)
-        if closed:
-            self._closed(run, closed[0])
-        return [one.answer for one in kept]
-
-    def _of_stream(self, last: Last, kept: Sequence[Kept], **given: Any) -> tuple[ServedRound, dict[str, Any]]:
-        """The round of these answers; a group that missed one of its messages is missing, unless all have."""
-        of, names = [one.rewards for one in kept if one.rewards is not None], self._groups.groups
-        reward_GJ = np.array([[_number(one["groups"].get(name)) for one in of] for name in names])
-        used_J = np.ones(len(of), dtype=bool)
-        if (missing_GJ := np.isnan(reward_GJ)).any(axis=1).all():  # the answers that most groups have scored
-            fullest = int(np.argmin(missing_GJ.sum(axis=0)))
-            used_J = (missing_GJ == missing_GJ[:, [fullest]]).all(axis=0)
-        reward_GJ = reward_GJ[:, used_J]
-        reward_GJ[np.isnan(reward_GJ).any(axis=1)] = np.nan
-        format_J = np.array([one.answer["components"]["format"] for one in kept])[used_J]
-        parsed_J, count = np.array([one["parsed"] for one in of])[used_J], int(used_J.sum())
-        answers = Answers(np.zeros(count, dtype=np.int64), ("",) * count, np.zeros((count, 1)), format_J, parsed_J)
-        rewards = {(self._config.reward_metric, wire.TARGET_SIDE): reward_GJ}
-        return self._by_rule(last, answers, rewards, round=_next(last), **given)[:2]
 
     # --- both ---
 
@@ -476,7 +328,7 @@ class Service:
         ]
         shown = ("round", "attempt", "exact", "seconds", "missing_groups")
         known = last[0].model_dump(mode="json", include=set(shown)) if last else {**dict.fromkeys(shown), "attempt": 0}
-        counts = {"rounds": _next(last) - 1, "open_answers": len(self._store.open(run))}
+        counts = {"rounds": round_after(last) - 1, "open_answers": len(self._store.open(run))}
         more = {"rounds_missed": self._store.missed(run), "open_rounds": waiting}
         return {"run": run, **counts, **known, **more, "metrics": metrics(last[0] if last else None)}
 
@@ -512,62 +364,6 @@ class Service:
                 self._broken(error)
                 raise Refused(503, f"the service has failed ({type(error).__name__})") from error
 
-    def _ask(self, items: Sequence[Item]) -> tuple[Answers, Mapping[tuple[str, str], FloatArray], float]:
-        """The answers parsed, the groups' rewards, and how long these took."""
-        question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
-        answers = parse_answers(self._config.task, [item.completion for item in items], question_J, self._catalogue)
-        self.asked, started = self.asked + 1, time.monotonic()
-        fresh = self._config.pluralllm.context_resampling == "every-iteration"
-        request = answers.request([self._config.reward_metric], draw=self.asked if fresh else 0)
-        return answers, self._groups.score(request, iteration=self.asked), time.monotonic() - started
-
-    def _by_rule(
-        self,
-        last: Last,
-        answers: Answers,
-        rewards: Mapping[tuple[str, str], FloatArray],
-        *,
-        held_out: bool = False,
-        attempt: int = 0,
-        round: int = 1,
-        exact: bool = False,
-        seconds: float = 0.0,
-    ) -> tuple[ServedRound, dict[str, dict[str, Any]], FloatArray]:
-        """A round of the rule: record, the state after it, rewards. Held-out questions leave the state alone."""
-        names, state, omega = self._groups.groups, self._state(last), self._config.appa.alignment_weight
-        metric = self._config.reward_metric
-        scored = aggregated_reward(self._rule, state, answers, rewards, metric=metric, alignment_weight=omega)
-        result, means = scored.result, group_means(names, scored.reward_GJ)
-        after = state if held_out else result.state
-        arrays = {"history": after.history_G, "answered": after.answered_G, "lead": after.lead_G}
-        record = ServedRound(
-            iteration=_next(last),
-            fairness_index=result.fairness_index,
-            fell_back=result.fell_back,
-            weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
-            history=dict(zip(names, after.history_G.tolist(), strict=True)),
-            rewards=means,
-            reward=float(result.aggregate_J.mean()),
-            format_score=float(answers.format_score_J.mean()),
-            missing_groups=tuple(name for name, mean in means.items() if mean is None),
-            size=len(answers.texts),
-            held_out=held_out,
-            attempt=attempt,
-            round=round,
-            exact=exact,
-            seconds=seconds,
-        )
-        kept = {kind: dict(zip(names, values_G.tolist(), strict=True)) for kind, values_G in arrays.items()}
-        return record, kept, result.aggregate_J
-
-    def _state(self, last: Last) -> State:
-        """The rule's state after a round; a group that is new since has never answered."""
-        if last is None:
-            return self._rule.init(len(self._groups.groups))
-        kinds = ("history", "answered", "lead")
-        arrays = {f"{kind}_G": np.array([last[1][kind].get(name, 0) for name in self._groups.groups]) for kind in kinds}
-        return State(**arrays)
-
 
 def _promise() -> asyncio.Future[Any]:
     """A result to come, which perhaps nobody waits for."""
@@ -580,16 +376,6 @@ def _stopping() -> Refused:
     return Refused(503, "the service stops; what was scored is kept", retry_after=RETRY_SECONDS)
 
 
-def _next(last: Last) -> int:
-    """Number of the round after the last."""
-    return 1 + (last[0].iteration if last else 0)
-
-
-def _answer(reward: float, reward_G: FloatArray, format_score: float) -> dict[str, Any]:
-    components = {"alignment": float(np.nanmean(reward_G)), "format": float(format_score)}
-    return {"reward": float(reward), "valid": True, "failure_reason": None, "components": components}
-
-
 def _scored(record: ServedRound | None, kept: Sequence[Kept]) -> Scored:
     assert record is not None  # written with the answers
     return Scored(record.round, record.exact, tuple(one.answer for one in kept), metrics(record))
@@ -600,7 +386,3 @@ def _missed(record: ServedRound, part: Part) -> Scored:
     reason = f"round {record.round} was closed at its deadline, before part {part.part} came"
     answer: dict[str, Any] = {"reward": None, "valid": False, "failure_reason": reason, "components": {}}
     return Scored(record.round, False, (answer,) * len(part.items), metrics(record))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

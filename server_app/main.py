@@ -53,7 +53,10 @@ def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    run_phases(OverlapGrid(grid), with_dtype(config), folder)
+    resolved = with_dtype(config)
+    if resolved != config:
+        folder.came_to({"policy.compute-dtype": resolved.policy.compute_dtype})
+    run_phases(OverlapGrid(grid), resolved, folder)
 
 
 @contextmanager

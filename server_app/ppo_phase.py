@@ -20,6 +20,7 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.run.records import Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import (
+    AUTO,
     CARD,
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -48,7 +49,7 @@ from server_app.rows import evaluate
 from server_app.run_folder import RunFolder
 
 # What the policies by two rules have in common, and the second one's report shows too.
-_SHARED = (WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE)
+_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE)
 
 
 def align_by_rule(

@@ -1,6 +1,7 @@
 """Faults of a run that show before Flower starts: a process of the launcher, which itself needs no torch.
 
-It reads the config as JSON on standard input; a user's mistake is a line on standard output and exit code 2.
+It reads the config as JSON on standard input; a user's mistake is a line on standard output and exit code 2. With
+`--memory` it prints what the run will need of a GPU's memory instead.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import transformers
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from server_app import tracking
-from server_app.models import base
+from server_app.models import base, gpu_memory
 
 
 def main() -> None:
-    """Check the tracker and, where a policy is trained, its base model."""
+    """Check the tracker and, where a policy is trained, its base model; or estimate the memory that it needs."""
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     config = Config.load(json.load(sys.stdin))
     try:
+        if "--memory" in sys.argv:
+            print(gpu_memory.told(config))
+            return
         tracking.check(config)
         if config.run.phases not in ("pluralllm", "serve"):
             base.check(config, say=lambda text: print(text, file=sys.stderr, flush=True))

@@ -18,6 +18,7 @@ import gc
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from transformers import PreTrainedModel
 from appa_flwr import report
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.group_differences import generated_differences
-from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.config import GENERATED_SURVEY, Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.protocol import wire
@@ -50,7 +51,7 @@ from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
 from server_app.inputs import PolicyInputs, RunInputs, policy_inputs
 from server_app.models import base as base_models
-from server_app.models import sft, sft_checkpoint
+from server_app.models import gpu_memory, sft, sft_checkpoint
 from server_app.models.base import Base
 from server_app.models.exports import load_policy
 from server_app.predictor import phase as pluralllm_phase
@@ -108,7 +109,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(run, policy_inputs(run, base, votes_GQK), given_sft)
+        align(resolved(run, base), policy_inputs(run, base, votes_GQK), given_sft)
     else:
         make_targets()
     if serving:
@@ -120,6 +121,16 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # who serves can go on
 
 
+def resolved(run: RunInputs, base: Base) -> RunInputs:
+    """The run with the sizes that were left to this machine, which the report shows."""
+    config = gpu_memory.with_tokens(run.config, base.source)
+    chosen: dict[str, Scalar] = {} if config.policy.threads else {"policy.threads": base_models.threads(config)}
+    if config != run.config:
+        chosen["ppo.micro-batch-tokens"] = config.ppo.micro_batch_tokens
+    run.folder.came_to(chosen)
+    return replace(run, config=config)
+
+
 def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
@@ -128,6 +139,8 @@ def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> No
     gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
     models = load_policy(config, inputs.base, folder.path / SFT_MODEL)
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
+    if config.policy.attention == "auto":
+        folder.came_to({"policy.attention": models.policy().config._attn_implementation})
     rows = score_baselines(run, inputs, earlier=rows + before.rows)
     if config.run.phases == "sft":
         return

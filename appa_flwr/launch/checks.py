@@ -112,7 +112,17 @@ def check_server(config: Config, app_folder: Path) -> None:
     """
     if config.model == TINY_MODEL and config.run.tracker == "none":
         return
-    command = [sys.executable, "-m", "server_app.preflight"]
+    ask_server(config, app_folder)
+
+
+def ask_server(config: Config, app_folder: Path, *options: str) -> str:
+    """What the server's code says before a run, in a process of its own; see `server_app.preflight`.
+
+    Raises:
+        UserError: what it found to be wrong.
+        RunFailed: it cannot be started.
+    """
+    command = [sys.executable, "-m", "server_app.preflight", *options]
     # What it does meanwhile, such as a download, goes to stderr and is seen; what is wrong comes on stdout.
     done = subprocess.run(
         command, cwd=app_folder, input=json.dumps(config.flat()), stdout=subprocess.PIPE, text=True, check=False
@@ -121,6 +131,7 @@ def check_server(config: Config, app_folder: Path) -> None:
         raise UserError(done.stdout.strip())
     if done.returncode:
         raise RunFailed(f"the server's code in {app_folder} cannot be started; what it said stands above")
+    return done.stdout.strip()
 
 
 def claim_run_folder(config: Config) -> Path:

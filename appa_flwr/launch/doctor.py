@@ -37,11 +37,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from packaging.requirements import Requirement
 
+from appa_flwr.config import Config
 from appa_flwr.config.sources import read_toml
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.checks import ask_server, find_app_folder
 from appa_flwr.launch.credentials import PUBLIC
+from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.ports import LOOPBACK, port_is_free
 from appa_flwr.launch.sites import (
     CLIENT_APP,
@@ -63,8 +65,20 @@ COMMANDS = ("python", "flwr", "flower-superlink", "flower-supernode")
 LEAST_DISK = 5.0  # GiB; a run with one of the paper's models keeps its SFT model and two adapters
 ASK_TORCH = """
 import json, torch
-found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-print(json.dumps([torch.__version__, *((gpu.name, gpu.total_memory, gpu.major, gpu.minor) for gpu in found)]))
+
+def packs(gpu):
+    try:
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+        kept = quantize_4bit(torch.ones(64, 64, dtype=torch.float16, device=gpu), quant_type="nf4")
+        return "" if dequantize_4bit(*kept).eq(1).all() else "wrong numbers"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+
+def known(gpu):
+    has, free = torch.cuda.get_device_properties(gpu), torch.cuda.mem_get_info(gpu)[0]
+    return has.name, free, has.total_memory, has.major, has.minor, packs(gpu)
+
+print(json.dumps([torch.__version__, *map(known, range(torch.cuda.device_count()))]))
 """
 FIRST_WITH_BFLOAT16 = 8  # major version of the capability
 SECONDS_TO_CONNECT = 5.0
@@ -118,10 +132,20 @@ def _gpus() -> str:
     if not gpus:
         return f"none; torch {version} computes on the CPU"
     named = []
-    for name, memory, major, minor in gpus:
+    for name, free, memory, major, minor, fault in gpus:
         native = "native" if major >= FIRST_WITH_BFLOAT16 else 'emulated, so that "auto" is float32'
-        named.append(f"{name}, {memory / 2**30:.0f} GiB, capability {major}.{minor}, bfloat16 {native}")
-    return "; ".join(named) + (" (the first is used)" if len(named) > 1 else "")
+        packs = f'nf4 fails, so that policy.tuning = "qlora" will ({fault})' if fault else "nf4 works"
+        held = f"{free / 2**30:.0f} of {memory / 2**30:.0f} GiB free"
+        named.append(f"{name}, {held}, capability {major}.{minor}, bfloat16 {native}, {packs}")
+    return "; ".join(named) + (" (the first is used; CUDA_VISIBLE_DEVICES chooses)" if len(named) > 1 else "")
+
+
+def memory(config: Config, app_folder: Path) -> Finding:
+    """What such a run will need of the GPU's memory, by the server's own estimate."""
+    try:
+        return _look("GPU memory", lambda: ask_server(config, app_folder, "--memory"))
+    except RunFailed as error:
+        return Finding("GPU memory", str(error), good=False)
 
 
 def _installed(wanted: Requirement) -> str:

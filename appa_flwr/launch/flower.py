@@ -245,6 +245,8 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # An actor that asks for no GPU sees none: Ray's default today, which it is about to change.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
         "PATH": os.pathsep.join(filter(None, (here, own.get("PATH")))),
         "NO_PROXY": bypass,
         "no_proxy": bypass,

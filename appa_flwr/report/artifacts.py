@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import pandas as pd
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, Scalar
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import pair_scores, records, run_files
@@ -35,6 +35,7 @@ class RunArtifacts:
         settings: the run's keys.
         pair_scores: the groups' scores for single answers, None in runs that kept none.
         served: trainer's run -> rounds that were served to it.
+        auto: what keys that leave a choice to the machine came to.
         made_by: version and machine; empty where the run has not said.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
@@ -50,6 +51,7 @@ class RunArtifacts:
     questions: records.QuestionCounts | None = None
     pair_scores: pd.DataFrame | None = None
     served: Mapping[str, tuple[records.ServedRound, ...]] = field(default_factory=dict)
+    auto: Mapping[str, Scalar] = field(default_factory=dict)
     made_by: str = ""
     missing: tuple[str, ...] = ()
 
@@ -138,6 +140,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         questions=run_files.QUESTIONS.read(run_folder),
         pair_scores=pair_scores.read(run_folder),
         served=read_rounds(run_folder),
+        auto=run_files.AUTO.read(run_folder) or {},
         made_by=_made_by(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}

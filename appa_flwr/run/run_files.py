@@ -7,6 +7,7 @@ phases.json            seconds of each phase
 pluralllm.json         the card of PluralLLM's weights: its training and its error
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
+auto.json              what keys that leave a choice to the machine came to
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
@@ -91,6 +92,7 @@ PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 PHASES = JsonFile("phases.json", tuple[records.Phase, ...])
 CARD = JsonFile("pluralllm.json", records.Card)
+AUTO = JsonFile("auto.json", dict[str, Scalar])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", records.Differences)

@@ -92,7 +92,7 @@ def hand_over(base: Base, config: Config, trained: Rows, held_out: Rows) -> pd.D
         return PeftModel.from_pretrained(plain(given), str(adapter))
 
     def loss(model: PreTrainedModel) -> float:
-        return held_out_loss(model, base, held_out, tokens=config.ppo.micro_batch_tokens)
+        return held_out_loss(model, base, held_out, tokens=config.ppo.tokens_at_once)
 
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
         adapter, merged = Path(scratch) / "adapter", Path(scratch) / "merged"

@@ -16,7 +16,19 @@ from server_app.engine.prefix import Prefix
 from server_app.engine.sequences import Sequences
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
-"""Numbers in a block of logits, by device: more would only cost memory, fewer would starve the matrix product."""
+"""Numbers in a block of logits, by device: fewer would starve the matrix product. On a GPU at least so many, which are
+262 tokens of Gemma: from there on the product is bound by arithmetic, and a larger block saves launches alone.
+"""
+LOGIT_BYTES = 24  # a number of a block: in 16 bits with its cap, in 32 with and without temperature, and gradients
+SHARE_FOR_LOGITS = 1 / 16  # of a GPU's memory
+
+
+def logits_at_once(device: str, *, memory: int | None = None) -> int:
+    """Numbers in a block of logits: on a GPU of `memory` bytes a power of two that takes a sixteenth at most."""
+    least = LOGITS_AT_ONCE[device]
+    if device == "cpu" or memory is None:
+        return least
+    return max(least, 1 << int(SHARE_FOR_LOGITS * memory / LOGIT_BYTES).bit_length() - 1)
 
 
 def token_logprobs(logits_SV: Tensor, token_S: Tensor, *, temperature: float) -> Tensor:
@@ -51,7 +63,10 @@ def response_logprobs(model: PreTrainedModel, sequences: Sequences, *, temperatu
     def block(hidden_BH: Tensor, token_B: Tensor) -> Tensor:
         return token_logprobs(logits(model, hidden_BH), token_B, temperature=temperature)
 
-    size = max(1, LOGITS_AT_ONCE[hidden_SH.device.type] // model.config.get_text_config().vocab_size)
+    device = hidden_SH.device
+    # Of all memory, not of what is free: the same card has the same blocks, and their rounding, from pass to pass.
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    size = max(1, logits_at_once(device.type, memory=memory) // model.config.get_text_config().vocab_size)
     blocks = list(zip(hidden_SH.split(size), token_S.split(size), strict=True))
     if len(blocks) > 1 and torch.is_grad_enabled():
         # Logits are recomputed in the backward pass: kept, they would be the largest tensor of the update.

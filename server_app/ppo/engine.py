@@ -71,7 +71,7 @@ class PPOEngine:
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
-        self._tokens_at_once = settings.micro_batch_tokens
+        self._tokens_at_once = settings.tokens_at_once
         self._per_question = rollout.answers_per_question
         self._by_question = settings.baseline == "question"
         self._decoding = Decoding.fitting(
@@ -241,7 +241,7 @@ class PPOEngine:
                 "%s; from here on passes have %d tokens at once, not ppo.micro-batch-tokens = %d",
                 told.rstrip("."),
                 self._tokens_at_once,
-                self.settings.micro_batch_tokens,
+                self.settings.tokens_at_once,
             )
 
     def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:

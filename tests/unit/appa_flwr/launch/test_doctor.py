@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -10,16 +11,22 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import families
 import flwr.common.constant
+import pretended_cuda as gpu
 import pytest
+import torch
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
     PrivateFormat,
     load_ssh_private_key,
 )
+from fakes import catalogue_of
 from tls_server import listening
 
+from appa_flwr.config import Config
+from appa_flwr.config import preset as paper
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import credentials, doctor
 from appa_flwr.launch.ports import free_port
@@ -241,17 +248,21 @@ def test_a_missing_package_an_old_one_and_commands_elsewhere_are_named(monkeypat
     assert [finding.what for finding in doctor.machine(group=True) if not finding.good] == ["flwr", "torch"]
 
 
-H100 = '["H100", 85899345920, 9, 0]'
-T4 = '["T4", 16106127360, 7, 5]'
-OF_AN_H100 = "H100, 80 GiB, capability 9.0, bfloat16 native"
-OF_A_T4 = 'T4, 15 GiB, capability 7.5, bfloat16 emulated, so that "auto" is float32'
+H100 = '["H100", 75161927680, 85899345920, 9, 0, ""]'
+T4 = '["T4", 16106127360, 16106127360, 7, 5, "RuntimeError: no kernel"]'
+OF_AN_H100 = "H100, 70 of 80 GiB free, capability 9.0, bfloat16 native, nf4 works"
+OF_A_T4 = (
+    'T4, 15 of 15 GiB free, capability 7.5, bfloat16 emulated, so that "auto" is float32, '
+    'nf4 fails, so that policy.tuning = "qlora" will (RuntimeError: no kernel)'
+)
+FIRST = " (the first is used; CUDA_VISIBLE_DEVICES chooses)"
 
 
 @pytest.mark.parametrize(
     ("torch_says", "smi", "text", "good"),
     [
         (f"print('noise'); print('[\"2.13.0\", {H100}]')", True, OF_AN_H100, True),
-        (f"print('[\"2.13.0\", {H100}, {T4}]')", True, f"{OF_AN_H100}; {OF_A_T4} (the first is used)", True),
+        (f"print('[\"2.13.0\", {H100}, {T4}]')", True, f"{OF_AN_H100}; {OF_A_T4}{FIRST}", True),
         ("print('[\"2.13.0+cpu\"]')", False, "none; torch 2.13.0+cpu computes on the CPU", True),
         (
             "print('[\"2.13.0+cpu\"]')",
@@ -276,3 +287,35 @@ def test_gpus_are_named_with_what_they_can_and_a_torch_that_has_none_of_them(
     monkeypatch.setattr(doctor, "ASK_TORCH", torch_says)
     (finding,) = [found for found in doctor.machine() if found.what == "GPU"]
     assert finding == doctor.Finding("GPU", text, good=good)
+
+
+def test_torch_is_asked_for_each_gpu_and_tries_to_pack_numbers_there(capsys, monkeypatch):
+    with gpu.pretended_cuda(gpus=2):
+        exec(doctor.ASK_TORCH, {})
+        works = [gpu.NAME, gpu.MEMORY, gpu.MEMORY, 9, 0, ""]
+        assert json.loads(capsys.readouterr().out) == [torch.__version__, works, works]
+        for fails, fault in ((OSError("no libcudart\nat all"), "OSError: no libcudart"), (None, "wrong numbers")):
+
+            def unpack(*packed, fails=fails):
+                if fails:
+                    raise fails
+                return torch.zeros(64, 64, device="cuda")
+
+            monkeypatch.setattr("bitsandbytes.functional.dequantize_4bit", unpack)
+            exec(doctor.ASK_TORCH, {})
+            assert json.loads(capsys.readouterr().out)[1] == [*works[:-1], fault]
+
+
+def test_the_memory_of_a_config_is_what_the_server_s_code_says(tmp_path):
+    """Its own process, on a machine without a GPU: a model that is there, one that is not, and no such code."""
+    questions = catalogue_of([2, 3], train=[True] * 2).questions
+    model = families.save("gemma2", tmp_path / "model", questions)
+    preset = Config.load({**paper("paper"), "model": str(model)})
+    found = doctor.memory(preset, REPO)
+    assert found.good
+    assert found.text.startswith("an estimate for qlora in bfloat16, GiB at most (parts): SFT ")
+    assert "a pass of 2000 tokens" in found.text
+    nowhere = Config.load({**paper("paper"), "model": str(tmp_path / "no" / "such" / "model")})
+    assert doctor.memory(nowhere, REPO).text.endswith("no such folder, and no name that a model on the hub can have")
+    assert not doctor.memory(nowhere, REPO).good
+    assert not doctor.memory(preset, tmp_path).good

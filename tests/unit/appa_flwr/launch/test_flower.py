@@ -81,6 +81,7 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     made = flower_environment(tmp_path, 4321)
     own = {"FLWR_HOME": str(tmp_path), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "4321", "OMP_NUM_THREADS": "3"}
     assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()
+    assert made["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
     assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
     monkeypatch.delenv("OMP_NUM_THREADS")

@@ -89,6 +89,9 @@ def estimate(config: Config, model_config: PreTrainedConfig, *, free: int | None
     adapted = _with_adapters(config, model)
     of_sft, of_ppo = (_numbers(adapted, f".{name}.") for name in ("sft", "policy"))
     packed = (width - NF4_BYTES) * linear if tuning == "qlora" else 0.0
+    # Adapters are added to weights of 32 bits while answers are sampled, from a copy of these.
+    copied = {"a copy of the weights": float(FLOAT * linear)} if tuning == "lora" and width == FLOAT else {}
+    answers = {cached: 0.0, **drawn, **copied}
     found = {}
     for phase, trained, less in (("SFT", "sft", 0.0), ("PPO", "policy", packed)):
         ours = of_sft if phase == "SFT" else 2 * of_ppo
@@ -97,7 +100,8 @@ def estimate(config: Config, model_config: PreTrainedConfig, *, free: int | None
         if width < FLOAT and (free is None or unpacked <= SHARE_OF_FREE_MEMORY * (free - held[WEIGHTS])):
             held[UNPACKED] = float(unpacked)
         token, keys = _kept(adapted, length, active=["sft"] if phase == "SFT" else ["sft", "policy"], trained=trained)
-        found[phase] = Needs(held, token, logits, {} if phase == "SFT" else {cached: rows * length * keys, **drawn})
+        answers[cached] = rows * length * keys
+        found[phase] = Needs(held, token, logits, {} if phase == "SFT" else answers)
     return found
 
 

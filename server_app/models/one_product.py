@@ -125,7 +125,7 @@ def holding(model: nn.Module) -> Iterator[None]:
 def bytes_of_kept(model: nn.Module) -> int:
     """Bytes of [W, s B] of all layers that round once."""
     layers = [(layer.get_base_layer(), sum(layer.r.values())) for layer in _layers(model)]
-    return 2 * sum(int(base.out_features) * (int(base.in_features) + ranks) for base, ranks in layers)
+    return int(2 * sum(base.out_features * (base.in_features + ranks) for base, ranks in layers))
 
 
 def take_place(model: nn.Module) -> None:

@@ -96,6 +96,17 @@ def test_what_learns_has_a_gradient_and_two_means(folders):
     assert needs["PPO"].at_most(0) - needs["SFT"].at_most(0) >= 20 * numbers - needs["SFT"].logits
 
 
+def test_weights_of_32_bits_are_put_aside_while_adapters_are_added_to_them(folders):
+    config = config_for(folders["llama"], "lora", **{"policy.compute-dtype": "float32"})
+    linear = sum(
+        layer.weight.nbytes
+        for name, layer in load_plain(config).named_modules()
+        if name.rpartition(".")[2] in config.lora.sft_targets.split(",")
+    )
+    assert estimated(config)["PPO"].sampling["a copy of the weights"] == linear
+    assert "a copy of the weights" not in estimated(config_for(folders["llama"], "lora"))["PPO"].sampling
+
+
 def test_weights_are_unpacked_in_the_estimate_where_half_of_the_memory_holds_them(folders):
     config = config_for(folders["llama"], "qlora")
     unpacked = estimated(config, free=GIB)["PPO"].held["unpacked weights"]

@@ -11,6 +11,7 @@ _PLACES = {
     "Run": "appa_flwr.public",
     "Answer": "appa_flwr.public",
     "Policy": "appa_flwr.public",
+    "Predictor": "appa_flwr.public",
     "load_run": "appa_flwr.public",
     "aggregate": "appa_flwr.public",
     "fairness_index": "appa_flwr.analysis.fairness",

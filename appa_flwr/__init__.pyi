@@ -3,6 +3,7 @@ from appa_flwr.analysis.fairness import fairness_index as fairness_index
 from appa_flwr.core.errors import UserError as UserError
 from appa_flwr.public import Answer as Answer
 from appa_flwr.public import Policy as Policy
+from appa_flwr.public import Predictor as Predictor
 from appa_flwr.public import Run as Run
 from appa_flwr.public import aggregate as aggregate
 from appa_flwr.public import load_run as load_run

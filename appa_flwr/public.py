@@ -6,7 +6,7 @@ Axis letters: G groups, J answers.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.report.artifacts import RunArtifacts, read_run
-from appa_flwr.run import pair_scores
+from appa_flwr.run import pair_scores, predictions
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,20 @@ class Policy(Protocol):
         """
 
 
+class Predictor(Protocol):
+    """A run's preference predictor, for a group that need not have been in the run."""
+
+    def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
+        """A group's answers to all questions of the run, from its answers to some, or to none.
+
+        `answers` are shares by question id; each of these questions is predicted from the others. The result has a row
+        a question and option: `question` (its id), `text`, `option`, `share`.
+
+        Raises:
+            UserError: an unknown question, or shares that do not fit its options or sum to 1.
+        """
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's folder, read.
@@ -59,6 +73,8 @@ class Run:
             against the survey answers in columns that end in `_survey`, and each group's score as `group/NAME`.
         iterations: a row a PPO iteration, lines of metrics.jsonl; `rewards/NAME` is a group's mean reward.
         scores: a row a method, metric, kind of target, group and held-out question: its reward; empty before SFT.
+        predictions: a row a held-out question, group and option: the share that PluralLLM predicts; empty where the run
+            keeps none, as in a deployment.
     """
 
     folder: Path
@@ -66,6 +82,16 @@ class Run:
     summary: pd.DataFrame
     iterations: pd.DataFrame
     scores: pd.DataFrame
+    predictions: pd.DataFrame
+
+    def predictor(self) -> Predictor:
+        """The trained preference predictor. Reads the run's survey for its questions, and loads torch.
+
+        Raises:
+            UserError: the run has left none, or its survey is no longer there or another one.
+        """
+        found: Predictor = importlib.import_module("server_app.asking").AskedPredictor(self.folder, self.config)
+        return found
 
     def policy(self) -> Policy:
         """The trained policy, in float32. Loads torch and Transformers.
@@ -85,13 +111,14 @@ def load_run(path: str | Path) -> Run:
         UserError: no run lies there, or one of its files cannot be read.
     """
     found = read_run(Path(path))
-    scores = found.pair_scores
+    scores, predicted = found.pair_scores, found.predictions
     return Run(
         found.folder,
         found.settings,
         _summary(found),
         pd.json_normalize([line.model_dump() for line in found.iterations], sep="/"),
         pd.DataFrame(columns=list(pair_scores.COLUMNS)) if scores is None else scores,
+        pd.DataFrame(columns=list(predictions.COLUMNS)) if predicted is None else predicted,
     )
 
 

@@ -1,24 +1,44 @@
-"""The policy of a run's folder, loaded to be asked (`appa_flwr.load_run(...).policy()`)."""
+"""The policy and the preference predictor of a run's folder, loaded to be asked (`appa_flwr.load_run`).
+
+Axis letters: Q questions, K options, N answered questions.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import transformers
+from threadpoolctl import threadpool_limits
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
-from appa_flwr.run.run_files import POLICY
+from appa_flwr.run import predictions
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 from appa_flwr.survey.types import Question
+from pluralllm.architectures import build
+from pluralllm.data import OptionEmbedding, group_data
+from pluralllm.model import ModelConfig
+from pluralllm.prediction import predict_targets
 from server_app.evaluation import greedy
+from server_app.federation.catalogue import build_catalogue
 from server_app.models import base, exports
 from server_app.ppo.rollouts import sample
+from server_app.predictor.phase import pretrained
+from server_app.predictor.pretraining import initial_weights
 
 ADAPTER = "adapter_config.json"
+ASKED = "asked"
+SUM_TOLERANCE = 0.01  # of shares that a person has rounded
 
 
 class AskedPolicy:
@@ -36,6 +56,8 @@ class AskedPolicy:
         source = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else str(folder)
         self._config = Config.load({**config.flat(), "model": source, "policy.compute-dtype": "float32"})
         self._base = base.prepare(self._config, [])
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT
             if adapter.exists():
@@ -53,3 +75,49 @@ class AskedPolicy:
         (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)
         parsed = formats.parse(self._config.task, text, len(asked.options))
         return Answer(text, parsed.prediction, parsed.format_score)
+
+
+class AskedPredictor:
+    """The preference predictor that a run has left in its folder, with the questions of its survey.
+
+    Raises:
+        UserError: there is none, or the survey is no longer there or not the one that it was trained on.
+    """
+
+    def __init__(self, run_folder: Path, config: Config) -> None:
+        weights = run_folder / WEIGHTS_FILE
+        if not weights.exists():
+            raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
+        self._config = Config.load({**config.flat(), "pluralllm.checkpoint": str(weights.absolute())})
+        with threadpool_limits(1):  # as in a run: another number of threads may find other features
+            self._catalogue = build_catalogue(self._config)
+        found = pretrained(self._config, self._catalogue, initial_weights(self._config))
+        assert found is not None  # a checkpoint is named
+        ids = tuple(question.question_id for question in self._catalogue.questions)
+        self._table = OptionEmbedding(ids, self._catalogue.embedding_QKE, self._catalogue.option_QK)
+        self._model = build(ModelConfig.of(config.embedding, config.pluralllm))
+        self._model.load_state_dict(found[0].weights.to_torch_state_dict())
+
+    def predict(self, answers: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
+        """See `appa_flwr.public.Predictor`."""
+        shares = {name: np.asarray(given, dtype=np.float64) for name, given in answers.items()}
+        options = {question.question_id: question.options for question in self._catalogue.questions}
+        for name, share_K in shares.items():
+            if name not in options or share_K.shape != (len(options[name]),):
+                wanted = f"has {len(options[name])} options" if name in options else "is none of the run's"
+                raise UserError(f"answers: question '{name}' {wanted}")
+            if not (share_K >= 0).all() or abs(share_K.sum() - 1.0) > SUM_TOLERANCE:
+                raise UserError(f"answers: those to question '{name}' are no shares that sum to 1")
+        found = predict_targets(
+            self._model,
+            group_data(
+                ASKED, {name: share_K / share_K.sum() for name, share_K in shares.items()}, embedding=self._table
+            ),
+            self._table,
+            num_context=self._config.pluralllm.num_context_questions,
+            seed=child_seed(self._config.seed, "context", 0),
+            trained=self._catalogue.train_Q,
+        )
+        questions = self._catalogue.questions
+        table = predictions.as_rows(found.probability_QK[None], groups=(ASKED,), questions=questions)
+        return table.drop(columns="group")

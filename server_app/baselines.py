@@ -18,6 +18,7 @@ from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import METRICS, metrics_of
+from appa_flwr.run import predictions
 from appa_flwr.run.records import (
     CEILINGS,
     MEAN_PREDICTION,
@@ -42,11 +43,15 @@ PROBE_DIGITS = 9
 
 @dataclass(frozen=True, eq=False)
 class Baselines:
-    """The scale of a learned score: rows that need no language model, and how groups and rules differ."""
+    """The scale of a learned score: rows that need no language model, and how groups and rules differ.
+
+    `predictions` are the groups', which a server keeps of a simulation alone.
+    """
 
     rows: list[SummaryRow]
     pair_scores: pd.DataFrame
     differences: Differences | None
+    predictions: pd.DataFrame | None
 
 
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
@@ -71,8 +76,9 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
 
     def found(differences: Differences | None) -> Baselines:
         rows = [row for one in scored for row in one.rows]
-        return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences)
+        return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences, predicted)
 
+    predicted: pd.DataFrame | None = None
     if not config.eval.ceilings or federation.without_probes:
         return found(None)
     sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
@@ -82,6 +88,9 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     mean = given_answers(question_J, target_GQK.mean(axis=0))
     scored.append(score(run, MEAN_PREDICTION, mean, metrics=metrics))
     if federation.simulated:
+        names = [federation.groups[g] for g in np.flatnonzero(there_G)]
+        asked = [run.catalogue.questions[q] for q in question_J]
+        predicted = predictions.as_rows(target_GQK, groups=names, questions=asked)
         own = _own_rewards(probed, option_JK, metrics=metrics)
         scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
@@ -91,13 +100,13 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
             scored.append(score(run, name, best, metrics=[metric]))
     if config.reward_metric not in SOLVED_METRICS:
         return found(None)
-    predicted = _differences(target_GQK, option_JK, config)
+    differ = _differences(target_GQK, option_JK, config)
     if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
-        return found(Differences(predicted=predicted, rules=_rules(target_GQK, None, option_JK, config)))
+        return found(Differences(predicted=differ, rules=_rules(target_GQK, None, option_JK, config)))
     captured = deviations(target_GQK, truth_GQK, option_JK)
     return found(
         Differences(
-            predicted=predicted,
+            predicted=differ,
             survey=_differences(truth_GQK, option_JK, config),
             captured=CapturedRecord(**vars(captured)),
             rules=_rules(target_GQK, truth_GQK, option_JK, config),

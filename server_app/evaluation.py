@@ -5,7 +5,7 @@ Axis letters: G groups, J answers, K options.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +53,19 @@ def greedy_answers(
     prompts: Sequence[Sequence[int]] | Mapping[int, Sequence[int]],
     question_J: IntArray,
     catalogue: wire.Catalogue,
+    progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> Answers:
-    """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position."""
+    """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position.
+
+    `progress` is called with (batches done, batches).
+    """
     texts: list[str] = []
     decoding = greedy(model, base, config)
-    for batch in np.array_split(question_J, -(-len(question_J) // BATCH_SIZE)):
+    batches = np.array_split(question_J, -(-len(question_J) // BATCH_SIZE))
+    for done, batch in enumerate(batches, start=1):
         decoded = sample(model, [prompts[q] for q in batch], decoding).sequences
         texts += base.texts(decoded.response_JT, decoded.mask_JT)
+        progress(done, len(batches))
     return parse_answers(config.task, texts, question_J, catalogue)
 
 

@@ -28,6 +28,7 @@ from appa_flwr.run.run_files import (
     EXAMPLES,
     METRICS,
     POLICY,
+    PREDICTIONS_FILE,
     QUESTIONS,
     SCORES_FILE,
     SFT_MODEL,
@@ -49,7 +50,7 @@ from server_app.rows import evaluate
 from server_app.run_folder import RunFolder
 
 # What the policies by two rules have in common, and the second one's report shows too.
-_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE)
+_SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
 
 
 def align_by_rule(

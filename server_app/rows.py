@@ -12,9 +12,9 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.pair_scores import put
+from appa_flwr.run.pair_scores import put, replace_rows
 from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
-from appa_flwr.run.run_files import DIFFERENCES, SUMMARY
+from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
 from server_app import baselines, evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
@@ -36,7 +36,13 @@ def evaluate(
     metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
     with run.folder.phase(f"evaluate {name}") as phase:
         answers = evaluation.greedy_answers(
-            model, inputs.base, config, prompts=inputs.prompts, question_J=inputs.test_J, catalogue=run.catalogue
+            model,
+            inputs.base,
+            config,
+            prompts=inputs.prompts,
+            question_J=inputs.test_J,
+            catalogue=run.catalogue,
+            progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
         )
         scored = evaluation.score(run, name, answers, metrics=metrics)
         rows, pair_scores, shown = scored.rows, [scored.pair_scores], [in_words(scored.rows[0])]
@@ -109,6 +115,8 @@ def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[S
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)
         run.folder.write(SUMMARY, tuple(rows))
+        if found.predictions is not None:
+            replace_rows(run.folder.path / PREDICTIONS_FILE, found.predictions)
         if found.differences is not None:
             run.folder.write(DIFFERENCES, found.differences)
         said = ", ".join(["uniform", *known])

@@ -27,6 +27,7 @@ from appa_flwr.launch.group import app as group
 from appa_flwr.launch.shown import show
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
+from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 from appa_flwr.survey.types import Survey
 
 _SCREEN = (100, 24)  # of a pipe, which has none
@@ -288,13 +289,19 @@ def ask(
 
     opened = load_run(run_folder)
     choices = settings.split_names(options)
+    if not MIN_OPTIONS <= len(choices) <= MAX_OPTIONS:  # before a model is loaded
+        raise UserError(f"options: {len(choices)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
     answer = opened.policy().ask(question, choices)
-    if answer.prediction is not None:
-        ranked = opened.config.task == "opa"
-        table = Table("option", "place" if ranked else "share")
+    if opened.config.task == "opa" and answer.prediction is not None:
+        table = Table("option", "place")
         for option, value in zip(choices, answer.prediction, strict=True):
-            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}" if ranked else f"{value:.2f}")
+            table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}")
         show(table)
+    elif answer.prediction is not None:
+        from appa_flwr.report.asked import answers_table
+
+        metric = opened.config.reward_metric
+        show(answers_table(question, choices, answer.prediction, predictions=opened.predictions, metric=metric))
     typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 from appa_flwr.config import Config, Scalar
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import pair_scores, records, run_files
+from appa_flwr.run import pair_scores, predictions, records, run_files
 from appa_flwr.run.records import CEILINGS, LOOK_UPS, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import read_config
 from appa_flwr.run.served import read_rounds
@@ -36,6 +36,7 @@ class RunArtifacts:
         pair_scores: the groups' scores for single answers, None in runs that kept none.
         served: trainer's run -> rounds that were served to it.
         auto: what keys that leave a choice to the machine came to.
+        predictions: for each group and held-out question, None in runs that kept none.
         made_by: version and machine; empty where the run has not said.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
@@ -52,6 +53,7 @@ class RunArtifacts:
     pair_scores: pd.DataFrame | None = None
     served: Mapping[str, tuple[records.ServedRound, ...]] = field(default_factory=dict)
     auto: Mapping[str, Scalar] = field(default_factory=dict)
+    predictions: pd.DataFrame | None = None
     made_by: str = ""
     missing: tuple[str, ...] = ()
 
@@ -141,6 +143,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         pair_scores=pair_scores.read(run_folder),
         served=read_rounds(run_folder),
         auto=run_files.AUTO.read(run_folder) or {},
+        predictions=predictions.read(run_folder),
         made_by=_made_by(run_folder),
     )
     seen: dict[tuple[str, str], int] = {}

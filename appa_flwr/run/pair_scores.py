@@ -49,9 +49,14 @@ def put(folder: Path, found: pd.DataFrame) -> None:
     earlier = read(folder)
     if earlier is not None:
         found = pd.concat([earlier[~earlier["method"].isin(found["method"].unique())], found], ignore_index=True)
+    replace_rows(folder / SCORES_FILE, found)
+
+
+def replace_rows(path: Path, found: pd.DataFrame) -> None:
+    """Write a file of rows as a whole; errors as of `put`."""
     data = io.BytesIO()
     found.to_parquet(data, index=False)
-    replace_file(folder / SCORES_FILE, data.getvalue())
+    replace_file(path, data.getvalue())
 
 
 def read(folder: Path) -> pd.DataFrame | None:
@@ -60,15 +65,19 @@ def read(folder: Path) -> pd.DataFrame | None:
     Raises:
         UserError: it cannot be read, or has other columns.
     """
-    path = folder / SCORES_FILE
+    return read_columns(folder / SCORES_FILE, COLUMNS)
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
+    """A file's rows, which must have these columns; see `read`."""
     if not path.exists():
         return None
     try:
         found = pd.read_parquet(path)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
-    if tuple(found.columns) != COLUMNS:
-        raise UserError(f"{path}: has the columns {', '.join(found.columns)}, not {', '.join(COLUMNS)}")
+    if tuple(found.columns) != columns:
+        raise UserError(f"{path}: has the columns {', '.join(found.columns)}, not {', '.join(columns)}")
     return found
 
 

@@ -11,6 +11,7 @@ auto.json              what keys that leave a choice to the machine came to
 questions.json         how many questions the policy is asked
 summary.json           the scores of every method: model, trivial baseline or ceiling
 scores.parquet         the groups' scores for each answer, which summary.json has the means of
+predictions.parquet    PluralLLM's predictions for the held-out questions, in a simulation that found ceilings
 differences.json       differences between the groups, and how well PluralLLM captures them
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
@@ -19,7 +20,7 @@ policy/                the aligned policy, in Hugging Face's layout
 served.db              rounds and answers that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
-report.html, plots/    the report
+report.html, plots/    the report; report.md is its short form
 error.txt              why the run ended early
 flower.log             what `flwr run` said, by the launcher
 superlink.log          what the SuperLink said of a run that failed, by the launcher
@@ -48,10 +49,10 @@ T = TypeVar("T")
 SCHEMA_KEY = "schema"
 CONFIG_FILE, LOG_FILE, ERROR_FILE = "config.json", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
-SCORES_FILE = "scores.parquet"
+SCORES_FILE, PREDICTIONS_FILE = "scores.parquet", "predictions.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
-REPORT_FILE, PLOTS_FOLDER = "report.html", "plots"
+REPORT_FILE, SHORT_REPORT_FILE, PLOTS_FOLDER = "report.html", "report.md", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 
 _SHOWN = 40  # characters of a wrong value in a message

@@ -21,9 +21,17 @@ import appa_flwr
 from appa_flwr import public
 from appa_flwr.config import Config
 from appa_flwr.launch import cli
-from appa_flwr.protocol import formats
-from appa_flwr.run.run_files import POLICY, write_config
+from appa_flwr.protocol import formats, wire
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
+from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
+from client_app import predictor as client_predictor
+from pluralllm import card as cards
+from pluralllm.data import OptionEmbedding, group_data
+from server_app.federation.catalogue import build_catalogue
+from server_app.predictor import phase
+from server_app.predictor.pretraining import Pretraining, initial_weights
+from server_app.predictor.weights import save_weights
 
 QUESTION, OPTIONS = "Is the sky blue?", ("Yes", "No", "Perhaps")
 
@@ -80,6 +88,9 @@ def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, r
     shutil.copytree(base, run / POLICY)
     with pytest.raises(appa_flwr.UserError, match="options: 1 given; a question needs 2 to 30"):
         opened.policy().ask(QUESTION, OPTIONS[:1])
+    shutil.rmtree(run / POLICY)
+    alone = CliRunner().invoke(cli.app, ["ask", str(run), QUESTION, "--options", "Yes"])
+    assert str(alone.exception) == "options: 1 given; a question needs 2 to 30"  # before a model is looked for
     with pytest.raises(appa_flwr.UserError, match=r"config\.json"):
         appa_flwr.load_run(run / "nowhere")
 
@@ -131,3 +142,48 @@ def test_aggregate_is_the_rule_s_first_iteration():
         appa_flwr.aggregate([])
     with pytest.raises(appa_flwr.UserError, match="rewards: "):
         appa_flwr.aggregate([[0.9, np.nan], [0.1, 0.4]])
+
+
+@pytest.fixture(scope="module")
+def predicting(tmp_path_factory):
+    """A run's folder with the weights of an untrained network and their card, and what a group's node makes of them."""
+    config = Config.load({"data.num-groups": 2, "data.num-questions": 40, "embedding.dim": 32})
+    folder, catalogue, start = tmp_path_factory.mktemp("run"), build_catalogue(config), initial_weights(config)
+    write_config(folder, config)
+    save_weights(folder / WEIGHTS_FILE, Pretraining(start))
+    card = phase.new_card(config, catalogue, {}, Pretraining(start))
+    cards.write(folder / WEIGHTS_FILE, card)
+    ids = tuple(question.question_id for question in catalogue.questions)
+    table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
+    node = client_predictor.load(config, wire.join_weights(start), table, catalogue.train_Q)
+    name, answers = next(iter(generate.generate(**generate.population(config.data, config.seed)).answers.items()))
+    training = {ids[q] for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()
+    given = {question: answers[question] for question in training}
+    return folder, given, node.table(group_data(name, given, embedding=table), draw=0).probability_QK, table
+
+
+def test_the_predictor_says_of_a_group_what_its_own_node_would(predicting):
+    folder, given, expected_QK, table = predicting
+    found = appa_flwr.load_run(folder).predictor().predict(given)
+    np.testing.assert_allclose(found["share"], expected_QK[table.option_QK], rtol=0, atol=1e-5)
+    assert found.columns.tolist() == ["question", "text", "option", "share"]
+    assert found["question"].unique().tolist() == list(table.question_ids)
+    assert appa_flwr.load_run(folder).predictions.empty
+    nothing = appa_flwr.load_run(folder).predictor().predict({})
+    assert np.abs(nothing["share"] - found["share"]).max() > 0.01
+
+
+def test_answers_that_do_not_fit_and_a_run_without_a_predictor_are_said(predicting, run):
+    folder, given, _, _ = predicting
+    predictor = appa_flwr.load_run(folder).predictor()
+    name, shares = next(iter(given.items()))
+    for answers, says in (
+        ({"none": [0.5, 0.5]}, "question 'none' is none of the run's"),
+        ({name: [*shares, 0.0]}, f"question '{name}' has {len(shares)} options"),
+        ({name: 0.9 * shares}, f"those to question '{name}' are no shares that sum to 1"),
+        ({name: [1.5, -0.5, *shares[2:]]}, "no shares"),
+    ):
+        with pytest.raises(appa_flwr.UserError, match=says):
+            predictor.predict(answers)
+    with pytest.raises(appa_flwr.UserError, match=r"has no pluralllm\.safetensors"):
+        appa_flwr.load_run(run).predictor()

@@ -137,6 +137,15 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
     assert (found.predicted.size, found.survey.size) == pytest.approx([values.std() for values in away])
     assert found.captured.r == pytest.approx(np.corrcoef(*away)[0, 1])
     assert found.captured.size == pytest.approx(found.survey.size)
+    kept = scored.predictions
+    assert kept["group"].unique().tolist() == there
+    for name in there:
+        mine = kept[kept["group"] == name]
+        assert mine["question"].tolist() == [
+            CATALOGUE.questions[q].question_id for q in (1, 1, 1, 2, 2, 2, 2, *[4] * 5)
+        ]
+        target = TABLES[name][TEST_J][CATALOGUE.option_QK[TEST_J]]
+        np.testing.assert_allclose(mine["share"], target, rtol=0, atol=1e-8)
     own = rows["own-prediction"]
     assert own.min_as == pytest.approx(1.0)
     assert list(own.survey.per_group.values()) == pytest.approx(
@@ -162,7 +171,9 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
 
 def test_deployed_the_survey_s_answers_are_not_probed(federation):
     assert not federation.simulated
-    found = baselines(federation, CONFIG).differences
+    scored = baselines(federation, CONFIG)
+    found = scored.differences
+    assert scored.predictions is None
     assert truth_probed(federation) == [False] * 3
     assert (found.survey, found.captured) == (None, None)
     assert found.predicted.size > 0

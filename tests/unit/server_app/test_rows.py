@@ -68,6 +68,7 @@ def test_each_model_is_also_read_otherwise_unless_that_is_switched_off(built, tm
     metrics = metrics_of(keys.get("task", "dpa"))
     assert list(found) == [(method, metric) for method in methods for metric in metrics]
     assert f"evaluate {name} {len(methods)}/{len(methods)}" in log
+    assert f"evaluate {name} 1/1: batches of questions answered" in log
     assert ("few-shot, 3 answered questions first: Avg AS" in log) == ("few-shot" in methods)  # there are three only
 
 

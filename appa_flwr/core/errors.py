@@ -21,4 +21,4 @@ def unknown_name(kind: str, name: object, *, valid: Iterable[str]) -> UserError:
     names = tuple(valid)
     near = difflib.get_close_matches(str(name).lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names)}")
+    return UserError(f"unknown {kind} {name!r}: {hint}valid are {', '.join(names) or 'none'}")

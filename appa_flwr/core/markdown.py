@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+
+def text(content: str) -> str:
+    """A plain text on one line, in which nothing is markup."""
+    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", " ".join(content.split()))
 
 
 def line(texts: Iterable[str]) -> str:

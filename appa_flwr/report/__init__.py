@@ -10,10 +10,10 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import accuracy, findings, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
-from appa_flwr.report.page import page, truths
+from appa_flwr.report.page import page, short, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
 from appa_flwr.run.records import Card, RuleRound
-from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE
+from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE, SHORT_REPORT_FILE
 
 __all__ = ["build"]
 
@@ -25,7 +25,7 @@ Picture = tuple[str, bytes, str]
 
 
 def build(run_folder: Path) -> Path:
-    """Builds report.html, whose path is returned, and plots/*.png of whatever the run has written so far.
+    """Builds report.html, whose path is returned, report.md and plots/*.png of whatever the run has written so far.
 
     Raises:
         UserError: the folder is no run or cannot be written to, or a file of it is broken (the message names it), or
@@ -37,6 +37,7 @@ def build(run_folder: Path) -> Path:
     pictures = {name: (png, text) for name, png, text in _pictures(run)}
     for name, (png, _) in pictures.items():
         replace_file(run.folder / PLOTS_FOLDER / f"{name}.png", png, parents=True)
+    replace_file(run.folder / SHORT_REPORT_FILE, short(run).encode())
     replace_file(run.folder / REPORT_FILE, page(run, pictures).encode())
     return run.folder / REPORT_FILE
 

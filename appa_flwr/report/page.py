@@ -19,10 +19,12 @@ from markupsafe import Markup
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.config import Config, to_toml
 from appa_flwr.config.ranges import AUTO_METRICS
+from appa_flwr.core import markdown
 from appa_flwr.report import accuracy, findings, second_rule, template
 from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
 from appa_flwr.report.plots.style import METHOD_STYLE
 from appa_flwr.run import records
+from appa_flwr.run.predictions import of_question
 from appa_flwr.run.records import DO, METHODS, MODEL, TRAINED_METHODS
 
 FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
@@ -288,6 +290,38 @@ def command(config: Config) -> str:
     return shlex.join(["appa", "run", *(part for text in texts for part in ("-c", text))])
 
 
+def targets_table(run: RunArtifacts, example: records.Example) -> Table | None:
+    """What each group is predicted to answer to an example's question; None in runs that kept no predictions."""
+    found = of_question(run.predictions, example.question, example.options)
+    if found is None:
+        return None
+    rows = [[str(group), *(number(share, 2) for share in shares)] for group, shares in found.iterrows()]
+    return Table({"Group": (), **dict.fromkeys(example.options, ())}, [("", rows)])
+
+
+def short(run: RunArtifacts) -> str:
+    """The report in Markdown, as long as a comment on a pull request: verdict, main scores, how it was made."""
+    by_rule = second_rule.second_rule(run)
+    verdicts = [second_rule.sentence(found) for found in by_rule] or [
+        f"Against the {name} ({metric_name(run)}): {findings.verdict_word(findings.gains(run, survey=survey))}"
+        for name, survey in truths(run)
+    ]
+    columns = [Column(measure, run.training_metric, survey) for _, survey in truths(run) for measure in MEASURES]
+    head = [f"{measure}, {name}" for name, _ in truths(run) for measure in MEASURES]
+    rows = [
+        [
+            METHOD_NAMES[method],
+            *(number(column.value(run, method), DECIMALS.get(column.measure, 3)) for column in columns),
+        ]
+        for method in _present(run)
+    ]
+    made = [f"- {key}: {value}" for key, value in facts(run) if key not in ("Again by", "Questions", "Groups")]
+    parts = [f"## {markdown.text(run.folder.resolve().name)}", *map(markdown.text, verdicts)]
+    parts += [markdown.table(["method", *head], rows)] if rows else []
+    parts.append("\n".join([*map(markdown.text, made), f"- Again by: `{command(run.settings)}`"]))
+    return "\n\n".join(parts) + "\n"
+
+
 def predictor_table(found: records.Card) -> Table:
     """The preference predictor's scores, a block of rows per part."""
     return Table(dict.fromkeys(accuracy.HEAD, ()), list(accuracy.blocks(found).items()), accuracy.note(found), texts=2)
@@ -306,7 +340,7 @@ _JINJA.globals |= {
     made.__name__: made
     for made in (
         facts, truths, metric_name, training_metric_table, all_metrics_table, per_group_table, predictor_table,
-        context_table, config_table, rules_table,
+        context_table, config_table, rules_table, targets_table,
     )
 }  # fmt: skip
 

@@ -36,9 +36,17 @@ PAGE: Final = """\
 {% endif %}
 {%- endmacro -%}
 
+{%- macro folded(title) -%}
+{% set content = caller()|trim %}{% if content %}<details><summary>{{ title }}</summary>
+{{ content }}
+</details>
+{% endif %}
+{%- endmacro -%}
+
 {%- macro picture(name) -%}
 {% if name in pictures %}
-<img src="data:image/png;base64,{{ pictures[name][0]|base64 }}" alt="{{ pictures[name][1] }}" title="{{ name }}">
+<div class="scroll">
+<img src="data:image/png;base64,{{ pictures[name][0]|base64 }}" alt="{{ pictures[name][1] }}" title="{{ name }}"></div>
 {% endif %}
 {%- endmacro -%}
 
@@ -46,28 +54,35 @@ PAGE: Final = """\
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Run {{ run.folder.resolve().name }}</title>
 <style>
-body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:#1b1b1b;
- background:#fff;max-width:1120px;margin:0 auto;padding:24px 20px 80px}
-h1{font-size:1.7em;margin:0 0 .3em}h2{font-size:1.25em;margin:2.2em 0 .5em;border-bottom:1px solid #ccc}
+:root{color-scheme:light dark;--ink:#1b1b1b;--paper:#fff;--soft:#555;--head:#f4f4f4;--rule:#ccc;--good:#f0f6fb;
+ --bad:#fdf3ec}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e4e4;--paper:#181a1b;--soft:#a8a8a8;--head:#26292b;--rule:#4a4a4a;
+ --good:#16242e;--bad:#33231a}}
+body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:var(--ink);
+ background:var(--paper);max-width:1120px;margin:0 auto;padding:24px 20px 80px}
+h1{font-size:1.7em;margin:0 0 .3em}h2{font-size:1.25em;margin:2.2em 0 .5em;border-bottom:1px solid var(--rule)}
 h3{font-size:1.05em;margin:1.4em 0 .4em}p{margin:.5em 0;max-width:75em}
 .scroll{overflow-x:auto}
-table{border-collapse:collapse;margin:.6em 0;font-size:.92em;font-variant-numeric:tabular-nums}
-th,td{padding:.28em .7em;text-align:right;border-bottom:1px solid #e2e2e2;white-space:nowrap}
-th{background:#f4f4f4;font-weight:600}thead th{text-align:center;white-space:pre}
-tbody th,td.text{text-align:left;font-weight:400;background:none}td.text{white-space:normal}
+table{border-collapse:collapse;margin:.6em 0;font-size:.86em;font-variant-numeric:tabular-nums}
+th,td{padding:.28em .5em;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
+th{background:var(--head);font-weight:600}thead th{text-align:center;white-space:pre}
+tbody th,td.text{text-align:left;font-weight:400;background:none}
+tbody th{position:sticky;left:0;background:var(--paper);white-space:normal;min-width:8em}
+td.text{white-space:normal}
 tbody+tbody tr:first-child>*{border-top:2px solid #888}td.edge,th.edge{border-left:1px solid #aaa}
 table.wide{font-size:.8em}table.wide th,table.wide td{padding:.28em .42em}
 sup{display:inline-block;width:0;line-height:0}
 table.config td{white-space:pre-wrap;overflow-wrap:anywhere;max-width:60em}
-img{max-width:100%;height:auto;display:block;margin:.6em 0}
+img{max-width:100%;min-width:min(640px,180%);height:auto;display:block;margin:.6em 0}
+summary{cursor:pointer;margin:.6em 0;font-weight:600}
 .facts{display:grid;grid-template-columns:max-content 1fr;gap:.15em 1.2em;margin:.8em 0}
-.facts dt{color:#555}.facts dd{margin:0;overflow-wrap:anywhere}
-.verdict,.warning,.missing{padding:.6em 1em;margin:1em 0;border-left:6px solid #0072B2;background:#f0f6fb}
-.verdict.none,.warning{border-color:#D55E00;background:#fdf3ec}
-.missing{border-color:#999;background:#f5f5f5}.verdict ul,.missing ul{margin:.3em 0;padding-left:1.3em}
+.facts dt{color:var(--soft)}.facts dd{margin:0;overflow-wrap:anywhere}
+.verdict,.warning,.missing{padding:.6em 1em;margin:1em 0;border-left:6px solid #0072B2;background:var(--good)}
+.verdict.none,.warning{border-color:#D55E00;background:var(--bad)}
+.missing{border-color:#999;background:var(--head)}.verdict ul,.missing ul{margin:.3em 0;padding-left:1.3em}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
-.answers{display:grid;grid-template-columns:1fr 1fr;gap:1em}.answers>div{background:#f7f7f7;padding:.5em .8em}
-.small{color:#555;font-size:.92em}
+.answers{display:grid;grid-template-columns:1fr 1fr;gap:1em}.answers>div{background:var(--head);padding:.5em .8em}
+.small{color:var(--soft);font-size:.92em}
 </style></head>
 <body>
 <h1>Report of run {{ run.folder.resolve().name }}</h1>
@@ -92,7 +107,8 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% if differences %}
 <div class="missing"><b>Can this run tell rules apart?</b>
 {{ bullets(differences) }}
-{% if run.differences.rules %}{{ table(rules_table(run)) }}{% endif %}</div>
+{% call folded("Rules side by side") %}{% if run.differences.rules %}{{ table(rules_table(run)) }}{% endif %}
+{% endcall %}</div>
 {% endif %}
 {% if run.row("ppo", run.training_metric) %}
 <p>One run with one seed: how far these differences vary between seeds is not known from it.
@@ -106,7 +122,8 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% for sentence in (accuracy.trust(run.pluralllm) if run.pluralllm else []) %}
 <p class="small">{{ sentence }}</p>
 {% endfor %}
-{% if run.metrics|length > 1 %}<h3>All metrics</h3>{{ table(all_metrics_table(run)) }}{% endif %}
+{% call folded("All metrics") %}{% if run.metrics|length > 1 %}{{ table(all_metrics_table(run)) }}{% endif %}
+{% endcall %}
 {% endif %}
 {% endcall %}
 {% call section("Way to the ceiling") %}
@@ -149,7 +166,8 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 {% endfor %}
 {% endcall %}
 {% call section("Learning curve") %}{{ picture("learning_curve") }}{% endcall %}
-{% call section("PPO health") %}{{ picture("ppo_health") }}{% endcall %}
+{% call section("PPO health") %}{% call folded("Losses, KL, entropy, length") %}{{ picture("ppo_health") }}{% endcall %}
+{% endcall %}
 {% call section("Time") %}
 {{ picture("seconds_per_phase") }}
 {% set share = findings.federation_share(run.iterations) %}
@@ -165,7 +183,9 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 {{ bullets(([accuracy.kept(found)] + accuracy.uncertainty(found))|select) }}
 {% endif %}
 {{ picture("pluralllm") }}
+{% call folded("By number of context answers") %}
 {% if found and context_table(found) %}{{ table(context_table(found)) }}{% endif %}
+{% endcall %}
 {{ picture("pluralllm_context") }}{{ picture("pluralllm_groups") }}
 {% endcall %}
 {% call section("Example answers") %}
@@ -174,8 +194,11 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 <div class="answers"><div><b>SFT</b><pre>{{ example.sft }}</pre></div>
 <div><b>PPO</b><pre>{{ example.ppo }}</pre></div></div>
 <p class="small">Mean reward over the groups: {{ example.mean_reward|number }}</p>
+{% set targets = targets_table(run, example) %}
+{% call folded("Predictions by group, which rewards follow") %}{% if targets %}{{ table(targets) }}{% endif %}
+{% endcall %}
 {% endfor %}
 {% endcall %}
-{% call section("Configuration") %}{{ table(config_table(run)) }}{% endcall %}
+{% call section("Configuration") %}{% call folded("All keys") %}{{ table(config_table(run)) }}{% endcall %}{% endcall %}
 </body></html>
 """

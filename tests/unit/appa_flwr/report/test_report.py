@@ -13,7 +13,10 @@ import report_runs as made
 from appa_flwr.core.errors import UserError
 from appa_flwr.report import accuracy, build, findings
 from appa_flwr.report.artifacts import RunArtifacts, read_run
-from appa_flwr.run import pair_scores
+from appa_flwr.report.page import short
+from appa_flwr.run import pair_scores, predictions
+from appa_flwr.run.pair_scores import replace_rows
+from appa_flwr.survey.types import Question
 
 
 def verdicts(run: RunArtifacts, *, survey: bool = False) -> list[str]:
@@ -260,3 +263,35 @@ def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
     ):
         assert made.cells(page, key) == [key, shown]
     assert read_run(tmp_path).training_metric == "borda"
+
+
+def test_the_short_report_has_verdict_scores_and_how_to_have_it_again(tmp_path):
+    folder = made.scored_run(tmp_path / "a_b|c", ppo=(0.8604, 0.8))
+    line = {"phase": "machine", "step": 1, "of": 1, "message": "2 cores, no GPU", "seconds_left": None}
+    (folder / "progress.jsonl").write_text(json.dumps(line) + "\n")
+    found = short(read_run(folder)).splitlines()
+    assert found[0] == r"## a\_b\|c"
+    assert found[2] == "Against the predictions (JS): PPO gained on Avg AS and Min AS."
+    (head,) = [line for line in found if line.startswith("| method")]
+    (ppo,) = [line for line in found if line.startswith("| PPO |")]
+    cells = dict(zip(head.split(" | "), ppo.split(" | "), strict=True))
+    assert (cells["Avg AS, predictions"], cells["Min AS, survey answers |"]) == ("0.860", "0.700 |")
+    assert "- Made by: 2 cores, no GPU" in found
+    assert found[-1] == "- Again by: `appa run -c metric=js -c seed=7 -c appa.fairness-threshold=0.99`"
+    assert (build(folder).parent / "report.md").read_text().splitlines() == found
+
+
+def test_each_group_s_prediction_stands_folded_under_the_example_answers(tmp_path):
+    example = {"question": "Is it?", "options": ["Yes", "<No>"], "sft": "0.5,0.5", "ppo": "0.6,0.4", "mean_reward": 0.9}
+    folder = made.write_run(tmp_path, config=made.CONFIG, examples=[example, example | {"question": "Another?"}])
+    assert "Predictions by group" not in made.page_of(folder)
+    question = Question("q1", "Is it?", ("Yes", "<No>"))
+    target_GJK = np.array([[[0.75, 0.25]], [[0.1, 0.9]]])
+    kept = predictions.as_rows(target_GJK, groups=("North", "South"), questions=[question])
+    replace_rows(folder / "predictions.parquet", kept)
+    page = made.page_of(folder)
+    assert page.count("Predictions by group, which rewards follow") == 1
+    assert made.cells(page, "North") == ["North", "0.75", "0.25"]
+    assert made.cells(page, "Group") == ["Group", "Yes", "<No>"]
+    # as a browser counts: what is opened is closed
+    assert page.count("<details>") == page.count("</details>") == 2  # and the keys

@@ -10,9 +10,10 @@ import json
 import sys
 import warnings
 
+import torch
 import transformers
 
-from appa_flwr.config import Config
+from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from server_app import tracking
 from server_app.models import base, gpu_memory
@@ -23,13 +24,19 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     config = Config.load(json.load(sys.stdin))
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
     try:
         if "--memory" in sys.argv:
             print(gpu_memory.told(config))
             return
         tracking.check(config)
         if config.run.phases not in ("pluralllm", "serve"):
-            base.check(config, say=lambda text: print(text, file=sys.stderr, flush=True))
+            base.check(config, say=tell)
+            if config.model != TINY_MODEL and not torch.cuda.is_available():
+                tell(f"torch sees no GPU: {config.model} computes on CPU, by {base.threads(config)} threads")
     except UserError as error:
         print(error)
         sys.exit(2)

@@ -74,9 +74,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         keys=read_group_keys(config.federation.group_keys, expected=config.group_names),
     )
 
-    def embedded(done: int, of: int) -> None:
-        folder.progress("embedding", done, of, "embedding the questions (cached for later runs)", None)
-
     folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
     serving = config.run.phases == "serve"
     with_policy = not serving and config.run.phases != "pluralllm"
@@ -85,6 +82,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         aggregation.configured(rule, config.appa)  # one of the user's own may be wrong
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
+    embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
     run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded))
     if config.survey == GENERATED_SURVEY:
         drawn = population(config.data, config.seed)
@@ -197,10 +195,11 @@ def prepare_base(run: RunInputs) -> Base:
     """The base model, built here if it is the tiny one."""
     torch.set_num_threads(1)
     training = [run.catalogue.questions[q] for q in np.flatnonzero(~run.catalogue.held_out_Q)]
+    built = run.folder.timed("base", "building the tiny policy (cached for later runs)")
 
     def progress(step: int, of: int) -> None:
         if step % max(1, of // 10) == 0:
-            run.folder.progress("base", step, of, "building the tiny policy (cached for later runs)", None)
+            built(step, of)
 
     return base_models.prepare(run.config, training, progress=progress)
 

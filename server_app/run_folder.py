@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
@@ -158,6 +158,11 @@ class RunFolder:
         else:
             self._above.progress(self._named(phase), step, of, message, seconds_left)
 
+    def timed(self, phase: str, message: str) -> Callable[[int, int], None]:
+        """Progress, by steps done and steps in all, of what is no phase of its own or begins before it."""
+        started = time.monotonic()
+        return lambda step, of: self.progress(phase, step, of, message, _left(time.monotonic() - started, step, of))
+
     def _named(self, phase: str) -> str:
         """A phase's name in the run above."""
         return f"{phase} by {self._rule}"
@@ -198,6 +203,11 @@ def _gpu_mib() -> float | None:
     return float(round(torch.cuda.max_memory_allocated() / MEBIBYTE, 1))
 
 
+def _left(spent: float, step: int, of: int) -> float | None:
+    """Seconds left after so many steps of so many; None before the first."""
+    return spent / step * (of - step) if step > 0 else None
+
+
 class OpenPhase:
     """One phase of a run; see `RunFolder.phase`."""
 
@@ -208,8 +218,7 @@ class OpenPhase:
 
     def step(self, step: int, of: int, message: str) -> None:
         """Report a step done; the time left is the mean of this session's steps so far times those to come."""
-        spent, here = time.monotonic() - self.started, step - self._done
-        left = spent / here * (of - step) if here > 0 else None
+        left = _left(time.monotonic() - self.started, step - self._done, of - self._done)
         self._folder.progress(self._name, step, of, message, left)
 
     def save_seconds(self) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, TINY_MODEL, Config, check_groups
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.files import lock, writing
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import failed_at_once
@@ -22,6 +27,9 @@ from appa_flwr.survey.types import Rejection, Survey
 
 APP_NAME = "appa-flwr"
 SHOWN_REJECTIONS = 5
+GIBIBYTE = 2**30
+LEAST_DISK = 1.0  # GiB
+LEAST_GIBIBYTES = {True: 2, False: 6}  # of memory, of a run with the tiny model or SmolLM2 and eight groups
 LOCK_SECONDS = 15.0  # after a kill, the processes of the run may need a moment to end
 
 
@@ -53,7 +61,11 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
     """
     data = config.data
     if config.survey == GENERATED_SURVEY:
-        return generate.generate(**generate.population(data, config.seed))
+        drawn = generate.generate(**generate.population(data, config.seed))
+        for name in groups:
+            if name not in drawn.groups:
+                raise unknown_name("group", name, valid=drawn.groups)
+        return replace(drawn, answers={name: drawn.answers[name] for name in groups or drawn.groups})
     return read.read_survey(
         config.survey,
         groups=groups or None,
@@ -103,13 +115,29 @@ def show_left_out(rejections: Sequence[Rejection]) -> None:
         print(f"left out: {len(rejections)} answers in all; `appa survey` counts them by reason", flush=True)
 
 
+def machine_warnings(config: Config) -> Iterator[str]:
+    """What of this machine will keep a run waiting or end it: little free memory or disk, and what else it is doing."""
+    memory, needed = psutil.virtual_memory().available / GIBIBYTE, LEAST_GIBIBYTES[config.model == TINY_MODEL]
+    if memory < needed:
+        yield f"{memory:.1f} GiB of memory are free, and a run of model {config.model} takes some {needed} or more"
+    output = Path(config.run.output_dir).absolute()
+    disk = shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.is_dir())).free / GIBIBYTE
+    if disk < LEAST_DISK:
+        yield f"{disk:.1f} GiB of disk are free in {config.run.output_dir}; a full one ends a run"
+    cores, load = os.cpu_count() or 1, psutil.getloadavg()[0]
+    if load > cores:
+        yield f"this machine is busy (load {load:.1f} on {cores} cores): a run takes longer, and Ray may start too late"
+
+
 def check_server(config: Config, app_folder: Path) -> None:
-    """Have the server look at its model and tracker, as far as there is something to look at.
+    """Warn of what this machine lacks, and have the server look at its model and tracker, as far as there is any.
 
     Raises:
         UserError: they cannot be used.
         RunFailed: the server's code cannot be started.
     """
+    for warning in machine_warnings(config):
+        print(f"WARNING: {warning}", file=sys.stderr, flush=True)
     if config.model == TINY_MODEL and config.run.tracker == "none":
         return
     ask_server(config, app_folder)

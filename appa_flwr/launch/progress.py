@@ -16,8 +16,8 @@ Show = Callable[[Progress], None]
 
 
 def time_left(record: Progress) -> str:
-    """In words, empty where unknown."""
-    if record.seconds_left is None:
+    """In words, empty where unknown or over."""
+    if not record.seconds_left:
         return ""
     minutes, seconds = divmod(max(0, round(record.seconds_left)), 60)
     return f"{minutes} min {seconds:02d} s left" if minutes else f"{seconds} s left"

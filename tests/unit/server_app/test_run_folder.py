@@ -221,6 +221,21 @@ def test_a_resumed_run_goes_on_where_the_files_end(tmp_path, clock):
     assert [(row.phase, row.seconds) for row in files_of_run.PHASES.read(folder.path)] == [("sft", 11.0), ("ppo", 19.0)]
 
 
+def test_what_runs_beside_a_phase_tells_its_time_left(tmp_path, clock):
+    folder = RunFolder(config_in(tmp_path))
+    step = folder.timed("base", "building")
+    for done in (0, 10, 40):
+        step(done, 40)
+        clock[0] += 20.0
+    records = list(read_progress(Tail(folder.path / "progress.jsonl")))
+    # 20 s for ten steps, and thirty to come
+    assert [(r.phase, r.step, r.message, r.seconds_left) for r in records] == [
+        ("base", 0, "building", None),
+        ("base", 10, "building", 60.0),
+        ("base", 40, "building", 0.0),
+    ]
+
+
 def test_fewer_iterations_than_the_checkpoint_counts_are_an_error(tmp_path):
     folder = RunFolder(config_in(tmp_path))
     folder.append(METRICS, iteration(1))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from surveys import row, write
@@ -44,6 +45,38 @@ def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
     assert checks.participants(chosen) == ("South",)
     generated = Config.load({"data.num-groups": 3, "data.num-questions": 20})
     assert checks.participants(generated) == generate(num_questions=20, num_groups=3, seed=0).groups
+
+
+def test_a_generated_survey_has_the_groups_that_are_asked_for_and_their_answers():
+    config = Config.load({"data.num-groups": 3, "data.num-questions": 20})
+    every = checks.read_survey(config, ())
+    last, _, first = reversed(every.groups)
+    chosen = checks.read_survey(config, (last, first))
+    assert chosen.groups == (last, first)
+    assert chosen.answers[last].keys() == every.answers[last].keys()
+    assert chosen.questions == every.questions
+
+
+def test_a_machine_that_is_short_of_something_is_said_in_a_line_each(monkeypatch, tmp_path):
+    config = Config.load({"run.output-dir": str(tmp_path / "not" / "there")})
+    memory, disk, load = [checks.GIBIBYTE * 9], [checks.GIBIBYTE * 9], [1.9]
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory[0]))
+    monkeypatch.setattr(checks.psutil, "getloadavg", lambda: (load[0], 9.0, 9.0))
+    monkeypatch.setattr(
+        checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk[0] if path == tmp_path else 0)
+    )
+    monkeypatch.setattr(checks.os, "cpu_count", lambda: 2)
+    assert list(checks.machine_warnings(config)) == []
+    memory[0], disk[0], load[0] = checks.GIBIBYTE * 3 // 2, checks.GIBIBYTE // 2, 2.1
+    assert [line.partition(" a run")[0].partition(", and")[0] for line in checks.machine_warnings(config)] == [
+        "1.5 GiB of memory are free",
+        f"0.5 GiB of disk are free in {tmp_path}/not/there; a full one ends",
+        "this machine is busy (load 2.1 on 2 cores):",
+    ]
+    memory[0], disk[0], load[0] = checks.GIBIBYTE * 5, checks.GIBIBYTE * 9, 0.0
+    assert list(checks.machine_warnings(config)) == []
+    (line,) = checks.machine_warnings(Config.load({**config.flat(), "model": "smollm2"}))
+    assert line.startswith("5.0 GiB of memory are free, and a run of model smollm2 takes")
 
 
 def test_groups_that_are_left_out_for_too_few_questions_are_named(survey, capsys):

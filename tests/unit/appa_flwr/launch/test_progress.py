@@ -32,6 +32,7 @@ def test_tail_gives_complete_lines_once(tmp_path):
         (59.6, "[ppo 3/100] FI 0.97 (1 min 00 s left)"),
         (185.0, "[ppo 3/100] FI 0.97 (3 min 05 s left)"),
         (-4.0, "[ppo 3/100] FI 0.97 (0 s left)"),
+        (0.0, "[ppo 3/100] FI 0.97"),
     ],
 )
 def test_without_a_terminal_a_record_is_a_plain_line(tmp_path, capsys, seconds, expected):

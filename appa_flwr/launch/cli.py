@@ -115,7 +115,7 @@ def serve(
     ] = None,
     verbose: _Verbose = False,
 ) -> None:
-    """Give the groups' rewards to other trainers over HTTP, in a local Flower simulation, until Ctrl-C."""
+    """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
     folder = _launched(file, overrides, resume, "run.phases=serve", verbose=verbose)
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
 
@@ -133,7 +133,7 @@ def evaluate(
         "eval"
     ),
 ) -> None:
-    """Let a served run's groups judge a model's answers to the held-out questions (appa serve)."""
+    """Let the groups of appa serve judge a model's held-out answers."""
     from appa_flwr.launch import evaluate as evaluation
     from appa_flwr.trainers.client import Served
 
@@ -158,7 +158,7 @@ def evaluate(
 
 @app.command()
 def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbose = False) -> None:
-    """Pretrain the preference predictor alone, and show how far it can be trusted."""
+    """Pretrain the preference predictor alone, and show its errors."""
     config = settings.assemble(file, [*(overrides or []), "run.phases=pluralllm"], folder=Path.cwd())
     from appa_flwr.launch.flower import launch
 
@@ -186,7 +186,7 @@ def deploy(
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Make a folder for each party of a deployment, with certificate, key, owner's policy, data and start script."""
+    """Make a folder for each party of a deployment, to be carried there."""
     if resume and (file or overrides or groups or not local):
         raise UserError(
             "--resume goes on with the keys the run began with: it takes --local, no FILE, no -c, no --groups"
@@ -231,7 +231,7 @@ def doctor(
     ] = None,
     overrides: _Overrides = None,
 ) -> None:
-    """Say what keeps this machine, or a party of a deployment, from working, and what would be right.
+    """Say what keeps this machine, or a party, from working.
 
     With -c also whether the GPU's memory will hold such a run.
     """
@@ -265,7 +265,7 @@ def compare(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of runs of one survey.")],
     out: Annotated[Path | None, typer.Option(help="A picture of it, as PNG.", show_default=False)] = None,
 ) -> None:
-    """Compare runs with the first: scores, and paired differences with intervals over held-out questions."""
+    """Compare runs with the first: scores, differences, intervals."""
     from appa_flwr.report import comparison
 
     found = comparison.compare(run_folders)
@@ -284,7 +284,7 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
     options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
 ) -> None:
-    """Ask a run's policy a question: the shares it expects, or its ranking."""
+    """Ask a run's policy a question, and what its groups would say."""
     from appa_flwr.public import load_run
 
     opened = load_run(run_folder)
@@ -312,7 +312,7 @@ def config(
     every: Annotated[bool, typer.Option("--all", help="Show the keys of every section in full.")] = False,
     toml: Annotated[bool, typer.Option("--toml", help="Print all keys as a TOML file instead.")] = False,
 ) -> None:
-    """Show the config keys: their values after FILE and -c, what they may be, what they do."""
+    """Show the config keys: their values, what they may be and do."""
     values = settings.assemble(file, overrides or [], folder=None).flat()
     if toml:
         typer.echo(settings.to_toml_table(values), nl=False)
@@ -353,7 +353,7 @@ def survey(
         Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
     ] = None,
 ) -> None:
-    """Show what a survey holds, and split it into files to be carried to the groups' machines."""
+    """Show what a survey holds, and split it into a file a group."""
     chosen, found = _surveyed(source, overrides)
     from appa_flwr.report import survey_picture as picture
     from appa_flwr.report import survey_summary as report
@@ -381,7 +381,7 @@ def diagnose(
         int, typer.Option(min=0, help="Search for sets of so many groups on which rules can differ; 0 = do not.")
     ] = 0,
 ) -> None:
-    """Say, before any training, whether a survey's groups can tell aggregation rules apart."""
+    """Say before training whether a survey can tell rules apart."""
     chosen, survey = _surveyed(source, overrides)
     from appa_flwr.analysis.destinations import rules
     from appa_flwr.analysis.diagnosis import diagnose as diagnosed
@@ -426,11 +426,11 @@ def prompts(
 @app.command()
 def push(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    repository: Annotated[str, typer.Argument(metavar="NAME", help="On the Hugging Face hub, as OWNER/NAME.")],
+    repository: Annotated[str, typer.Argument(metavar="NAME", help="OWNER/NAME on the hub; `hf auth login` first.")],
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public; else it is private.")] = False,
     predictor: Annotated[bool, typer.Option("--predictor", help="Push PluralLLM's weights, not the policy.")] = False,
 ) -> None:
-    """Upload a run's policy with its model card, or its preference predictor; `hf auth login` first."""
+    """Upload a run's policy or predictor to the Hugging Face hub."""
     from appa_flwr.launch.hub import upload
 
     typer.echo(f"pushed: {upload(run_folder, repository, public=public, predictor=predictor)}")

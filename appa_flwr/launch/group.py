@@ -23,7 +23,7 @@ from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.survey import read
 from appa_flwr.survey.types import Survey
 
-app = typer.Typer(help="For the owner of a group's data: check it, decide, see what has left.", no_args_is_help=True)
+app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
 
 
 @app.command()

@@ -233,6 +233,8 @@ def score(message: Message, context: Context) -> Message:
     request = wire.unpack_score_request(message.content)
     protection = Protection.of(context.node_config)
     survey_answers.check_allowed(survey_answers.context_config(context), protection.owner_policy)
+    if not all(map(protection.owner_policy.allows, request.metrics)):  # the run's config may name another one
+        raise outgoing.Refused(wire.METRIC_REFUSED)
     if request.asked == wire.PROBES_ASKED and not protection.owner_policy.probes:
         raise outgoing.Refused(wire.PROBES_REFUSED)
     memory = state.memory_of(context)

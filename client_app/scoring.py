@@ -26,19 +26,15 @@ def score(request: wire.ScoreRequest, side_QK: FloatArray, option_QK: BoolArray)
     """
     if request.question_J.size and not 0 <= request.question_J.min() <= request.question_J.max() < len(side_QK):
         raise UserError("an answer's question is not in the catalogue")
-    unknown = set(request.metrics) - set(rewards.METRICS)
-    if unknown:
-        raise UserError(f"unknown metric '{min(unknown)}'; known are {', '.join(rewards.METRICS)}")
+    metrics = {name: rewards.find(name) for name in request.metrics}
     target_JK = side_QK[request.question_J]
     option_JK = option_QK[request.question_J]
     readable_J = ~np.isnan(np.where(option_JK, request.prediction_JK, 0.0)).any(1)
     known_J = ~np.isnan(target_JK).any(1)
     usable_J = readable_J & known_J
     result = {}
-    for metric in request.metrics:
+    for metric, scored in metrics.items():
         reward_J = np.where(known_J, 0.0, np.nan)
-        reward_J[usable_J] = rewards.METRICS[metric](
-            request.prediction_JK[usable_J], target_JK[usable_J], option_JK[usable_J]
-        )
+        reward_J[usable_J] = scored(request.prediction_JK[usable_J], target_JK[usable_J], option_JK[usable_J])
         result[metric] = reward_J
     return result

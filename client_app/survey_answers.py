@@ -30,11 +30,13 @@ def deployed(node_config: Mapping[str, object]) -> bool:
 
 
 def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
-    """Refuse a run that asks for training answers or predictions themselves where the owner has not allowed it.
+    """Refuse a run that asks for training answers, predictions or a foreign metric where the owner has not allowed it.
 
     Raises:
-        Refused: `sft.target` is a mean, or `pluralllm.reward-target` is another than "predicted".
+        Refused: `sft.target` is a mean, `pluralllm.reward-target` is another than "predicted", or `metric` is foreign.
     """
+    if not owner_policy.allows(config.reward_metric):
+        raise Refused(wire.METRIC_REFUSED)
     if config.sft.target == "mean" and not owner_policy.mean:
         raise Refused(wire.MEAN_REFUSED)
     if config.sft.target == "predicted-mean" and not owner_policy.probes:

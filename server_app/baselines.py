@@ -17,7 +17,7 @@ from appa_flwr.analysis.destinations import destination, drawn_questions, ends, 
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
-from appa_flwr.protocol.rewards import METRICS, metrics_of
+from appa_flwr.protocol.rewards import find, metrics_of
 from appa_flwr.run import predictions
 from appa_flwr.run.records import (
     CEILINGS,
@@ -68,7 +68,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
     """
     federation, config = run.federation, run.config
     option_JK = run.catalogue.option_QK[question_J]
-    metrics = metrics_of(config.task)
+    metrics = metrics_of(config.task, config.reward_metric)
     trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
     scored = [
         score(run, name, given_answers(question_J, answer_JK), metrics=metrics) for name, answer_JK in trivial.items()
@@ -183,6 +183,6 @@ def _own_rewards(
         known_GJ1 = known_GJ[:, :, None]
         safe_GJK, safe_against_GJK = (np.where(known_GJ1, table, uniform_JK) for table in (own_GJK, against_GJK))
         for metric in metrics:
-            reward_GJ = METRICS[metric](safe_GJK, safe_against_GJK, option_JK)
+            reward_GJ = find(metric)(safe_GJK, safe_against_GJK, option_JK)
             found[metric, side] = np.where(known_GJ, reward_GJ, np.nan)
     return found

@@ -33,7 +33,7 @@ def evaluate(
     """
     config = run.config
     # The training metric first: the examples in the report show its rewards.
-    metrics = sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric)
+    metrics = sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
     with run.folder.phase(f"evaluate {name}") as phase:
         answers = evaluation.greedy_answers(
             model,

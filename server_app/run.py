@@ -32,7 +32,7 @@ from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import rewards, wire
 from appa_flwr.run.records import BASE_ROWS, Card, GroupSums, SFTCard, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
@@ -80,6 +80,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     tracking.check(config)
     for rule in filter(None, (config.rule, config.baseline_rule)):
         aggregation.configured(rule, config.appa)  # one of the user's own may be wrong
+    rewards.try_out(config.reward_metric, config.task)
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
-from appa_flwr.protocol.rewards import METRICS
+from appa_flwr.protocol.rewards import find
 
 GROUPS_TO_COMPARE = 2
 """Fewer groups cannot be treated unequally, so a question that fewer have is not in the Fairness Index."""
@@ -78,7 +78,7 @@ def shared_rewards(answer_QK: FloatArray, target_GQK: FloatArray, option_QK: Boo
     """Rewards (G, Q) of giving all groups the same answers; NaN where a group's target is a row of NaN."""
     known_GQ = known_targets(target_GQK, option_QK)
     safe_GQK = np.where(known_GQ[:, :, None], target_GQK, option_QK / option_QK.sum(axis=1, keepdims=True))
-    return np.where(known_GQ, METRICS[metric](answer_QK, safe_GQK, option_QK), np.nan)
+    return np.where(known_GQ, find(metric)(answer_QK, safe_GQK, option_QK), np.nan)
 
 
 def skill_score(score: float, uniform: float) -> float:

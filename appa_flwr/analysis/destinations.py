@@ -21,7 +21,7 @@ from appa_flwr.analysis.alignment import known_targets, shared_rewards
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.config import Config
-from appa_flwr.protocol.rewards import METRICS
+from appa_flwr.protocol.rewards import find
 
 BATCH = 192
 VISITS = 600
@@ -93,7 +93,7 @@ def destination(
         question_J = rng.integers(num_questions, size=BATCH)
         noise_JK = NOISE * rng.standard_normal((BATCH, num_options))
         answer_JK = _shares(theta_QK[question_J] + noise_JK, option_QK[question_J])
-        reward_GJ = METRICS[metric](answer_JK, target_GQK[:, question_J], option_QK[question_J])
+        reward_GJ = find(metric)(answer_JK, target_GQK[:, question_J], option_QK[question_J])
         if sent is not None:
             reward_GJ = sent(reward_GJ)
         result = rule.apply(state, reward_GJ, reward_GJ)

@@ -85,7 +85,7 @@ def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
 def _choices(hint: Any) -> tuple[str, ...]:
     """The values of a literal, also where a pattern is valid too; none for other types."""
     if get_origin(hint) is Union:
-        return (*(name for part in get_args(hint) for name in _choices(part)), "MODULE:CLASS")
+        return (*(name for part in get_args(hint) for name in _choices(part)), "MODULE:NAME")
     return tuple(str(c) for c in get_args(hint)) if get_origin(hint) is Literal else ()
 
 

@@ -36,6 +36,7 @@ from appa_flwr.config.sections import (
     ServeSection,
     SFTSection,
 )
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 
 GENERATED_SURVEY = "generated"
@@ -46,12 +47,12 @@ SMOLLM2_MODEL = "smollm2"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-_WORD = "[A-Za-z_][A-Za-z0-9_]*"
-RuleName = (
-    Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"]
-    | Annotated[str, StringConstraints(pattern=rf"^{_WORD}(\.{_WORD})*:{_WORD}$")]
-)
+OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
+"""A module and what it holds: code of the user's own."""
+RuleName = Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"] | OwnName
 """A rule that is there, or the module and the class of another (`aggregation.find`)."""
+MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] | OwnName
+"""A metric, or the module and the function of another (`rewards.find`)."""
 
 
 class Config(Section):
@@ -59,7 +60,10 @@ class Config(Section):
 
     task: Literal["dpa", "opa"] = Field("dpa", description="what the policy answers: a distribution or a ranking")
     survey: str = Field(
-        GENERATED_SURVEY, min_length=1, description=f"generated, the path of a file or folder, or {HUB_SURVEY} (hub)"
+        GENERATED_SURVEY,
+        min_length=1,
+        description=f"generated, the path of a file or folder, {HUB_SURVEY} (hub), or a reader of your own, "
+        "MODULE:FUNCTION or MODULE:FUNCTION:FILE",
     )
     groups: str = Field("", description="names separated by commas (or by semicolons); empty = all")
     model: str = Field(
@@ -72,10 +76,10 @@ class Config(Section):
         "average",
         description="a second policy is trained by this rule, from the same SFT model, and compared; empty = none",
     )
-    metric: Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] = Field(
+    metric: MetricName = Field(
         "auto",
         description="alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for "
-        "opa",
+        "opa; MODULE:FUNCTION is one of your own",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="the one seed every random stream is derived from")
     run_name: str = Field(
@@ -196,7 +200,7 @@ def check_groups(config: Config, groups: Sequence[str]) -> None:
 
 
 def _in_names(config: Config) -> Iterator[str]:
-    if config.reward_metric not in TASK_METRICS[config.task]:
+    if ":" not in config.metric and config.reward_metric not in TASK_METRICS[config.task]:
         fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
         yield f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}'
     if config.run_name and not _RUN_NAME.fullmatch(config.run_name):

@@ -18,9 +18,9 @@ PROJECT = "pyproject.toml"
 OWN_PACKAGES = ("appa_flwr", "pluralllm", "server_app", "client_app")
 
 
-def own_code(rule: str, here: Path) -> Path | None:
-    """The file or folder in `here` that holds the module of a rule named module:Class; None for other rules."""
-    top = rule.rpartition(":")[0].partition(".")[0]
+def own_code(name: str, here: Path) -> Path | None:
+    """The file or folder in `here` that holds the module of code named module:name; None for other names."""
+    top = name.partition(":")[0].partition(".")[0] if ":" in name else ""
     spec = importlib.util.find_spec(top) if top and top not in OWN_PACKAGES else None
     if spec is None:
         return None
@@ -30,20 +30,20 @@ def own_code(rule: str, here: Path) -> Path | None:
     return path if path.parent.resolve() == here.resolve() else None
 
 
-def sent_files(app_folder: Path, home: Path, own: Path | None = None) -> Path:
+def sent_files(app_folder: Path, home: Path, *own: Path | None) -> Path:
     """A copy of what `flwr run` sends; in a checkout it would look at all files, an environment's 60,000 too.
 
-    `own`: a module's file or a package's folder that goes along.
+    `own`: files of modules and folders of packages that go along.
     """
     copy = home / APP_NAME
     text = project_file(app_folder, PROJECT).read_text(encoding="utf-8")
     sent = tomllib.loads(text)["tool"]["flwr"]["app"]["fab-include"]
     code = {path.relative_to(app_folder): path for pattern in sent for path in app_folder.glob(pattern)}
     code |= {Path(name): project_file(app_folder, name) for name in sent if "*" not in name}
-    if own is not None:
-        pattern = own.name if own.is_file() else f"{own.name}/**/*.py"
+    for mine in dict.fromkeys(filter(None, own)):
+        pattern = mine.name if mine.is_file() else f"{mine.name}/**/*.py"
         text = text.replace("fab-include = [", f'fab-include = ["{pattern}", ')
-        code |= {path.relative_to(own.parent): path for path in own.parent.glob(pattern)}
+        code |= {path.relative_to(mine.parent): path for path in mine.parent.glob(pattern)}
     for name, path in code.items():
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)

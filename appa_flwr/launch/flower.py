@@ -27,12 +27,14 @@ from rich.console import Console
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config, to_toml_table
+from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out
 from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Tail, read_progress, shown
+from appa_flwr.protocol import rewards
 from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, MACHINE, PROGRESS, SERVE_PHASE, STOP_FILE, SUPERLINK_LOG
 
 COMPLETED = "finished:completed"
@@ -69,7 +71,9 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
             has been ended.
     """
     config = config.named(datetime.now())
-    aggregation.configured(config.rule, config.appa)
+    for rule in filter(None, (config.rule, config.baseline_rule)):
+        aggregation.configured(rule, config.appa)
+    rewards.try_out(config.reward_metric, config.task)
     groups = participants(config)
     left_out = read_survey(config, groups).rejections
     check_server(config, app_folder)
@@ -81,7 +85,9 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
-        command = ["flwr", "run", str(sent_files(app_folder, home, own_code(config.rule, Path.cwd())))]
+        named = (config.rule, config.baseline_rule, config.metric, reader_of(config.survey).name)
+        own = (own_code(name, Path.cwd()) for name in named)
+        command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
         processes = min(len(groups), os.cpu_count() or 1)
         nodes = len(groups) if config.pluralllm.by_node else processes
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.

@@ -13,7 +13,7 @@ import numpy as np
 
 from appa_flwr.analysis.alignment import Scores, alignment_scores
 from appa_flwr.protocol import formats
-from appa_flwr.protocol.rewards import METRICS
+from appa_flwr.protocol.rewards import find
 
 Rewards = Mapping[str, float]
 """Group -> reward of one answer; groups that were not asked the question are absent."""
@@ -25,7 +25,7 @@ def process_results(doc: Mapping[str, object], results: Sequence[str]) -> dict[s
     parsed = formats.parse(task, results[0], len(options))
     real_K = np.ones(len(options), dtype=bool)
     answers = {name: shares for name, shares in dict(doc["answers"]).items() if shares is not None}  # type: ignore[call-overload]
-    metric = METRICS[str(doc["metric"])]
+    metric = find(str(doc["metric"]))
     rewards = {
         name: 0.0 if parsed.prediction is None else float(metric(parsed.prediction, shares, real_K))
         for name, shares in answers.items()

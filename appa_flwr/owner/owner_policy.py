@@ -34,6 +34,12 @@ class OwnerPolicy(BaseModel):
         description="SHA-256 of the app bundle that may run here (appa group bundle), or several; empty = any; it "
         "needs the guard that the start script puts before Flower's programs (appa doctor)",
     )
+    metrics: str | None = Field(
+        "",
+        pattern=r"^\s*([\w.]+:\w+(\s+|$))*$",
+        description="reward metrics beyond appa-flwr's own that may score here, MODULE:FUNCTION, or several; their "
+        "code has to be installed here",
+    )
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
@@ -84,6 +90,10 @@ class OwnerPolicy(BaseModel):
         0.0, ge=0, le=1, description="standard deviation of what is added to rewards, the same for the same answer"
     )
 
+    def allows(self, metric: str) -> bool:
+        """True if answers may be scored by a metric: one of ours, or one that the owner names; in a simulation any."""
+        return ":" not in metric or self.metrics is None or metric in self.metrics.split()
+
     @property
     def changes_rewards(self) -> bool:
         """True if rewards leave otherwise than they were computed."""
@@ -102,7 +112,7 @@ AS_IN_SIMULATION: dict[str, object] = {
 }
 """Values that make a node's PluralLLM that of a simulation, to every digit."""
 
-SIMULATION = OwnerPolicy(truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
+SIMULATION = OwnerPolicy(metrics=None, truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
 
 
 def read_owner_policy(path: Path) -> OwnerPolicy:

@@ -10,6 +10,7 @@ padded position is never looked at. NaN at a real option marks a missing vector:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from appa_flwr.config import ranges
 from appa_flwr.config.ranges import ALIGNMENT_WEIGHT, TASK_METRICS
-from appa_flwr.core.errors import unknown_name
+from appa_flwr.core import own_code
+from appa_flwr.core.errors import UserError, unknown_name
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -25,6 +27,8 @@ Metric = Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], FloatArray]
 
 _BASE_OF_UNIT_RANGE = 2.0
 _LOG1P_FLOOR = np.nextafter(-1.0, 0.0)
+_ROUNDING = 1e-9  # by which a reward may lie outside [0, 1]
+_MOST_TRIED, _NUM_TRIED = 6, 64  # options and answers that a metric of the user's own is tried on
 
 
 def js(prediction: npt.ArrayLike, target: npt.ArrayLike, options: npt.ArrayLike) -> FloatArray:
@@ -121,15 +125,83 @@ METRICS: dict[str, Metric] = {
 """Metrics by the name they have in config and reports."""
 
 
-def metrics_of(task: str) -> tuple[str, ...]:
+def metrics_of(task: str, also: str = "") -> tuple[str, ...]:
     """Names of the metrics that can score answers to "dpa" (distributions) or "opa" (rankings), the usual one first.
+
+    `also`, such as a run's metric of the user's own, stands behind them.
 
     Raises:
         UserError: an unknown task.
     """
     if task not in TASK_METRICS:
         raise unknown_name("task", task, valid=TASK_METRICS)
-    return TASK_METRICS[task]
+    return tuple(dict.fromkeys(filter(None, (*TASK_METRICS[task], also))))
+
+
+def find(name: str) -> Metric:
+    """The metric of that name: one of `METRICS`, or for "module:function" that function, held to its promises.
+
+    It is called with rows (N, K) that are not missing, 0 on padding, and has to give N rewards in [0, 1]; the metric
+    raises a `UserError` where it does not.
+
+    Raises:
+        UserError: an unknown metric, a module that cannot be imported, or no function of that name in it.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    module, colon, held = name.partition(":")
+    if not colon:
+        raise unknown_name("metric", name, valid=METRICS)
+    function = own_code.load("metric", name)
+    if not callable(function):
+        raise UserError(f'metric "{name}": {module} has no function {held}(prediction, target, options)')
+    return functools.partial(_of_ones_own, name, function)
+
+
+def try_out(name: str, task: str) -> None:
+    """Let a metric of the user's own score answers such as a run's, so that it fails before the run does.
+
+    Raises:
+        UserError: see `find`; or it fails, or gives something else than rewards in [0, 1].
+    """
+    rng = np.random.default_rng(0)
+    option_NK = np.arange(_MOST_TRIED) < rng.integers(2, _MOST_TRIED + 1, size=(_NUM_TRIED, 1))
+    answer_2NK = rng.dirichlet(np.full(_MOST_TRIED, 0.3), size=(2, _NUM_TRIED)) * option_NK + 1e-3 * option_NK
+    answer_2NK[:, :_MOST_TRIED] = np.eye(_MOST_TRIED)[0]  # all agree
+    answer_2NK[0, 1] = np.eye(_MOST_TRIED)[1]  # disjoint
+    answer_2NK /= answer_2NK.sum(axis=-1, keepdims=True)
+    answer_2NK[0, _NUM_TRIED // 2 :] *= 1.5  # a model's shares need not have the sum 1
+    if task == "opa":
+        place_2NK = np.argsort(ranking(answer_2NK, option_NK), axis=-1)
+        answer_2NK = (option_NK.sum(axis=-1, keepdims=True) - place_2NK) * option_NK
+    find(name)(answer_2NK[0], answer_2NK[1], option_NK)
+
+
+def _of_ones_own(
+    name: str,
+    function: Callable[[FloatArray, FloatArray, BoolArray], npt.ArrayLike],
+    prediction: npt.ArrayLike,
+    target: npt.ArrayLike,
+    options: npt.ArrayLike,
+) -> FloatArray:
+    arrays = np.broadcast_arrays(*_same_options(prediction, target, options))
+    option_NK = arrays[2].reshape(-1, arrays[2].shape[-1])
+    prediction_NK, target_NK = (np.where(option_NK, array.reshape(option_NK.shape), 0.0) for array in arrays[:2])
+    known_N = ~np.isnan(prediction_NK + target_NK).any(axis=1)
+    reward_N = np.full(len(option_NK), np.nan)
+    if known_N.any():
+        try:
+            given = function(prediction_NK[known_N], target_NK[known_N], option_NK[known_N])
+            reward = np.asarray(given, dtype=np.float64)
+        except Exception as error:  # whatever its code does
+            raise UserError(f'metric "{name}": fails ({own_code.in_words(error)})') from error
+        if reward.shape != (known_N.sum(),):
+            what = f"array of shape {reward.shape} for {known_N.sum()} answers"
+            raise UserError(f'metric "{name}": gives an {what}; it has to give one reward each')
+        if (wrong := reward[~((reward >= -_ROUNDING) & (reward <= 1.0 + _ROUNDING))]).size:
+            raise UserError(f'metric "{name}": gives {wrong[0]:.6g}; a reward lies in [0, 1], 1 is best')
+        reward_N[known_N] = reward
+    return _in_unit_range(reward_N.reshape(arrays[2].shape[:-1]))
 
 
 def training_reward(

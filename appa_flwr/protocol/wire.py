@@ -43,7 +43,9 @@ FAILED, FORGOTTEN = 100, 101
 MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUSED, PREDICTIONS_REFUSED = range(
     110, 116
 )
-SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING, UNKNOWN_ACTION = range(116, 123)
+SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING, UNKNOWN_ACTION, METRIC_REFUSED = range(
+    116, 124
+)
 """Flower error codes of a group's reply: an action failed, the node has restarted, or its owner's policy refuses."""
 
 MOST_ANSWERS = 20_000
@@ -76,6 +78,7 @@ REFUSALS = {
     FEW_ANSWERS: "it has answered fewer of the training questions than its owner's policy asks for (least-answers)",
     WEAK_TRAINING: "its owner's policy refuses training by plain SGD (sgd) or by so few steps (least-steps);"
     " preset = deployed does without both",
+    METRIC_REFUSED: "metric is not one of appa-flwr, and its owner's policy does not name it (metrics)",
     UNKNOWN_ACTION: "it knows no such message",
 }
 """A refusal's words, by its error code: the same words for every group, so that none of its own can leave."""

@@ -6,7 +6,6 @@ somebody's own module and is named `module:Class`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
@@ -23,6 +22,7 @@ from appa_flwr.analysis.aggregation.equations import (
 from appa_flwr.analysis.aggregation.paper import Alpha, Appa, Average, Minimum
 from appa_flwr.analysis.aggregation.rule import Combination, Past, Result, Rule, State
 from appa_flwr.config import ranges
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError, unknown_name
 
 __all__ = [
@@ -66,13 +66,7 @@ def find(name: str) -> type[Rule]:
     module, _, class_name = name.partition(":")
     if not class_name:
         raise unknown_name("rule", name, valid=RULES)
-    try:
-        rule = getattr(importlib.import_module(module), class_name, None)
-    except Exception as error:  # whatever its code does
-        there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
-        advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f'rule "{name}": {module} cannot be imported ({reason}){advice}') from error
+    rule = own_code.load("rule", name)
     if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
         raise UserError(
             f'rule "{name}": {module} has no class {class_name} that extends appa_flwr.analysis.aggregation.Rule and '

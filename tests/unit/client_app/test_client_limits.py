@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from in_process import deployed
 from small import AS_OWNERS_ASK
 
 from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import wire
 from appa_flwr.survey.generate import generate
@@ -243,3 +245,52 @@ def test_an_id_that_would_spoil_the_ledger_is_refused(question_id, tmp_path):
     first, *others = public.questions
     bad = replace(public, questions=(replace(first, question_id=question_id), *others))
     assert node.take(bad) == wire.FAILED
+
+
+FOREIGN = "their_metric:half"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A metric of somebody's own that says when it is imported, and is at hand on the group's machine."""
+    (tmp_path / "their_metric.py").write_text(
+        f"open({str(tmp_path / 'imported')!r}, 'w')\n\ndef half(prediction, target, options):\n"
+        "    return 0.5 * (target[:, 0] >= 0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "imported"
+    sys.modules.pop("their_metric", None)
+
+
+def asked(node, metric):
+    answer_JK = np.eye(1, node.catalogue.option_QK.shape[1])
+    return wire.pack_score_request(wire.ScoreRequest(np.zeros(1, dtype=np.int64), answer_JK, (metric,)))
+
+
+def test_a_foreign_metric_is_never_imported_without_the_owner(tmp_path, installed):
+    for policy in ("", 'metrics = "their_metric:other os:abort"'):
+        node = Owned(tmp_path, policy, metric=FOREIGN)
+        assert node.take(node.cut(training=20, held_out=10)) == wire.METRIC_REFUSED
+        # A server that asks for it while the run's config names another is refused too.
+        node = Owned(tmp_path / "other", policy)
+        assert node.take(node.cut(training=20, held_out=10)) == 0
+        assert node.code(wire.TARGETS, wire.pack_weights(weights(node.config))) == 0
+        assert node.code(wire.SCORE, asked(node, FOREIGN)) == wire.METRIC_REFUSED
+        assert not installed.exists()
+
+
+def test_a_foreign_metric_scores_where_the_owner_names_it(tmp_path, installed):
+    node = Owned(tmp_path, f'metrics = "{FOREIGN} another:one"', metric=FOREIGN)
+    assert node.take(node.cut(training=20, held_out=10)) == 0
+    assert node.code(wire.TARGETS, wire.pack_weights(weights(node.config))) == 0
+    reply = node.groups(wire.SCORE, asked(node, FOREIGN))[GROUP]
+    assert {key: reward_J.tolist() for key, reward_J in reply.rewards.items()} == {(FOREIGN, wire.TARGET_SIDE): [0.5]}
+
+
+def test_a_deployed_node_runs_no_foreign_reader(tmp_path, installed):
+    node = Owned(tmp_path)
+    config = Config.load({**node.config.flat(), "survey": FOREIGN})
+    node_config = {key: value for key, value in node.context.node_config.items() if key != "data"}
+    with pytest.raises(UserError, match=r"runs in simulations only; name the node's own file as data$"):
+        survey_answers.answers(config, node_config, (GROUP,), ())
+    assert not installed.exists()

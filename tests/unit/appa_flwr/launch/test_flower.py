@@ -121,8 +121,11 @@ def test_a_rule_of_the_user_s_own_is_sent_along_and_nothing_else_of_its_folder(a
     assert sent(copy) == STANDIN | own
     included = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["fab-include"]
     assert included == ["mine.py" if name == "mine.py" else "mine/**/*.py", "standin/**/*.py"]
+    several = [own_code(name, here) for name in ("mine.rules.new:Rule", "", "mine.rules:metric", "other:read:file")]
+    both = sent_files(app, tmp_path / "both", *several)
+    assert sent(both) == STANDIN | own | {"other.py"}
     (here / "statistics").mkdir()  # Python would import its own
-    for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean", "statistics:Rule", "nowhere:Rule"):
+    for rule in ("appa", "appa_flwr.analysis.aggregation:Mix", "numpy:mean", "statistics:Rule", "nowhere:Rule", "mine"):
         assert own_code(rule, here) is None
 
 

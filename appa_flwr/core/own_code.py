@@ -1,0 +1,48 @@
+"""Code of the user's own, by "module:name": aggregation rules, reward metrics and survey readers."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Final, NamedTuple
+
+from appa_flwr.core.errors import UserError
+
+_WORD: Final = "[A-Za-z_][A-Za-z0-9_]*"
+NAME: Final = rf"{_WORD}(\.{_WORD})*:{_WORD}"
+"""Pattern of a module that can be imported, and of what it holds."""
+
+_READER: Final = re.compile(rf"({NAME})(?::(.+))?")
+
+
+class Reader(NamedTuple):
+    """A survey reader's "module:name", empty where a source names none, and the file that it is to read."""
+
+    name: str
+    file: str
+
+
+def reader_of(source: str) -> Reader:
+    """What a survey's source "module:name" or "module:name:file" names."""
+    found = _READER.fullmatch(source)
+    return Reader(found[1], found[3] or "") if found else Reader("", "")
+
+
+def load(kind: str, name: str) -> object:
+    """What a module holds under a name, None where nothing; `kind` says in errors which key named it.
+
+    Raises:
+        UserError: the module cannot be imported.
+    """
+    module, _, held = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), held, None)
+    except Exception as error:  # whatever its code does
+        there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
+        advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
+        raise UserError(f'{kind} "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error
+
+
+def in_words(error: Exception) -> str:
+    """An exception of somebody else's code in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -13,6 +13,7 @@ from flwr.app import Context
 
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.own_code import reader_of
 from appa_flwr.owner.owner_policy import OwnerPolicy
 from appa_flwr.protocol import wire
 from appa_flwr.survey import generate, read
@@ -79,7 +80,7 @@ def all_groups(config: Config) -> tuple[str, ...]:
     if config.survey == GENERATED_SURVEY:
         return _generated(config).groups
     return read.group_names(
-        config.survey,
+        read.Source.of(config.survey, config.data),
         refusals=config.data.refusals,
         min_respondents=config.data.min_respondents,
         min_questions=config.data.min_questions,
@@ -100,6 +101,8 @@ def answers(
         UserError: the file cannot be read at all.
     """
     path = str(node_config.get("data", "")) or config.survey
+    if deployed(node_config) and not node_config.get("data") and reader_of(path).name:
+        raise UserError("survey is somebody's code, which runs in simulations only; name the node's own file as data")
     if path == GENERATED_SURVEY:
         everyone = _generated(config).answers
         known = f"not in the generated survey, which has {', '.join(everyone)}"
@@ -109,8 +112,9 @@ def answers(
         }
     else:
         answer_filter = read.AnswerFilter(config.data.refusals, config.data.min_respondents, config.data.min_questions)
+        source = read.Source.of(path, config.data)
         try:
-            found, options = read.read_groups(path, groups, answer_filter=answer_filter, strict=config.data.strict)
+            found, options = read.read_groups(source, groups, answer_filter=answer_filter, strict=config.data.strict)
         except ModuleNotFoundError as missing:
             raise UserError(
                 f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "

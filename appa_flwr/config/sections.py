@@ -94,6 +94,12 @@ class DataSection(Section):
     )
     min_respondents: int = Field(0, ge=0, description="leave out answers of fewer people, where the survey tells")
     min_questions: int = Field(1, ge=1, description="leave out groups with fewer usable questions")
+    group_by: str = Field(
+        "", description="columns of a file with one row a respondent, separated by commas: each value is a group"
+    )
+    weight: str = Field(
+        "", description="column of respondents' weights in such a file; empty = one named weight or the like, if any"
+    )
     strict: bool = Field(False, description="a rejected survey row is an error instead of being left out")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from appa_flwr.config.keys import Scalar, to_toml, unknown_key
 from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 
 PRESET_KEY = "preset"
@@ -133,7 +134,10 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
         return config
     flat = config.flat()
     for key in PATH_KEYS:
-        if flat[key] not in ("", GENERATED_SURVEY, HUB_SURVEY) or key == "run.output-dir":
+        reader = own_code.reader_of(str(flat[key])) if key == "survey" else None
+        if reader and reader.name:
+            flat[key] = ":".join(filter(None, (reader.name, reader.file and str(_absolute(key, reader.file, folder)))))
+        elif flat[key] not in ("", GENERATED_SURVEY, HUB_SURVEY) or key == "run.output-dir":
             flat[key] = str(_absolute(key, str(flat[key]), folder))
     if (weights := str(flat["pluralllm.checkpoint"])) and not os.path.isfile(weights):
         raise UserError(

@@ -19,6 +19,7 @@ import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, TINY_MODEL, Config, check_groups
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.core.files import lock, writing
+from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import failed_at_once
 from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, write_config
@@ -67,7 +68,7 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
                 raise unknown_name("group", name, valid=drawn.groups)
         return replace(drawn, answers={name: drawn.answers[name] for name in groups or drawn.groups})
     return read.read_survey(
-        config.survey,
+        read.Source.of(config.survey, data),
         groups=groups or None,
         refusals=data.refusals,
         strict=data.strict,
@@ -86,16 +87,16 @@ def participants(config: Config) -> tuple[str, ...]:
     data = config.data
     if config.survey == GENERATED_SURVEY:
         known = present = read_survey(config, ()).groups
-    elif config.survey != HUB_SURVEY and not Path(config.survey).exists():
+    elif config.survey != HUB_SURVEY and not reader_of(config.survey).name and not Path(config.survey).exists():
         raise UserError(
             f'survey = "{config.survey}" does not exist; give "{GENERATED_SURVEY}" or the path of a survey file'
         )
     else:
-        known = present = read.group_names(config.survey)
+        known = present = read.group_names(source := read.Source.of(config.survey, data))
         # A group asked for by name is not left out silently: `read_survey` refuses it, and says why.
         if data.min_questions > 1 and not config.group_names:
             limits = {"min_respondents": data.min_respondents, "min_questions": data.min_questions}
-            known = read.group_names(config.survey, refusals=data.refusals, **limits)
+            known = read.group_names(source, refusals=data.refusals, **limits)
     for name in config.group_names:
         if name not in known:
             some = ", ".join(known)

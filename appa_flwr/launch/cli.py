@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -352,21 +353,36 @@ def survey(
     out: Annotated[
         Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
     ] = None,
+    group_by: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Columns of groups, if a row is a respondent: data.group-by.")
+    ] = "",
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the survey as one .csv or .jsonl instead.", show_default=False),
+    ] = None,
 ) -> None:
     """Show what a survey holds, and split it into a file a group."""
-    chosen, found = _surveyed(source, overrides)
+    grouped = [f"data.group-by={group_by}"] if group_by else []
+    chosen, found = _surveyed(source, [*(overrides or []), *grouped])
     from appa_flwr.report import survey_picture as picture
     from appa_flwr.report import survey_summary as report
     from appa_flwr.survey import export
 
     # Written first: whoever cuts the tables short, as `| head` does, still has the split.
-    folder = Path(f"{Path(chosen.survey).stem}-split") if out is None else out
-    written = export.export_split(found, folder)
-    drawn = picture.draw(found, folder / picture.FILE)
-    show(
+    told: list[RenderableType] = [
         *report.tables(found),
         *([f"read as {found.layout}"] if found.layout else []),
         f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
+    ]
+    if write is not None:
+        export.write_table(found, write)
+        show(*told, f"all groups' answers, in our own columns: {write}")
+        return
+    folder = Path(f"{Path(chosen.survey).stem.replace(':', '-')}-split") if out is None else out
+    written = export.export_split(found, folder)
+    drawn = picture.draw(found, folder / picture.FILE)
+    show(
+        *told,
         *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
         f"public, for the server: {written.questions}",
         f"picture of all groups: {drawn}",

@@ -5,6 +5,8 @@ Axis letters: G groups, Q questions, K answer options.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, writing
 from appa_flwr.survey.types import Question, Survey
 
@@ -72,6 +75,28 @@ def export_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
     questions = root / QUESTIONS_FILE
     replace_file(questions, _lines(map(_public_row, survey.questions)))
     return Exported(questions, files)
+
+
+def write_table(survey: Survey, file: Path) -> None:
+    """Write the whole survey, every group's answers, as one .csv or .jsonl in our own columns; it reads as it is.
+
+    Raises:
+        UserError: another extension, or the file cannot be written.
+    """
+    by_id = {question.question_id: question for question in survey.questions}
+    rows = [row for name in survey.groups for row in _private_rows(name, survey, by_id)]
+    if file.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"--write {file}: is written as .csv or .jsonl")
+    if file.suffix == ".jsonl":
+        replace_file(file, _lines(rows))
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(column for row in rows for column in row)))
+    writer.writeheader()
+    for row in rows:
+        lists = {k: json.dumps(cell, ensure_ascii=False) for k, cell in row.items() if isinstance(cell, list | tuple)}
+        writer.writerow(row | lists)
+    replace_file(file, text.getvalue().encode())
 
 
 def _public_row(question: Question) -> dict[str, object]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.cells import (
@@ -29,23 +28,18 @@ from appa_flwr.survey.cells import (
     is_refusal,
     parse_options,
     parse_ordinal,
-    parse_quantity,
 )
+from appa_flwr.survey.respondents import FIRST_ROW, NONE, IntArray, counted, groups_in, read_csv, weight_of
 from appa_flwr.survey.tables import PRIVATE, REFUSED, SurveyRow, SurveyTable
 from appa_flwr.survey.types import FloatArray
 
 if TYPE_CHECKING:
     import pandas as pd
 
-IntArray = npt.NDArray[np.intp]
-
 ANSWERS_FOLDER: Final = "human_resp"
 INFO_COLUMNS: Final = ("key", "question", "references", "option_ordinal")
 COLUMNS: Final = ("question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE, "n")
 _WAVE: Final = re.compile(r"American_Trends_Panel_W\d{1,4}")
-MAX_GROUPS: Final = 200
-_FIRST_ROW: Final = 2  # behind the header
-_NONE: Final = -1  # code of a respondent without a usable answer, or in no group
 
 
 def waves(folder: Path) -> tuple[Path, ...]:
@@ -80,58 +74,22 @@ def read_folder(folder: Path) -> SurveyTable:
 
 def _wave(wave: Path) -> Iterator[SurveyRow]:
     info_file, people_file = wave / "info.csv", wave / "responses.csv"
-    info = _read(info_file, *INFO_COLUMNS)
+    info = read_csv(info_file, *INFO_COLUMNS)
     weight_column = f"WEIGHT_W{_wave_number(wave)}"
-    people = _read(people_file, weight_column)
-    attributes = [name for name in _read(wave / "metadata.csv", "key")["key"] if name in people.columns]
+    people = read_csv(people_file, weight_column)
+    attributes = [name for name in read_csv(wave / "metadata.csv", "key")["key"] if name in people.columns]
     if not attributes:
         raise UserError(f"{wave / 'metadata.csv'}: names no column of responses.csv")
-    weight_R = np.array([_weight(cell) for cell in people[weight_column]])
+    weight_R = np.array([weight_of(cell) for cell in people[weight_column]])
     for index in np.flatnonzero(np.isnan(weight_R)):
-        yield SurveyRow(int(index) + _FIRST_ROW, {}, Reason.BAD_WEIGHT, str(people_file))
-    groups = {attribute: _groups(people[attribute]) for attribute in attributes}
-    for attribute, (_, names) in groups.items():
-        if len(names) > MAX_GROUPS:  # such as a column of respondents' numbers
-            count = f"column {attribute} has {len(names)} groups; at most {MAX_GROUPS} can be"
-            raise UserError(f"{wave / 'metadata.csv'}: {count}")
-    for number, record in enumerate(info[list(INFO_COLUMNS)].to_dict("records"), start=_FIRST_ROW):
+        yield SurveyRow(int(index) + FIRST_ROW, {}, Reason.BAD_WEIGHT, str(people_file))
+    groups = {
+        attribute: groups_in(people[attribute], f"{wave / 'metadata.csv'}: column {attribute}")
+        for attribute in attributes
+    }
+    for number, record in enumerate(info[list(INFO_COLUMNS)].to_dict("records"), start=FIRST_ROW):
         for row in _question(number, record, people, weight_R, groups):
             yield replace(row, file=str(info_file))
-
-
-def _read(file: Path, *columns: str) -> pd.DataFrame:
-    """A CSV as text, blanks around cells removed."""
-    import pandas as pd
-
-    try:
-        # Nothing is a missing value but an empty cell: "None" and "NA" can be answers. As objects, because going
-        # through the cells of an Arrow column one by one takes several times as long.
-        frame: pd.DataFrame = pd.read_csv(file, dtype=object, na_filter=False, encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # pandas' own parser errors and bad UTF-8 are ValueErrors
-        cause = str(getattr(error, "strerror", None) or error).partition("\n")[0]
-        raise UserError(f"{file}: cannot be read as CSV ({cause})") from None
-    frame.columns = frame.columns.str.strip()
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise UserError(f"{file}: missing column {', '.join(missing)}")
-    if not frame.columns.is_unique:
-        raise UserError(f"{file}: column {frame.columns[frame.columns.duplicated()][0]} occurs twice")
-    return frame.assign(**{name: frame[name].str.strip() for name in frame.columns})
-
-
-def _weight(cell: str) -> float:
-    """A respondent's weight, NaN where it cannot be used."""
-    try:
-        weight = parse_quantity(cell, Reason.BAD_WEIGHT)
-    except CellError:
-        weight = None
-    return np.nan if weight is None else weight
-
-
-def _groups(cells: pd.Series[str]) -> tuple[IntArray, list[str]]:
-    """Each respondent's group (R,), and the groups' names; one who did not say is in none."""
-    names = [name for name in sorted(set(cells)) if name and not is_refusal(name)]
-    codes = {name: code for code, name in enumerate(names)}
-    return np.array([codes.get(cell, _NONE) for cell in cells], dtype=np.intp), names
 
 
 def _question(
@@ -156,26 +114,11 @@ def _question(
     refused = tuple(k for k, option in enumerate(options) if scale[k] is None or is_refusal(option))
     codes = {option: k for k, option in reversed([*enumerate(options)])}  # the first of two that read the same
     cells = people[question_id]
-    answer_R = np.array([codes.get(cell, _NONE) for cell in cells], dtype=np.intp)
-    if ((answer_R == _NONE) & (cells != "").to_numpy()).any():
+    answer_R = np.array([codes.get(cell, NONE) for cell in cells], dtype=np.intp)
+    if ((answer_R == NONE) & (cells != "").to_numpy()).any():
         yield SurveyRow(number, {"question_id": question_id}, Reason.UNKNOWN_ANSWER)
-    counted_R = (answer_R != _NONE) & np.isfinite(weight_R)
-    size = len(options)
     public = {"question_id": question_id, "question": text, "options": options, "ordinal": scale, REFUSED: refused}
-    substantive = [k for k in range(size) if k not in refused]
-    for attribute, (group_R, names) in groups.items():
-        used_R = counted_R & (group_R != _NONE)
-        cell_R = group_R[used_R] * size + answer_R[used_R]
-        shape = (len(names), size)
-        count_GK = np.bincount(cell_R, minlength=len(names) * size).reshape(shape)
-        weight_GK = np.bincount(cell_R, weights=weight_R[used_R], minlength=len(names) * size).reshape(shape)
-        for name, count_K, sum_K in zip(names, count_GK, weight_GK, strict=True):
-            if not count_K.any():
-                continue  # the question was not asked of this group
-            total = sum_K.sum()
-            shares = (sum_K / total if total > 0 else sum_K).tolist()
-            n = int(count_K[substantive].sum())
-            yield SurveyRow(number, public | {"attribute": attribute, "group": name, PRIVATE: shares, "n": n})
+    yield from counted(public, number, answer_R, weight_R, groups, refused=refused)
 
 
 def _scale(cell: str, num_options: int) -> tuple[float | None, ...]:

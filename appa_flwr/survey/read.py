@@ -1,4 +1,4 @@
-"""Reads surveys: our own columns, tidy tables, GlobalOpinionQA's CSV or hub id, OpinionQA's folder.
+"""Reads surveys: our own columns, tidy tables, rows of respondents, the layouts of published data sets.
 
 Our columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is defined by),
 `ordinal` (scale position of each option, null for one that has none), `n` (people behind the distribution), and
@@ -18,12 +18,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from appa_flwr.config import HUB_SURVEY
+from appa_flwr.config.schema import split_names
+from appa_flwr.config.sections import DataSection
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey import globalqa, opinionqa, tidy
+from appa_flwr.core.own_code import reader_of
+from appa_flwr.survey import globalqa, opinionqa, own_reader, respondents, subpop, tidy
 from appa_flwr.survey.cells import CellError, Reason
 from appa_flwr.survey.names import resolve
 from appa_flwr.survey.rows import (
@@ -43,9 +47,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A survey, and which columns are groups and weights (empty: by its name) where a row is a respondent."""
+
+    path: str | os.PathLike[str]
+    group_by: tuple[str, ...] = ()
+    weight: str = ""
+
+    @classmethod
+    def of(cls, path: str, data: DataSection) -> Source:
+        """A survey with the columns that a config names."""
+        return cls(path, split_names(data.group_by), data.weight)
+
+
+PathLike = str | os.PathLike[str] | Source
 UNREADABLE: Final = "(unreadable)"
-__all__ = ["UNREADABLE", "AnswerFilter", "group_names", "read_groups", "read_questions", "read_survey", "summary"]
+__all__ = [
+    "UNREADABLE",
+    "AnswerFilter",
+    "Source",
+    "group_names",
+    "read_groups",
+    "read_questions",
+    "read_survey",
+    "summary",
+]
 
 
 def read_survey(
@@ -60,8 +89,9 @@ def read_survey(
     """A survey as questions and answers of all groups, or of some.
 
     Args:
-        path: a .csv, .tsv, .jsonl or .parquet file in our own columns, tidy or in GlobalOpinionQA's, a folder in
-            OpinionQA's layout, or the hub id `HUB_SURVEY`.
+        path: a .csv, .tsv, .jsonl, .parquet or .xlsx file in our own columns, tidy, in GlobalOpinionQA's or SubPOP's,
+            or with one row a respondent; a folder in OpinionQA's layout; the hub id `HUB_SURVEY`; or a reader of one's
+            own (`own_code.reader_of`).
         groups: names in the wanted order; a bare name will do where only one attribute has it. None: all groups with
             a usable answer, in the order of the file. Other groups' answers are not looked at.
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
@@ -227,6 +257,8 @@ def summary(survey: Survey) -> pd.DataFrame:
 
 def _open(path: PathLike, refusals: str) -> SurveyTable:
     """The rows of a source, one per question and group."""
+    source = path if isinstance(path, Source) else Source(path)
+    path = source.path
     if refusals not in get_args(Refusals):
         raise UserError(f"refusals: {refusals!r} is not one of {', '.join(map(repr, get_args(Refusals)))}")
     if str(path) == HUB_SURVEY:
@@ -236,7 +268,11 @@ def _open(path: PathLike, refusals: str) -> SurveyTable:
             return opinionqa.read_folder(Path(path))
     except OSError as error:  # such as a folder of somebody else's
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    table = read_table(path)
+    table = own_reader.rows(*reader) if (reader := reader_of(str(path))).name else read_table(path)
+    if not reader.name and respondents.are_rows(table, source.group_by):
+        return respondents.by_group(table, source.group_by, source.weight)
+    if subpop.is_subpop(table):
+        return subpop.renamed(table)
     if tidy.is_tidy(table):
         return tidy.by_group(table)
     return globalqa.by_country(table) if globalqa.is_globalqa(table) else table

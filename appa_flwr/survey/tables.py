@@ -10,19 +10,22 @@ import csv
 import itertools
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.cells import JSON, Reason
 
 PRIVATE: Final = "distribution"
 REFUSED: Final = "refused"
 """Cell that only a loader can fill: positions of the options that are refusals, where the source tells it."""
-OF_TIDY: Final = ("option", "share", "percent", "count")
-"""Columns of `tidy` alone: in other files they are somebody's own."""
+OF_TIDY: Final = ("option", "share", "percent", "count", "qkey", "responses")
+"""Columns of `tidy` or `subpop` alone: in other files they are somebody's own."""
 COLUMNS: Final = (
     "question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE, "n", "refusals", "refusal_rate",
     "selections", *OF_TIDY,
@@ -32,7 +35,9 @@ MAX_LINE_CHARS: Final = 1_000_000
 MAX_PARQUET_BYTES: Final = 1 << 30
 """Of a Parquet file's columns, unpacked: some hundred bytes can stand for terabytes."""
 MAX_PARQUET_CELLS: Final = 20_000_000
-"""Of one of its columns, numbers in lists counted one by one."""
+"""Of one of its columns, numbers in lists counted one by one; of an Excel file in all."""
+MAX_EXCEL_BYTES: Final = 1 << 28
+"""Of an Excel file, unpacked: it is text, which takes longer to read."""
 _PART_BYTES: Final = 1 << 28  # unpacked at once
 _PART_ROWS: Final = 1 << 16
 
@@ -62,34 +67,39 @@ class SurveyTable:
     Attributes:
         columns: those of `COLUMNS` that it has anywhere.
         layout: what was guessed of a file that is not in our own columns; empty otherwise.
+        header: all columns of a CSV or an Excel file; the latter's rows have all their cells.
     """
 
     source: str
     columns: frozenset[str]
     rows: tuple[SurveyRow, ...]
     layout: str = ""
+    header: tuple[str, ...] = ()
 
     def require(self, *columns: str) -> None:
         """Raises a `UserError` that names the missing columns and those the file has."""
         missing = [name for name in columns if name not in self.columns]
         if missing:
-            has = ", ".join(name for name in COLUMNS if name in self.columns) or "none of ours"
+            none = "none of ours; if a row is a respondent, data.group-by names the columns of groups"
+            has = ", ".join(name for name in COLUMNS if name in self.columns) or none
             raise UserError(f"{self.source}: missing column {', '.join(missing)} (columns found: {has})")
 
 
 def read_table(path: str | os.PathLike[str]) -> SurveyTable:
-    """The rows of a .csv, .tsv, .jsonl or .parquet file; columns we do not use are left out.
+    """The rows of a .csv, .tsv, .jsonl, .parquet or .xlsx file; columns we do not use are left out.
 
     Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
 
     Raises:
-        UserError: no such file, a folder, not readable, another extension, not UTF-8, broken Parquet, or no row.
+        UserError: no such file, a folder, not readable, another extension, not UTF-8, broken Parquet or
+            Excel, or no row.
     """
     file = Path(path)
     source = str(path)
     if file.is_dir():
         raise UserError(f"{source}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     readers = {".csv": _read_csv, ".tsv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    readers[".xlsx"] = _read_excel
     reader = readers.get(file.suffix.lower())
     if reader is None:
         raise UserError(f"{source}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
@@ -160,9 +170,12 @@ def _read_jsonl(file: Path, source: str) -> SurveyTable:
     return SurveyTable(source, frozenset(columns), tuple(rows))
 
 
-def _delimiter(header: str) -> str:
-    """What separates the cells of a header: of comma, semicolon and tab the one that gives most of our columns."""
-    return max(",;\t", key=lambda sign: len({*COLUMNS} & {name.strip(' "\r\n') for name in header.split(sign)}))
+def delimiter_of(file: Path) -> str:
+    """What separates a CSV's cells: comma, semicolon or tab, by which it has most of our columns, or most."""
+    with file.open(encoding="utf-8-sig", errors="replace") as stream:
+        header = next((line for line in _lines(stream) if line and line.strip()), "")
+    names = {sign: [name.strip(' "\r\n') for name in header.split(sign)] for sign in ",;\t"}
+    return max(names, key=lambda sign: (len({*COLUMNS}.intersection(names[sign])), len(names[sign])))
 
 
 def _read_csv(file: Path, source: str) -> SurveyTable:
@@ -171,8 +184,7 @@ def _read_csv(file: Path, source: str) -> SurveyTable:
     rows: list[SurveyRow] = []
     header: list[str] | None = None
     wanted: list[tuple[int, str]] = []
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        delimiter = _delimiter(next((line for line in _lines(stream) if line and line.strip()), ""))
+    delimiter = delimiter_of(file)
     with file.open(encoding="utf-8-sig", newline="") as stream:
         # In place of an overlong line stands a cell that no CSV reader takes.
         lines = ("x" * (csv.field_size_limit() + 1) + "\n" if line is None else line for line in _lines(stream))
@@ -197,7 +209,39 @@ def _read_csv(file: Path, source: str) -> SurveyTable:
                 rows.append(SurveyRow(number, {}, Reason.WRONG_CELLS))
             else:
                 rows.append(SurveyRow(number, {name: cells[position] for position, name in wanted}))
-    return SurveyTable(source, frozenset(name for _, name in wanted), tuple(rows))
+    return SurveyTable(source, frozenset(name for _, name in wanted), tuple(rows), header=tuple(header or ()))
+
+
+def _read_excel(file: Path, source: str) -> SurveyTable:
+    """The first sheet, whose cells are all kept; rows are numbered as there."""
+    try:
+        import openpyxl
+    except ModuleNotFoundError:
+        raise UserError(f"{source}: needs the package openpyxl (pip install openpyxl); or save it as .csv") from None
+    rows: list[SurveyRow] = []
+    header: list[str] = []
+    too_large = UserError(f"{source}: unpacks to too much; save it as .csv")
+    try:
+        with zipfile.ZipFile(file) as parts:
+            if sum(part.file_size for part in parts.infolist()) > MAX_EXCEL_BYTES:
+                raise too_large
+        # Not by pandas, which first fills all rows up to the widest that a file claims to have.
+        with closing(openpyxl.load_workbook(file, read_only=True, data_only=True)) as book:
+            total, names = 0, book.sheetnames
+            book.worksheets[0].reset_dimensions()  # what the file says of them need not be so
+            for number, cells in enumerate(book.worksheets[0].iter_rows(values_only=True), start=1):
+                if (total := total + len(cells) + 1) > MAX_PARQUET_CELLS:
+                    raise too_large
+                if not header:
+                    header = ["" if cell is None else str(cell).strip() for cell in cells]
+                elif any(cell is not None for cell in cells):
+                    rows.append(SurveyRow(number, dict(zip(header, cells, strict=False))))
+    except (OSError, UserError):
+        raise
+    except Exception as error:  # of the packing, of XML, or of what openpyxl makes of it
+        raise UserError(f"{source}: not a readable Excel file ({own_code.in_words(error)})") from None
+    layout = f"the sheet {names[0]!r} of {len(names)}" if len(names) > 1 else ""
+    return SurveyTable(source, frozenset(_used(header, source)), tuple(rows), layout, tuple(filter(None, header)))
 
 
 def _plain(cell: Any) -> object:

@@ -31,11 +31,12 @@ def public_questions(config: Config) -> tuple[Question, ...]:
     Raises:
         UserError: the survey cannot be read.
     """
+    source = read.Source.of(config.survey, config.data)
     if config.survey == GENERATED_SURVEY:
         questions, _ = generate.ground_truth(**generate.population(config.data, config.seed))
     else:
         questions = read.read_questions(
-            config.survey, groups=config.group_names or None, refusals=config.data.refusals, strict=config.data.strict
+            source, groups=config.group_names or None, refusals=config.data.refusals, strict=config.data.strict
         )
     if config.data.max_questions and len(questions) > config.data.max_questions:
         # Not the first ones: a file's first questions often come from one battery.
@@ -58,9 +59,10 @@ def unanswered_questions(config: Config, questions: Sequence[Question]) -> tuple
     if config.data.unanswered == "train" and config.survey == GENERATED_SURVEY:
         found += generate.unasked_questions(generate.population(config.data, config.seed))
     elif config.data.unanswered == "train" and config.group_names:
-        asked = read.read_questions(config.survey, groups=config.group_names, refusals=config.data.refusals)
+        source = read.Source.of(config.survey, config.data)
+        asked = read.read_questions(source, groups=config.group_names, refusals=config.data.refusals)
         known = {question.question_id for question in asked}
-        every = read.read_questions(config.survey, refusals=config.data.refusals)
+        every = read.read_questions(source, refusals=config.data.refusals)
         found += [question for question in every if question.question_id not in known]
     if config.data.extra_questions:
         found += read.read_questions(

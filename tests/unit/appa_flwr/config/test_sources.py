@@ -108,6 +108,9 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     assert assemble(None, ["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000  # no folder's name
     (tmp_path / "smollm2").mkdir()  # where somebody has unpacked it, say
     assert assemble(None, ["model=smollm2"], folder=tmp_path).model == "smollm2"
+    for reader, file in (("mine:read", ""), ("mine.polls:read", ":a/b.json")):
+        read = assemble(None, [f"survey={reader}{file}"], folder=tmp_path).survey
+        assert read == reader + (f":{tmp_path.resolve()}/a/b.json" if file else "")
     plain = assemble(None, ["model=org/name"], folder=tmp_path)
     assert (plain.survey, plain.model) == ("generated", "org/name")
     assert plain.run.output_dir == str(tmp_path.resolve() / "runs")

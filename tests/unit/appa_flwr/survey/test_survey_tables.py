@@ -181,7 +181,7 @@ HEADER = "question_id,question,options,group,distribution\n"
     ("name", "content", "message"),
     [
         ("absent.jsonl", None, "no such survey file"),
-        ("survey.xlsx", "x", r"unknown survey format '\.xlsx'; use \.csv, \.tsv, \.jsonl, \.parquet"),
+        ("survey.ods", "x", r"unknown survey format '\.ods'; use \.csv, \.tsv, \.jsonl, \.parquet, \.xlsx"),
         ("empty.csv", "", "holds no survey rows"),
         ("empty.jsonl", "\n\n", "holds no survey rows"),
         ("text.jsonl", "hello\n", "no line is a JSON object"),

@@ -1,0 +1,51 @@
+"""A simulation whose metric and survey reader are the guides' examples, in files beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_run import RealRuns
+
+pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parents[2] / "docs"
+METRIC = "my_metrics:overlap"
+
+
+def example(page: str, first: str) -> str:
+    (found,) = re.findall(rf"```python\n({re.escape(first)}.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return found
+
+
+def test_a_metric_and_a_reader_of_ones_own_run_where_the_groups_are(appa_run: RealRuns):
+    here = appa_run.folder / "own-here"
+    here.mkdir()
+    section = (DOCS / "rules.md").read_text().split("## A metric of your own")[1]
+    (here / "my_metrics.py").write_text(section.split("```")[1].removeprefix("python"))
+    (here / "my_readers.py").write_text(example("surveys.md", "import json\n\n\ndef read"))
+    rng = np.random.default_rng(0)
+    polls = [
+        {
+            "text": f"Is thing number {number} good?",
+            "choices": ["Yes", "No", "Maybe"],
+            "answers": {place: rng.integers(1, 50, 3).tolist() for place in ("North", "South", "East", "West")},
+        }
+        for number in range(60)
+    ]
+    (here / "polls.json").write_text("\n".join(map(json.dumps, polls)))
+    run = appa_run("own", survey="my_readers:read:polls.json", metric=METRIC)
+    assert run.code == 0, run.out + run.err
+    rows = {(row["method"], row["metric"]): row for row in run.json("summary.json")}
+    for method in ("sft", "ppo", "uniform", "majority", "option-list"):
+        assert set(rows[method, METRIC]["per_group"]) == {"North", "South", "East", "West"}
+    assert rows["own-prediction", METRIC]["avg_as"] == pytest.approx(1)
+    # Mass moves K - 1 steps at most, so that no total variation is less than the scaled Wasserstein distance.
+    for method in ("uniform", "option-list"):
+        assert rows[method, METRIC]["survey"]["avg_as"] < rows[method, "wasserstein"]["survey"]["avg_as"]
+    assert not [method for method, metric in rows if metric == METRIC and method.startswith("ceiling")]
+    assert run.lines("metrics.jsonl")[0]["rewards"].keys() == {"North", "South", "East", "West"}
+    assert str(here / "polls.json") in run.json("config.json")["survey"]

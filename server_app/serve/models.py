@@ -64,7 +64,9 @@ class Models:
             run,
             f"{MODEL}{name}",
             parse_answers(config.task, texts, self._test_J, run.catalogue),
-            metrics=sorted(metrics_of(config.task), key=lambda metric: metric != config.reward_metric),
+            metrics=sorted(
+                metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric
+            ),
         )
         kept = [row for row in earlier if row.method != f"{MODEL}{name}"]
         pair_scores.put(run.folder.path, scored.pair_scores)

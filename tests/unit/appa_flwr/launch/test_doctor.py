@@ -7,11 +7,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-import families
 import flwr.common.constant
 import pretended_cuda as gpu
 import pytest
@@ -22,13 +22,12 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_ssh_private_key,
 )
-from fakes import catalogue_of
 from tls_server import listening
 
 from appa_flwr.config import Config
-from appa_flwr.config import preset as paper
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import credentials, doctor
+from appa_flwr.launch.endings import USER_ERROR
 from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.sites import Sites, prepare
 from appa_flwr.survey.generate import generate
@@ -306,16 +305,23 @@ def test_torch_is_asked_for_each_gpu_and_tries_to_pack_numbers_there(capsys, mon
             assert json.loads(capsys.readouterr().out)[1] == [*works[:-1], fault]
 
 
-def test_the_memory_of_a_config_is_what_the_server_s_code_says(tmp_path):
-    """Its own process, on a machine without a GPU: a model that is there, one that is not, and no such code."""
-    questions = catalogue_of([2, 3], train=[True] * 2).questions
-    model = families.save("gemma2", tmp_path / "model", questions)
-    preset = Config.load({**paper("paper"), "model": str(model)})
-    found = doctor.memory(preset, REPO)
-    assert found.good
-    assert found.text.startswith("an estimate for qlora in bfloat16, GiB at most (parts): SFT ")
-    assert "a pass of 2000 tokens" in found.text
-    nowhere = Config.load({**paper("paper"), "model": str(tmp_path / "no" / "such" / "model")})
-    assert doctor.memory(nowhere, REPO).text.endswith("no such folder, and no name that a model on the hub can have")
-    assert not doctor.memory(nowhere, REPO).good
-    assert not doctor.memory(preset, tmp_path).good
+@pytest.mark.parametrize(
+    ("code", "said", "text", "good"),
+    [
+        (0, "an estimate", "an estimate", True),
+        (USER_ERROR, "too little", "too little", False),
+        (1, "", "the server's code in", False),
+    ],
+)
+def test_the_memory_of_a_config_is_what_the_server_s_code_says(code, said, text, good, monkeypatch):
+    asked = []
+
+    def run(command, **given):
+        asked.append((command[1:], json.loads(given["input"])["model"]))
+        return subprocess.CompletedProcess(command, code, stdout=f"{said}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = doctor.memory(Config.load({"model": "a/model"}), REPO)
+    assert asked == [(["-m", "server_app.preflight", "--memory"], "a/model")]
+    assert (found.what, found.good) == ("GPU memory", good)
+    assert found.text.startswith(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 
 import families
@@ -15,6 +17,7 @@ from transformers import AutoConfig, DynamicCache
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from server_app import preflight
 from server_app.engine.logprobs import logits_at_once
 from server_app.models import gpu_memory
 from server_app.models.base import load_model
@@ -147,7 +150,7 @@ def test_tokens_are_left_to_the_machine_where_the_key_is_0(folders, caplog, monk
     assert caplog.messages[2] == "ppo.micro-batch-tokens = 0: 512 tokens a pass"
 
 
-def test_what_a_run_needs_is_told_with_its_parts_and_refused_where_it_does_not_fit(folders, monkeypatch):
+def test_what_a_run_needs_is_told_with_its_parts_and_refused_where_it_does_not_fit(folders, monkeypatch, capsys):
     config = config_for(folders["gemma2"], "qlora", **{"ppo.micro-batch-tokens": 2000})
     text = gpu_memory.told(config)
     assert text.startswith("an estimate for qlora in bfloat16, GiB at most (parts): SFT 0.")
@@ -158,6 +161,11 @@ def test_what_a_run_needs_is_told_with_its_parts_and_refused_where_it_does_not_f
     monkeypatch.setattr(gpu_memory, "_free", lambda: GIB // 64)
     with pytest.raises(UserError, match=r"; 0\.0 free on the first GPU: too little; lower ppo\.micro-batch-tokens"):
         gpu_memory.told(config)
+    monkeypatch.setattr("sys.argv", ["preflight", "--memory"])
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config.flat())))
+    with pytest.raises(SystemExit, match="2"):
+        preflight.main()
+    assert "too little" in capsys.readouterr().out
     assert gpu_memory.told(Config.load({})) == "the tiny policy fits any GPU"
 
 

@@ -80,7 +80,8 @@ def check_new(config: Config) -> None:
 
 def failed_at_once(folder: Path) -> bool:
     """True if a run has failed in this folder before it had anything to keep: there are only its config and logs."""
-    names = {path.name for path in folder.iterdir()}
+    begun = folder / files.METRICS.name  # the server makes it empty
+    names = {path.name for path in folder.iterdir() if path != begun or path.stat().st_size}
     return CONFIG_FILE in names and bool(names & _SAYS_WHY) and names <= _OF_A_FAILURE
 
 

@@ -149,6 +149,10 @@ def test_a_run_that_failed_at_once_leaves_its_name_and_one_that_had_begun_does_n
     with pytest.raises(UserError, match="holds a run already"):
         checks.claim_run_folder(config)
     (folder / "pluralllm.safetensors").unlink()
+    (folder / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="holds a run already"):
+        checks.claim_run_folder(config)
+    (folder / "metrics.jsonl").write_text("")  # as a server leaves it that Ray gave no group
     held = lock(folder / "run.log")  # somebody has resumed it
     with pytest.raises(UserError, match="another run is writing here"):
         checks.claim_run_folder(config)

@@ -1,1 +1,1 @@
-"""Masks for sums over groups. Imported by both sides."""
+"""Sums over groups of which the server learns the total and no summand; see docs/secure_sums.md. For both sides."""

@@ -17,6 +17,7 @@ from flwr.common.serde import recorddict_to_proto
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Release, ledger_of
+from appa_flwr.owner.owner_policy import owner_policy_of
 from appa_flwr.protocol import wire
 
 Action = Callable[[Message, Context], Message]
@@ -68,6 +69,9 @@ def guarded(action: Action) -> Action:
 
     def safely(message: Message, context: Context) -> Message:
         try:
+            # A server that is refused a sum could ask for its parts.
+            if message.metadata.message_type not in wire.NO_NUMBERS and owner_policy_of(context.node_config).roster:
+                raise Refused(wire.ONLY_SUMS)
             reply = action(message, context)
             _write_down(message, context, reply=reply)
             return reply

@@ -20,6 +20,8 @@ from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
 from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
+from appa_flwr.secure.primitives import public_key
+from appa_flwr.secure.roster import own_key, read_file, read_roster, roster_file
 from appa_flwr.survey import read
 from appa_flwr.survey.types import Survey
 
@@ -60,6 +62,23 @@ def bundle(
     if folder != checkout.resolve():  # not a folder above it, and not what is installed here
         raise UserError(f"{checkout}: is no checkout of {APP_NAME}")
     print(bundle_hash(folder))
+
+
+@app.command()
+def key(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Your group's private key for secure sums; made if none.")
+    ],
+    group: Annotated[str, typer.Option(help="Your group's name, as --node-config will say.")],
+) -> None:
+    """Print your group's line of the roster of secure sums; agree on the whole file with the other owners."""
+    print(roster_file({group: public_key(own_key(file))}), end="")
+
+
+@app.command()
+def roster(file: Annotated[Path, typer.Argument(metavar="FILE", help="The roster, a line for each group.")]) -> None:
+    """Print a roster's hash, for `roster` in the owner's policy: compare it with the other owners' first."""
+    print(read_roster(read_file(file), source=str(file)).sha256)
 
 
 @app.command()

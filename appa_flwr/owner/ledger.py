@@ -31,6 +31,7 @@ create index if not exists member_of on member (people, question);
 create table if not exists reply (catalogue text not null, kind text not null, given integer not null,
     primary key (catalogue, kind)) without rowid;
 create table if not exists run_catalogue (run text primary key, catalogue text not null) without rowid;
+create table if not exists secure_round (step text primary key, digest blob not null) without rowid;
 """
 
 
@@ -148,6 +149,17 @@ class Ledger:
             file.execute("insert or ignore into run_catalogue values (?, ?)", (run, catalogue))
             (had,) = file.execute("select catalogue from run_catalogue where run = ?", (run,)).fetchone()
             return bool(had == catalogue)
+
+    def remember(self, step: str, digest: bytes) -> bytes | None:
+        """Write down a step of a secure sum's round, unless it is there; what stood there before.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        with self._open() as file:
+            before = file.execute("select digest from secure_round where step = ?", (step,)).fetchone()
+            file.execute("insert or ignore into secure_round values (?, ?)", (step, digest))
+            return None if before is None else bytes(before[0])
 
     def count_reply(self, catalogue: str, kind: str, *, limit: int) -> bool:
         """Write down that a reply of a kind is about to rest on all answers to a catalogue; whether it may.

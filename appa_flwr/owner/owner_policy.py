@@ -40,6 +40,13 @@ class OwnerPolicy(BaseModel):
         description="reward metrics beyond appa-flwr's own that may score here, MODULE:FUNCTION, or several; their "
         "code has to be installed here",
     )
+    roster: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="SHA-256 of the roster of secure sums (appa group roster): no score, vote, weight or error leaves"
+        " but under masks, in sums with the groups that stand there; empty = in replies of its own",
+    )
+    least_cohort: int = Field(3, ge=3, description="groups, this one included, that a secure sum is over at least")
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")

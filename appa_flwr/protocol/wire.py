@@ -21,6 +21,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from appa_flwr.protocol.votes import DISTRIBUTION
+from appa_flwr.secure.refusals import REASONS
 from appa_flwr.survey.types import Question
 
 ROLL_CALL = "query.roll_call"
@@ -29,6 +30,8 @@ TARGETS = "query.targets"
 VOTE = "query.vote"
 SCORE = "query.score"
 QUERIES = (ROLL_CALL, CATALOGUE, TARGETS, VOTE, SCORE)
+NO_NUMBERS = (ROLL_CALL, CATALOGUE)
+"""Messages whose replies hold no score, vote, weight or error."""
 
 TARGET_SIDE, TRUTH_SIDE = "targets", "truth"
 """Targets of an answer's score: PluralLLM's predictions, or the group's own survey answers where it has them."""
@@ -46,6 +49,8 @@ MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED, VOTES_REFUSED, PROBES_REFUS
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING, UNKNOWN_ACTION, METRIC_REFUSED = range(
     116, 124
 )
+ONLY_SUMS = 124
+SECURE_REFUSALS = {name: code for code, name in enumerate(REASONS, start=130)}
 """Flower error codes of a group's reply: an action failed, the node has restarted, or its owner's policy refuses."""
 
 MOST_ANSWERS = 20_000
@@ -80,6 +85,8 @@ REFUSALS = {
     " preset = deployed does without both",
     METRIC_REFUSED: "metric is not one of appa-flwr, and its owner's policy does not name it (metrics)",
     UNKNOWN_ACTION: "it knows no such message",
+    ONLY_SUMS: "its owner's policy names a roster: no number of it leaves but in secure sums",
+    **{code: REASONS[name] for name, code in SECURE_REFUSALS.items()},
 }
 """A refusal's words, by its error code: the same words for every group, so that none of its own can leave."""
 

@@ -12,8 +12,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.secure.fixed_point import MOST_GROUPS
 from appa_flwr.secure.primitives import KEY_BYTES, agree, framed, private_key
 from appa_flwr.secure.refusals import OTHER_ROSTER, Refused
@@ -118,6 +120,31 @@ def pinned_roster(data: bytes, *, pinned: str) -> Roster:
 def roster_file(key_of: Mapping[str, bytes]) -> str:
     """The text of a roster file."""
     return "".join(f'{json.dumps(name, ensure_ascii=False)} = "{key_of[name].hex()}"\n' for name in sorted(key_of))
+
+
+def own_key(path: Path) -> bytes:
+    """The private key in a group's own file, which nobody else may read; made where there is none.
+
+    Raises:
+        UserError: it cannot be read or written, or holds something else.
+    """
+    if not path.exists():
+        replace_file(path, f"{private_key().hex()}\n".encode(), mode=0o600)
+    try:
+        found = bytes.fromhex(read_file(path).decode())
+    except ValueError:
+        found = b""
+    if len(found) != KEY_BYTES:
+        raise UserError(f"{path}: must hold a private key, {2 * KEY_BYTES} hexadecimal digits")
+    return found
+
+
+def read_file(path: Path) -> bytes:
+    """A file's bytes, or a UserError with the reason."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _check_key(source: str, name: str, key: bytes) -> None:

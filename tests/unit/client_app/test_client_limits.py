@@ -228,6 +228,15 @@ def test_a_message_that_nobody_knows_is_refused_and_written_down(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("kind", [wire.TARGETS, wire.VOTE, wire.SCORE, TRAIN, "evaluate"])
+def test_where_a_roster_is_pinned_nothing_but_sums_leaves(kind, tmp_path):
+    node = Owned(tmp_path, f'roster = "{"0" * 64}"')
+    assert node.take(node.catalogue) == 0
+    assert node.code(kind, RecordDict()) == wire.ONLY_SUMS
+    assert node.ledger.releases()[-1].numbers == 0
+    assert node.ledger.releases()[-1].refused == wire.REFUSALS[wire.ONLY_SUMS]
+
+
 def test_a_request_has_an_end(tmp_path):
     node = Owned(tmp_path)
     assert node.take(node.cut(training=20, held_out=10)) == 0

@@ -17,6 +17,7 @@ from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
+from appa_flwr.secure.roster import pinned_roster
 from appa_flwr.survey.cells import Reason
 
 REPO = Path(__file__).parents[4]
@@ -152,6 +153,21 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     assert "without group" in shown
     assert appa(monkeypatch, "diagnose", "generated", "--sets", "3", "-c", "data.num-questions=200") == 0
     assert "gap, other questions" in capsys.readouterr().out
+
+
+def test_owners_make_a_roster_by_their_own_lines_and_compare_its_hash(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "roster.toml"
+    lines = []
+    for name in ("Avaria", "Belmora", "Cadiz"):
+        assert appa(monkeypatch, "group", "key", str(tmp_path / f"{name}.key"), "--group", name) == 0
+        lines.append(capsys.readouterr().out)
+    file.write_text("".join(lines))
+    assert appa(monkeypatch, "group", "roster", str(file)) == 0
+    pinned = capsys.readouterr().out.strip()
+    assert list(pinned_roster(file.read_bytes(), pinned=pinned).key_of) == ["Avaria", "Belmora", "Cadiz"]
+    file.write_text("".join(lines[:2]))
+    assert appa(monkeypatch, "group", "roster", str(file)) == 2
+    assert "has 2 groups" in capsys.readouterr().err
 
 
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, capsys, tmp_path):

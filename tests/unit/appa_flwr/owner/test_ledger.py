@@ -76,3 +76,11 @@ def test_what_is_no_ledger_is_named(tmp_path):
     path.write_bytes(b"something else, and long enough to be read as a header" * 9)
     with pytest.raises(UserError, match=r"a\.sqlite: the ledger cannot be used \(file is not a database\)$"):
         Ledger(path).write(release())
+
+
+def test_a_step_of_a_secure_sum_is_written_down_once_for_all_processes(tmp_path):
+    path = tmp_path / "a.sqlite"
+    assert Ledger(path).remember("mask 1", b"one") is None
+    assert Ledger(path).remember("mask 1", b"two") == b"one"
+    assert Ledger(path).remember("mask 1", b"one") == b"one"
+    assert Ledger(path).remember("mask 2", b"two") is None

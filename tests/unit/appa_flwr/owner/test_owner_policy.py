@@ -43,12 +43,14 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("votse = false", "unknown key votse; known are bundle, metrics, training, votes, truth,"),
+        ("votse = false", "unknown key votse; known are bundle, metrics, roster, least-cohort, training, votes, truth,"),
         ('metrics = "js"', "metrics = 'js': String should match pattern"),
         ("least_steps = 4", "unknown key least_steps"),
         ("votes = 0", "votes = 0: Input should be a valid boolean"),
         ('mean = "true"', "mean = 'true': Input should be a valid boolean"),
         ("least-steps = 0", "least-steps = 0: Input should be greater than or equal to 1"),
+        ("least-cohort = 2", "least-cohort = 2: Input should be greater than or equal to 3"),
+        ('roster = "abc"', "roster = 'abc': String should match pattern"),
         ("reward-noise = -0.1", "reward-noise = -0.1: "),
         ("votes =", "is not a TOML file"),
         (None, "cannot be read (No such file"),

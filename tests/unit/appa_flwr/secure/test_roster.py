@@ -7,7 +7,7 @@ import pytest
 from appa_flwr.core.errors import UserError
 from appa_flwr.secure.primitives import private_key, public_key
 from appa_flwr.secure.refusals import Refused
-from appa_flwr.secure.roster import pinned_roster, read_roster, roster_file, two_thirds
+from appa_flwr.secure.roster import own_key, pinned_roster, read_file, read_roster, roster_file, two_thirds
 from tests.secure_rounds import roster_of
 
 KEYS = {name: public_key(private_key()) for name in ("Övria", 'Say "B"', "Avaria")}
@@ -30,6 +30,19 @@ def test_another_roster_than_the_pinned_one_is_refused():
         with pytest.raises(Refused, match="not the one that its owner's policy names") as caught:
             pinned_roster(roster_file(keys).encode(), pinned=pinned)
         assert caught.value.name == "other-roster"
+
+
+def test_a_group_s_key_is_made_once_for_its_own_account_alone(tmp_path):
+    path = tmp_path / "avaria.key"
+    key = own_key(path)
+    assert own_key(path) == key
+    assert len(key) == 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("a1")
+    with pytest.raises(UserError, match=r"avaria\.key: must hold a private key, 64 hexadecimal digits"):
+        own_key(path)
+    with pytest.raises(UserError, match=r"none\.toml: cannot be read"):
+        read_file(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,209 @@
+"""What a group adds to the sums from which a rule's rewards follow: its half of `appa_flwr.analysis.aggregation.sums`.
+
+A group keeps its own history and lead. All terms are in [-1, 1], and `GAIN` fills the words up: 52 fractional bits.
+
+Axis letters: J answers, K windows, M powers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.config.sections import APPASection
+from appa_flwr.core.errors import UserError
+from appa_flwr.secure.fixed_point import LARGEST, decode, encode
+from appa_flwr.secure.primitives import Words
+
+FloatArray = npt.NDArray[np.float64]
+Terms = dict[str, FloatArray]
+
+GAIN = LARGEST
+POWERS = 11
+"""exp(x) - 1 for x in [0, 1] by so many powers is right to 1 / 12! = 2e-9, and better in the mean over groups."""
+
+WINDOW, STEP = 14.0, 7.0
+"""A sum of exponentials is right to 1e-10 of itself where the largest is above exp(-14); log 1024 < 7 then overlap."""
+
+LEAST_UTILITY = 1e-3
+"""As rule nash has it."""
+
+LEAD_SLACK, LEAD_ROOM, LARGEST_STEP, LARGEST_ALPHA = 8.0, 512.0, 12.0, 700.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a group keeps of itself after an iteration; nothing before its first.
+
+    Attributes:
+        iteration: in which it last answered, 0 = never.
+        history: moving average of its mean reward.
+        lead: how far it has fallen behind, less what all groups of that iteration add to theirs.
+    """
+
+    iteration: int = 0
+    history: float = 0.0
+    lead: float = 0.0
+
+
+@dataclass(frozen=True)
+class Public:
+    """What the server tells all groups alike with an iteration's answers, made of earlier sums.
+
+    Attributes:
+        iteration: from 1 on.
+        history: mean of the groups of the last iteration, with which a late one begins.
+        lead: the same of their leads.
+        reference: log of the sum of exp(weight) over the groups, as the last iteration knew them.
+        most: the most weight of a group.
+        moves: earlier iteration -> what its groups add to their leads, and under what none falls.
+    """
+
+    iteration: int = 1
+    history: float = 0.0
+    lead: float = 0.0
+    reference: float = 0.0
+    most: float = 1.0
+    moves: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+def check_rule(rule: str, settings: APPASection) -> None:
+    """Raise a UserError where a rule cannot be computed from sums."""
+    if rule in ("min", "worst") or (rule == "alpha" and abs(settings.alpha) > LARGEST_ALPHA):
+        raise UserError(
+            f"rule={rule} takes single groups' rewards, which no sum holds; federation.sums = plain, or beside secure "
+            f"sums rule=alpha with appa.alpha=-100, which is near the minimum (at most +-{LARGEST_ALPHA:g})"
+        )
+    if rule not in ("average", "alpha", "appa", "mix", "group-dro", "nash"):
+        raise UserError(f"rule={rule}: what it needs of the groups is not known as sums; federation.sums = plain")
+    if rule in ("mix", "group-dro") and (settings.weight_cap or settings.weight_step > LARGEST_STEP):
+        raise UserError(
+            f"rule={rule} beside secure sums goes without appa.weight-cap, and with appa.weight-step up to "
+            f"{LARGEST_STEP:g}; federation.sums = plain"
+        )
+
+
+def begin(standing: Standing, public: Public) -> Standing:
+    """A group's history and lead as an iteration starts from them."""
+    if not standing.iteration:
+        return Standing(0, public.history, public.lead)
+    added, floor = public.moves[standing.iteration]
+    return Standing(standing.iteration, standing.history, max(standing.lead + added, floor))
+
+
+def terms(
+    rule: str, settings: APPASection, public: Public, standing: Standing, reward_J: FloatArray, training_J: FloatArray
+) -> tuple[Terms, Standing]:
+    """A group's terms of the sums of one iteration, and its standing after it.
+
+    Args:
+        rule: the run's.
+        settings: its parameters.
+        public: from the server.
+        standing: after the last iteration before this one in which the group has answered.
+        reward_J: alignment rewards, in [0, 1].
+        training_J: training rewards, in [0, 1].
+    """
+    now, mean = begin(standing, public), float(reward_J.mean())
+    after = Standing(
+        public.iteration,
+        settings.ema_decay * now.history + (1 - settings.ema_decay) * mean,
+        now.lead - settings.weight_step * mean if rule in ("mix", "group-dro") else now.lead,
+    )
+    weight, term_MJ = _weighted(rule, settings, public, now, after, mean, training_J)
+    found = {
+        "reward": reward_J,
+        "square": reward_J**2,
+        "training": training_J,
+        "term": term_MJ,
+        "weight": np.array([weight]),
+        "history": np.array([after.history]),
+        "lead": np.array([after.lead / LEAD_ROOM]),
+    }
+    if rule == "appa":
+        found["next"] = windows(np.array([_exponent(settings, after)]), 1 / settings.temperature)[:, 0]
+    return found, after
+
+
+def _weighted(
+    rule: str,
+    settings: APPASection,
+    public: Public,
+    now: Standing,
+    after: Standing,
+    mean: float,
+    training_J: FloatArray,
+) -> tuple[float, FloatArray]:
+    """A group's weight, and what the rule sums of its training rewards beside themselves, (M, J)."""
+    if rule == "alpha":
+        return 1.0, alpha_terms(settings.alpha, training_J)
+    if rule == "nash":
+        weight = LEAST_UTILITY / max(mean, LEAST_UTILITY)
+        return weight, weight * training_J[None]
+    if rule in ("mix", "group-dro"):
+        weight = math.exp(after.lead - public.reference - LEAD_SLACK)
+        return weight, weight * training_J[None]
+    if rule == "appa":
+        exponent = _exponent(settings, now) - public.reference
+        # Without a cap a weight above 1 is one that the reference does not know of, and `pack` refuses it.
+        weight = min(math.exp(min(exponent, 0.0)), public.most) if settings.weight_cap else math.exp(exponent)
+        return weight, (weight * training_J) ** np.arange(1, POWERS + 1)[:, None]
+    return 1.0, np.zeros((0, len(training_J)))
+
+
+def _exponent(settings: APPASection, standing: Standing) -> float:
+    """The log of a group's weight under rule appa, before all are made to sum to 1 (Equation 6)."""
+    return (1 - standing.history) / settings.temperature
+
+
+def weight_terms(settings: APPASection, public: Public, standing: Standing) -> Terms:
+    """A group's terms of a sum that settles appa's weights before an iteration; see `settled` of the other half."""
+    exponent = _exponent(settings, begin(standing, public))
+    held = bool(settings.weight_cap) and exponent - public.reference > math.log(public.most)
+    free_K = windows(np.array([exponent]), 1 / settings.temperature)[:, 0]
+    return {"held": np.array([float(held)]), "free": free_K * (not held)}
+
+
+def alpha_terms(alpha: float, training_J: FloatArray) -> FloatArray:
+    """Terms of mean exp(|alpha| u), u the reward, or for a negative alpha what it lacks to 1: (K, J)."""
+    exponent_J = abs(alpha) * (training_J if alpha > 0 else 1 - training_J)
+    if abs(alpha) < np.finfo(float).eps:
+        return training_J[None]
+    if abs(alpha) <= WINDOW:
+        return np.asarray(np.expm1(exponent_J)[None] / np.expm1(abs(alpha)))
+    return windows(exponent_J, abs(alpha))
+
+
+def tops(span: float) -> FloatArray:
+    """Where the windows on exponents in [0, span] end, (K,)."""
+    return np.asarray(span - STEP * np.arange(1 + max(0, math.ceil((span - WINDOW) / STEP))), dtype=np.float64)
+
+
+def windows(exponent_J: FloatArray, span: float) -> FloatArray:
+    """exp(exponent), for exponents in [0, span], in windows that a word can hold: (K, J), at most 1 in each."""
+    return np.asarray(np.exp(np.minimum(exponent_J - tops(span)[:, None], 0.0)))
+
+
+def pack(found: Terms) -> Words:
+    """Terms as the words that are masked.
+
+    Raises:
+        UserError: one is outside [-1, 1].
+    """
+    return encode(np.concatenate([GAIN * found[name].ravel() for name in sorted(found)]), least=-GAIN, most=GAIN)
+
+
+def unpack(words: Words, shapes: Mapping[str, tuple[int, ...]], *, groups: int) -> Terms:
+    """The sums of `pack`ed terms of these shapes over so many groups.
+
+    Raises:
+        UserError: as `decode`.
+    """
+    sums = decode(words, groups=groups, least=-GAIN, most=GAIN) / GAIN
+    ends = np.cumsum([math.prod(shapes[name]) for name in sorted(shapes)])
+    parts = np.split(sums, ends[:-1])
+    return {name: part.reshape(shapes[name]) for name, part in zip(sorted(shapes), parts, strict=True)}

@@ -67,7 +67,10 @@ class Member:
 
         Raises:
             Refused: see each check.
+            ValueError: another number of words than the task's.
         """
+        if words.shape != (task.count,):
+            raise ValueError(f"{words.shape} words for a task of {task.count}")
         if not {self.name} <= set(task.cohort) <= set(self._roster.names):
             raise Refused(refusals.STRANGERS)  # groups that the server has invented
         self._check_number(task.cohort)
@@ -75,8 +78,6 @@ class Member:
         # Two parts under the same masks give their difference away; and two cohorts of one round, a single part.
         if self._remember(_name("mask", task), digest) is not None:
             raise Refused(refusals.MASKED_BEFORE)
-        if words.shape != (task.count,):
-            raise ValueError(f"{words.shape} words for a task of {task.count}")
         own_seed = secrets.token_bytes(KEY_BYTES)
         hidden = words + stream(own_seed, nonce(digest), task.count)
         for other in self._roster.neighbours(self.name):

@@ -12,18 +12,16 @@ import logging
 from collections.abc import Collection, Mapping
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
-from appa_flwr.protocol import votes, wire
-from client_app import outgoing, protection, scoring, state, survey_answers
+from appa_flwr.protocol import sum_messages, votes, wire
+from client_app import outgoing, protection, scoring, state, survey_answers, tables
 from client_app.protection import Protection
-from pluralllm.data import GroupData, group_data, option_embedding
+from pluralllm.data import group_data, option_embedding
 
 
 class GroupApp(ClientApp):
@@ -36,7 +34,7 @@ class GroupApp(ClientApp):
         return super().__call__(message, context)
 
 
-KINDS = (*wire.QUERIES, "train", "evaluate")
+KINDS = (*wire.QUERIES, *wire.IN_SUMS, "train", "evaluate")
 app = GroupApp()
 log = logging.getLogger("appa.client")
 
@@ -89,7 +87,7 @@ def catalogue(message: Message, context: Context) -> Message:
         counts = {"answered": len(d_g), "known": len(answers)}
         counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes), "mean": int(owner_policy.mean)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
-        sends_answers = simulated and name not in config.unseen_group_names
+        sends_answers = simulated and name not in config.unseen_group_names and config.federation.sums == "plain"
         held_out_HK = truth_QK[public.held_out_Q] if sends_answers else None
         replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
     if not replies and refused:
@@ -122,7 +120,7 @@ def train(message: Message, context: Context) -> Message:
     owner_policy, config = owner_policy_of(context.node_config), survey_answers.context_config(context)
     survey_answers.check_training(config, owner_policy)
     memory = state.memory_of(context)
-    public, groups = state.catalogue(memory), _training_groups(memory, config)
+    public, groups = state.catalogue(memory), tables.training_groups(memory, config)
     settings = message.content.config_records["config"]
     protection.count_reply(context, "train", digest=state.catalogue_digest(memory), limit=owner_policy.training_replies)
     trained = predictor.train_round(
@@ -148,12 +146,12 @@ def evaluate(message: Message, context: Context) -> Message:
     if not owner_policy.training:
         raise outgoing.Refused(wire.TRAINING_REFUSED)
     memory = state.memory_of(context)
-    public, groups = state.catalogue(memory), _training_groups(memory, config)
+    public, groups = state.catalogue(memory), tables.training_groups(memory, config)
     protection.count_reply(
         context, "evaluate", digest=state.catalogue_digest(memory), limit=owner_policy.validation_replies
     )
     ours = predictor.load(config, message.content.array_records["arrays"], option_embedding(public), public.train_Q)
-    truths = [_held_out(memory, mine.group, public, owner_policy) for mine in groups]
+    truths = [tables.held_out(memory, mine.group, public, owner_policy) for mine in groups]
     num_answers, errors = ours.validate(list(zip(groups, truths, strict=True)))
     errors = [protection.rounded_mean(error, num_answers, owner_policy, most=wire.LARGEST_ERROR) for error in errors]
     return outgoing.send_errors(message, num_examples=num_answers, errors=errors)
@@ -167,7 +165,7 @@ def targets(message: Message, context: Context) -> Message:
     Sums tell the server how good the tables are. Once in a run: where there are tables, other weights change nothing,
     since weights made for the purpose, sent again and again, would tell the answers bit by bit.
     """
-    from client_app import predictor
+    from client_app import predictor, summands
     from pluralllm.group_mean import mean_from_sums
 
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
@@ -188,13 +186,18 @@ def targets(message: Message, context: Context) -> Message:
     for name in names:
         mine = state.data(memory, name)
         found = ours.table(mine, draw=0)
-        truth, others = _held_out(memory, name, public, owner_policy), None
+        truth, others = tables.held_out(memory, name, public, owner_policy), None
         if totals is not None:
             own = truth if name in totals.groups else None
             others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own)
         parts = ours.scores(mine, found, truth, least=owner_policy.least_answers, mean_of_others=others)
-        sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0))
+        if config.federation.sums == "secure":
+            unseen = name in config.unseen_group_names
+            state.remember_predictor_scores(memory, name, summands.predictor_scores(parts, public, unseen=unseen))
+            replies.append(wire.GroupReply(name))
+            continue
+        sums = {(part, kind): measures for part, kinds in parts.items() for kind, measures in kinds.items()}
         replies.append(wire.GroupReply(name, sums=protection.rounded_sums(sums, owner_policy)))
     return outgoing.send(message, replies)
 
@@ -219,10 +222,8 @@ def vote(message: Message, context: Context) -> Message:
     public = state.catalogue(memory)
     replies = []
     for name in state.groups(memory):
-        truth_QK = state.truth(memory, name)
-        own_Q1 = (public.train_Q & ~np.isnan(truth_QK).any(1))[:, None] & (not predicted)
-        opinion_QK = np.where(own_Q1, truth_QK, state.targets(memory, name))
-        replies.append(wire.GroupReply(name, votes_QK=votes.cast(opinion_QK, public.option_QK, kind=kind)))
+        vote_QK = tables.ballot(memory, public, name, kind=kind, predicted=predicted)
+        replies.append(wire.GroupReply(name, votes_QK=vote_QK))
     return outgoing.send(message, replies)
 
 
@@ -243,13 +244,7 @@ def score(message: Message, context: Context) -> Message:
     for name in state.groups(memory):
         rewards = {}
         for side in request.sides:
-            if side == wire.TRUTH_SIDE:
-                # Only held-out answers are ever compared with: training answers are D_g, and enough rewards tell them.
-                side_QK = np.where(public.train_Q[:, None], np.nan, state.truth(memory, name))
-            elif request.draw:
-                side_QK = _fresh_targets(context, name, draw=request.draw)
-            else:
-                side_QK = state.targets(memory, name)
+            side_QK = tables.side(context, public, name, side, draw=request.draw)
             scored = scoring.score(request, side_QK, public.option_QK)
             for metric, reward_J in protection.released(
                 request, scored, side_QK, public, group=name, side=side
@@ -259,23 +254,37 @@ def score(message: Message, context: Context) -> Message:
     return outgoing.send(message, replies)
 
 
-def _training_groups(memory: state.Memory, config: Config) -> list[GroupData]:
-    return [state.data(memory, name) for name in state.groups(memory) if name not in config.unseen_group_names]
+@app.query("keys")
+@outgoing.guarded
+def keys(message: Message, context: Context) -> Message:
+    """Give the groups' public keys for secure sums."""
+    from client_app import secure
+
+    return Message(sum_messages.pack_public_keys(*secure.keys(context)), reply_to=message)
 
 
-def _held_out(memory: state.Memory, group: str, public: wire.Catalogue, owner_policy: OwnerPolicy) -> GroupData:
-    """A group's answers to held-out questions, none where they are fewer than its owner's policy asks for."""
-    from client_app import predictor
+@app.query("prepare")
+@outgoing.guarded
+def prepare(message: Message, context: Context) -> Message:
+    """Seal rounds of secure sums ahead, so that one in which a group drops out can be finished."""
+    from client_app import secure
 
-    found = predictor.held_out_answers(group, state.truth(memory, group), public.train_Q)
-    return found if len(found) >= owner_policy.least_answers else found.first(0)
+    return Message(sum_messages.pack_prepared(*secure.prepare(message, context)), reply_to=message)
 
 
-def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np.float64]:
-    from client_app import predictor
+@app.query("mask")
+@outgoing.guarded
+def mask(message: Message, context: Context) -> Message:
+    """Give the groups' numbers under masks that only the sum is rid of."""
+    from client_app import secure
 
-    memory, config = state.memory_of(context), survey_answers.context_config(context)
-    public = state.catalogue(memory)
-    ours = predictor.load(config, state.weights(memory), option_embedding(public), public.train_Q)
-    mine = state.data(memory, group)
-    return ours.reward_table(mine, ours.table(mine, draw=draw), draw=draw)
+    return Message(sum_messages.pack_parts(*secure.mask(message, context)), reply_to=message)
+
+
+@app.query("unmask")
+@outgoing.guarded
+def unmask(message: Message, context: Context) -> Message:
+    """Help to take the masks off a sum."""
+    from client_app import secure
+
+    return Message(sum_messages.pack_shares(secure.unmask(message, context)), reply_to=message)

@@ -19,6 +19,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Release, ledger_of
 from appa_flwr.owner.owner_policy import owner_policy_of
 from appa_flwr.protocol import wire
+from appa_flwr.secure.refusals import Refused as NoSum
 
 Action = Callable[[Message, Context], Message]
 
@@ -70,7 +71,7 @@ def guarded(action: Action) -> Action:
     def safely(message: Message, context: Context) -> Message:
         try:
             # A server that is refused a sum could ask for its parts.
-            if message.metadata.message_type not in wire.NO_NUMBERS and owner_policy_of(context.node_config).roster:
+            if _alone(message, context) and owner_policy_of(context.node_config).roster:
                 raise Refused(wire.ONLY_SUMS)
             reply = action(message, context)
             _write_down(message, context, reply=reply)
@@ -78,6 +79,10 @@ def guarded(action: Action) -> Action:
         except Refused as refused:
             log.error("action %s refused: %s", action.__name__, refused)
             code, reason = refused.code, wire.REFUSALS[refused.code]
+        except NoSum as refused:
+            log.error("action %s refused: %s", action.__name__, refused)
+            code = wire.SECURE_REFUSALS[refused.name]
+            reason = wire.REFUSALS[code]
         except Exception as error:
             log.exception("action %s failed", action.__name__)
             reason = f"{action.__name__} failed: {type(error).__name__} (details are in the group's own log)"
@@ -87,6 +92,12 @@ def guarded(action: Action) -> Action:
         return Message(Error(code=code, reason=reason), reply_to=message)
 
     return safely
+
+
+def _alone(message: Message, context: Context) -> bool:
+    """True if the reply would hold a group's numbers by themselves."""
+    kind, secure = message.metadata.message_type, context.run_config.get("federation.sums") == "secure"
+    return kind not in (*wire.NO_NUMBERS, *wire.IN_SUMS) and not (kind == wire.TARGETS and secure)
 
 
 def _write_down(message: Message, context: Context, *, reply: Message | None = None, refused: str = "") -> None:

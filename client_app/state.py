@@ -168,6 +168,16 @@ def targets(memory: Memory, group: str) -> FloatArray:
     return _arrays(memory, f"targets {group}")["target"]
 
 
+def remember_predictor_scores(memory: Memory, group: str, score_2L: FloatArray) -> None:
+    """Keep a group's scores of PluralLLM until their sum is asked for."""
+    memory.keep(f"scores {group}", wire.arrays_record({"score": score_2L}))
+
+
+def predictor_scores(memory: Memory, group: str) -> FloatArray:
+    """A group's scores of PluralLLM."""
+    return _arrays(memory, f"scores {group}")["score"]
+
+
 def remember_weights(memory: Memory, weights: ArrayRecord) -> None:
     """Keep the frozen PluralLLM, for runs that draw fresh contexts."""
     memory.keep(_WEIGHTS, weights)

@@ -40,7 +40,8 @@ def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
         raise Refused(wire.METRIC_REFUSED)
     if config.sft.target == "mean" and not owner_policy.mean:
         raise Refused(wire.MEAN_REFUSED)
-    if config.sft.target == "predicted-mean" and not owner_policy.probes:
+    # The mean of predictions over groups that the owner knows tells no group's own.
+    if config.sft.target == "predicted-mean" and not (owner_policy.probes or owner_policy.roster):
         raise Refused(wire.PREDICTIONS_REFUSED)
     if config.pluralllm.reward_target != "predicted" and not owner_policy.own_answers:
         raise Refused(wire.OWN_ANSWERS_REFUSED)

@@ -28,6 +28,15 @@ UNIFORM, NEAREST = "uniform", "nearest-question"
 CONTEXT_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
+def summed() -> list[tuple[str, str, str]]:
+    """What is summed over groups that give none by itself: (part, predictor, measure), in the order of the sums."""
+    plain = (PREDICTOR, UNIFORM, NEAREST, *map(by_size, CONTEXT_SIZES))
+    measures: dict[str, tuple[str, ...]] = {name: ("answers", *MEASURES) for name in plain}
+    measures[PREDICTOR] += ("spread",)
+    measures |= {CALIBRATION: ("answers", "rank_correlation"), COVERAGE: ("answers", *AT_SCALES)}
+    return [(part, name, one) for part in ("training", "held-out") for name, of in measures.items() for one in of]
+
+
 def by_size(num_context: int) -> str:
     """Name of PluralLLM's score with so many context questions."""
     return f"context-{num_context}"

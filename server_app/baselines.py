@@ -79,7 +79,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
         return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences, predicted)
 
     predicted: pd.DataFrame | None = None
-    if not config.eval.ceilings or federation.without_probes:
+    if not config.eval.ceilings or federation.without_probes or federation.secure is not None:
         return found(None)
     sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
     probed = probe_targets(federation, question_J, option_JK, sides=sides)

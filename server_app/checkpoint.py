@@ -18,6 +18,8 @@ import torch
 from appa_flwr.analysis.aggregation import State
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
+from appa_flwr.secure.terms import Public
+from server_app.federation.summed_rewards import SummedState
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,7 @@ class Checkpoint:
         answered: group -> whether it has ever answered.
         lead: group -> how far it has fallen behind, as the rule adds it up.
         engine: `PPOEngine.state()`.
+        summed: the rule's state where the server sees sums alone, and the three before it are empty.
     """
 
     iteration: int
@@ -37,18 +40,27 @@ class Checkpoint:
     answered: Mapping[str, bool]
     lead: Mapping[str, float]
     engine: Mapping[str, Any]
+    summed: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, iteration: int, groups: Sequence[str], rule: State, engine: Mapping[str, Any]) -> Checkpoint:
+    def of(
+        cls, iteration: int, groups: Sequence[str], rule: State | SummedState, engine: Mapping[str, Any]
+    ) -> Checkpoint:
         """The checkpoint of a rule's state over these groups."""
+        if isinstance(rule, SummedState):
+            public = vars(rule.public) | {"moves": dict(rule.public.moves)}
+            summed = {"public": public, "standings": dict(rule.standings), "groups": list(rule.groups)}
+            return cls(iteration, {}, {}, {}, engine, summed)
         history, answered, lead = (
             dict(zip(groups, values_G.tolist(), strict=True))
             for values_G in (rule.history_G, rule.answered_G, rule.lead_G)
         )
         return cls(iteration, history, answered, lead, engine)
 
-    def rule_state(self, groups: Sequence[str]) -> State:
+    def rule_state(self, groups: Sequence[str]) -> State | SummedState:
         """The rule's state over the groups of a resumed run: one that is new has never answered."""
+        if (of := self.summed) is not None:
+            return SummedState(Public(**of["public"]), of["standings"], tuple(of["groups"]))
         return State(
             history_G=np.array([self.history.get(name, 0.0) for name in groups]),
             answered_G=np.array([self.answered.get(name, False) for name in groups]),

@@ -17,9 +17,10 @@ from appa_flwr.analysis.alignment import alignment_scores, skill_score
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, as_rows
+from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows
 from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
 from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.summed_scores import SummedScores, scores
 from server_app.inputs import RunInputs
 from server_app.models.base import Base
 from server_app.ppo.rollouts import Decoding, sample
@@ -101,8 +102,10 @@ class Scored:
 
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> Scored:
     """Let the groups score one method's answers to the held-out questions; a row for each metric."""
-    rewards = run.federation.score(answers.request(metrics, sides=tuple(SIDES)))
-    return result(run, method, answers, rewards, metrics=metrics)
+    request = answers.request(metrics, sides=tuple(SIDES))
+    if (secure := run.federation.secure) is not None:
+        return _from_sums(method, answers, scores(secure, request), metrics=metrics)
+    return result(run, method, answers, run.federation.score(request), metrics=metrics)
 
 
 def result(
@@ -134,6 +137,41 @@ def result(
             )
         )
     return Scored(rows, pd.concat(found), answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
+
+
+def _from_sums(
+    method: str,
+    answers: Answers,
+    found: Mapping[tuple[str, str], SummedScores],
+    *,
+    metrics: Sequence[str],
+) -> Scored:
+    """As `result`, from sums: without scores of pairs."""
+    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
+
+    def record(of: SummedScores) -> ScoreRecord:
+        return ScoreRecord(
+            fi=of.fairness(np.ones_like(readable_J)),
+            fi_readable=of.fairness(readable_J),
+            avg_as=of.avg_as,
+            min_as=of.min_as,
+            per_group=dict(of.per_group),
+        )
+
+    rows = [
+        SummaryRow(
+            method=method,
+            metric=metric,
+            **vars(record(found[metric, wire.TARGET_SIDE])),
+            format_score=float(answers.format_score_J.mean()) if written else None,
+            survey=record(survey) if survey.known else None,
+            readable=float(readable_J.mean()),
+        )
+        for metric in metrics
+        for survey in (found[metric, wire.TRUTH_SIDE],)
+    ]
+    none = pd.DataFrame(columns=list(COLUMNS))
+    return Scored(rows, none, answers.texts, found[metrics[0], wire.TARGET_SIDE].mean_J)
 
 
 def _scores(run: RunInputs, reward_GJ: FloatArray, readable_J: BoolArray) -> ScoreRecord:

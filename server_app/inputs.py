@@ -55,7 +55,22 @@ class PolicyInputs:
     sft_QK: FloatArray | None
 
 
-def policy_inputs(run: RunInputs, base: Base, votes_GQK: FloatArray | None) -> PolicyInputs:
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What the groups' votes come to, as scores (Q, K): SFT's targets, and the majority's answers where known."""
+
+    sft_QK: FloatArray
+    majority_QK: FloatArray | None
+
+
+def taught(config: Config, votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> Taught:
+    """From the votes (G, Q, K)."""
+    sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
+    cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
+    return Taught(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"))
+
+
+def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInputs:
     """Prompts, the questions that can be asked and answered, and SFT's targets."""
     config, catalogue = run.config, run.catalogue
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
@@ -75,12 +90,9 @@ def policy_inputs(run: RunInputs, base: Base, votes_GQK: FloatArray | None) -> P
     )
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
-    if votes_GQK is None:
+    if voted is None:
         return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, None, None)
-    sft_QK = sft.sft_targets(votes_GQK, catalogue.option_QK, target=config.sft.target)
-    cast_GQK = votes.cast(votes_GQK, catalogue.option_QK, kind=votes.BALLOTS[config.task])
-    majority_QK = sft.sft_targets(cast_GQK, catalogue.option_QK, target="majority")
-    return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
+    return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, voted.majority_QK, voted.sft_QK)
 
 
 def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:

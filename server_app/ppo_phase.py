@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from flwr.app import ArrayRecord
 
 from appa_flwr import report
@@ -40,12 +39,14 @@ from server_app import checkpoint as checkpoints
 from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
+from server_app.federation.summed_rewards import SummedState
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.models.exports import load_policy, save
 from server_app.models.model_card import model_card
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
+from server_app.ppo.summed_strategy import SummedStrategy
 from server_app.rows import evaluate
 from server_app.run_folder import RunFolder
 
@@ -139,7 +140,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         if done:
             phase.step(done, iterations, f"resumed at iteration {done}")
 
-        def iterated(line: Iteration, state: aggregation.State) -> None:
+        def iterated(line: Iteration, state: aggregation.State | SummedState) -> None:
             folder.append(METRICS, line)
             track(line)
             phase.step(line.iteration, iterations, _shown(line))
@@ -148,7 +149,8 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
                 checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
                 phase.save_seconds()
 
-        strategy = AppaStrategy(
+        kind = AppaStrategy if run.federation.secure is None else SummedStrategy
+        strategy = kind(
             run.federation,
             engine,
             aggregation.configured(config.rule, config.appa),
@@ -178,8 +180,9 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
 def _shown(line: Iteration) -> str:
     """An iteration in the log."""
     rewards = [reward for reward in line.rewards.values() if reward is not None]
+    worst = f", worst group {min(rewards):.3f}" if rewards else ""
     return (
-        f"reward {np.mean(rewards):.3f}, worst group {min(rewards):.3f}, FI {line.fairness_index:.4f}, "
+        f"reward {line.group_reward:.3f}{worst}, FI {line.fairness_index:.4f}, "
         f"format {line.format_score:.3f}, KL {line.kl:.2f}, waited {line.seconds['federation_wait']:.2f} s"
         + (f"; MISSING: {', '.join(line.missing_groups)}" if line.missing_groups else "")
     )

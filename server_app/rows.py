@@ -9,15 +9,18 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from flwr.app import RecordDict
 from transformers import PreTrainedModel
 
+from appa_flwr.protocol import sum_messages
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import put, replace_rows
-from appa_flwr.run.records import DO, FEW_SHOT, SummaryRow
+from appa_flwr.run.records import DO, FEW_SHOT, MEAN_PREDICTION, SummaryRow
 from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
 from server_app import baselines, evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
+from server_app.federation.secure_sums import SecureSums
 from server_app.inputs import PolicyInputs, RunInputs, taught_texts
 from server_app.lookups import look_ups
 
@@ -100,10 +103,28 @@ def _known_answers(run: RunInputs, inputs: PolicyInputs) -> dict[str, FloatArray
     known = {}
     if inputs.majority_QK is not None:
         known["majority"] = inputs.majority_QK[inputs.test_J]
-    if not run.federation.without_mean:
+    if (secure := run.federation.secure) is not None:
+        known |= _summed_answers(run, secure, inputs)
+    elif not run.federation.without_mean:
         given_GQK = run.federation.votes(needed=False, distributions=True)
         if given_GQK is not None:
             known |= look_ups(given_GQK.mean(axis=0), run.catalogue, inputs.test_J)
+    return known
+
+
+def _summed_answers(run: RunInputs, secure: SecureSums, inputs: PolicyInputs) -> dict[str, FloatArray]:
+    """The same and the mean prediction, from sums."""
+
+    def mean(kind: str) -> FloatArray:
+        shape = run.catalogue.option_QK.shape
+        mean_QK: FloatArray = shape[1] * secure.total(kind, RecordDict(), {"votes": shape}).mean("votes")
+        return mean_QK
+
+    known = {}
+    if not run.federation.without_mean:
+        known = look_ups(mean(sum_messages.DISTRIBUTIONS), run.catalogue, inputs.test_J)
+    if run.config.eval.ceilings:
+        known[MEAN_PREDICTION] = mean(sum_messages.PREDICTIONS)[inputs.test_J]
     return known
 
 
@@ -122,6 +143,8 @@ def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[S
         said = ", ".join(["uniform", *known])
         if run.config.eval.ceilings:
             against = ", ".join(run.federation.without_probes)
+            if run.federation.secure is not None:
+                against = "secure sums"
             said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"
         phase.step(1, 1, said)
     return rows

@@ -23,7 +23,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from transformers import PreTrainedModel
 
 from appa_flwr import report
@@ -32,7 +32,7 @@ from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
-from appa_flwr.protocol import rewards, wire
+from appa_flwr.protocol import rewards, sum_messages, wire
 from appa_flwr.run.records import BASE_ROWS, Card, GroupSums, SFTCard, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
@@ -41,6 +41,8 @@ from appa_flwr.run.run_files import (
     SUMMARY,
     WEIGHTS_FILE,
 )
+from appa_flwr.secure.allowed import check_config
+from appa_flwr.secure.summing import TooFew
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
@@ -49,7 +51,8 @@ from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
-from server_app.inputs import PolicyInputs, RunInputs, policy_inputs
+from server_app.federation.secure_sums import SecureSums
+from server_app.inputs import PolicyInputs, RunInputs, Taught, policy_inputs, taught
 from server_app.models import base as base_models
 from server_app.models import gpu_memory, sft, sft_checkpoint
 from server_app.models.base import Base
@@ -58,6 +61,7 @@ from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.predictor.strategies import DELTA, epsilon
+from server_app.predictor.summed_training import SummedTraining
 from server_app.predictor.weights import load_weights, save_weights
 from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
@@ -81,6 +85,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     for rule in filter(None, (config.rule, config.baseline_rule)):
         aggregation.configured(rule, config.appa)  # one of the user's own may be wrong
     rewards.try_out(config.reward_metric, config.task)
+    check_config(config)
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
@@ -104,11 +109,11 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run)
             make_targets()
-            votes_GQK = collect_votes(run, needed=given_sft is None)
+            voted = collect_votes(run, needed=given_sft is None)
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(resolved(run, base), policy_inputs(run, base, votes_GQK), given_sft)
+        align(resolved(run, base), policy_inputs(run, base, voted), given_sft)
     else:
         make_targets()
     if serving:
@@ -178,6 +183,9 @@ def join(run: RunInputs) -> dict[str, int]:
                 there = ", ".join(federation.groups)
                 raise UserError(f'pluralllm.unseen-groups names "{name}", which has not joined; there are {there}')
         answered = federation.send_catalogue(catalogue)
+        if config.federation.sums == "secure":
+            federation.secure = SecureSums(federation)
+            phase.step(1, 1, federation.secure.start())
         lost = [name for name in federation.present if name not in answered]
         if config.data.strict and lost:
             raise UserError(
@@ -225,12 +233,14 @@ def train_predictor(
             seen = set(federation.present) - set(config.unseen_group_names)
             if not seen:
                 raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
+            summed = None if federation.secure is None else SummedTraining(federation.secure, run.catalogue, config)
             kept = pretrain(
                 federation.grid,
                 config,
                 start,
                 nodes=federation.nodes_of(seen),
-                most=_most_answers(run, seen),
+                most={} if summed else _most_answers(run, seen),
+                summed=summed,
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
             save_weights(path, kept)
@@ -254,10 +264,14 @@ def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
     train_Q, held_out_Q = run.catalogue.train_Q, run.catalogue.held_out_Q
     sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int(held_out_Q.sum())}
     with run.folder.phase("targets") as phase:
-        replies = run.federation.send_targets(weights, fault=lambda reply: pooled_scores.fault(reply.sums, sizes))
-        found = pooled_scores.scores(
-            {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
-        )
+        if (secure := run.federation.secure) is not None:
+            run.federation.send_targets(weights, fault=lambda reply: None)
+            found = pooled_scores.from_sums(secure, run.catalogue)
+        else:
+            replies = run.federation.send_targets(weights, fault=lambda reply: pooled_scores.fault(reply.sums, sizes))
+            found = pooled_scores.scores(
+                {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
+            )
         found["group_sums"] = _group_sums(run)
         cards.write(run.folder.path / WEIGHTS_FILE, card.model_copy(update=found))
         for part, predictors in found["scores"].items():
@@ -273,9 +287,15 @@ def _group_sums(run: RunInputs) -> GroupSums | None:
     return GroupSums(min_groups=MIN_GROUPS, held_out=int((totals.count_Q >= MIN_GROUPS).sum()))
 
 
-def collect_votes(run: RunInputs, *, needed: bool) -> FloatArray | None:
-    """Every group's votes (G, Q, K); None where too few voted and they are `needed` for the majority's row alone."""
+def collect_votes(run: RunInputs, *, needed: bool) -> Taught | None:
+    """What the groups' votes come to; None where too few voted and they are `needed` for the majority's row alone."""
     with run.folder.phase("votes") as phase:
+        if (secure := run.federation.secure) is not None:
+            if (voted := _summed_votes(run, secure, needed=needed)) is None:
+                phase.step(1, 1, "TOO FEW GROUPS VOTED for a majority; SFT needs none, its model is given")
+            else:
+                phase.step(1, 1, "the groups voted; their sums are known")
+            return voted
         votes_GQK = run.federation.votes(needed=needed)
         if votes_GQK is None:
             phase.step(1, 1, "TOO FEW GROUPS VOTED for a majority; SFT needs none, its model is given")
@@ -283,7 +303,30 @@ def collect_votes(run: RunInputs, *, needed: bool) -> FloatArray | None:
         # A predictor that ignores its context answers the same for every group, and nothing else would show it.
         differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
         phase.step(1, 1, f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same")
-    return votes_GQK
+    return taught(run.config, votes_GQK, run.catalogue.option_QK)
+
+
+def _summed_votes(run: RunInputs, secure: SecureSums, *, needed: bool) -> Taught | None:
+    config, option_QK = run.config, run.catalogue.option_QK
+
+    def mean(kind: str) -> tuple[FloatArray, int]:
+        summed = secure.total(kind, RecordDict(), {"votes": option_QK.shape})
+        return option_QK.shape[1] * summed.mean("votes"), len(summed.groups)
+
+    predicted = config.sft.target == "predicted-mean"
+    try:
+        mean_QK, number = mean(sum_messages.PREDICTIONS if predicted else sum_messages.VOTES)
+        # The most frequent ranking is no sum.
+        counted = config.task == "dpa"
+        cast_QK, _ = mean(sum_messages.VOTES) if predicted and counted else (mean_QK, 0)
+    except TooFew:
+        if needed:
+            raise
+        return None
+    return Taught(
+        sft.targets_of_mean(mean_QK, option_QK, target=config.sft.target, num_groups=number),
+        sft.targets_of_mean(cast_QK, option_QK, target="majority", num_groups=number) if counted else None,
+    )
 
 
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.serverapp.exception import AggregationError
 from in_process import Crossed, InProcessGrid, deployed
@@ -24,7 +24,8 @@ from talk import TINY, talk
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import sum_messages, wire
+from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
@@ -100,6 +101,10 @@ RECORDS: dict[str, dict[str, type]] = {
     wire.TARGETS: {**_NAMES, "sums": MetricRecord},
     wire.VOTE: {**_NAMES, "votes": ArrayRecord},
     wire.SCORE: {**_NAMES, "rewards": ArrayRecord},
+    wire.KEYS: {"sum": ConfigRecord},
+    wire.PREPARE: {"sum": ConfigRecord, "boxes 0": ConfigRecord},
+    wire.MASK: {"sum": ConfigRecord, "words": ArrayRecord, "boxes 0": ConfigRecord, "released 0": MetricRecord},
+    wire.UNMASK: {"sum": ConfigRecord, "boxes 0": ConfigRecord},
 }
 """What each kind of reply may hold."""
 
@@ -148,12 +153,33 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
             yield f"an error over {num_answers} held-out answers"
     elif reply.kind == wire.CATALOGUE:
         yield from typed(numbers, "counts", dict.fromkeys(COUNTS, int))
+    elif reply.kind == wire.MASK:
+        yield from masked(asked, content, group)
+    elif reply.kind == wire.TARGETS and world.config.federation.sums == "secure":
+        if "sums" in content:
+            yield "sums of its own"
     elif reply.kind == wire.TARGETS:
         yield from sums(dict(numbers.get("sums", {})), public)
     elif reply.kind == wire.SCORE:
         yield from rewards(asked, content.array_records.get("rewards", {}))
     elif reply.kind == wire.VOTE:
         yield from votes(content.array_records.get("votes", {}), public, world.config.task)
+
+
+def masked(asked: Crossed, content: RecordDict, group: str) -> Iterator[str]:
+    """As many words as were asked for, and of the group's own numbers its score of an evaluation alone."""
+    request = sum_messages.unpack_asked(asked.message.content)
+    words = {key: (array.dtype, tuple(array.shape)) for key, array in content.array_records["words"].items()}
+    if words != {"0": ("uint64", (request.task.count,))}:
+        yield f"words {words}"
+    if dict(content.config_records["sum"]).get("names") != [group]:
+        yield "more than the group's name"
+    released = content.metric_records.get("released 0", {})
+    if request.what != sum_messages.SCORES and released:
+        yield f"numbers beside a sum of {request.what}"
+    for key, value in released.items():
+        if not isinstance(value, float) or key.split()[0] not in METRICS:
+            yield f"{key} = {value}"
 
 
 def typed(records: Mapping[str, MetricRecord], name: str, types: dict[str, type]) -> Iterator[str]:

@@ -62,7 +62,7 @@ class RunSection(Section):
 
 
 class FederationSection(Section):
-    """[federation]: how the server waits for the groups."""
+    """[federation]: how the server waits for the groups, and what it learns of them."""
 
     min_groups: int = Field(2, ge=1, description="groups that must answer, else the iteration fails")
     reply_timeout: float = Field(600.0, gt=0, description="seconds the server waits for the groups' replies")
@@ -70,6 +70,9 @@ class FederationSection(Section):
     group_keys: str = Field(
         "",
         description="TOML file at the server, group = its node's public key; empty = a node may speak for any name",
+    )
+    sums: Literal["plain", "secure"] = Field(
+        "plain", description="what the server learns of groups: plain = each one's numbers, secure = their sums alone"
     )
 
 

@@ -23,6 +23,7 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, OWNER_POL
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
+from appa_flwr.secure.allowed import check_config
 from appa_flwr.survey.export import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
@@ -37,7 +38,9 @@ def submitted(config: Config) -> dict[str, bool | int | float | str]:
 
 def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str) -> Sites:
     """Write the parties' folders of a run with this config, and say what its survey loses; see `sites.prepare`."""
-    survey = read_survey(config, participants(config))
+    groups = participants(config)
+    check_config(config, groups=len(groups))
+    survey = read_survey(config, groups)
     show_left_out(survey.rejections)
     return prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
 

@@ -36,6 +36,7 @@ from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Tail, read_progress, shown
 from appa_flwr.protocol import rewards
 from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, MACHINE, PROGRESS, SERVE_PHASE, STOP_FILE, SUPERLINK_LOG
+from appa_flwr.secure.allowed import check_config
 
 COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
@@ -75,6 +76,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         aggregation.configured(rule, config.appa)
     rewards.try_out(config.reward_metric, config.task)
     groups = participants(config)
+    check_config(config, groups=len(groups))
     left_out = read_survey(config, groups).rejections
     check_server(config, app_folder)
     folder = claim_run_folder(config)

@@ -47,6 +47,9 @@ class OwnerPolicy(BaseModel):
         " but under masks, in sums with the groups that stand there; empty = in replies of its own",
     )
     least_cohort: int = Field(3, ge=3, description="groups, this one included, that a secure sum is over at least")
+    own_score: bool = Field(
+        True, description="beside secure sums, give the group's own alignment score of each evaluation, one number"
+    )
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
@@ -149,9 +152,9 @@ def described() -> dict[str, str]:
     return {field.alias or name: field.description or "" for name, field in OwnerPolicy.model_fields.items()}
 
 
-def owner_policy_file(*, bundle: str = "") -> str:
-    """An owner's policy with every key at its default, or `bundle` pinned, and what it decides."""
-    values = OwnerPolicy(bundle=bundle).model_dump(by_alias=True)
+def owner_policy_file(*, bundle: str = "", roster: str = "") -> str:
+    """An owner's policy with every key at its default, or `bundle` and `roster` pinned, and what it decides."""
+    values = OwnerPolicy(bundle=bundle, roster=roster).model_dump(by_alias=True)
     return "".join(f"# {says}\n{key} = {json.dumps(values[key])}\n" for key, says in described().items())
 
 

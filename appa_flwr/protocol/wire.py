@@ -30,6 +30,9 @@ TARGETS = "query.targets"
 VOTE = "query.vote"
 SCORE = "query.score"
 QUERIES = (ROLL_CALL, CATALOGUE, TARGETS, VOTE, SCORE)
+KEYS, PREPARE, MASK, UNMASK = "query.keys", "query.prepare", "query.mask", "query.unmask"
+IN_SUMS = (KEYS, PREPARE, MASK, UNMASK)
+"""Messages of secure sums, see `appa_flwr.protocol.sum_messages`."""
 NO_NUMBERS = (ROLL_CALL, CATALOGUE)
 """Messages whose replies hold no score, vote, weight or error."""
 
@@ -193,7 +196,7 @@ def pack_catalogue(catalogue: Catalogue) -> RecordDict:
 
 def unpack_catalogue(content: RecordDict) -> Catalogue:
     """Records -> catalogue; a ValueError where `pack_catalogue` cannot have made them."""
-    with _following_the_protocol("a catalogue"):
+    with following_the_protocol("a catalogue"):
         arrays = numpy_arrays(content.array_records["catalogue"])
         train_Q = _array(arrays["train"], np.bool_, axes=1)
         embedding_QKE = _array(arrays["embedding"], np.float32, axes=3)
@@ -226,7 +229,7 @@ def pack_score_request(request: ScoreRequest) -> RecordDict:
 
 def unpack_score_request(content: RecordDict) -> ScoreRequest:
     """Records -> score request; a ValueError where `pack_score_request` cannot have made them."""
-    with _following_the_protocol("a score request"):
+    with following_the_protocol("a score request"):
         arrays = numpy_arrays(content.array_records["answers"])
         settings = content.config_records["settings"]
         question_J = _array(arrays["question"], np.int64, axes=1)
@@ -256,7 +259,7 @@ def join_weights(weights: ArrayRecord) -> ArrayRecord:
 
 def split_weights(joined: ArrayRecord, shapes: Mapping[str, Sequence[int]]) -> ArrayRecord:
     """The arrays that `join_weights` joined, by these shapes, in their order; a ValueError where they do not fit."""
-    with _following_the_protocol("a message with weights"):
+    with following_the_protocol("a message with weights"):
         (array,) = joined.values()
         flat = _array(array.numpy(), np.float32, axes=1)
         sizes = {name: math.prod(shapes[name]) for name in sorted(shapes)}
@@ -273,7 +276,7 @@ def pack_weights(weights: ArrayRecord) -> RecordDict:
 
 def unpack_weights(content: RecordDict) -> ArrayRecord:
     """The weights of `pack_weights`, joined; a ValueError where there are none."""
-    with _following_the_protocol("a message with weights"):
+    with following_the_protocol("a message with weights"):
         return content.array_records[_WEIGHTS]
 
 
@@ -287,7 +290,7 @@ def unpack_totals(content: RecordDict) -> Totals | None:
     """Records -> totals, None where there are none; a ValueError where `pack_totals` cannot have made them."""
     if _TOTALS not in content:
         return None
-    with _following_the_protocol("a message with totals"):
+    with following_the_protocol("a message with totals"):
         arrays = numpy_arrays(content.array_records[_TOTALS])
         answer_QK, count_Q = _array(arrays["answer"], np.float64, axes=2), _array(arrays["count"], np.int64, axes=1)
         return Totals(answer_QK, count_Q, tuple(_strings(content.config_records[_WITHIN]["names"])))
@@ -326,7 +329,7 @@ def unpack_replies(content: RecordDict) -> tuple[GroupReply, ...]:
 
     Whatever does not belong to the protocol is left where it is.
     """
-    with _following_the_protocol("a reply"):
+    with following_the_protocol("a reply"):
         names = _strings(content.config_records["groups"]["names"])
         rewards: list[dict[tuple[str, str], npt.NDArray[np.float64]]] = [{} for _ in names]
         for g, (metric, side), array in _entries(content.array_records, "rewards", names):
@@ -383,7 +386,7 @@ def _strings(value: object) -> list[str]:
 
 
 @contextmanager
-def _following_the_protocol(what: str) -> Iterator[None]:
+def following_the_protocol(what: str) -> Iterator[None]:
     """Whatever decoding another party's bytes raises becomes one ValueError that quotes nothing."""
     try:
         yield

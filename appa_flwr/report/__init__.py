@@ -10,7 +10,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import accuracy, findings, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
-from appa_flwr.report.page import page, short, truths
+from appa_flwr.report.page import page, short, summed, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
 from appa_flwr.run.records import Card, RuleRound
 from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE, SHORT_REPORT_FILE
@@ -88,6 +88,8 @@ def _rule_pictures(
         threshold = run.settings.appa.fairness_threshold
     picture = training_curves.fairness(lines, threshold=threshold, title=title, below=below)
     yield f"{prefix}fairness", picture, f"fairness index {over}"
+    if summed(run):
+        return
     groups = run.groups or tuple(lines[-1].history)
     title, level = f"Weight per group; dotted: all equal{unused}", 1 / len(groups)
     curves = functools.partial(training_curves.group_curves, lines, groups, below=below)

@@ -46,6 +46,11 @@ TABLE_NOTE = (
     "Bold: best of base, SFT and PPO, an FI only of those above the uniform answer. †: not above the uniform answer. "
     "FI, Avg AS, Min AS and format score lie in 0 to 1, higher is better."
 )
+NOT_RELEASED = "not released"
+SUMS_NOTE = (
+    "The server has seen only sums over the groups: weights, histories and rewards of single groups are known to "
+    "nobody but each of them; an alignment score is here where the group's owner releases it, and Min AS where all do."
+)
 READABLE_NOTE = (
     "FI readable: FI over the answers that could be read, since one that could not is worth 0 to all groups and counts "
     "as perfectly fair in FI. Skill: 100 (1 - d / d of the uniform answer) with d = 1 - Avg AS; 100 is perfect, 0 as "
@@ -100,6 +105,11 @@ class Column(NamedTuple):
 def metric_name(run: RunArtifacts) -> str:
     """The training metric as tables call it."""
     return METRIC_NAMES.get(run.training_metric, run.training_metric)
+
+
+def summed(run: RunArtifacts) -> bool:
+    """True if the server has seen only sums over the groups."""
+    return run.settings.federation.sums == "secure"
 
 
 def truths(run: RunArtifacts) -> list[tuple[str, bool]]:
@@ -158,6 +168,8 @@ def _unreadable(run: RunArtifacts, method: str) -> bool:
 def _notes(run: RunArtifacts) -> str:
     """Notes a reader needs on the rows and columns that are there."""
     present, notes = set(_present(run)), [TABLE_NOTE]
+    if summed(run):
+        notes.append(SUMS_NOTE)
     if any(row.mostly_unreadable for row in run.summary):
         notes.append("‡: most answers could not be read, so FI says nothing.")
     if records.FEW_SHOT in present:
@@ -210,16 +222,18 @@ def per_group_table(run: RunArtifacts) -> Table:
     rows = []
     for group in sorted(run.groups, key=lambda group: by_ppo[group] if is_known(by_ppo.get(group)) else math.inf):
         row = [group + (" (unseen)" if group in unseen else "")]
-        row += [number(found.get(group)) for methods in spans.values() for found in methods.values()]
+        shown = [number(found.get(group)) for methods in spans.values() for found in methods.values()]
+        row += [NOT_RELEASED if summed(run) and score == DASH else score for score in shown]
         if run.iterations:
             missed = sum(group in line.missing_groups for line in run.iterations)
-            row += [number(run.iterations[-1].weights.get(group)), str(missed)]
+            row += [] if summed(run) else [number(run.iterations[-1].weights.get(group))]
+            row.append(str(missed))
         rows.append(row)
     caption = f"Alignment score ({metric_name(run)}) on held-out questions, worst served first." if spans else ""
     if unseen:
         caption += " Unseen: the group has not trained the preference predictor."
     names = {name: tuple(methods) for name, methods in spans.items()}
-    last = ("Last weight", "Iterations\nmissed") if run.iterations else ()
+    last = ((() if summed(run) else ("Last weight",)) + ("Iterations\nmissed",)) if run.iterations else ()
     return Table({"Group": (), **names, **dict.fromkeys(last, ())}, [("", rows)], caption)
 
 

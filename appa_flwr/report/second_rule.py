@@ -42,10 +42,12 @@ class SecondRule:
 
 
 def second_rule(run: RunArtifacts) -> list[SecondRule]:
-    """Against the survey answers, if they are known, and then the predictions; empty without a second policy."""
+    """Against the survey answers, if they are known, and then the predictions; empty without a second policy, or
+    where the groups' scores are known as sums alone.
+    """
     rule = run.settings.baseline_rule
     folder = run.folder / rule_folder(rule)
-    if not rule or rule == run.settings.rule or not finished(folder):
+    if not rule or rule == run.settings.rule or run.pair_scores is None or not finished(folder):
         return []
     found = compare([folder, run.folder])
     return [SecondRule(baseline, ours, _best(ours)) for baseline, ours in zip(found[::2], found[1::2], strict=True)]

@@ -74,7 +74,9 @@ class Iteration(Record):
         fell_back: whether the rule took the plain mean, None for a rule that has no threshold.
         weights: weight per group, as the rule reported it.
         history: smoothed past alignment reward per group.
-        rewards: mean alignment reward per group; None for a group that did not answer.
+        rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
+            are empty where the server sees sums alone (`federation.sums`).
+        group_reward: mean alignment reward over the groups that answered; None in older runs.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
         sampler_spread: standard deviation of log pi - log pi_sampler over the tokens; None where they are the same.
@@ -88,6 +90,7 @@ class Iteration(Record):
     weights: dict[str, float]
     history: dict[str, float]
     rewards: dict[str, float | None]
+    group_reward: float | None = None
     reward: float
     format_score: float
     policy_loss: float

@@ -20,6 +20,9 @@ from appa_flwr.secure.fixed_point import MOST_GROUPS
 from appa_flwr.secure.primitives import KEY_BYTES, agree, framed, private_key
 from appa_flwr.secure.refusals import OTHER_ROSTER, Refused
 
+KEY_SUFFIX, ROSTER_FILE = ".sums.key", "roster.toml"
+"""A group's private key has its data file's name with this ending; its owner keeps the roster beside it."""
+
 LEAST_GROUPS = 3
 """The sum over two tells each of them the other's part."""
 

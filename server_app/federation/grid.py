@@ -109,6 +109,11 @@ class OverlapGrid(Grid):
         self._stuck: dict[int, _Stuck] = {}
         self._lapses: Counter[int] = Counter()  # of a node, since it last answered in time
 
+    @property
+    def stuck(self) -> frozenset[int]:
+        """Nodes that are sent nothing but roll calls."""
+        return frozenset(self._stuck)
+
     def set_run(self, run: Run) -> None:
         """See Grid."""
         self._grid.set_run(run)

@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from appa_flwr.protocol import wire
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
+
+if TYPE_CHECKING:
+    from server_app.federation.secure_sums import SecureSums
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -43,6 +47,7 @@ class Federation:
         self.without_truth: tuple[str, ...] = ()
         self.without_probes: tuple[str, ...] = ()
         self.without_mean: tuple[str, ...] = ()
+        self.secure: SecureSums | None = None  # where the server sees the groups' sums alone
         self.totals: wire.Totals | None = None  # of answers to held-out questions, in a simulation
         self._nodes: tuple[int, ...] = ()
         self._node_of: dict[str, int] = {}
@@ -50,7 +55,7 @@ class Federation:
         self._nodes_without_key: set[int] = set()  # nodes with the key of no group
         self._restarted: set[int] = set()  # nodes that have restarted, or hung while the others were set up
         self._setup: dict[str, RecordDict] = {}  # what a node must have been sent before it can score
-        self._min_groups, self._timeout = min_groups, timeout
+        self.min_groups, self._timeout = min_groups, timeout
         self._vote_shape: tuple[int, ...] = ()
         self._errors: Counter[int] = Counter()  # of the last question, by code
 
@@ -67,6 +72,37 @@ class Federation:
     def present(self) -> tuple[str, ...]:
         """The groups that have joined; others of the run may do so yet."""
         return tuple(name for name in self.groups if name in self._node_of)
+
+    @property
+    def reachable(self) -> tuple[str, ...]:
+        """The groups that have joined, without those whose node is waited for no longer."""
+        return tuple(name for name in self.present if self._node_of[name] not in self.grid.stuck)
+
+    def hosted(self, node: int) -> list[str]:
+        """The groups of the run at a node."""
+        return [name for name in self.present if self._node_of[name] == node]
+
+    def readmit(self) -> None:
+        """Have groups take part that are late, or whose node has restarted."""
+        if not self.simulated:
+            self._readmit()
+
+    def ask_each(
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        *,
+        iteration: int = 0,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Message]:
+        """Node -> its own message of a kind; the replies that are no errors."""
+        self._errors.clear()
+        asked = [self.grid.create_message(content, kind, node, str(iteration)) for node, content in contents.items()]
+        replies = self.grid.send_and_receive(asked, timeout=self._timeout, meanwhile=meanwhile)
+        for reply in replies:
+            if reply.has_error():
+                self._read(reply)  # it says why
+        return [reply for reply in replies if not reply.has_error()]
 
     def gather(self, expected: Sequence[str], *, patience: float) -> None:
         """Call the roll until every expected group is there, or enough of them when patience ends.
@@ -86,7 +122,7 @@ class Federation:
             # A node that has answered is not asked again: deployed, each question starts a process there.
             left = self._timeout if self.simulated else max(JOIN_SECONDS, deadline - time.monotonic())
             node_of |= self._roll_call(online - set(node_of.values()), known=node_of, timeout=left)
-            complete = set(expected) <= set(node_of) if expected else len(node_of) >= self._min_groups
+            complete = set(expected) <= set(node_of) if expected else len(node_of) >= self.min_groups
             if complete or time.monotonic() > deadline:
                 break
             time.sleep(JOIN_PAUSE)
@@ -94,11 +130,11 @@ class Federation:
         missing = [name for name in expected if name not in kept]
         # A fixed order of groups, whatever order the nodes answered in: sums over groups must not depend on it.
         self.groups, self._node_of = tuple(expected) or tuple(sorted(kept)), kept
-        if len(kept) < self._min_groups:
+        if len(kept) < self.min_groups:
             others = [name for name in node_of if name not in kept]
             raise UserError(
                 f"{len(kept)} groups joined ({', '.join(self.present) or 'none'}); "
-                f"federation.min-groups = {self._min_groups}"
+                f"federation.min-groups = {self.min_groups}"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; there, but not in `groups`: {listed(others)}" if others else "")
             )
@@ -255,7 +291,7 @@ class Federation:
             else:
                 given[name] = votes_QK
         _missing(faults)
-        if not needed and len(given) < self._min_groups:
+        if not needed and len(given) < self.min_groups:
             return None
         self._require(given, "vote")
         return np.stack(list(given.values()))
@@ -270,8 +306,7 @@ class Federation:
 
     def score_messages(self, request: wire.ScoreRequest, *, iteration: int = 0) -> list[Message]:
         """The request as a message to each node; groups that have restarted since the last one are back first."""
-        if not self.simulated:
-            self._readmit()
+        self.readmit()
         return self._messages(wire.SCORE, wire.pack_score_request(request), iteration=iteration)
 
     def rewards(self, request: wire.ScoreRequest, replies: Iterable[Message]) -> dict[tuple[str, str], FloatArray]:
@@ -350,16 +385,18 @@ class Federation:
             return ()
 
     def _require(self, present: Mapping[str, object], what: str) -> None:
-        if len(present) < self._min_groups:
-            refused = [
-                f"{self._errors[code]} nodes refused: {why}"
-                for code, why in wire.REFUSALS.items()
-                if self._errors[code]
-            ]
+        if len(present) < self.min_groups:
             raise UserError(
                 f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
-                f"federation.min-groups = {self._min_groups}. " + ("; ".join(refused) or "The groups' own logs say why")
+                f"federation.min-groups = {self.min_groups}. " + (self.why_refused() or "The groups' own logs say why")
             )
+
+    def why_refused(self) -> str:
+        """How many nodes refused the last question, and why."""
+        refused = (
+            f"{self._errors[code]} nodes refused: {why}" for code, why in wire.REFUSALS.items() if self._errors[code]
+        )
+        return "; ".join(refused)
 
 
 def _totals(given: Mapping[str, FloatArray], catalogue: wire.Catalogue) -> wire.Totals:

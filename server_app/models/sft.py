@@ -47,18 +47,27 @@ def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, targ
     Returns:
         (Q, K), 0 on padding. Ties go to the earlier option, or to the ranking that the earlier groups gave.
     """
-    num_groups = votes_GQK.shape[0]
-    mean_QK: FloatArray = np.where(option_QK, votes_GQK.mean(0), 0.0)
-    if target == "smoothed-votes":
-        # Of rankings this changes every score alike, so their order stays.
-        return np.where(option_QK, (num_groups * mean_QK + 1) / (num_groups + option_QK.sum(1, keepdims=True)), 0.0)
     if target != "majority":
-        return mean_QK
+        return targets_of_mean(votes_GQK.mean(0), option_QK, target=target, num_groups=votes_GQK.shape[0])
+    mean_QK: FloatArray = np.where(option_QK, votes_GQK.mean(0), 0.0)
     chosen_QK = np.zeros_like(mean_QK)
     for q in range(votes_GQK.shape[1]):
         ballots, first, counts = np.unique(votes_GQK[:, q], axis=0, return_index=True, return_counts=True)
         chosen_QK[q] = ballots[np.lexsort((first, -counts))[0]]
     return chosen_QK
+
+
+def targets_of_mean(
+    mean_QK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str, num_groups: int
+) -> FloatArray:
+    """The same from the mean of so many groups' votes (Q, K); a majority of equals is the first option."""
+    mean_QK = np.where(option_QK, mean_QK, 0.0)
+    if target == "smoothed-votes":
+        # Of rankings this changes every score alike, so their order stays.
+        return np.where(option_QK, (num_groups * mean_QK + 1) / (num_groups + option_QK.sum(1, keepdims=True)), 0.0)
+    if target == "majority":
+        return np.where(np.arange(mean_QK.shape[1]) == mean_QK.argmax(axis=1)[:, None], 1.0, 0.0)
+    return mean_QK
 
 
 def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> list[str]:

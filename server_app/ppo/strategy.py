@@ -18,7 +18,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import Rule, State
+from appa_flwr.analysis.aggregation.sums import FromSums
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
 from appa_flwr.config.sections import RolloutSection
@@ -26,8 +28,9 @@ from appa_flwr.protocol import wire
 from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
 from server_app.federation.grid import OverlapGrid
-from server_app.federation.group_rewards import AggregatedReward, aggregated_reward, group_means
+from server_app.federation.group_rewards import aggregated_reward, group_means
 from server_app.federation.groups import Federation
+from server_app.federation.summed_rewards import SummedState
 from server_app.models.base import Base
 from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout
@@ -107,14 +110,14 @@ class AppaStrategy(Strategy):
         order: QuestionOrder,
         num_iterations: int,
         curve: Callable[[], Answers],
-        finished: Callable[[Iteration, State], None],
+        finished: Callable[[Iteration, State | SummedState], None],
         done: int = 0,
-        state: State | None = None,
+        state: State | SummedState | None = None,
     ) -> None:
         self._federation, self._engine, self._rule, self._config = federation, engine, rule, config
         self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
         self._num_iterations, self._curve, self._finished, self._done = num_iterations, curve, finished, done
-        self._state = rule.init(len(federation.groups)) if state is None else state
+        self._state: State | SummedState = rule.init(len(federation.groups)) if state is None else state
 
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
@@ -149,8 +152,12 @@ class AppaStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample answers to the next questions; ask every group to score them."""
+        return self._federation.score_messages(self._sample(server_round).request, iteration=server_round)
+
+    def _sample(self, server_round: int) -> _Round:
+        """A round's answers to the next questions, as the groups are asked to score them."""
         seconds = dict[str, float]()
-        with _timed(seconds, "rollout"):
+        with timed(seconds, "rollout"):
             question_J = questions_of(self._order, self._config.rollout)
             rollout = self._engine.rollout([self._prompts[q] for q in question_J])
             texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
@@ -158,17 +165,18 @@ class AppaStrategy(Strategy):
         fresh_context = self._config.pluralllm.context_resampling == "every-iteration"
         request = answers.request([self._config.reward_metric], draw=server_round if fresh_context else 0)
         self._round = _Round(rollout, answers, request, seconds)
-        return self._federation.score_messages(request, iteration=server_round)
+        return self._round
 
     def _reference_pass(self) -> None:
         """Reference log-probs and values, while the groups score."""
-        with _timed(self._round.seconds, "reference"):
+        with timed(self._round.seconds, "reference"):
             self._round.reference = self._engine.reference_pass(self._round.rollout.sequences)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
         """Aggregate the groups' rewards by the rule, and update the policy on what they come to."""
         now = self._round
         assert now.reference is not None
+        assert isinstance(self._state, State)
         scored = aggregated_reward(
             self._rule,
             self._state,
@@ -177,25 +185,39 @@ class AppaStrategy(Strategy):
             metric=self._config.reward_metric,
             alignment_weight=self._config.appa.alignment_weight,
         )
-        with _timed(now.seconds, "update"):
+        with timed(now.seconds, "update"):
             device = now.rollout.logprob_JT.device
             score_J = torch.tensor(scored.result.aggregate_J, dtype=torch.float32, device=device)
             learned = self._engine.update(now.rollout, now.reference, score_J)
         self._done, self._state = server_round, scored.result.state
-        now.line = self._line(server_round, now.answers, scored, learned, now.seconds)
+        names, result = self._federation.groups, scored.result
+        means = group_means(names, scored.reward_GJ)
+        given = [mean for mean in means.values() if mean is not None]
+        missing = tuple(name for name, mean in means.items() if mean is None)
+        line = self._line(server_round, result, learned, group_reward=float(np.mean(given)), missing=missing)
+        now.line = line.model_copy(
+            update={
+                "weights": dict(zip(names, result.weight_G.tolist(), strict=True)),
+                "history": dict(zip(names, result.state.history_G.tolist(), strict=True)),
+                "rewards": means,
+            }
+        )
         return None, MetricRecord({"reward": now.line.reward, "fairness-index": now.line.fairness_index})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Every `eval.every` rounds and after the last, ask every group to score answers to held-out questions."""
-        every = self._config.eval.every
-        if not every or (server_round % every and server_round != self._num_iterations):
+        if not self._is_evaluated(server_round):
             return []
         self._round.curve = self._curve()
         sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
         self._round.request = self._round.curve.request([self._config.reward_metric], sides=sides)
         return self._federation.score_messages(self._round.request, iteration=server_round)
+
+    def _is_evaluated(self, server_round: int) -> bool:
+        every = self._config.eval.every
+        return bool(every) and (server_round % every == 0 or server_round == self._num_iterations)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
         """A point of the learning curve."""
@@ -221,31 +243,34 @@ class AppaStrategy(Strategy):
     def _line(
         self,
         iteration: int,
-        answers: Answers,
-        scored: AggregatedReward,
+        result: aggregation.Result | FromSums,
         learned: dict[str, Any],
-        seconds: dict[str, float],
+        *,
+        group_reward: float,
+        missing: tuple[str, ...],
     ) -> Iteration:
-        names, result = self._federation.groups, scored.result
-        means = group_means(names, scored.reward_GJ)
+        """What is known whether or not the groups' own numbers are."""
+        now = self._round
         return Iteration(
             iteration=iteration,
             num_iterations=self._num_iterations,
             fairness_index=result.fairness_index,
             fell_back=result.fell_back,
-            weights=dict(zip(names, result.weight_G.tolist(), strict=True)),
-            history=dict(zip(names, result.state.history_G.tolist(), strict=True)),
-            rewards=means,
+            weights={},
+            history={},
+            rewards={},
+            group_reward=group_reward,
             reward=float(result.aggregate_J.mean()),
-            format_score=float(answers.format_score_J.mean()),
+            format_score=float(now.answers.format_score_J.mean()),
             **learned,
-            missing_groups=tuple(name for name, mean in means.items() if mean is None),
-            seconds={name: round(value, 4) for name, value in seconds.items()},
+            missing_groups=missing,
+            seconds={name: round(value, 4) for name, value in now.seconds.items()},
         )
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add how long something took, by its name."""
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from flwr.app import RecordDict
+
+from appa_flwr.protocol import sum_messages as messages
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import Means, PartScores
 from pluralllm.scores import (
@@ -24,7 +27,9 @@ from pluralllm.scores import (
     by_size,
     coverage_at,
     interval_scale,
+    summed,
 )
+from server_app.federation.secure_sums import SecureSums
 
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
@@ -118,6 +123,22 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
         "calibration": calibration,
         "interval_scale": scale if held_out in pooled else None,
     }
+
+
+def from_sums(secure: SecureSums, catalogue: wire.Catalogue) -> dict[str, Any]:
+    """The same from sums over the groups: without tables of single groups, and seen groups' intervals are not crossed.
+
+    Raises:
+        TooFew: see `SecureSums.total`.
+    """
+    names = summed()
+    sums = secure.total(messages.PREDICTOR_SCORES, RecordDict(), {"scores": (2, len(names))}).sums["scores"]
+    by_kind: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
+    for kind, sum_L in zip((SEEN, UNSEEN), len(catalogue.questions) * sums, strict=True):
+        for (part, name, measure), value in zip(names, sum_L.tolist(), strict=True):
+            of = by_kind.setdefault(kind, {}).setdefault((part, name), {})
+            of[measure] = float(round(value)) if measure == ANSWERS else value
+    return scores(by_kind, (UNSEEN,)) | {"groups": {}}
 
 
 def _crossed_coverage(by_group: Mapping[str, Sums], unseen: Collection[str]) -> float | None:

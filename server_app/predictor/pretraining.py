@@ -28,6 +28,7 @@ from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.replies import Most, bound, fault, validation_errors
 from server_app.predictor.strategies import fit, flower_strategy
+from server_app.predictor.summed_training import SummedTraining, SummingGrid
 
 Progress = Callable[[int, int, float], None]
 
@@ -195,23 +196,27 @@ def pretrain(
     *,
     nodes: Sequence[int],
     most: Most = MappingProxyType({}),
+    summed: SummedTraining | None = None,
     progress: Progress,
 ) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
     Which round's weights are kept is decided on the training groups' held-out questions. The nodes hold the catalogue
-    already; their order decides who takes part in a round, and `most` bounds how much each counts. `progress` is called
-    with (round, rounds, mean loss).
+    already; their order decides who takes part in a round, and `most` bounds how much each counts. With `summed` their
+    results come as sums, of all groups alike. `progress` is called with (round, rounds, mean loss).
 
     Raises:
         UserError: too few nodes for a robust strategy, or a round in which no node trained.
     """
     if not config.pluralllm.rounds:
         return Pretraining(start)
+    through = grid if summed is None else SummingGrid(grid, summed, nodes[0])
+    if summed is not None:
+        nodes = nodes[:1]
     strategy = _Watched(flower_strategy(config, len(nodes)), config, most, progress)
     members, grid.members = grid.members, tuple(nodes)
     try:
-        strategy.start(grid, start, num_rounds=config.pluralllm.rounds, timeout=config.federation.reply_timeout)
+        strategy.start(through, start, num_rounds=config.pluralllm.rounds, timeout=config.federation.reply_timeout)
     finally:
         grid.members = members
     assert strategy.chosen is not None  # a round without weights has raised

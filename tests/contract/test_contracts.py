@@ -47,7 +47,7 @@ WRONG = {
         "server_app": ("client_app",),
         "client_app": ("server_app", "experiments"),
     },
-    "only the wire module knows Flower": {"appa_flwr": ("flwr",), "pluralllm": ("flwr",)},
+    "only the modules of messages know Flower": {"appa_flwr": ("flwr",), "pluralllm": ("flwr",)},
     "what both sides may know needs no torch": {"appa_flwr": ("torch",)},
     "a group joins": {
         "client_app": (

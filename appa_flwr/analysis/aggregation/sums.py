@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from appa_flwr.analysis.aggregation.beyond import MAX_LEAD
-from appa_flwr.analysis.fairness import FloatArray
+from appa_flwr.analysis.fairness import MAX_COV, MIN_MEAN, FloatArray
 from appa_flwr.config.sections import APPASection
 from appa_flwr.secure import terms
 from appa_flwr.secure.terms import Public
@@ -71,9 +71,7 @@ def combine(
     Raises:
         Unsettled: capped weights that do not sum to 1, or others of which the most is missing.
     """
-    fairness = fairness_of_sums(
-        sums["reward"], sums["square"], groups=groups, min_mean=settings.min_mean, max_cov=settings.max_cov
-    )
+    fairness = fairness_of_sums(sums["reward"], sums["square"], groups=groups)
     mean_J, term_MJ, weight = sums["training"] / groups, sums["term"], float(sums["weight"][0])
     fell_back = fairness >= settings.fairness_threshold if rule == "appa" else None
     if rule == "average" or fell_back:
@@ -88,19 +86,21 @@ def combine(
     return FromSums(aggregate_J, _next(rule, settings, public, sums, groups), fairness, fell_back)
 
 
-def fairness_of_sums(sum_J: FloatArray, square_J: FloatArray, *, groups: int, min_mean: float, max_cov: float) -> float:
+def fairness_of_sums(sum_J: FloatArray, square_J: FloatArray, *, groups: int | FloatArray) -> float:
     """Equation 4 from the sums of rewards and of their squares; see `appa_flwr.analysis.fairness.fairness_index`.
 
-    Equal rewards are not told from nearly equal ones: where their mean is under `min_mean` and not 0 the question is
+    `groups` are as many for all answers, or for each.
+
+    Equal rewards are not told from nearly equal ones: where their mean is under `MIN_MEAN` and not 0 the question is
     left out.
     """
     mean_J = sum_J / groups
-    used_J = (mean_J == 0.0) | (mean_J >= min_mean)
+    used_J = (mean_J == 0.0) | (mean_J >= MIN_MEAN)
     if not used_J.any():
         return 1.0
     variance_J = np.maximum(square_J / groups - mean_J**2, 0.0)
     ratio_J = np.divide(variance_J, mean_J**2, out=np.zeros_like(mean_J), where=mean_J > 0.0)
-    return float((1 / (1 + np.minimum(ratio_J, max_cov**2)))[used_J].mean())
+    return float((1 / (1 + np.minimum(ratio_J, MAX_COV**2)))[used_J].mean())
 
 
 def _alpha(alpha: float, mean_KJ: FloatArray) -> FloatArray:

@@ -179,6 +179,20 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 ]
 
 
+def test_a_run_under_secure_sums_goes_on_with_the_standings_that_the_groups_have_sealed(shared):
+    keys = {"federation.sums": "secure", "baseline-rule": ""}
+    whole, broken = config_of(shared, "secure", **keys), config_of(shared, "secure-broken", **keys)
+    session(whole)
+    with pytest.MonkeyPatch.context() as patched:
+        after_checkpoint(patched)
+        with pytest.raises(Killed):
+            session(broken)
+    session(Config.load({**broken.flat(), "run.resume": True}))
+    assert results(broken.run_folder) == results(whole.run_folder)
+    found = results(whole.run_folder)["metrics"]
+    assert len({line["reward"] for line in found}) == ITERATIONS  # answers were read
+
+
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
     config = config_of(shared, "broken")
     resumed = Config.load({**config.flat(), "run.resume": True})

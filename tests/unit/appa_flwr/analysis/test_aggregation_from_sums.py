@@ -220,14 +220,13 @@ def test_rules_that_sums_give_are_not():
 
 def test_fairness_by_hand_and_as_from_single_rewards():
     # rewards .2 and .6: mean .4, deviation .2, CoV .5, 1 / 1.25
-    found = sums.fairness_of_sums(np.array([0.8]), np.array([0.4]), groups=2, min_mean=1e-6, max_cov=10.0)
+    found = sums.fairness_of_sums(np.array([0.8]), np.array([0.4]), groups=2)
     assert found == pytest.approx(0.8)
-    for keys in ({"min_mean": 0.2, "max_cov": 0.5}, {"min_mean": 0.0, "max_cov": 10.0}):
-        reward_GJ = np.random.default_rng(1).uniform(0, 0.5, (4, 20))
-        reward_GJ[:, 3], reward_GJ[:, 4] = 0.0, 0.25
-        total = (reward_GJ.sum(axis=0), (reward_GJ**2).sum(axis=0))
-        assert sums.fairness_of_sums(*total, groups=4, **keys) == pytest.approx(fairness_index(reward_GJ, **keys))
-    assert sums.fairness_of_sums(np.array([1e-9]), np.array([0.0]), groups=2, min_mean=1e-6, max_cov=10.0) == 1.0
+    reward_GJ = np.random.default_rng(1).uniform(0, 0.5, (4, 20))
+    reward_GJ[:, 3], reward_GJ[:, 4] = 0.0, 0.25
+    total = (reward_GJ.sum(axis=0), (reward_GJ**2).sum(axis=0))
+    assert sums.fairness_of_sums(*total, groups=4) == pytest.approx(fairness_index(reward_GJ))
+    assert sums.fairness_of_sums(np.array([1e-9]), np.array([0.0]), groups=2) == 1.0
 
 
 def test_an_iteration_under_masks_is_the_rule_s():

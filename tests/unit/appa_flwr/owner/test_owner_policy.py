@@ -43,7 +43,10 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("votse = false", "unknown key votse; known are bundle, metrics, roster, least-cohort, training, votes, truth,"),
+        (
+            "votse = false",
+            "unknown key votse; known are bundle, metrics, roster, least-cohort, own-score, training, votes, truth,",
+        ),
         ('metrics = "js"', "metrics = 'js': String should match pattern"),
         ("least_steps = 4", "unknown key least_steps"),
         ("votes = 0", "votes = 0: Input should be a valid boolean"),

@@ -1,0 +1,41 @@
+"""What a run can have beside secure sums, told before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appa_flwr.config import Config
+from appa_flwr.config.sections import ROBUST
+from appa_flwr.core.errors import UserError
+from appa_flwr.secure.fixed_point import MOST_GROUPS
+from appa_flwr.secure.roster import LEAST_GROUPS
+from appa_flwr.secure.terms import check_rule
+
+
+def check_config(config: Config, *, groups: int | None = None) -> None:
+    """Raise a UserError where a run with `federation.sums` = "secure" asks for what no sum holds.
+
+    `groups` is their number, where it is known.
+    """
+    if config.federation.sums == "plain":
+        return
+    for rule in filter(None, (config.rule, config.baseline_rule)):
+        check_rule(rule, config.appa)
+    for key, why in _beside(config, groups):
+        raise UserError(f"{key} cannot be beside federation.sums = secure: {why}")
+
+
+def _beside(config: Config, groups: int | None) -> Iterator[tuple[str, str]]:
+    trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
+    if trains and config.pluralllm.strategy in ROBUST:
+        yield f"pluralllm.strategy = {config.pluralllm.strategy}", "it compares single groups' weights"
+    if trains and config.pluralllm.dp_noise:
+        yield "pluralllm.dp-noise", "the server cuts single groups' steps for it"
+    if trains and config.pluralllm.fraction < 1:
+        yield f"pluralllm.fraction = {config.pluralllm.fraction}", "sums over other groups tell what differs"
+    if config.sft.target == "mean":
+        yield "sft.target = mean", "it is made of training answers themselves; predicted-mean is of predictions"
+    if config.task == "opa" and config.sft.target == "majority":
+        yield "sft.target = majority with task = opa", "the most frequent ranking is no sum; votes is the mean rank"
+    if groups is not None and not LEAST_GROUPS <= groups <= MOST_GROUPS:
+        yield f"{groups} groups", f"sums are over {LEAST_GROUPS} to {MOST_GROUPS}"

@@ -1,0 +1,130 @@
+"""The groups' rewards as sums: each answer's reward by the run's rule, from totals alone.
+
+Histories and leads are the groups' own: what each hands over for the next iteration is sealed, and comes back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from appa_flwr.analysis.aggregation import sums
+from appa_flwr.analysis.aggregation.sums import FromSums, Unsettled
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import sum_messages as messages
+from appa_flwr.protocol import wire
+from appa_flwr.secure import terms
+from appa_flwr.secure.terms import Public
+from server_app.federation.answers import Answers
+from server_app.federation.secure_sums import SecureSums, Summed
+
+
+@dataclass(frozen=True, eq=False)
+class SummedState:
+    """A rule's state after an iteration, as the server knows it.
+
+    Attributes:
+        public: what all groups are told with the next answers.
+        standings: group -> its own, sealed.
+        groups: that answered in that iteration; before the first, those that were there.
+    """
+
+    public: Public
+    standings: Mapping[str, bytes]
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SummedReward:
+    """One iteration's outcome.
+
+    Attributes:
+        result: the rule's.
+        state: for the next one.
+        reward: mean alignment reward over groups and answers.
+    """
+
+    result: FromSums
+    state: SummedState
+    reward: float
+
+
+class RuleFromSums:
+    """A run's rule over its groups' secure sums."""
+
+    def __init__(self, secure: SecureSums, config: Config) -> None:
+        self._secure, self._config = secure, config
+
+    def first(self) -> SummedState:
+        """Before any iteration."""
+        groups = self._secure.expected
+        return SummedState(sums.first(self._config.rule, self._config.appa, len(groups)), {}, groups)
+
+    def reward(
+        self, state: SummedState, answers: Answers, request: wire.ScoreRequest, *, meanwhile: Callable[[], None]
+    ) -> SummedReward:
+        """The rewards of an iteration's answers.
+
+        Raises:
+            TooFew: too few groups answered; the state is as it was.
+        """
+        done = False
+
+        def once() -> None:
+            nonlocal done
+            if not done:
+                meanwhile()
+            done = True
+
+        settings, public, there = self._config.appa, state.public, self._secure.expected
+        settling = self._config.rule == "appa" and (settings.weight_cap > 0 or not set(there) <= set(state.groups))
+        for _ in range(1 + len(there)):
+            if settling:
+                public = self._settled(state, public)
+            summed = self._sums(state, public, answers, request, meanwhile=once)
+            number = len(summed.groups)
+            try:
+                result = sums.combine(self._config.rule, settings, public, summed.sums, groups=number)
+            except Unsettled:
+                settling = True
+                continue
+            standings = {**state.standings, **summed.standings}
+            reward = float(summed.mean("reward").mean())
+            return SummedReward(result, SummedState(result.public, standings, summed.groups), reward)
+        raise UserError("secure sum: the groups' weights do not settle: groups come and go while they are asked")
+
+    def _sums(
+        self,
+        state: SummedState,
+        public: Public,
+        answers: Answers,
+        request: wire.ScoreRequest,
+        *,
+        meanwhile: Callable[[], None],
+    ) -> Summed:
+        content = messages.pack_rule_terms(self._terms(public, answers))
+        content.update(wire.pack_score_request(request))
+        shapes = sums.shapes(self._config.rule, self._config.appa, len(request.question_J))
+        return self._secure.total(messages.REWARDS, content, shapes, standings=state.standings, meanwhile=meanwhile)
+
+    def _settled(self, state: SummedState, public: Public) -> Public:
+        """What the groups are told once their weights are settled among those that are there."""
+        settings, there = self._config.appa, self._secure.expected
+        if set(there) != set(state.groups):
+            public = sums.unsettled(settings, public, len(there))
+        for _ in range(1 + len(there)):
+            content = messages.pack_rule_terms(self._terms(public, None))
+            found = terms.weight_terms(settings, public, terms.Standing())
+            shapes = {name: array.shape for name, array in found.items()}
+            summed = self._secure.total(messages.WEIGHTS, content, shapes, standings=state.standings)
+            public, settled = sums.settled(settings, public, summed.sums, len(summed.groups))
+            if settled:
+                break
+        return public
+
+    def _terms(self, public: Public, answers: Answers | None) -> messages.RuleTerms:
+        name, rule = self._config.run_name, self._config.rule
+        if answers is None:
+            return messages.RuleTerms(name, rule, public)
+        return messages.RuleTerms(name, rule, public, answers.format_score_J, answers.parsed_J)

@@ -4,6 +4,7 @@
     python -m experiments.benchmarks.others floor
     python -m experiments.benchmarks.others scale
     python -m experiments.benchmarks.others hand-over
+    python -m experiments.benchmarks.others secure-sums
 
 Axis letters: J rollouts, K options.
 """
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from timeit import repeat
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,11 @@ from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GUARD, prepare
 from appa_flwr.protocol import wire
 from appa_flwr.report.artifacts import RunArtifacts, read_run
+from appa_flwr.secure import summing
+from appa_flwr.secure.member import Member, pair_secrets
+from appa_flwr.secure.messages import Task
+from appa_flwr.secure.primitives import private_key, public_key
+from appa_flwr.secure.roster import read_roster, roster_file
 from appa_flwr.survey.generate import generate
 from client_app.scoring import score
 from experiments import entry
@@ -55,6 +61,7 @@ from server_app.models.base import Base, load_model
 from server_app.models.exports import load_policy
 
 app = typer.Typer(add_completion=False)
+T = TypeVar("T")
 
 ROLLOUTS = 96
 ROUNDS, ITERATIONS = 2, 6
@@ -172,6 +179,66 @@ def pluralllm(
     config = recipe(f"pluralllm.rounds={rounds}", f"pluralllm.validate-every={rounds}")
     seconds = pluralllm_costs(problem, config, repeats=repeats)
     print(shown((1000 * seconds).to_frame("CPU ms")))
+
+
+def secure_sum_costs(number: int, words: int, *, missing: float) -> pd.Series[float]:
+    """CPU ms and kB of a secure sum over so many groups, of whom a share drops out between the two messages.
+
+    A group's are the median over groups, with what it seals ahead for one round.
+    """
+    keys = {f"group {n:04}": private_key() for n in range(number)}
+    roster = read_roster(roster_file({name: public_key(key) for name, key in keys.items()}).encode())
+    spent: dict[str, list[float]] = {"agree on keys": [], "seal a round": [], "mask": [], "unmask": []}
+
+    def timed(what: str, do: Callable[[], T]) -> T:
+        start = time.process_time()
+        found = do()
+        spent.setdefault(what, []).append(1000 * (time.process_time() - start))
+        return found
+
+    members = {}
+    for name, key in keys.items():
+        pairs = timed("agree on keys", partial(pair_secrets, name, key, roster))
+        members[name] = Member(name, pairs, roster, least_cohort=3, remember=_Steps())
+    task = Task("costs", 1, roster.names, "request", words)
+    prepared = {name: timed("seal a round", partial(m.prepare, "costs", [1]))[0] for name, m in members.items()}
+    there = roster.names[: number - round(missing * number)]
+    numbers = np.zeros(words, dtype=np.uint64)
+    masked = {name: timed("mask", partial(members[name].mask, task, numbers)) for name in there}
+    requests = timed("server", partial(summing.unmasking, roster, task, prepared, masked))
+    shares = {name: timed("unmask", partial(members[name].unmask, task, of)) for name, of in requests.items()}
+    total = timed("server", partial(summing.total, roster, task, prepared, masked, shares))
+    assert not total.any()
+    one = masked[there[0]]
+    sizes = {
+        "kB ahead": len(prepared[there[0]].sealed_seeds) + sum(map(len, prepared[there[0]].boxes.values())),
+        "kB masked": one.words.nbytes + sum(map(len, one.boxes.values())),
+        "kB shares": sum(map(len, shares[there[0]].values())),
+    }
+    found = {f"group: {what}": median(laps) for what, laps in spent.items() if what != "server"}
+    return pd.Series(found | {"server": sum(spent["server"])} | {name: size / 1000 for name, size in sizes.items()})
+
+
+class _Steps(dict[str, bytes]):
+    """A ledger in memory."""
+
+    def __call__(self, step: str, digest: bytes) -> bytes | None:
+        before = self.get(step)
+        self.setdefault(step, digest)
+        return before
+
+
+@app.command("secure-sums")
+def secure_sums(
+    groups: Annotated[list[int] | None, typer.Option(help="How many; by default 8, 64, 256 and 1024.")] = None,
+    words: Annotated[list[int] | None, typer.Option(help="Numbers of a group; by default 1,500 and 40,000.")] = None,
+    missing: Annotated[float, typer.Option(min=0, max=0.3, help="Share of groups that drop out.")] = 0.05,
+) -> None:
+    """Cost of a secure sum at a group and at the server, CPU ms of one thread and kB; Flower's own is not in it."""
+    for count in words or (1500, 40000):
+        table = {f"{n} groups": secure_sum_costs(n, count, missing=missing) for n in groups or (8, 64, 256, 1024)}
+        print(f"{count} numbers of a group, {missing:.0%} of the groups missing")
+        print(shown(pd.DataFrame(table)))
 
 
 def waits(folder: Path, *, rounds: int, seconds: float) -> list[float]:

@@ -315,3 +315,10 @@ def test_pluralllm_s_costs_are_of_what_is_named():
     assert tables == f"target tables, 6 groups x {len(problem.embedding.option_QK)} questions"
     assert [name.split(", ")[1] for name in scorings] == ["js", "js + wasserstein"]
     assert found.min() >= 0
+
+
+def test_the_costs_of_a_secure_sum_have_a_row_each():
+    found = others.secure_sum_costs(6, 50, missing=0.2)
+    assert (found.filter(like="kB") > 0).all()
+    assert set(found.index) >= {"group: mask", "group: unmask", "group: seal a round", "server"}
+    assert found["kB masked"] > 50 * 8 / 1000

@@ -144,7 +144,10 @@ def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[S
         if run.config.eval.ceilings:
             against = ", ".join(run.federation.without_probes)
             if run.federation.secure is not None:
-                against = "secure sums"
-            said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"
+                said += (
+                    "; NO CEILINGS AND NO OWN PREDICTIONS: they need single groups' answers, and there are sums alone"
+                )
+            else:
+                said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"
         phase.step(1, 1, said)
     return rows

@@ -81,7 +81,9 @@ def test_the_run_has_its_results_and_says_what_is_not_known(whole_run):
         assert np.isnan(row["min_as"])
         assert np.isnan(list(row["per_group"].values())).all()
     assert not (folder / "scores.parquet").exists()
-    assert "secure sums" in (folder / "run.log").read_text()
+    said = (folder / "run.log").read_text()
+    assert "secure sums over 3 groups" in said
+    assert "NO CEILINGS AND NO OWN PREDICTIONS" in said
     page = (folder / "report.html").read_text()
     assert "only sums over the groups" in page
     assert "not released" in page

@@ -37,5 +37,7 @@ def _beside(config: Config, groups: int | None) -> Iterator[tuple[str, str]]:
         yield "sft.target = mean", "it is made of training answers themselves; predicted-mean is of predictions"
     if config.task == "opa" and config.sft.target == "majority":
         yield "sft.target = majority with task = opa", "the most frequent ranking is no sum; votes is the mean rank"
+    if config.run.phases == "serve":
+        yield "run.phases = serve", "the service gives other trainers single groups' rewards"
     if groups is not None and not LEAST_GROUPS <= groups <= MOST_GROUPS:
         yield f"{groups} groups", f"sums are over {LEAST_GROUPS} to {MOST_GROUPS}"

@@ -223,6 +223,7 @@ BAD = {
     "dp-noise": {"pluralllm.dp-noise": 1.0, "pluralllm.strategy": "fedavg", "pluralllm.validate-every": 0},
     "fraction": {"pluralllm.fraction": 0.5},
     "sft.target": {"sft.target": "mean"},
+    "serve": {"run.phases": "serve"},
 }
 
 

@@ -122,6 +122,7 @@ def line(iteration: int, *, planned: int, fell_back: bool | None, groups: Sequen
         "weights": dict.fromkeys(groups, 1 / len(groups)),
         "history": dict.fromkeys(groups, 0.5),
         "rewards": dict.fromkeys(groups, 0.7),
+        "group_reward": 0.7,
         **dict.fromkeys(("reward", "format_score", *measures), 0.7),
         "missing_groups": [],
         "seconds": {"rollout": 1.0, "federation_wait": 0.5, "reference": 0.25, "update": 2.25},

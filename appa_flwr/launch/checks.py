@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, TINY_MODEL, Config, check_groups
 from appa_flwr.core.errors import UserError, unknown_name
@@ -118,6 +116,8 @@ def show_left_out(rejections: Sequence[Rejection]) -> None:
 
 def machine_warnings(config: Config) -> Iterator[str]:
     """What of this machine will keep a run waiting or end it: little free memory or disk, and what else it is doing."""
+    import psutil  # a group's machine, whose commands come through here too, lacks it
+
     memory, needed = psutil.virtual_memory().available / GIBIBYTE, LEAST_GIBIBYTES[config.model == TINY_MODEL]
     if memory < needed:
         yield f"{memory:.1f} GiB of memory are free, and a run of model {config.model} takes some {needed} or more"

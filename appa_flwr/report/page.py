@@ -144,9 +144,14 @@ def _under_uniform(run: RunArtifacts, method: str, column: Column) -> bool:
     return value is not None and uniform is not None and value - uniform <= findings.SHOWN_TIE
 
 
+def _name(method: str) -> str:
+    """What a method is called; a model of `appa eval` has the name that it was given."""
+    return METHOD_NAMES.get(method, method.removeprefix(MODEL))
+
+
 def _method_row(run: RunArtifacts, method: str, columns: Iterable[Column]) -> list[str]:
     """The method, its rule, its numbers, and the format score."""
-    name = METHOD_NAMES.get(method, method.removeprefix(MODEL)) + ("‡" if _unreadable(run, method) else "")
+    name = _name(method) + ("‡" if _unreadable(run, method) else "")
     rule = run.settings.rule if method in ("ppo", DO["ppo"]) else DASH
     return [name, rule, *(_score(run, method, column) for column in (*columns, Column(FORMAT, run.training_metric)))]
 
@@ -324,7 +329,7 @@ def short(run: RunArtifacts) -> str:
     head = [f"{measure}, {name}" for name, _ in truths(run) for measure in MEASURES]
     rows = [
         [
-            METHOD_NAMES[method],
+            _name(method),
             *(number(column.value(run, method), DECIMALS.get(column.measure, 3)) for column in columns),
         ]
         for method in _present(run)

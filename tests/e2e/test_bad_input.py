@@ -66,9 +66,10 @@ def test_the_command_ends_with_one_line_and_starts_nothing(overrides, says, tmp_
     flags = [part for text in texts for part in ("-c", text)]
     done = subprocess.run([str(APPA), "run", *flags], cwd=here, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("appa: ")
-    assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    *warnings, line = done.stderr.splitlines()
+    assert all(text.startswith("WARNING: this machine is busy") for text in warnings)  # where other tests run beside it
+    assert line.startswith("appa: ")
+    assert says in line
     assert not (tmp_path / "runs").exists()
     assert list(here.iterdir()) == []
 

@@ -79,7 +79,7 @@ def rows_of(run: Finished) -> dict[tuple[str, str], dict[str, Any]]:
 
 def completed(run: Finished) -> None:
     assert run.code == 0, run.err + run.out[-3000:]
-    assert run.err == ""
+    assert all(line.startswith("WARNING: this machine is busy") for line in run.err.splitlines())
     assert not (run.folder / "error.txt").exists()
     assert run.out.splitlines()[-1] == f"report: {run.folder / 'report.html'}"
 

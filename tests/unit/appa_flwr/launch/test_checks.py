@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from surveys import row, write
 
@@ -60,8 +61,8 @@ def test_a_generated_survey_has_the_groups_that_are_asked_for_and_their_answers(
 def test_a_machine_that_is_short_of_something_is_said_in_a_line_each(monkeypatch, tmp_path):
     config = Config.load({"run.output-dir": str(tmp_path / "not" / "there")})
     memory, disk, load = [checks.GIBIBYTE * 9], [checks.GIBIBYTE * 9], [1.9]
-    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory[0]))
-    monkeypatch.setattr(checks.psutil, "getloadavg", lambda: (load[0], 9.0, 9.0))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=memory[0]))
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (load[0], 9.0, 9.0))
     monkeypatch.setattr(
         checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk[0] if path == tmp_path else 0)
     )

@@ -117,7 +117,7 @@ def test_config_shows_the_core_keys_and_the_sections_on_one_screen(width, monkey
     shown = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
     assert shown.keys() >= {key for key in KEYS if "." not in key} | {f"[{section}]" for section in SECTIONS}
     assert shown["model"].startswith('"google/gemma-2-2b-it"')
-    assert shown["[federation]"].startswith("4 keys ")
+    assert shown["[federation]"].startswith("5 keys ")
     assert "paper-oqa" in shown["presets:"]
     assert "0.125" not in "".join(lines)
 
@@ -125,7 +125,7 @@ def test_config_shows_the_core_keys_and_the_sections_on_one_screen(width, monkey
 def test_config_all_shows_every_key_in_full_by_section(monkeypatch, capsys):
     assert appa(monkeypatch, "config", "--all", "-c", "ppo.gamma=0.125") == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert "[federation] how the server waits for the groups" in lines
+    assert "[federation] how the server waits for the groups, and what it learns of them" in lines
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert {row[0] for row in rows} - {""} == set(KEYS)
     assert ["ppo.gamma", "0.125", "a finite number >= 0 and <= 1", "discount factor (PPO table)"] in rows

@@ -209,7 +209,8 @@ def test_pluralllm_learns_the_same(strategy):
         assert other.validation == pytest.approx(one.validation, abs=1e-5)
     moved = 0.0
     for name, array in plain.weights.items():
-        np.testing.assert_allclose(summed.weights[name].numpy(), array.numpy(), atol=3e-6)
+        # FedAdam divides by a gradient's size, which magnifies the last bits of small ones
+        np.testing.assert_allclose(summed.weights[name].numpy(), array.numpy(), atol=2e-5)
         moved = max(moved, np.abs(array.numpy() - initial_weights(groups.config)[name].numpy()).max())
     assert moved > 1e-4
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files
-from appa_flwr.run.records import Card, EmbeddingSummary
+from appa_flwr.run.cards import Card, EmbeddingSummary
 from appa_flwr.survey.types import Question
 from pluralllm.model import ModelConfig
 

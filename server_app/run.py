@@ -33,7 +33,8 @@ from appa_flwr.config import GENERATED_SURVEY, Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.protocol import rewards, sum_messages, wire
-from appa_flwr.run.records import BASE_ROWS, Card, GroupSums, SFTCard, SummaryRow
+from appa_flwr.run.cards import Card, GroupSums, SFTCard
+from appa_flwr.run.records import BASE_ROWS, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
     MACHINE,

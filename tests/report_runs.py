@@ -16,7 +16,8 @@ from appa_flwr.report import build
 from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page
 from appa_flwr.report.plots import style
-from appa_flwr.run.records import METHODS, Card
+from appa_flwr.run.cards import Card
+from appa_flwr.run.records import METHODS
 from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,18 +20,18 @@ from appa_flwr import config as settings
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, writing
 from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
-from appa_flwr.launch.checks import find_app_folder, read_survey
+from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
 from appa_flwr.launch.group import app as group
+from appa_flwr.launch.options import File, Overrides, Verbose
 from appa_flwr.launch.shown import show
+from appa_flwr.launch.survey_commands import diagnose, export, survey
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
-from appa_flwr.survey.types import Survey
 
 _SCREEN = (100, 24)  # of a pipe, which has none
 _WIDEST_VALUE = 24
-MOST_SETS = 8
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
@@ -42,26 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 app.add_typer(export, name="export")
 app.add_typer(group, name="group")
-
-_File = Annotated[Path | None, typer.Argument(help="TOML file of config keys.", show_default=False)]
-_Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME (appa config lists them); repeatable."
-    ),
-]
-_Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated.")
-]
-_Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]
-
-
-def _surveyed(source: str, overrides: list[str] | None) -> tuple[settings.Config, Survey]:
-    config = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    return config, read_survey(config, config.group_names)
 
 
 def _tell_version(asked: bool) -> None:
@@ -81,12 +61,12 @@ def shared(
 
 @app.command()
 def run(
-    file: _File = None,
-    overrides: _Overrides = None,
+    file: File = None,
+    overrides: Overrides = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, from its folder.")
     ] = None,
-    verbose: _Verbose = False,
+    verbose: Verbose = False,
 ) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
     written = (folder := _launched(file, overrides, resume, verbose=verbose)) / REPORT_FILE
@@ -109,12 +89,12 @@ def _launched(file: Path | None, overrides: list[str] | None, resume: Path | Non
 
 @app.command()
 def serve(
-    file: _File = None,
-    overrides: _Overrides = None,
+    file: File = None,
+    overrides: Overrides = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that has served, from its folder.")
     ] = None,
-    verbose: _Verbose = False,
+    verbose: Verbose = False,
 ) -> None:
     """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
     folder = _launched(file, overrides, resume, "run.phases=serve", verbose=verbose)
@@ -158,7 +138,7 @@ def evaluate(
 
 
 @app.command()
-def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbose = False) -> None:
+def pluralllm(file: File = None, overrides: Overrides = None, verbose: Verbose = False) -> None:
     """Pretrain the preference predictor alone, and show its errors."""
     config = settings.assemble(file, [*(overrides or []), "run.phases=pluralllm"], folder=Path.cwd())
     from appa_flwr.launch.flower import launch
@@ -178,14 +158,14 @@ def pluralllm(file: _File = None, overrides: _Overrides = None, verbose: _Verbos
 @app.command()
 def deploy(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parties' folders go.")],
-    file: _File = None,
-    overrides: _Overrides = None,
+    file: File = None,
+    overrides: Overrides = None,
     local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's.")] = 9100,
     groups: Annotated[int, typer.Option(help="Groups of the generated survey; 0 = as -c says.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
-    verbose: _Verbose = False,
+    verbose: Verbose = False,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
     if resume and (file or overrides or groups or not local):
@@ -230,7 +210,7 @@ def doctor(
     folder: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="A party's, as appa deploy made it.", show_default=False)
     ] = None,
-    overrides: _Overrides = None,
+    overrides: Overrides = None,
 ) -> None:
     """Say what keeps this machine, or a party, from working.
 
@@ -308,8 +288,8 @@ def ask(
 
 @app.command()
 def config(
-    file: _File = None,
-    overrides: _Overrides = None,
+    file: File = None,
+    overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="Show the keys of every section in full.")] = False,
     toml: Annotated[bool, typer.Option("--toml", help="Print all keys as a TOML file instead.")] = False,
 ) -> None:
@@ -346,97 +326,8 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-@app.command()
-def survey(
-    source: _Source,
-    overrides: _Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
-    ] = None,
-    group_by: Annotated[
-        str, typer.Option(metavar="COLUMNS", help="Columns of groups, if a row is a respondent: data.group-by.")
-    ] = "",
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the survey as one .csv or .jsonl instead.", show_default=False),
-    ] = None,
-) -> None:
-    """Show what a survey holds, and split it into a file a group."""
-    grouped = [f"data.group-by={group_by}"] if group_by else []
-    chosen, found = _surveyed(source, [*(overrides or []), *grouped])
-    from appa_flwr.report import survey_picture as picture
-    from appa_flwr.report import survey_summary as report
-    from appa_flwr.survey import export
-
-    # Written first: whoever cuts the tables short, as `| head` does, still has the split.
-    told: list[RenderableType] = [
-        *report.tables(found),
-        *([f"read as {found.layout}"] if found.layout else []),
-        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
-    ]
-    if write is not None:
-        export.write_table(found, write)
-        show(*told, f"all groups' answers, in our own columns: {write}")
-        return
-    folder = Path(f"{Path(chosen.survey).stem.replace(':', '-')}-split") if out is None else out
-    written = export.export_split(found, folder)
-    drawn = picture.draw(found, folder / picture.FILE)
-    show(
-        *told,
-        *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
-        f"public, for the server: {written.questions}",
-        f"picture of all groups: {drawn}",
-    )
-
-
-@app.command()
-def diagnose(
-    source: _Source,
-    overrides: _Overrides = None,
-    sets: Annotated[
-        int, typer.Option(min=0, help="Search for sets of so many groups on which rules can differ; 0 = do not.")
-    ] = 0,
-) -> None:
-    """Say before training whether a survey can tell rules apart."""
-    chosen, survey = _surveyed(source, overrides)
-    from appa_flwr.analysis.destinations import rules
-    from appa_flwr.analysis.diagnosis import diagnose as diagnosed
-    from appa_flwr.analysis.group_sets import search
-    from appa_flwr.report.diagnosis_tables import sets_table, tables
-
-    if sets:
-        show(sets_table(search(survey, metric=chosen.reward_metric, size=sets, most=MOST_SETS, seed=chosen.seed)))
-        return
-    found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen), seed=chosen.seed)
-    show(*tables(found), *found.sentences(threshold=chosen.appa.fairness_threshold))
-
-
-@export.command("lm-eval")
-def lm_eval(
-    source: _Source,
-    overrides: _Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
-) -> None:
-    """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
-    chosen, found = _surveyed(source, overrides)
-    from appa_flwr.launch.lm_eval import export_task
-
-    path = export_task(found, chosen, out)
-    typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
-
-
-@export.command("prompts")
-def prompts(
-    source: _Source,
-    overrides: _Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("prompts"),
-    plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
-) -> None:
-    """Write a survey's prompts as TRL, OpenRLHF, verl, slime and NeMo Gym read them (docs/engines.md)."""
-    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
-    # By name: the server's code lies above this package, which a group has without it.
-    written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
-    typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))
+for read in (survey, diagnose):
+    app.command()(read)
 
 
 @app.command()

@@ -12,7 +12,8 @@ from appa_flwr.report import accuracy, findings, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page, short, summed, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
-from appa_flwr.run.records import Card, RuleRound
+from appa_flwr.run.cards import Card
+from appa_flwr.run.records import RuleRound
 from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE, SHORT_REPORT_FILE
 
 __all__ = ["build"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from appa_flwr.report.artifacts import number
-from appa_flwr.run.records import Card
+from appa_flwr.run.cards import Card
 
 MEASURES: Mapping[str, str] = {"js": "JS", "js_distance": "JS dist. (natural)", "wasserstein": "Was."}
 HEAD = ("Groups / questions", "Predictor", *MEASURES.values(), "Answers")

@@ -18,7 +18,7 @@ import pandas as pd
 from appa_flwr.config import Config, Scalar
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import pair_scores, predictions, records, run_files
+from appa_flwr.run import cards, pair_scores, predictions, records, run_files
 from appa_flwr.run.records import CEILINGS, LOOK_UPS, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import read_config
 from appa_flwr.run.served import read_rounds
@@ -46,7 +46,7 @@ class RunArtifacts:
     iterations: tuple[records.Iteration, ...]
     summary: tuple[SummaryRow, ...]
     phases: tuple[records.Phase, ...]
-    pluralllm: records.Card | None
+    pluralllm: cards.Card | None
     examples: tuple[records.Example, ...]
     differences: records.Differences | None = None
     questions: records.QuestionCounts | None = None

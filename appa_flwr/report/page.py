@@ -23,7 +23,7 @@ from appa_flwr.core import markdown
 from appa_flwr.report import accuracy, findings, second_rule, template
 from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
 from appa_flwr.report.plots.style import METHOD_STYLE
-from appa_flwr.run import records
+from appa_flwr.run import cards, records
 from appa_flwr.run.predictions import of_question
 from appa_flwr.run.records import DO, METHODS, MODEL, TRAINED_METHODS
 
@@ -341,12 +341,12 @@ def short(run: RunArtifacts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def predictor_table(found: records.Card) -> Table:
+def predictor_table(found: cards.Card) -> Table:
     """The preference predictor's scores, a block of rows per part."""
     return Table(dict.fromkeys(accuracy.HEAD, ()), list(accuracy.blocks(found).items()), accuracy.note(found), texts=2)
 
 
-def context_table(found: records.Card) -> Table | None:
+def context_table(found: cards.Card) -> Table | None:
     """Its scores by number of context answers, None where these were not measured."""
     head, rows = accuracy.context_rows(accuracy.context_curves(found))
     return Table(dict.fromkeys(head, ()), [("", [row]) for row in rows], accuracy.CONTEXT_TITLE) if rows else None

@@ -39,7 +39,7 @@ from pydantic_core import to_jsonable_python
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run import records
+from appa_flwr.run import cards, records
 
 SCHEMA = 5
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
@@ -92,12 +92,12 @@ MACHINE = "machine"
 PROGRESS = LineFile("progress.jsonl", records.Progress)
 METRICS = LineFile("metrics.jsonl", records.Iteration)
 PHASES = JsonFile("phases.json", tuple[records.Phase, ...])
-CARD = JsonFile("pluralllm.json", records.Card)
+CARD = JsonFile("pluralllm.json", cards.Card)
 AUTO = JsonFile("auto.json", dict[str, Scalar])
 QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", records.Differences)
-SFT_CARD = JsonFile("sft.json", records.SFTCard)  # in SFT_MODEL
+SFT_CARD = JsonFile("sft.json", cards.SFTCard)  # in SFT_MODEL
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 

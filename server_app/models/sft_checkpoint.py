@@ -9,7 +9,7 @@ from pathlib import Path
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder
-from appa_flwr.run.records import SFTCard
+from appa_flwr.run.cards import SFTCard
 from appa_flwr.run.run_files import SFT_CARD, write
 from appa_flwr.survey.types import Question
 from pluralllm.card import question_hash

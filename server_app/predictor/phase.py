@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
-from appa_flwr.run.records import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
+from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
 from pluralllm import card as cards
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig

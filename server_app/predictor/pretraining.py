@@ -20,7 +20,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.run.records import Round
+from appa_flwr.run.cards import Round
 from pluralllm.architectures import build, choices
 from pluralllm.model import ModelConfig
 from pluralllm.residual import SHARES_KEY, Shares

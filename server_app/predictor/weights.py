@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.records import Round
+from appa_flwr.run.cards import Round
 from server_app.predictor.pretraining import Pretraining
 
 PRETRAINING = "pretraining"

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from appa_flwr.report import accuracy
 from appa_flwr.report.accuracy import ContextCurve, GroupScores
 from appa_flwr.report.plots import style
-from appa_flwr.run.records import Round
+from appa_flwr.run.cards import Round
 
 LEVEL_DASHES: Mapping[str, str] = {"mean-of-others": "-.", "nearest-question": "--", "uniform": ":"}
 CONTEXT_COLUMNS = 2

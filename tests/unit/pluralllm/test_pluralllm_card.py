@@ -13,7 +13,7 @@ import pytest
 from report_runs import predictor_card
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run import records
+from appa_flwr.run.cards import Card, EmbeddingSummary, Network, SurveySummary
 from appa_flwr.survey.types import Question
 from pluralllm import card as cards
 from pluralllm.model import ModelConfig
@@ -21,12 +21,12 @@ from pluralllm.model import ModelConfig
 QUESTIONS = tuple(Question(f"q{n}", f"What about {n}?", ("yes", "no"), None) for n in range(6))
 HELD_OUT = QUESTIONS[4:]
 NETWORK = ModelConfig(embedding_dim=3, hidden_dim=8, num_blocks=1, num_heads=2)
-FEATURES = records.EmbeddingSummary(kind="ngrams", model="", dim=3, probe=(0.5, -1.25, 0.0))
-CARD = records.Card.model_validate_json(json.dumps(predictor_card())).model_copy(
+FEATURES = EmbeddingSummary(kind="ngrams", model="", dim=3, probe=(0.5, -1.25, 0.0))
+CARD = Card.model_validate_json(json.dumps(predictor_card())).model_copy(
     update={
-        "network": records.Network(**vars(NETWORK)),
+        "network": Network(**vars(NETWORK)),
         "embedding": FEATURES,
-        "survey": records.SurveySummary(
+        "survey": SurveySummary(
             table=cards.table_hash(QUESTIONS),
             training=tuple(cards.question_hash(question) for question in QUESTIONS[:4]),
             num_questions=6,

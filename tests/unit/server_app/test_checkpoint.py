@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 
 from appa_flwr.analysis.aggregation import State
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.records import Round
+from appa_flwr.run.cards import Round
 from server_app.checkpoint import Checkpoint, load, save
 from server_app.predictor.pretraining import Pretraining
 from server_app.predictor.weights import load_weights, save_weights

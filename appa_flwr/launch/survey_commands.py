@@ -1,0 +1,120 @@
+"""The commands that read a survey: `appa survey`, `diagnose` and `export`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from appa_flwr import config as settings
+from appa_flwr.launch.checks import read_survey
+from appa_flwr.launch.options import Overrides
+from appa_flwr.launch.shown import show
+from appa_flwr.survey.types import Survey
+
+MOST_SETS = 8
+
+export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
+
+Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated.")
+]
+
+
+def _surveyed(source: str, overrides: list[str] | None) -> tuple[settings.Config, Survey]:
+    config = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    return config, read_survey(config, config.group_names)
+
+
+def survey(
+    source: Source,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
+    ] = None,
+    group_by: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Columns of groups, if a row is a respondent: data.group-by.")
+    ] = "",
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the survey as one .csv or .jsonl instead.", show_default=False),
+    ] = None,
+) -> None:
+    """Show what a survey holds, and split it into a file a group."""
+    grouped = [f"data.group-by={group_by}"] if group_by else []
+    chosen, found = _surveyed(source, [*(overrides or []), *grouped])
+    from appa_flwr.report import survey_picture as picture
+    from appa_flwr.report import survey_summary as report
+    from appa_flwr.survey import export
+
+    # Written first: whoever cuts the tables short, as `| head` does, still has the split.
+    told: list[RenderableType] = [
+        *report.tables(found),
+        *([f"read as {found.layout}"] if found.layout else []),
+        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
+    ]
+    if write is not None:
+        export.write_table(found, write)
+        show(*told, f"all groups' answers, in our own columns: {write}")
+        return
+    folder = Path(f"{Path(chosen.survey).stem.replace(':', '-')}-split") if out is None else out
+    written = export.export_split(found, folder)
+    drawn = picture.draw(found, folder / picture.FILE)
+    show(
+        *told,
+        *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
+        f"public, for the server: {written.questions}",
+        f"picture of all groups: {drawn}",
+    )
+
+
+def diagnose(
+    source: Source,
+    overrides: Overrides = None,
+    sets: Annotated[
+        int, typer.Option(min=0, help="Search for sets of so many groups on which rules can differ; 0 = do not.")
+    ] = 0,
+) -> None:
+    """Say before training whether a survey can tell rules apart."""
+    chosen, survey = _surveyed(source, overrides)
+    from appa_flwr.analysis.destinations import rules
+    from appa_flwr.analysis.diagnosis import diagnose as diagnosed
+    from appa_flwr.analysis.group_sets import search
+    from appa_flwr.report.diagnosis_tables import sets_table, tables
+
+    if sets:
+        show(sets_table(search(survey, metric=chosen.reward_metric, size=sets, most=MOST_SETS, seed=chosen.seed)))
+        return
+    found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen), seed=chosen.seed)
+    show(*tables(found), *found.sentences(threshold=chosen.appa.fairness_threshold))
+
+
+@export.command("lm-eval")
+def lm_eval(
+    source: Source,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
+) -> None:
+    """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
+    chosen, found = _surveyed(source, overrides)
+    from appa_flwr.launch.lm_eval import export_task
+
+    path = export_task(found, chosen, out)
+    typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
+
+
+@export.command("prompts")
+def prompts(
+    source: Source,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("prompts"),
+    plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
+) -> None:
+    """Write a survey's prompts as TRL, OpenRLHF, verl, slime and NeMo Gym read them (docs/engines.md)."""
+    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    # By name: the server's code lies above this package, which a group has without it.
+    written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
+    typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

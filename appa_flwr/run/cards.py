@@ -1,0 +1,147 @@
+"""Cards of models: what a run's weights and SFT model were trained on, written beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from appa_flwr.config import Scalar
+from appa_flwr.config.sections import Architecture
+from appa_flwr.run.records import Means, PartScores, Record
+
+CARD_FORMAT = 5
+"""Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
+
+
+class Network(Record):
+    """PluralLLM's architecture and sizes, see `pluralllm.model.ModelConfig`."""
+
+    architecture: Architecture
+    embedding_dim: int
+    hidden_dim: int
+    num_blocks: int
+    num_heads: int
+    rank: int
+
+
+class EpisodeShape(Record):
+    """The batch of a training step, see `pluralllm.episodes.EpisodeConfig`."""
+
+    num_context: int
+    least_context: int
+    num_targets: int
+    num_episodes: int
+    embedding_noise: float
+
+
+class EmbeddingSummary(Record):
+    """Features that the network was trained on.
+
+    Attributes:
+        kind: as the config's `embedding.encoder`.
+        model: folder or name of a pretrained model, empty without one.
+        dim: E.
+        probe: (E,) the features of the first question's first option: another encoder gives others.
+    """
+
+    kind: str
+    model: str
+    dim: int
+    probe: tuple[float, ...]
+
+
+class SurveySummary(Record):
+    """Survey that the network was trained on, by hashes of its questions.
+
+    Attributes:
+        table: hash of all public questions, whatever their order.
+        training: hashes of the training questions.
+        groups: groups that trained -> training questions they answered.
+        unseen_groups: groups that took part without training -> the same.
+    """
+
+    table: str
+    training: tuple[str, ...]
+    num_questions: int
+    num_held_out: int
+    split_seed: int
+    test_fraction: float
+    groups: dict[str, int]
+    unseen_groups: dict[str, int]
+
+
+class Round(Record):
+    """A federated round of PluralLLM's pretraining, counted from 1, with the groups' mean loss.
+
+    Attributes:
+        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
+            answers to held-out questions; None in a round that was not validated.
+    """
+
+    round: int
+    loss: float
+    validation: float | None = None
+
+
+class GroupSums(Record):
+    """Sums of at least `min_groups` groups' answers, and the number of held-out questions that have one."""
+
+    min_groups: int
+    held_out: int
+
+
+class SFTCard(Record):
+    """sft-model/sft.json: what an SFT model was trained on. It holds no answer.
+
+    Attributes:
+        base: the base model by the name of its content, or its name on the hub.
+        questions: hashes of the training questions, sorted.
+        settings: the config's keys of SFT, and those that a run which begins with the model must share.
+    """
+
+    base: str
+    questions: tuple[str, ...]
+    settings: dict[str, Scalar]
+
+
+def _readable(version: int) -> int:
+    if version != CARD_FORMAT:
+        raise ValueError(f"the card is of format {version}, and this version reads format {CARD_FORMAT}")
+    return version
+
+
+class Card(Record):
+    """pluralllm.json: what PluralLLM's weights were trained on and how good they are. It holds no answer.
+
+    Attributes:
+        weights: SHA-256 of the file of weights.
+        training: the config's keys of the training.
+        rounds: every round.
+        chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
+            validated, 0 without training.
+        group_sums: the sums over the groups, None where none were made.
+        scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
+        groups: group -> the same for it alone.
+        calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
+            survey answers within them as "coverage", of seen groups each by the other groups' scale.
+        interval_scale: factor of the predictor's deviations, in .7 to 2.8, at which its intervals hold 90 % of the
+            seen groups' held-out answers, or come nearest; None where these have none.
+        by_context: part -> number of context answers -> measure -> mean over answers, and "answers".
+    """
+
+    format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
+    weights: str = ""
+    network: Network
+    episodes: EpisodeShape
+    embedding: EmbeddingSummary
+    survey: SurveySummary
+    training: dict[str, Scalar]
+    rounds: tuple[Round, ...] = ()
+    chosen: int = Field(0, ge=0)
+    group_sums: GroupSums | None = None
+    scores: PartScores = Field({})
+    groups: dict[str, PartScores] = Field({})
+    calibration: dict[str, Means] = Field({})
+    interval_scale: float | None = None
+    by_context: dict[str, dict[Annotated[int, Field(ge=1)], Means]] = Field({})

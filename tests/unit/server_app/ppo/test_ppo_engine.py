@@ -12,79 +12,14 @@ from functools import partial
 import pytest
 import torch
 from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, joined, tiny_causal_lm
+from ppo_engines import BATCH, LONG_BATCH, ROLLOUT, SETTINGS, STOPS, iterate, make, some_scores, weights
 
-from appa_flwr.config.sections import PPOSection, RolloutSection
 from server_app.engine import passes
 from server_app.engine.sequences import Sequences
-from server_app.models.policy import FullModels, LoraModels
+from server_app.models.policy import LoraModels
 from server_app.ppo import engine as engine_module
 from server_app.ppo.engine import PPOEngine
 from server_app.ppo.rollouts import Rollout
-
-SETTINGS = PPOSection(
-    learning_rate=1e-3,
-    value_learning_rate=2e-3,
-    scheduler="constant",
-    num_mini_batches=2,
-    micro_batch_tokens=1000,
-    value_coefficient=0.3,
-    epochs=2,
-    baseline="value",
-)
-ROLLOUT = RolloutSection(response_length=6, temperature=0.9, answers_per_question=1)
-STOPS = tuple(range(1, 12))
-EPSILON = 1e-2
-"""Adam's, large beside the models' gradients, which are cut to a norm of 1 or less.
-
-The norms of the models and some positions are float32 whatever the weights are, so two ways to one gradient, or two
-processors, differ in it by some 1e-7. At Adam's own 1e-8 a gradient that small takes a whole step either way; here two
-steps differ by step size x difference / EPSILON, some 2e-8 for each of the four.
-"""
-BATCH = PROMPTS * 3
-LONG_BATCH = [PREFIX + prompt for prompt in BATCH]
-
-
-def make(tuning="full", *, architecture="qwen3", vocabulary=61, shared_prefix=True, **changes):
-    # Double precision, and an Adam that does not turn a vanishing gradient's rounding error into a whole step.
-    model = tiny_causal_lm(architecture, vocabulary=vocabulary, window=WIDE_WINDOW).double()
-    if tuning == "full":
-        models = FullModels(model)
-    else:
-        torch.manual_seed(4)
-        models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
-    num_iterations = changes.pop("num_iterations", 10)
-    of_rollouts = {key: changes.pop(key) for key in [*changes] if key in RolloutSection.model_fields}
-    assert changes.keys() <= PPOSection.model_fields.keys()
-    stops = STOPS if vocabulary > len(STOPS) else (1,)
-    engine = PPOEngine(
-        models,
-        SETTINGS.model_copy(update=changes),
-        ROLLOUT.model_copy(update=of_rollouts),
-        num_iterations=num_iterations,
-        stop_ids=stops,
-        pad_id=PAD_ID,
-        seed=7,
-        shared_prefix=shared_prefix,
-    )
-    for group in engine._optimizer.param_groups:
-        group["eps"] = EPSILON
-    return engine
-
-
-def iterate(engine, score_J, times=1, prompts=BATCH):
-    for _ in range(times):
-        rollout = engine.rollout(prompts)
-        stats = engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
-    return stats
-
-
-def weights(engine):
-    parameters = engine.models.policy_parameters() + engine.models.value_parameters()
-    return torch.cat([p.detach().flatten() for p in parameters])
-
-
-def some_scores():
-    return torch.rand(len(BATCH), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(("tuning", "prompts"), [("full", BATCH), ("lora", LONG_BATCH)])

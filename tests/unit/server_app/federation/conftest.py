@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from server_app.federation import groups as federations
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(federations.time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def warnings(caplog):
+    caplog.set_level(logging.WARNING, "appa.server")
+    return lambda: [record.getMessage() for record in caplog.records]

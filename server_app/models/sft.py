@@ -23,6 +23,7 @@ from trl import SFTConfig, SFTTrainer
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
+from server_app.engine.memory import TokensAtOnce
 from server_app.engine.passes import logprob_pass
 from server_app.engine.prefix import common_length, why_not, window_of
 from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
@@ -109,7 +110,7 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
 
     def __init__(self, model: nn.Module, *, tokens: int, pad_id: int, **given: Any) -> None:
         super().__init__(model, **given)
-        self._tokens, self._pad_id = tokens, pad_id
+        self._tokens, self._pad_id = TokensAtOnce(tokens), pad_id
         self._causal = model.get_base_model() if isinstance(model, PeftModel) else model
         self._share = why_not(self._causal) is None
 
@@ -120,14 +121,22 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
         model.train()
         batch = self._sequences(inputs)
         count = int(batch.mask_JT.sum()) if num_items_in_batch is None else int(num_items_in_batch)
-        total = torch.zeros((), device=batch.mask_JT.device)
         rows_J = torch.arange(len(batch.mask_JT), device=batch.mask_JT.device)
-        with logprob_pass(self._causal, batch.prefix_C, temperature=1.0, train=True) as logprobs:
-            for rows in batch.micro_batches(rows_J, tokens=self._tokens):
-                loss = -logprobs(batch.rows(rows)).sum() / count
-                loss.backward()
-                total += loss.detach()
-        return total
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        earlier = [parameter.grad for parameter in trained]  # of the step's batches before this one
+
+        def passes() -> Tensor:
+            for parameter, gradient in zip(trained, earlier, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+            total = torch.zeros((), device=rows_J.device)
+            with logprob_pass(self._causal, batch.prefix_C, temperature=1.0, train=True) as logprobs:
+                for rows in batch.micro_batches(rows_J, tokens=self._tokens.now):
+                    loss = -logprobs(batch.rows(rows)).sum() / count
+                    loss.backward()
+                    total += loss.detach()
+            return total
+
+        return self._tokens.within(passes)
 
     def _sequences(self, inputs: dict[str, Tensor]) -> Sequences:
         real_JL = inputs["attention_mask"].bool()

@@ -6,27 +6,23 @@ Axis letters: J rollouts, T response tokens.
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from appa_flwr.config.sections import PPOSection, RolloutSection
+from server_app.engine.memory import TokensAtOnce
 from server_app.engine.sequences import Sequences
 from server_app.models.policy import PolicyModels
 from server_app.ppo import losses as ppo
 from server_app.ppo.rollouts import Decoding, Rollout, sample
 
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
-FEWEST_TOKENS = 64  # of a pass: where memory does not hold these, a smaller pass would not help
-
-log = logging.getLogger("appa.server")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class PPOEngine:
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
-        self._tokens_at_once = settings.tokens_at_once
+        self._tokens = TokensAtOnce(settings.tokens_at_once)
         self._per_question = rollout.answers_per_question
         self._by_question = settings.baseline == "question"
         self._decoding = Decoding.fitting(
@@ -123,7 +119,7 @@ class PPOEngine:
                 for rows, part_JT in zip(chunks, found, strict=True):
                     into_JT[rows, : part_JT.shape[1]] = part_JT.to(into_JT.dtype)
 
-        self._in_memory(score)
+        self._tokens.within(score)
         return ReferencePass(reference_JT, value_JT, policy_JT if self._rescore else None)
 
     def update(self, rollout: Rollout, reference: ReferencePass, score_J: Tensor) -> dict[str, float]:
@@ -207,7 +203,7 @@ class PPOEngine:
             order = torch.from_numpy(self._shuffle.permutation(len(mask_JT))).to(mask_JT.device)
             for mini_batch in order.tensor_split(min(s.num_mini_batches, len(order))):
                 count = int(mask_JT[mini_batch].sum())
-                for name, part in self._in_memory(partial(gradients, mini_batch, count)).items():
+                for name, part in self._tokens.within(partial(gradients, mini_batch, count)).items():
                     sums[name] += float(part)
                 tokens += count
                 for group in self._optimizer.param_groups:
@@ -225,29 +221,10 @@ class PPOEngine:
             stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > s.clip_range).float().mean())
         return stats
 
-    def _in_memory(self, passes: Callable[[], _T]) -> _T:
-        """What passes give; where a GPU's memory does not hold them, again with half as many tokens at once."""
-        while True:
-            try:
-                return passes()
-            except torch.OutOfMemoryError as error:
-                if self._tokens_at_once < 2 * FEWEST_TOKENS:
-                    raise
-                told = next(iter(str(error).splitlines()), "")
-            # not above: while the error is handled, its traceback keeps the tensors alive
-            torch.cuda.empty_cache()
-            self._tokens_at_once //= 2
-            log.warning(
-                "%s; from here on passes have %d tokens at once, not ppo.micro-batch-tokens = %d",
-                told.rstrip("."),
-                self._tokens_at_once,
-                self.settings.tokens_at_once,
-            )
-
     def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:
         # On a CPU a pass costs what its tokens cost; a GPU gains more by more rows at once.
         by_prompt = self._per_question > 1 and rows.device.type == "cpu"
-        return sequences.micro_batches(rows, tokens=self._tokens_at_once, by_prompt=by_prompt)
+        return sequences.micro_batches(rows, tokens=self._tokens.now, by_prompt=by_prompt)
 
     def state(self) -> dict[str, Any]:
         """Everything a later engine on the same models needs to go on as this one would; see `restore`."""

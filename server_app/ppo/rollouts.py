@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from server_app.engine.head import check_head, logits
 from server_app.engine.logprobs import response_logprobs
+from server_app.engine.memory import UnlessMemoryEnds
 from server_app.engine.prefix import Prefix, common_length, why_not, window_of
 from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
 
@@ -158,6 +159,8 @@ def sample(
         decoding: how.
         generator: source of randomness on the model's device; None only for greedy decoding.
 
+    What memory does not hold is sampled in halves, whose random numbers are other than the whole's.
+
     Returns:
         Sequences and the log-probabilities under softmax(logits / temperature) (greedy: temperature 1).
     """
@@ -166,7 +169,31 @@ def sample(
         log.info("answers come from Transformers' generate: prompt and answer exceed a window of %d tokens", window)
         own = False  # its padding lies between prompt and answer, and would count as distance
     by = _by_own_loop if own else _by_generate
-    return by(model, prompts, decoding, generator)
+    if len(prompts) == 1:
+        return by(model, prompts, decoding, generator)
+    state = torch.Tensor() if generator is None else generator.get_state()
+    with UnlessMemoryEnds(f"the {len(prompts)} answers are sampled in two halves"):
+        return by(model, prompts, decoding, generator)
+    if generator is not None:
+        generator.set_state(state)
+    half = len(prompts) // 2
+    halves = [sample(model, part, decoding, generator=generator) for part in (prompts[:half], prompts[half:])]
+    return _together(model, prompts, decoding, halves)
+
+
+def _together(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], decoding: Decoding, parts: Sequence[Rollout]
+) -> Rollout:
+    """Rollouts to parts of the prompts, in their order, as one."""
+    width = max(part.logprob_JT.shape[1] for part in parts)
+
+    def wide(values: Sequence[Tensor], fill: int) -> Tensor:
+        return torch.cat([nn.functional.pad(value, (0, width - value.shape[1]), value=fill) for value in values])
+
+    response_JT = wide([part.sequences.response_JT for part in parts], decoding.pad_id)
+    mask_JT = wide([part.sequences.mask_JT for part in parts], False)
+    sequences = Sequences(*_split(model, prompts, decoding), response_JT, mask_JT)
+    return Rollout(sequences, wide([part.logprob_JT for part in parts], 0))
 
 
 def _by_own_loop(
@@ -197,7 +224,7 @@ def _by_own_loop(
         place_J = torch.tensor([run.index(j) for j in same_J], device=device)
         cache.batch_select_indices(place_J)
         hidden_AH = hidden_AH[place_J]
-    mask_AL = torch.nn.functional.pad(prompt_mask_JP, (shared if own_prefix else 0, 0), value=True)
+    mask_AL = nn.functional.pad(prompt_mask_JP, (shared if own_prefix else 0, 0), value=True)
     position_A = shared + length_A
     for t in range(max_new_tokens):
         logprob_AV = (logits(model, hidden_AH).float() / (temperature or 1.0)).log_softmax(-1)
@@ -209,7 +236,7 @@ def _by_own_loop(
         live_A = live_A & ~torch.isin(token_A, stop)
         if t + 1 == max_new_tokens:
             break
-        mask_AL = torch.nn.functional.pad(mask_AL, (0, 1), value=True)
+        mask_AL = nn.functional.pad(mask_AL, (0, 1), value=True)
         live = int(live_A.sum()) if (t + 1) % look_every == 0 else len(live_A)
         if not live:
             break

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
+from server_app.engine import passes
 from server_app.models import sft, tiny
 from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
@@ -98,8 +99,8 @@ def start():
 def tune(start, tmp_path):
     """Fine-tune and load what was written; gives the model and the steps that were reported."""
 
-    def run(**keys):
-        model, base, prompts = start
+    def run(*, anew=False, **keys):
+        model, base, prompts = copy.deepcopy(start) if anew else start
         untouched, steps = copy.deepcopy(model), []
         sft.fine_tune(
             model,
@@ -183,6 +184,26 @@ def test_with_random_rounding_every_pass_has_answers_of_its_own_that_are_right_o
     assert [q for q, _ in rows_of(scores_QK, **{"sft.steps": 0, "sft.epochs": 3})] == [0, 2] * 3
     (first, second) = rows_of(scores_QK, **{"sft.rounding": "nearest"})
     assert (first, second) == ((0, "0.30,0.70"), (2, "0.30,0.20,0.50"))
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, tuning, monkeypatch, caplog):
+    """It fails in a step's second batch, whose first has left its gradients."""
+    keys = {"policy.tuning": tuning, "lora.dropout": 0.0, "sft.batch-size": 2, "sft.gradient-accumulation-steps": 2}
+    expected, _ = tune(anew=True, **keys, **{"ppo.micro-batch-tokens": 64})
+    real, calls = passes.response_logprobs, []
+
+    def full(*given, **named):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*given, **named)
+
+    monkeypatch.setattr(passes, "response_logprobs", full)
+    found, _ = tune(**keys, **{"ppo.micro-batch-tokens": 128})
+    assert "passes have 64 tokens at once, not ppo.micro-batch-tokens = 128" in caplog.text
+    for ours, theirs in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_of_two_gpus_the_first_is_used(tune, monkeypatch):

@@ -222,3 +222,35 @@ def test_a_decoded_token_copies_no_keys_for_the_heads_that_share_them(monkeypatc
     at_first, copied[:] = len(copied), []
     draw(made, LONG_PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=9)
     assert len(copied) == at_first > 0
+
+
+def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog):
+    """More rows than two fail at the second token, after numbers were drawn for the first."""
+    monkeypatch.setattr(rollouts, "COMPACT_BELOW", 0.0)  # so that rows stay in the batch
+    whole, again = draw(model, LONG_PROMPTS, temperature=0.0), draw(model, LONG_PROMPTS[: len(LONG_PROMPTS) // 2])
+    real, calls = rollouts.logits, []
+
+    def full(head, hidden_AH):
+        calls.append(len(hidden_AH))
+        if len(hidden_AH) > 2 and calls[-2:] == [len(hidden_AH)] * 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(head, hidden_AH)
+
+    monkeypatch.setattr(rollouts, "logits", full)
+    caplog.set_level(logging.WARNING, "appa.server")
+    greedy, drawn = draw(model, LONG_PROMPTS, temperature=0.0), draw(model, LONG_PROMPTS)
+    assert f"the {len(LONG_PROMPTS)} answers are sampled in two halves" in caplog.text
+    assert torch.equal(greedy.sequences.response_JT, whole.sequences.response_JT)
+    torch.testing.assert_close(greedy.logprob_JT, whole.logprob_JT, **ROUNDING)
+    assert_own_forward_agrees(model, LONG_PROMPTS, drawn, temperature=1.0)
+    width = again.sequences.response_JT.shape[1]
+    assert torch.equal(drawn.sequences.response_JT[: len(LONG_PROMPTS) // 2, :width], again.sequences.response_JT)
+
+
+def test_memory_that_does_not_hold_one_answer_ends_the_run(model, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rollouts, "logits", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        draw(model, PROMPTS)

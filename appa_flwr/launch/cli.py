@@ -264,6 +264,7 @@ def ask(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="As people would be asked.")],
     options: Annotated[str, typer.Option(help="Its options, separated by semicolons (or by commas).")],
+    out: Annotated[Path | None, typer.Option(help="A picture of the shares, as PNG.", show_default=False)] = None,
 ) -> None:
     """Ask a run's policy a question, and what its groups would say."""
     from appa_flwr.public import load_run
@@ -279,10 +280,14 @@ def ask(
             table.add_row(Text(option), f"{len(choices) + 1 - value:.0f}")
         show(table)
     elif answer.prediction is not None:
-        from appa_flwr.report.asked import answers_table
+        from appa_flwr.report.asked import Asked
 
         metric = opened.config.reward_metric
-        show(answers_table(question, choices, answer.prediction, predictions=opened.predictions, metric=metric))
+        asked = Asked.of(question, choices, answer.prediction, predictions=opened.predictions, metric=metric)
+        show(asked.table())
+        if out is not None:
+            replace_file(out, asked.draw())
+            typer.echo(f"picture: {out}")
     typer.echo(f"it wrote {answer.text!r}" + (", which cannot be read" if answer.prediction is None else ""))
 
 

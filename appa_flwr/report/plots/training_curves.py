@@ -8,6 +8,7 @@ Axis letters: I iterations.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -34,7 +35,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
 }
 HEALTH: tuple[tuple[str, str, Callable[[Iteration], float]], ...] = (
     # title, unit, value
-    ("Aggregated reward", "mean, 0 to 1", lambda line: line.reward),
     ("Format score", "mean, 0 to 1", lambda line: line.format_score),
     ("KL to the reference", "nats", lambda line: line.kl),
     ("Entropy", "nats per token", lambda line: line.entropy),
@@ -180,14 +180,26 @@ def fairness(
 
 @style.picture
 def ppo_health(iterations: Sequence[Iteration]) -> Figure:
-    """Small pictures of what tells a healthy PPO from a sick one."""
-    figure = style.figure(1.05 * len(HEALTH))
-    panels = figure.subplots(-(-len(HEALTH) // HEALTH_COLUMNS), HEALTH_COLUMNS)
-    for axes, (title, unit, pick) in zip(panels.flat, HEALTH, strict=True):
+    """Small pictures of what tells a healthy PPO from a sick one.
+
+    A rule's reward and the plain mean that it takes on fair batches have scales of their own, so each has its line.
+    """
+    figure = style.figure(1.05 * (1 + len(HEALTH)))
+    panels = figure.subplots(-(-(1 + len(HEALTH)) // HEALTH_COLUMNS), HEALTH_COLUMNS)
+    of_reward, *others = panels.flat
+    of_reward.set(title="Aggregated reward", ylabel="mean, 0 to 1")
+    for fell_back, colour, name in ((False, style.BLUE, "by the rule"), (True, style.VERMILION, "plain mean taken")):
+        values = [line.reward if bool(line.fell_back) == fell_back else math.nan for line in iterations]
+        if not all(map(math.isnan, values)):
+            style.curve(of_reward, _numbers(iterations), values, color=colour, label=name)
+    if any(line.fell_back for line in iterations):
+        of_reward.legend()
+    for axes, (title, unit, pick) in zip(others, HEALTH, strict=True):
         style.curve(axes, _numbers(iterations), map(pick, iterations), color=style.BLUE)
+        axes.set(title=title, ylabel=unit)
+    for axes in panels.flat:
         _iteration_axis(axes, iterations, name=PPO_ITERATION if axes in panels[-1] else "")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.set(title=title, ylabel=unit)
     return figure
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from report_runs import figure_of, found_predictor, page_of
+from report_runs import figure_of, found_predictor, line, page_of, read
 
 from appa_flwr.report import accuracy
 from appa_flwr.report.plots import predictor_plots, results, training_curves
@@ -60,6 +60,15 @@ def test_labels_are_moved_apart_in_order():
     assert crowded == pytest.approx([0.8, 0.9, 1.0])
     # Five labels of 0.5 cannot fit into 1: they share it evenly.
     assert results.spread([0.5] * 5, gap=0.5, low=0.0, high=1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):
+    given = zip((1, 2, 3), (False, True, False), (0.1, 0.8, 0.2), strict=True)
+    metrics = [{**line(i, planned=3, fell_back=fell_back), "reward": reward} for i, fell_back, reward in given]
+    lines = read(tmp_path, metrics=metrics).iterations
+    by_rule, plain = figure_of(training_curves.ppo_health, lines).axes[0].lines
+    np.testing.assert_array_equal(by_rule.get_ydata(), [0.1, np.nan, 0.2])
+    np.testing.assert_array_equal(plain.get_ydata(), [np.nan, 0.8, np.nan])
 
 
 def test_smoothing_skips_gaps():

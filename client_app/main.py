@@ -60,7 +60,7 @@ def catalogue(message: Message, context: Context) -> Message:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
     survey_answers.check_allowed(config, owner_policy)
-    memory, digest = state.memory_of(context), state.digest(message.content)
+    memory, digest = state.memory_of(context), wire.digest(message.content)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = option_embedding(public)
@@ -180,6 +180,7 @@ def targets(message: Message, context: Context) -> Message:
     if config.pluralllm.context_resampling == "every-iteration":
         state.remember_weights(memory, weights)
     ours = predictor.load(config, weights, option_embedding(public), public.train_Q)
+    state.remember_setup(memory, message.content)
     # Totals made for the purpose would tell a deployed group's answers by the scores that they earn.
     totals = None if survey_answers.deployed(context.node_config) else wire.unpack_totals(message.content)
     replies = []

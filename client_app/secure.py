@@ -23,6 +23,7 @@ from appa_flwr.secure import terms
 from appa_flwr.secure.member import Member, Remember, pair_secrets
 from appa_flwr.secure.messages import Prepared
 from appa_flwr.secure.primitives import derive, framed, public_key, seal, unseal
+from appa_flwr.secure.refusals import OTHER_WORLD, Refused
 from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE, Roster, own_key, pinned_roster, read_roster
 from appa_flwr.secure.terms import Standing
 from client_app import state, summands, survey_answers
@@ -57,12 +58,17 @@ def mask(message: Message, context: Context) -> tuple[dict[str, messages.Part], 
     members, roster = _members(context, asked.roster)
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
     survey_answers.check_allowed(config, owner_policy)
-    public, parts = state.catalogue(state.memory_of(context)), {}
+    memory = state.memory_of(context)
+    public, parts = state.catalogue(memory), {}
+    if asked.world != messages.world_of(config, state.catalogue_digest(memory), state.setup_digest(memory)):
+        raise Refused(OTHER_WORLD)
     for name, member in members.items():
         if name not in asked.task.cohort:
             continue
         box = _StandingBox(asked, _private_key(config, context, name), name)
-        group = Group(context, config, owner_policy, public, name, box.opened())
+        group = Group(
+            context, config, owner_policy, public, name, box.opened(), roster.least(owner_policy.least_cohort)
+        )
         found = summands.summand(asked, group)
         masked = member().mask(asked.task, terms.pack(found.terms))
         parts[name] = messages.Part(masked, box.sealed(found), found.released)

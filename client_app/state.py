@@ -33,7 +33,7 @@ from pluralllm.data import GroupData
 FloatArray = npt.NDArray[np.float64]
 
 KEPT_SECONDS = 7 * 86400.0  # of a run that nobody asks about any more
-_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS = "catalogue", "questions", "groups", "weights"
+_CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS, _SETUP = "catalogue", "questions", "groups", "weights", "setup"
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,12 @@ def memory_of(context: Context) -> Memory:
     return Memory(context.state, folder)
 
 
-def digest(content: RecordDict) -> str:
-    """Hash that identifies a catalogue."""
-    return hashlib.sha256(recorddict_to_proto(content).SerializeToString(deterministic=True)).hexdigest()
-
-
 def remember_catalogue(memory: Memory, content: RecordDict, groups: tuple[str, ...]) -> None:
     """Keep the server's catalogue as it came, and the names of the groups hosted here."""
     memory.forget_others()
     memory.keep(_CATALOGUE, content.array_records[_CATALOGUE])
     memory.keep(_QUESTIONS, content.config_records[_QUESTIONS])
-    memory.keep(_GROUPS, ConfigRecord({"names": list(groups), "digest": digest(content)}))
+    memory.keep(_GROUPS, ConfigRecord({"names": list(groups), "digest": wire.digest(content)}))
 
 
 def catalogue_digest(memory: Memory) -> str:
@@ -149,6 +144,16 @@ def data(memory: Memory, group: str) -> GroupData:
 def truth(memory: Memory, group: str) -> FloatArray:
     """All of a group's own answers (Q, K), rows of NaN where it has none."""
     return _arrays(memory, f"data {group}")["truth"]
+
+
+def remember_setup(memory: Memory, content: RecordDict) -> None:
+    """Keep the hash of the message that target tables are made of."""
+    memory.keep(_SETUP, ConfigRecord({"digest": wire.digest(content)}))
+
+
+def setup_digest(memory: Memory) -> str:
+    """Of that message; empty before it has come."""
+    return str(memory.read(_SETUP).config_records[_SETUP]["digest"]) if _SETUP in memory else ""
 
 
 def remember_targets(memory: Memory, group: str, target_QK: FloatArray) -> None:

@@ -21,9 +21,15 @@ from appa_flwr.protocol import sum_messages as messages
 from appa_flwr.protocol import votes, wire
 from appa_flwr.protocol.rewards import training_reward
 from appa_flwr.secure import terms
+from appa_flwr.secure.refusals import FEW_OWN
+from appa_flwr.secure.refusals import Refused as NoSum
+from appa_flwr.secure.roster import LEAST_GROUPS
 from appa_flwr.secure.terms import Standing
 from client_app import outgoing, protection, scoring, state, survey_answers, tables
 from pluralllm.data import GroupData, option_embedding
+
+OWN_SCORE, OWN_DECIMALS = "own score", 2
+"""In the ledger, and how exact it leaves a deployed group: what one question adds to a mean over many is less."""
 
 FloatArray = npt.NDArray[np.float64]
 Sums = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -40,7 +46,7 @@ class Summand:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A group of this node, and what its numbers are made of."""
+    """A group of this node, and what its numbers are made of; its sums are over `least` groups or more."""
 
     context: Context
     config: Config
@@ -48,6 +54,7 @@ class Group:
     public: wire.Catalogue
     name: str
     standing: Standing
+    least: int
 
     @property
     def memory(self) -> state.Memory:
@@ -103,12 +110,14 @@ def _weights(asked: messages.Asked, group: Group) -> Summand:
 def _check_rule(rule: str, config: Config) -> None:
     if rule not in (config.rule, config.baseline_rule):
         raise UserError("a rule that is none of the run's")
+    terms.check_rule(rule, config.appa)
 
 
 def _training(asked: messages.Asked, group: Group) -> Summand:
     from client_app import predictor
 
     survey_answers.check_training(group.config, group.owner_policy)
+    _check_enough(asked, group)
     start = asked.content.array_records["arrays"]
     (weight_P,) = (array.numpy().astype(np.float64) for array in start.values())
     step_P, share, loss = np.zeros_like(weight_P), 0.0, 0.0
@@ -140,6 +149,7 @@ def _validation(asked: messages.Asked, group: Group) -> Summand:
 
     if not group.owner_policy.training:
         raise outgoing.Refused(wire.TRAINING_REFUSED)
+    _check_enough(asked, group)
     weights = asked.content.array_records["arrays"]
     ours = predictor.load(group.config, weights, option_embedding(group.public), group.public.train_Q)
     truth = tables.held_out(group.memory, group.name, group.public, group.owner_policy)
@@ -151,8 +161,26 @@ def _validation(asked: messages.Asked, group: Group) -> Summand:
 
 
 def _predictor_scores(asked: messages.Asked, group: Group) -> Summand:
-    del asked
-    return Summand({"scores": state.predictor_scores(group.memory, group.name)})
+    score_2L = state.predictor_scores(group.memory, group.name)
+    few_2 = [not _enough(asked, group, unseen=unseen) for unseen in (False, True)]
+    return Summand({"scores": np.where(np.array(few_2)[:, None], 0.0, score_2L)})
+
+
+def _enough(asked: messages.Asked, group: Group, *, unseen: bool) -> bool:
+    """True if three groups or more of the (un)seen ones are in the sum, whoever drops out of it yet."""
+    cohort, unseen_names = set(asked.task.cohort), set(group.config.unseen_group_names)
+    of_kind = cohort & unseen_names if unseen else cohort - unseen_names
+    return len(of_kind) - max(0, len(cohort) - group.least) >= LEAST_GROUPS
+
+
+def _check_enough(asked: messages.Asked, group: Group) -> None:
+    """Unseen groups add zeros: where all others are unseen, the sum is one group's step.
+
+    Raises:
+        NoSum: too few might train.
+    """
+    if not _enough(asked, group, unseen=False):
+        raise NoSum(FEW_OWN)
 
 
 def predictor_scores(parts: Sums, public: wire.Catalogue, *, unseen: bool) -> FloatArray:
@@ -197,9 +225,29 @@ def _scores(asked: messages.Asked, group: Group) -> Summand:
                 f"{name} own": np.array([reward_J[known_J].mean() if known_J.any() else 0.0]),
                 f"{name} groups": np.array([float(known_J.any())]),
             }
-            if group.owner_policy.own_score and known_J.any():
-                released[name] = float(reward_J[known_J].mean())
+            if known_J.any() and _may_release(group, request.question_J[known_J]):
+                mean = float(reward_J[known_J].mean())
+                released[name] = (
+                    round(mean, OWN_DECIMALS) if survey_answers.deployed(group.context.node_config) else mean
+                )
     return Summand(found, released=released)
+
+
+def _may_release(group: Group, question_J: npt.NDArray[np.int64]) -> bool:
+    """Whether the mean score of answers to these questions may leave: one of a single answer tells what was answered.
+
+    Raises:
+        UserError: the ledger cannot be written.
+    """
+    policy = group.owner_policy
+    if not policy.own_score or len(np.unique(question_J)) < policy.least_answers:
+        return False
+    digest = state.catalogue_digest(group.memory)
+    try:
+        protection.count_reply(group.context, OWN_SCORE, digest=digest, limit=policy.own_scores)
+    except outgoing.Refused:
+        return False
+    return True
 
 
 _MAKERS: Mapping[str, Callable[[messages.Asked, Group], Summand]] = {

@@ -185,7 +185,7 @@ def join(run: RunInputs) -> dict[str, int]:
                 raise UserError(f'pluralllm.unseen-groups names "{name}", which has not joined; there are {there}')
         answered = federation.send_catalogue(catalogue)
         if config.federation.sums == "secure":
-            federation.secure = SecureSums(federation)
+            federation.secure = SecureSums(federation, config)
             phase.step(1, 1, federation.secure.start())
         lost = [name for name in federation.present if name not in answered]
         if config.data.strict and lost:

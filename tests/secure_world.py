@@ -59,7 +59,7 @@ class Sums:
         self.federation.gather((), patience=0.0)
         self.catalogue = build_catalogue(self.config)
         self.federation.send_catalogue(self.catalogue)
-        self.secure = self.federation.secure = SecureSums(self.federation)
+        self.secure = self.federation.secure = SecureSums(self.federation, self.config)
         self.secure.start()
 
     def targets(self) -> None:
@@ -68,7 +68,7 @@ class Sums:
 
     def set(self, **keys: object) -> None:
         """Change the run's config."""
-        self.config = Config.load({**self.config.flat(), **keys})
+        self.config = self.secure._config = Config.load({**self.config.flat(), **keys})
         for context in self.grid.contexts.values():
             context.run_config = dict(self.config.flat())
 

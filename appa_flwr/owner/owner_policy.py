@@ -50,6 +50,12 @@ class OwnerPolicy(BaseModel):
     own_score: bool = Field(
         True, description="beside secure sums, give the group's own alignment score of each evaluation, one number"
     )
+    own_scores: int = Field(
+        40,
+        ge=0,
+        description="such scores, of all runs together, that rest on a question; each over least-answers questions or "
+        "more, to two decimals; 0 = any number",
+    )
     training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
     votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
     truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
@@ -119,6 +125,7 @@ AS_IN_SIMULATION: dict[str, object] = {
     "training_replies": 0,
     "validation_replies": 0,
     "target_replies": 0,
+    "own_scores": 0,
 }
 """Values that make a node's PluralLLM that of a simulation, to every digit."""
 

@@ -8,16 +8,18 @@ Axis letters: J scored answers.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.common.serde import recorddict_to_proto
 
+from appa_flwr.config import Config
 from appa_flwr.protocol import wire
 from appa_flwr.secure.messages import Masked, Prepared, Task, Unmasking
+from appa_flwr.secure.primitives import framed
 from appa_flwr.secure.roster import Roster
 from appa_flwr.secure.terms import Public
 
@@ -35,6 +37,9 @@ MOST_AHEAD = 1024
 """Rounds that are sealed at a time, at the most."""
 
 _NUMBERS = ("history", "lead", "reference", "most")  # of `Public`
+_NOT_OF_GROUPS = ("run-name", "run", "policy", "lora", "sft", "rollout", "ppo", "eval", "serve")
+"""Keys and sections of the config that no number of a group depends on; but on `sft.target` its votes do."""
+
 _HEAD, _STANDINGS, _RULE, _FORMAT = "sum", "standings", "rule", "format"
 _NAMES, _WORDS, _BOXES, _RELEASED, _SEEDS = "names", "words", "boxes", "released", "seeds"
 
@@ -57,6 +62,7 @@ class Asked:
         task: the round; its `request` is the hash of what is summed.
         what: its name.
         content: what it depends on.
+        world: see `world_of`.
         standings: group -> what it gave the server to keep for it.
         roster: the file.
     """
@@ -64,6 +70,7 @@ class Asked:
     task: Task
     what: str
     content: RecordDict
+    world: str
     standings: Mapping[str, bytes]
     roster: bytes
 
@@ -102,10 +109,19 @@ class RuleTerms:
     parsed_J: npt.NDArray[np.bool_] | None = None
 
 
-def request_of(what: str, content: RecordDict) -> str:
+def world_of(config: Config, catalogue: str, targets: str) -> str:
+    """Hash of what a group's numbers rest on beside a request: the config and, by their hashes, setup messages.
+
+    A server that gave the others another config, catalogue or PluralLLM could know what they add, and take it off.
+    """
+    keys = {key: value for key, value in config.flat().items() if key.partition(".")[0] not in _NOT_OF_GROUPS}
+    given = json.dumps([keys | {"sft.target": config.sft.target}, catalogue, targets], sort_keys=True)
+    return hashlib.sha256(given.encode()).hexdigest()
+
+
+def request_of(what: str, content: RecordDict, world: str) -> str:
     """Hash of what is summed: groups that are asked different things have no masks in common."""
-    data = recorddict_to_proto(content).SerializeToString(deterministic=True)
-    return hashlib.sha256(what.encode() + b"\0" + data).hexdigest()
+    return hashlib.sha256(framed(what, world, wire.digest(content))).hexdigest()
 
 
 def pack_public_keys(key_of: Mapping[str, bytes], roster: bytes) -> RecordDict:
@@ -161,7 +177,7 @@ def unpack_prepared(content: RecordDict, roster: Roster) -> dict[str, list[Prepa
 
 def pack_asked(asked: Asked) -> RecordDict:
     """Request -> records."""
-    head = {"what": asked.what, "roster": asked.roster, **_task_fields(asked.task)}
+    head = {"what": asked.what, "world": asked.world, "roster": asked.roster, **_task_fields(asked.task)}
     standings = ConfigRecord({_NAMES: list(asked.standings), _BOXES: list(asked.standings.values())})
     return RecordDict({_HEAD: ConfigRecord({**head}), _STANDINGS: standings, **asked.content})
 
@@ -171,9 +187,10 @@ def unpack_asked(content: RecordDict) -> Asked:
     with wire.following_the_protocol("a request for a part of a sum"):
         head, kept = content.config_records[_HEAD], content.config_records[_STANDINGS]
         of = RecordDict({name: record for name, record in content.items() if name not in (_HEAD, _STANDINGS)})
-        what = str(head["what"])
+        what, world = str(head["what"]), str(head["world"])
         standings = dict(zip(texts(kept[_NAMES]), boxes_of(kept[_BOXES]), strict=True))
-        return Asked(_task(head, request_of(what, of)), what, of, standings, _bytes(head["roster"]))
+        task = _task(head, request_of(what, of, world))
+        return Asked(task, what, of, world, standings, _bytes(head["roster"]))
 
 
 def pack_parts(parts: Mapping[str, Part], roster: Roster) -> RecordDict:

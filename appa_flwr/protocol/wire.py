@@ -9,6 +9,7 @@ Axis letters: Q public questions, H held-out ones, K options, J scored answers, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 
 from appa_flwr.protocol.votes import DISTRIBUTION
 from appa_flwr.secure.refusals import REASONS
@@ -214,6 +216,11 @@ def unpack_catalogue(content: RecordDict) -> Catalogue:
         if not all(q.question_id.isprintable() and len(q.question_id) <= LONGEST_ID for q in questions):
             raise ValueError("an id with control characters, or too long a one")
         return Catalogue(questions, train_Q, embedding_QKE, option_QK, unanswered_Q)
+
+
+def digest(content: RecordDict) -> str:
+    """Hash of a message's content."""
+    return hashlib.sha256(recorddict_to_proto(content).SerializeToString(deterministic=True)).hexdigest()
 
 
 def pack_score_request(request: ScoreRequest) -> RecordDict:

@@ -6,6 +6,7 @@ from appa_flwr.core.errors import UserError
 
 OTHER_ROSTER, NOT_ON_ROSTER, STRANGERS, FEW = "other-roster", "not-on-roster", "strangers", "few"
 MASKED_BEFORE, OTHER_VIEW, NOT_ANSWERED = "masked-before", "other-view", "not-answered"
+OTHER_WORLD, FEW_OWN = "other-world", "few-own"
 
 REASONS = {
     OTHER_ROSTER: "the roster is not the one that its owner's policy names (roster)",
@@ -16,6 +17,8 @@ REASONS = {
     MASKED_BEFORE: "it has masked this round before: a round is masked once",
     OTHER_VIEW: "it has been told before that others have answered in this round",
     NOT_ANSWERED: "it has not masked the round that it is asked to unmask, or another sum in it",
+    OTHER_WORLD: "the sum is of another catalogue, other target tables or another config than it was sent",
+    FEW_OWN: "fewer than three groups might have numbers of their own in the sum (pluralllm.unseen-groups)",
 }
 """A refusal's words, by its name."""
 

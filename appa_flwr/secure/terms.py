@@ -2,7 +2,7 @@
 
 A group keeps its own history and lead. All terms are in [-1, 1], and `GAIN` fills the words up: 52 fractional bits.
 
-Axis letters: J answers, K windows, M powers.
+Axis letters: J answers, K windows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ FloatArray = npt.NDArray[np.float64]
 Terms = dict[str, FloatArray]
 
 GAIN = LARGEST
-POWERS = 11
-"""exp(x) - 1 for x in [0, 1] by so many powers is right to 1 / 12! = 2e-9, and better in the mean over groups."""
-
 WINDOW, STEP = 14.0, 7.0
 """A sum of exponentials is right to 1e-10 of itself where the largest is above exp(-14); log 1024 < 7 then overlap."""
 
 LEAST_UTILITY = 1e-3
 """As rule nash has it."""
 
-LEAD_SLACK, LEAD_ROOM, LARGEST_STEP, LARGEST_ALPHA = 8.0, 512.0, 12.0, 700.0
+LEAD_SLACK, LEAD_ROOM, LARGEST_STEP = 8.0, 512.0, 12.0
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,11 @@ class Public:
 
 def check_rule(rule: str, settings: APPASection) -> None:
     """Raise a UserError where a rule cannot be computed from sums."""
-    if rule in ("min", "worst") or (rule == "alpha" and abs(settings.alpha) > LARGEST_ALPHA):
+    if rule in ("min", "worst") or (rule == "alpha" and abs(settings.alpha) > WINDOW):
         raise UserError(
             f"rule={rule} takes single groups' rewards, which no sum holds; federation.sums = plain, or beside secure "
-            f"sums rule=alpha with appa.alpha=-100, which is near the minimum (at most +-{LARGEST_ALPHA:g})"
+            f"sums rule=alpha with appa.alpha={-WINDOW:g}, which is nearer to the minimum than the mean (at most "
+            f"+-{WINDOW:g})"
         )
     if rule not in ("average", "alpha", "appa", "mix", "group-dro", "nash"):
         raise UserError(f"rule={rule}: what it needs of the groups is not known as sums; federation.sums = plain")
@@ -114,12 +112,12 @@ def terms(
         settings.ema_decay * now.history + (1 - settings.ema_decay) * mean,
         now.lead - settings.weight_step * mean if rule in ("mix", "group-dro") else now.lead,
     )
-    weight, term_MJ = _weighted(rule, settings, public, now, after, mean, training_J)
+    weight, term_J = _weighted(rule, settings, public, now, after, mean, training_J)
     found = {
         "reward": reward_J,
         "square": reward_J**2,
         "training": training_J,
-        "term": term_MJ,
+        "term": term_J,
         "weight": np.array([weight]),
         "history": np.array([after.history]),
         "lead": np.array([after.lead / LEAD_ROOM]),
@@ -138,21 +136,23 @@ def _weighted(
     mean: float,
     training_J: FloatArray,
 ) -> tuple[float, FloatArray]:
-    """A group's weight, and what the rule sums of its training rewards beside themselves, (M, J)."""
+    """A group's weight, and what the rule sums of its training rewards beside themselves: one number an answer.
+
+    More of them, such as powers, would tell the rewards of as many groups, without their names.
+    """
     if rule == "alpha":
-        return 1.0, alpha_terms(settings.alpha, training_J)
+        return 1.0, alpha_term(settings.alpha, training_J)
     if rule == "nash":
         weight = LEAST_UTILITY / max(mean, LEAST_UTILITY)
-        return weight, weight * training_J[None]
+        return weight, weight * training_J
     if rule in ("mix", "group-dro"):
         weight = math.exp(after.lead - public.reference - LEAD_SLACK)
-        return weight, weight * training_J[None]
+        return weight, weight * training_J
     if rule == "appa":
-        exponent = _exponent(settings, now) - public.reference
-        # Without a cap a weight above 1 is one that the reference does not know of, and `pack` refuses it.
-        weight = min(math.exp(min(exponent, 0.0)), public.most) if settings.weight_cap else math.exp(exponent)
-        return weight, (weight * training_J) ** np.arange(1, POWERS + 1)[:, None]
-    return 1.0, np.zeros((0, len(training_J)))
+        # Settled weights sum to 1; `combine` finds those that are not.
+        weight = min(math.exp(min(_exponent(settings, now) - public.reference, 0.0)), public.most)
+        return weight, np.expm1(weight * training_J) / math.expm1(1)
+    return 1.0, np.zeros(0)
 
 
 def _exponent(settings: APPASection, standing: Standing) -> float:
@@ -168,14 +168,12 @@ def weight_terms(settings: APPASection, public: Public, standing: Standing) -> T
     return {"held": np.array([float(held)]), "free": free_K * (not held)}
 
 
-def alpha_terms(alpha: float, training_J: FloatArray) -> FloatArray:
-    """Terms of mean exp(|alpha| u), u the reward, or for a negative alpha what it lacks to 1: (K, J)."""
-    exponent_J = abs(alpha) * (training_J if alpha > 0 else 1 - training_J)
+def alpha_term(alpha: float, training_J: FloatArray) -> FloatArray:
+    """The term of mean exp(|alpha| u), u the reward, or for a negative alpha what it lacks to 1: (J,)."""
     if abs(alpha) < np.finfo(float).eps:
-        return training_J[None]
-    if abs(alpha) <= WINDOW:
-        return np.asarray(np.expm1(exponent_J)[None] / np.expm1(abs(alpha)))
-    return windows(exponent_J, abs(alpha))
+        return training_J
+    exponent_J = abs(alpha) * (training_J if alpha > 0 else 1 - training_J)
+    return np.asarray(np.expm1(exponent_J) / np.expm1(abs(alpha)))
 
 
 def tops(span: float) -> FloatArray:
@@ -189,12 +187,12 @@ def windows(exponent_J: FloatArray, span: float) -> FloatArray:
 
 
 def pack(found: Terms) -> Words:
-    """Terms as the words that are masked.
+    """Terms as the words that are masked; what is outside [-1, 1] is cut, and no number counts as 0.
 
-    Raises:
-        UserError: one is outside [-1, 1].
+    An error would tell the server, by the group's name, that its number is outside a range of the server's choice.
     """
-    return encode(np.concatenate([GAIN * found[name].ravel() for name in sorted(found)]), least=-GAIN, most=GAIN)
+    packed = np.concatenate([found[name].ravel() for name in sorted(found)])
+    return encode(GAIN * np.clip(np.nan_to_num(packed), -1, 1), least=-GAIN, most=GAIN)
 
 
 def unpack(words: Words, shapes: Mapping[str, tuple[int, ...]], *, groups: int) -> Terms:

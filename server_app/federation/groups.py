@@ -262,6 +262,10 @@ class Federation:
         self._require(replies, "write a target table")
         return replies
 
+    def setup_digest(self, kind: str) -> str:
+        """Hash of what all nodes have been sent of this kind; empty before."""
+        return wire.digest(self._setup[kind]) if kind in self._setup else ""
+
     def _send_setup(self, kind: str, content: RecordDict) -> dict[str, wire.GroupReply]:
         """Send all nodes what scoring needs; one that does not answer gets it again once it does."""
         self._setup[kind] = content

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import sum_messages as messages
 from appa_flwr.protocol import wire
@@ -32,6 +33,14 @@ log = logging.getLogger("appa.server")
 
 _T = TypeVar("_T")
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Incomplete(Exception):
+    """A sum that was to be over all who were asked, and is not: nobody has unmasked it; `groups` have answered."""
+
+    def __init__(self, groups: tuple[str, ...]) -> None:
+        super().__init__(groups)
+        self.groups = groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +67,8 @@ class Summed:
 class SecureSums:
     """The groups of a run as their sums; `start` gathers the keys once the roll has been called."""
 
-    def __init__(self, federation: Federation) -> None:
-        self._federation = federation
+    def __init__(self, federation: Federation, config: Config) -> None:
+        self._federation, self._config = federation, config
         self._session = secrets.token_hex(16)  # of this session of the server: its rounds count from 1 again
         self._round = 0
         self._data = b""
@@ -112,6 +121,7 @@ class SecureSums:
         shapes: Shapes,
         *,
         standings: Mapping[str, bytes] | None = None,
+        among: Collection[str] | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Summed:
         """A sum over the groups that answer.
@@ -121,15 +131,17 @@ class SecureSums:
             content: what the groups' numbers depend on.
             shapes: name of each array -> its shape.
             standings: group -> what it gave with an earlier sum.
+            among: the groups to ask, where it is to be over all of these or none.
             meanwhile: computed here while the groups do theirs.
 
         Raises:
             TooFew: fewer groups answered than the roster asks for, or `federation.min-groups`; nothing has changed.
+            Incomplete: enough, but not all of `among`.
         """
         self._federation.readmit()
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._attempt(what, content, shapes, standings or {}, meanwhile)
+                return self._attempt(what, content, shapes, standings or {}, among, meanwhile)
             except TooFew as error:
                 if attempt == ATTEMPTS:
                     raise
@@ -143,18 +155,20 @@ class SecureSums:
         content: RecordDict,
         shapes: Shapes,
         standings: Mapping[str, bytes],
+        among: Collection[str] | None,
         meanwhile: Callable[[], None] | None,
     ) -> Summed:
         self._round += 1
-        cohort = self._cohort(self._round)
+        cohort = tuple(name for name in self._cohort(self._round) if among is None or name in among)
         if len(cohort) < self.roster.least(0):
             raise TooFew(self._too_few(len(cohort), "can be asked"))
         count = sum(math.prod(shape) for shape in shapes.values())
-        task = Task(self._session, self._round, cohort, messages.request_of(what, content), count)
+        world = messages.world_of(self._config, *map(self._federation.setup_digest, (wire.CATALOGUE, wire.TARGETS)))
+        task = Task(self._session, self._round, cohort, messages.request_of(what, content, world), count)
 
         def asked(names: Sequence[str]) -> RecordDict:
             mine = {name: standings[name] for name in names if name in standings}
-            return messages.pack_asked(messages.Asked(task, what, content, mine, self._data))
+            return messages.pack_asked(messages.Asked(task, what, content, world, mine, self._data))
 
         def parts_of(reply: RecordDict) -> dict[str, messages.Part]:
             return messages.unpack_parts(reply, self.roster)
@@ -169,6 +183,8 @@ class SecureSums:
             log.warning("%s: not in the sum of round %s: %s", what, task.round, ", ".join(missing))
         if len(parts) < max(self.roster.least(0), self._federation.min_groups):
             raise TooFew(self._too_few(len(parts), "answered"))
+        if among is not None and set(parts) != set(among):
+            raise Incomplete(tuple(sorted(parts)))
         masked = {name: part.masked for name, part in parts.items()}
         prepared = {name: self._prepared[name][task.round] for name in cohort}
         requests = summing.unmasking(self.roster, task, prepared, masked)

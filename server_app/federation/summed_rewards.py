@@ -5,7 +5,7 @@ Histories and leads are the groups' own: what each hands over for the next itera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from appa_flwr.analysis.aggregation import sums
@@ -17,7 +17,7 @@ from appa_flwr.protocol import wire
 from appa_flwr.secure import terms
 from appa_flwr.secure.terms import Public
 from server_app.federation.answers import Answers
-from server_app.federation.secure_sums import SecureSums, Summed
+from server_app.federation.secure_sums import Incomplete, SecureSums, Summed
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,17 +77,20 @@ class RuleFromSums:
                 meanwhile()
             done = True
 
-        settings, public, there = self._config.appa, state.public, self._secure.expected
-        settling = self._config.rule == "appa" and (settings.weight_cap > 0 or not set(there) <= set(state.groups))
-        for _ in range(1 + len(there)):
-            if settling:
-                public = self._settled(state, public)
-            summed = self._sums(state, public, answers, request, meanwhile=once)
-            number = len(summed.groups)
+        settings, public, there = self._config.appa, state.public, set(self._secure.expected)
+        appa, settled = self._config.rule == "appa", set(state.groups)
+        for _ in range(1 + 2 * len(there)):
             try:
-                result = sums.combine(self._config.rule, settings, public, summed.sums, groups=number)
-            except Unsettled:
-                settling = True
+                if appa and (settings.weight_cap or there != settled):
+                    public, there = self._settled(state, public, there)
+                    settled = there
+                summed = self._sums(state, public, answers, request, among=there if appa else None, meanwhile=once)
+                result = sums.combine(self._config.rule, settings, public, summed.sums, groups=len(summed.groups))
+            except Incomplete as answered:
+                there = set(answered.groups)
+                continue
+            except Unsettled:  # a group has begun from another standing than it was settled with
+                settled = set()
                 continue
             standings = {**state.standings, **summed.standings}
             reward = float(summed.mean("reward").mean())
@@ -101,27 +104,30 @@ class RuleFromSums:
         answers: Answers,
         request: wire.ScoreRequest,
         *,
+        among: Collection[str] | None,
         meanwhile: Callable[[], None],
     ) -> Summed:
         content = messages.pack_rule_terms(self._terms(public, answers))
         content.update(wire.pack_score_request(request))
         shapes = sums.shapes(self._config.rule, self._config.appa, len(request.question_J))
-        return self._secure.total(messages.REWARDS, content, shapes, standings=state.standings, meanwhile=meanwhile)
+        return self._secure.total(
+            messages.REWARDS, content, shapes, standings=state.standings, among=among, meanwhile=meanwhile
+        )
 
-    def _settled(self, state: SummedState, public: Public) -> Public:
-        """What the groups are told once their weights are settled among those that are there."""
-        settings, there = self._config.appa, self._secure.expected
-        if set(there) != set(state.groups):
+    def _settled(self, state: SummedState, public: Public, there: set[str]) -> tuple[Public, set[str]]:
+        """What the groups are told once their weights are settled among those that are there; who these are."""
+        settings = self._config.appa
+        if there != set(state.groups):
             public = sums.unsettled(settings, public, len(there))
         for _ in range(1 + len(there)):
             content = messages.pack_rule_terms(self._terms(public, None))
             found = terms.weight_terms(settings, public, terms.Standing())
             shapes = {name: array.shape for name, array in found.items()}
-            summed = self._secure.total(messages.WEIGHTS, content, shapes, standings=state.standings)
+            summed = self._secure.total(messages.WEIGHTS, content, shapes, standings=state.standings, among=there)
             public, settled = sums.settled(settings, public, summed.sums, len(summed.groups))
             if settled:
                 break
-        return public
+        return public, there
 
     def _terms(self, public: Public, answers: Answers | None) -> messages.RuleTerms:
         name, rule = self._config.run_name, self._config.rule

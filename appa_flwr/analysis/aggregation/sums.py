@@ -2,7 +2,7 @@
 
 `appa_flwr.secure.terms` is a group's half. Weights, histories and leads by group exist nowhere but at the groups.
 
-Legend: G groups, J rollouts, K windows, M powers.
+Legend: G groups, J rollouts, K windows.
 """
 
 from __future__ import annotations
@@ -20,17 +20,13 @@ from appa_flwr.secure import terms
 from appa_flwr.secure.terms import Public
 
 ALL_WEIGHT = 1e-9
-"""How far from 1 the sum of capped weights may be; otherwise they were settled among other groups."""
-
-
-LEAST_WEIGHT = 1 / 12
-"""Of the weights that the reference knows of, the least share among those who answered: exp(12) 2^-53 is 2e-11."""
+"""How far from 1 the sum of appa's weights may be; otherwise they were settled among other groups."""
 
 ROUNDING = 1e-10
 
 
 class Unsettled(Exception):
-    """A group with too much of the weights has dropped out: settle them among the others and ask again."""
+    """Weights are not those of the groups that answered: settle them among these and ask again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,20 +65,22 @@ def combine(
         groups: over how many.
 
     Raises:
-        Unsettled: capped weights that do not sum to 1, or others of which the most is missing.
+        Unsettled: appa's weights do not sum to 1.
     """
     fairness = fairness_of_sums(sums["reward"], sums["square"], groups=groups)
-    mean_J, term_MJ, weight = sums["training"] / groups, sums["term"], float(sums["weight"][0])
+    mean_J, term_J, weight = sums["training"] / groups, sums["term"], float(sums["weight"][0])
     fell_back = fairness >= settings.fairness_threshold if rule == "appa" else None
     if rule == "average" or fell_back:
         aggregate_J = mean_J
     elif rule == "alpha":
-        aggregate_J = _alpha(settings.alpha, term_MJ / groups)
+        aggregate_J = _alpha(settings.alpha, term_J / groups)
     elif rule == "appa":
-        aggregate_J = _appa(settings, term_MJ / groups, weight)
+        if abs(weight - 1) > ALL_WEIGHT:
+            raise Unsettled
+        aggregate_J = np.log1p(math.expm1(1) * term_J / groups)
     else:
         share = settings.worst_share if rule == "mix" else 1.0
-        aggregate_J = (1 - share) * mean_J + share * term_MJ[0] / weight
+        aggregate_J = (1 - share) * mean_J + share * term_J / weight
     return FromSums(aggregate_J, _next(rule, settings, public, sums, groups), fairness, fell_back)
 
 
@@ -103,25 +101,13 @@ def fairness_of_sums(sum_J: FloatArray, square_J: FloatArray, *, groups: int | F
     return float((1 / (1 + np.minimum(ratio_J, MAX_COV**2)))[used_J].mean())
 
 
-def _alpha(alpha: float, mean_KJ: FloatArray) -> FloatArray:
-    """Equation 2 from the means of `terms.alpha_terms`."""
+def _alpha(alpha: float, mean_J: FloatArray) -> FloatArray:
+    """Equation 2 from the means of `terms.alpha_term`."""
     size = abs(alpha)
     if size < np.finfo(float).eps:
-        return np.asarray(mean_KJ[0])
-    log_J = np.log1p(np.expm1(size) * mean_KJ[0]) if size <= terms.WINDOW else log_mean(mean_KJ, size)
+        return mean_J
+    log_J = np.log1p(np.expm1(size) * mean_J)
     return np.asarray(log_J / size if alpha > 0 else 1 - log_J / size)
-
-
-def _appa(settings: APPASection, mean_MJ: FloatArray, weight: float) -> FloatArray:
-    """Equation 3 from the mean powers of weighted rewards, whose weights sum to `weight`: log1p(mean expm1(.)).
-
-    Without a cap all weights are in proportion, so the powers over those who answered are put right by their own sum.
-    """
-    if (abs(weight - 1) > ALL_WEIGHT) if settings.weight_cap else (weight < LEAST_WEIGHT):
-        raise Unsettled
-    share = 1.0 if settings.weight_cap else 1 / weight
-    powers = range(1, len(mean_MJ) + 1)
-    return np.asarray(np.log1p(sum(share**m / math.factorial(m) * mean_MJ[m - 1] for m in powers)))
 
 
 def _next(rule: str, settings: APPASection, public: Public, sums: Mapping[str, FloatArray], groups: int) -> Public:

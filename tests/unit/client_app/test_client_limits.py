@@ -136,7 +136,7 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
     assert node.take(first) == wire.OTHER_CATALOGUE
     assert codes == [0]
     memory = state.memory_of(node.context)
-    assert state.catalogue_digest(memory) == state.digest(wire.pack_catalogue(other))
+    assert state.catalogue_digest(memory) == wire.digest(wire.pack_catalogue(other))
     assert len(state.data(memory, GROUP)) == 30
 
 

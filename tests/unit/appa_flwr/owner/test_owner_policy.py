@@ -45,7 +45,7 @@ def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     [
         (
             "votse = false",
-            "unknown key votse; known are bundle, metrics, roster, least-cohort, own-score, training, votes, truth,",
+            "unknown key votse; known are bundle, metrics, roster, least-cohort, own-score, own-scores, training,",
         ),
         ('metrics = "js"', "metrics = 'js': String should match pattern"),
         ("least_steps = 4", "unknown key least_steps"),

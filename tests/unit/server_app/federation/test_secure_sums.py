@@ -34,7 +34,7 @@ from server_app.predictor.summed_training import SummedTraining
 RULES = {
     "average": {"rule": "average"},
     "alpha": {"rule": "alpha", "appa.alpha": 2.5},
-    "nearly min": {"rule": "alpha", "appa.alpha": -100.0},
+    "nearly min": {"rule": "alpha", "appa.alpha": -14.0},
     "appa": {"rule": "appa", "appa.fairness-threshold": 2.0},
     "appa capped": {"rule": "appa", "appa.fairness-threshold": 2.0, "appa.weight-cap": 1.2},
     "mix": {"rule": "mix", "appa.worst-share": 0.4},
@@ -128,7 +128,7 @@ def test_a_resumed_server_goes_on_with_the_sealed_standings(groups, tmp_path):
     state = sums.reward(sums.first(), first, ask(first), meanwhile=lambda: None).state
     expected = sums.reward(state, second, ask(second), meanwhile=lambda: None).result.aggregate_J
     save(tmp_path / "c", Checkpoint.of(1, groups.federation.groups, state, {}))
-    anew = secure_sums.SecureSums(groups.federation)
+    anew = secure_sums.SecureSums(groups.federation, groups.config)
     anew.start()
     kept = load(tmp_path / "c").rule_state(groups.federation.groups)
     resumed = RuleFromSums(anew, groups.config)
@@ -217,7 +217,7 @@ def test_pluralllm_learns_the_same(strategy):
 
 BAD = {
     "min": {"rule": "min"},
-    "alpha": {"rule": "alpha", "appa.alpha": 1000.0},
+    "alpha": {"rule": "alpha", "appa.alpha": 15.0},
     "own rule": {"rule": "mine:Rule"},
     "weight-cap": {"rule": "mix", "appa.weight-cap": 2.0},
     "pluralllm.strategy": {"pluralllm.strategy": "krum"},

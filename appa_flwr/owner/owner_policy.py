@@ -51,7 +51,7 @@ class OwnerPolicy(BaseModel):
         True, description="beside secure sums, give the group's own alignment score of each evaluation, one number"
     )
     own_scores: int = Field(
-        40,
+        100,
         ge=0,
         description="such scores, of all runs together, that rest on a question; each over least-answers questions or "
         "more, to two decimals; 0 = any number",

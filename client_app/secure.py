@@ -58,7 +58,7 @@ def mask(message: Message, context: Context) -> tuple[dict[str, messages.Part], 
     members, roster = _members(context, asked.roster)
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
     survey_answers.check_allowed(config, owner_policy)
-    memory = state.memory_of(context)
+    memory, ledger = state.memory_of(context), ledger_of(context.node_config)
     public, parts = state.catalogue(memory), {}
     if asked.world != messages.world_of(config, state.catalogue_digest(memory), state.setup_digest(memory)):
         raise Refused(OTHER_WORLD)
@@ -71,6 +71,8 @@ def mask(message: Message, context: Context) -> tuple[dict[str, messages.Part], 
         )
         found = summands.summand(asked, group)
         masked = member().mask(asked.task, terms.pack(found.terms))
+        if ledger is not None:
+            ledger.write_masked(asked.task.session, asked.task.round, asked.what)
         parts[name] = messages.Part(masked, box.sealed(found), found.released)
     return parts, roster
 
@@ -79,7 +81,10 @@ def unmask(message: Message, context: Context) -> dict[str, dict[str, bytes]]:
     """Give the shares of the secrets that a sum takes."""
     task, requests, data = messages.unpack_unmasking(message.content)
     members, _ = _members(context, data)
-    return {name: members[name]().unmask(task, request) for name, request in requests.items() if name in members}
+    shares = {name: members[name]().unmask(task, request) for name, request in requests.items() if name in members}
+    if shares and (ledger := ledger_of(context.node_config)) is not None:
+        ledger.write_answered(task.session, task.round, next(iter(requests.values())).answered)
+    return shares
 
 
 def _members(context: Context, data: bytes) -> tuple[dict[str, Callable[[], Member]], Roster]:

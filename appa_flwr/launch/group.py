@@ -86,10 +86,10 @@ def audit(
     file: Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")],
     every: Annotated[bool, typer.Option("--all", help="Show every release, not their sums by run and kind.")] = False,
 ) -> None:
-    """Show what has left this node, and how many replies and scores rest on one question."""
+    """Show what has left this node, with whom it was summed, and how many replies and scores rest on one question."""
     ledger = Ledger(file)
     releases = ledger.releases()
-    show(_each(releases) if every else _by_kind(releases), _replies(ledger), _scores(ledger))
+    show(_each(releases) if every else _by_kind(releases), *_sums(ledger), _replies(ledger), _scores(ledger))
 
 
 def _answers(found: Survey) -> Table:
@@ -121,6 +121,18 @@ def _shared(found: Survey, questions: Path) -> Table:
     if not any(key in public for answers in found.answers.values() for key in answers):
         raise UserError(f"{questions}: has none of the questions answered here; is it the run's public file?")
     return table
+
+
+def _sums(ledger: Ledger) -> list[Table]:
+    """Secure sums by what was summed and over whom; two over different groups tell what they differ by."""
+    rounds: dict[tuple[str, str, str], list[int]] = {}
+    for one in ledger.sums():
+        groups = ", ".join(one.answered) or "(nobody: it was not unmasked here)"
+        rounds.setdefault((one.session, one.what, groups), []).append(one.round)
+    table = Table("session", "sum of", "sums", "rounds", "over the groups")
+    for (session, what, groups), numbers in rounds.items():
+        table.add_row(session[:12], what, str(len(numbers)), f"{min(numbers)} to {max(numbers)}", groups)
+    return [table] if rounds else []
 
 
 def _each(releases: list[Release]) -> Table:

@@ -6,9 +6,11 @@ One SQLite file beside the group's data. What cannot be written down does not le
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ create table if not exists reply (catalogue text not null, kind text not null, g
     primary key (catalogue, kind)) without rowid;
 create table if not exists run_catalogue (run text primary key, catalogue text not null) without rowid;
 create table if not exists secure_round (step text primary key, digest blob not null) without rowid;
+create table if not exists secure_sum (session text not null, round integer not null, time real not null,
+    what text not null, answered text not null, primary key (session, round));
 """
 
 
@@ -58,6 +62,24 @@ class Release:
     numbers: int
     sha256: str
     refused: str
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """A secure sum that the node has added to.
+
+    Attributes:
+        session, round: which one.
+        time: seconds since 1970, when its own numbers left under masks.
+        what: has been summed.
+        answered: the groups whose numbers are in the sum, as the request to unmask says; none before.
+    """
+
+    session: str
+    round: int
+    time: float
+    what: str
+    answered: tuple[str, ...]
 
 
 class Ledger:
@@ -160,6 +182,27 @@ class Ledger:
             before = file.execute("select digest from secure_round where step = ?", (step,)).fetchone()
             file.execute("insert or ignore into secure_round values (?, ?)", (step, digest))
             return None if before is None else bytes(before[0])
+
+    def write_masked(self, session: str, number: int, what: str) -> None:
+        """Append a sum to which the node's numbers go under masks."""
+        with self._open() as file:
+            row = (session, number, time.time(), what, "[]")
+            file.execute("insert or ignore into secure_sum values (?, ?, ?, ?, ?)", row)
+
+    def write_answered(self, session: str, number: int, answered: Collection[str]) -> None:
+        """Write down over whom a sum is."""
+        with self._open() as file:
+            update = "update secure_sum set answered = ? where session = ? and round = ?"
+            file.execute(update, (json.dumps(sorted(answered)), session, number))
+
+    def sums(self) -> list[SecureSum]:
+        """All secure sums, oldest first."""
+        with self._open() as file:
+            rows = file.execute("select * from secure_sum order by rowid")
+            return [
+                SecureSum(session, number, when, what, tuple(json.loads(answered)))
+                for session, number, when, what, answered in rows
+            ]
 
     def count_reply(self, catalogue: str, kind: str, *, limit: int) -> bool:
         """Write down that a reply of a kind is about to rest on all answers to a catalogue; whether it may.

@@ -84,3 +84,14 @@ def test_a_step_of_a_secure_sum_is_written_down_once_for_all_processes(tmp_path)
     assert Ledger(path).remember("mask 1", b"two") == b"one"
     assert Ledger(path).remember("mask 1", b"one") == b"one"
     assert Ledger(path).remember("mask 2", b"two") is None
+
+
+def test_sums_are_kept_with_whom_they_were_over(tmp_path):
+    ledger = Ledger(tmp_path / "a.sqlite")
+    ledger.write_masked("s", 4, "rewards")
+    ledger.write_masked("s", 5, "scores")
+    ledger.write_answered("s", 4, ("Cadiz; Sur", "Avaria"))
+    ledger.write_answered("t", 4, ("nobody",))  # a sum that the node has not added to
+    first, second = Ledger(ledger.path).sums()
+    assert (first.session, first.round, first.what, first.answered) == ("s", 4, "rewards", ("Avaria", "Cadiz; Sur"))
+    assert (second.round, second.answered) == (5, ())

@@ -79,6 +79,7 @@ class Victim:
         answer_NK: what the server wants to know.
         owner_policy: what may leave.
         settings: the run's keys, which the server chooses.
+        name: the group's.
         runs: how many runs there have been.
     """
 
@@ -86,12 +87,19 @@ class Victim:
     answer_NK: FloatArray
     owner_policy: OwnerPolicy
     settings: dict[str, Scalar]
+    name: str = "g"
     runs: int = 0
 
     def __post_init__(self) -> None:
         """Write the group's files."""
         rows = [
-            {"question_id": q.question_id, "question": q.text, "options": q.options, "group": "g", "distribution": [*a]}
+            {
+                "question_id": q.question_id,
+                "question": q.text,
+                "options": q.options,
+                "group": self.name,
+                "distribution": [*a],
+            }
             for q, a in zip(self.questions, self.answer_NK.tolist(), strict=True)
         ]
         (self.folder / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -108,14 +116,18 @@ class Victim:
     def begin(self, questions: Sequence[Question], *, train: npt.ArrayLike) -> None:
         """A new run with this catalogue."""
         self.runs += 1
-        files = {"group": "g", "data": str(self.folder / "g.jsonl"), "policy": str(self.folder / "g.toml")}
-        self.context = Context(self.runs, 2, dict(files), RecordDict(), dict(self.config.flat()))
+        self.enter()
         table = embed_questions(questions, dim=self.config.embedding.dim, encoder=hashed_ngrams)
         self.embedding = OptionEmbedding(tuple(q.question_id for q in questions), table.value_QKE, table.option_QK)
         self.train_Q = np.asarray(train, dtype=np.bool_)
         nowhere_Q = np.zeros_like(self.train_Q)
         public = wire.Catalogue(tuple(questions), self.train_Q, table.value_QKE, table.option_QK, nowhere_Q)
         self.ask(wire.CATALOGUE, wire.pack_catalogue(public))
+
+    def enter(self) -> None:
+        """Forget the run before."""
+        files = {"group": self.name, "data": str(self.folder / "g.jsonl"), "policy": str(self.folder / "g.toml")}
+        self.context = Context(self.runs, 2, dict(files), RecordDict(), dict(self.config.flat()))
 
     def ask(self, kind: str, content: RecordDict) -> RecordDict | None:
         """The reply's content; None where the group refuses."""
@@ -136,7 +148,7 @@ class Victim:
 
     def data(self, answer_NK: FloatArray) -> GroupData:
         """Answers as PluralLLM takes them, where they are to the first questions of the catalogue."""
-        return GroupData("g", np.arange(len(answer_NK)), answer_NK.astype(np.float32))
+        return GroupData(self.name, np.arange(len(answer_NK)), answer_NK.astype(np.float32))
 
 
 def found(
@@ -273,15 +285,16 @@ class Attack:
 
     def error(self, owner_policy: OwnerPolicy, *, seed: int) -> float:
         """Against this owner's policy, for random answers."""
-        answer_NK = self._answers(seed)
+        answer_NK = self.answers(seed)
         with tempfile.TemporaryDirectory() as folder, flower_task():
             return error(self.read(Victim(Path(folder), answer_NK, owner_policy, self.settings)), answer_NK)
 
     def guess(self, *, seed: int) -> float:
         """Of uniform answers to the same questions."""
-        return error(None, self._answers(seed))
+        return error(None, self.answers(seed))
 
-    def _answers(self, seed: int) -> FloatArray:
+    def answers(self, seed: int) -> FloatArray:
+        """What the group has answered."""
         return np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=self.number)
 
 

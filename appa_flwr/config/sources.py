@@ -113,14 +113,16 @@ def parse_override(text: str) -> tuple[str, Scalar]:
     return key, value
 
 
-def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None, beneath: str = "") -> Config:
+def assemble(
+    file: Path | None, overrides: Sequence[str], *, folder: Path | None, beneath: Mapping[str, Scalar] = {}
+) -> Config:
     """The config of a run: defaults, then the preset, then the file, then the overrides.
 
     Args:
         file: a TOML file of keys, or None.
         overrides: `key=value` texts; later ones win. `preset=NAME` is allowed here and in the file.
         folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them as they are.
-        beneath: a preset that all these stand on.
+        beneath: keys that all these stand on.
 
     Raises:
         UserError: as for `read_toml`, `preset`, `parse_override` and `Config.load`.
@@ -129,7 +131,7 @@ def assemble(file: Path | None, overrides: Sequence[str], *, folder: Path | None
     if file is not None:
         given |= read_toml(file)
     given |= dict(parse_override(text) for text in overrides)
-    config = Config.load((preset(beneath) if beneath else {}) | on_its_preset(given))
+    config = Config.load({**beneath, **on_its_preset(given)})
     if folder is None:
         return config
     flat = config.flat()

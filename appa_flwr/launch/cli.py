@@ -177,7 +177,8 @@ def deploy(
     app_folder = find_app_folder(Path.cwd())
     more = [f"data.num-groups={groups}"] if groups else []
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
-    config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd(), beneath="deployed")
+    beneath = {**settings.preset("deployed"), "federation.sums": "secure"}
+    config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd(), beneath=beneath)
     if local:
         ended = (
             deployment.resume_local(folder, app_folder=app_folder, verbose=verbose)

@@ -42,7 +42,12 @@ def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str)
     check_config(config, groups=len(groups))
     survey = read_survey(config, groups)
     show_left_out(survey.rejections)
-    return prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
+    sites = prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
+    policies = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE) for name in sites.groups}
+    free = [name for name, policy in policies.items() if config.federation.sums == "secure" and not policy.roster]
+    if free:
+        print(f"the owner's policy of {', '.join(free)} pins no roster: such a group takes the server's")
+    return sites
 
 
 def not_pinning(sites: Sites, bundle: str) -> dict[str, bool]:

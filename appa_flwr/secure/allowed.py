@@ -8,7 +8,7 @@ from appa_flwr.config import Config
 from appa_flwr.config.sections import ROBUST
 from appa_flwr.core.errors import UserError
 from appa_flwr.secure.fixed_point import MOST_GROUPS
-from appa_flwr.secure.roster import LEAST_GROUPS
+from appa_flwr.secure.roster import LEAST_GROUPS, two_thirds
 from appa_flwr.secure.terms import check_rule
 
 
@@ -22,7 +22,10 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
     for rule in filter(None, (config.rule, config.baseline_rule)):
         check_rule(rule, config.appa)
     for key, why in _beside(config, groups):
-        raise UserError(f"{key} cannot be beside federation.sums = secure: {why}")
+        raise UserError(
+            f"{key} cannot be beside federation.sums = secure, the default of appa deploy: {why}; change it, or choose "
+            "-c federation.sums=plain, where the server sees each group's numbers"
+        )
 
 
 def _beside(config: Config, groups: int | None) -> Iterator[tuple[str, str]]:
@@ -41,3 +44,6 @@ def _beside(config: Config, groups: int | None) -> Iterator[tuple[str, str]]:
         yield "run.phases = serve", "the service gives other trainers single groups' rewards"
     if groups is not None and not LEAST_GROUPS <= groups <= MOST_GROUPS:
         yield f"{groups} groups", f"sums are over {LEAST_GROUPS} to {MOST_GROUPS}"
+    unseen = len(config.unseen_group_names)
+    if groups is not None and unseen and trains and two_thirds(groups) - unseen < LEAST_GROUPS:
+        yield f"{unseen} pluralllm.unseen-groups of {groups}", "too few would be left in the sum of those that train"

@@ -65,12 +65,17 @@ class Summed:
 
 
 class SecureSums:
-    """The groups of a run as their sums; `start` gathers the keys once the roll has been called."""
+    """The groups of a run as their sums; `start` gathers the keys once the roll has been called.
+
+    Attributes:
+        seconds_waited: in which the server had nothing else to do, over all sums.
+    """
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config
         self._session = secrets.token_hex(16)  # of this session of the server: its rounds count from 1 again
         self._round = 0
+        self.seconds_waited = 0.0
         self._data = b""
         self._roster: Roster | None = None
         self._prepared: dict[str, dict[int, Prepared]] = {}
@@ -234,7 +239,9 @@ class SecureSums:
             for node in self._federation.nodes_of(asked)
         }
         contents = {node: content if isinstance(content, RecordDict) else content(of_node[node]) for node in of_node}
-        return self._federation.ask_each(kind, contents, iteration=self._round, meanwhile=meanwhile)
+        replies = self._federation.ask_each(kind, contents, iteration=self._round, meanwhile=meanwhile)
+        self.seconds_waited += self._federation.grid.seconds_waited
+        return replies
 
     def _read(self, replies: Iterable[Message], unpack: Callable[[RecordDict], _T]) -> list[tuple[int, _T]]:
         """Node -> its reply; what cannot be used is warned about and left out."""

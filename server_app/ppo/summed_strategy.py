@@ -30,13 +30,15 @@ class SummedStrategy(AppaStrategy):
         Raises:
             TooFew: too few groups answered; policy and state are those of the iteration before.
         """
-        assert self._federation.secure is not None
-        rule = RuleFromSums(self._federation.secure, self._config)
+        secure = self._federation.secure
+        assert secure is not None
+        rule = RuleFromSums(secure, self._config)
         state = self._state if isinstance(self._state, SummedState) else rule.first()
         for server_round in range(self._done + 1, self._done + 1 + num_rounds):
             now = self._sample(server_round)
+            before = secure.seconds_waited
             scored = rule.reward(state, now.answers, now.request, meanwhile=self._reference_pass)
-            now.seconds["federation_wait"] = self._federation.grid.seconds_waited
+            now.seconds["federation_wait"] = secure.seconds_waited - before
             assert now.reference is not None
             with timed(now.seconds, "update"):
                 score_J = torch.tensor(

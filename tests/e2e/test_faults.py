@@ -214,6 +214,7 @@ SMALL = {
     "pluralllm.local-steps": 2,
     "pluralllm.learning-rate": 0.0,
     "sft.steps": 60,
+    "federation.sums": "plain",  # whose rewards by group are compared
     "run.checkpoint-every": 1,
     "policy.threads": 1,
 }

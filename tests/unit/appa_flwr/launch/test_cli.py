@@ -15,6 +15,7 @@ from appa_flwr import __version__
 from appa_flwr.analysis.aggregation import RULES
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
+from appa_flwr.owner.ledger import Ledger
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
 from appa_flwr.secure.roster import pinned_roster
@@ -170,11 +171,28 @@ def test_owners_make_a_roster_by_their_own_lines_and_compare_its_hash(monkeypatc
     assert "has 2 groups" in capsys.readouterr().err
 
 
+def test_an_audit_lists_sums_by_the_groups_they_were_over(monkeypatch, capsys, tmp_path):
+    ledger = Ledger(tmp_path / "a.sqlite")
+    for number, groups in ((1, "ABC"), (2, "AB"), (3, "ABC"), (4, "")):
+        ledger.write_masked("session", number, "rewards")
+        ledger.write_answered("session", number, groups)
+    assert appa(monkeypatch, "group", "audit", str(ledger.path)) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["session", "rewards", "2", "1", "to", "3", "A,", "B,", "C"] in shown
+    assert ["session", "rewards", "1", "2", "to", "2", "A,", "B"] in shown
+    assert ["session", "rewards", "1", "4", "to", "4", "(nobody:", "it", "was", "not", "unmasked", "here)"] in shown
+
+
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, capsys, tmp_path):
     rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
     survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B"), row("q1", "East")])
     folder, own = tmp_path / "parties", "ab" * 32
     arguments = ["deploy", str(folder), "-c", f"survey={survey}", "-c", "data.min-questions=2"]
+    assert appa(monkeypatch, *arguments) == 2
+    refused = capsys.readouterr().err
+    assert "2 groups cannot be beside federation.sums = secure" in refused
+    assert "choose -c federation.sums=plain" in refused
+    arguments += ["-c", "federation.sums=plain"]
     monkeypatch.chdir(REPO)
     monkeypatch.setattr(cli, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0

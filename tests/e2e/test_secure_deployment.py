@@ -1,6 +1,6 @@
 """Three groups deployed as `appa deploy` does by default: a whole run, from which nothing but sums has left.
 
-Not in a plain run: `make test ARGS="-m long -s tests/e2e/test_secure_deployment.py"`, 8 minutes on two cores; it prints
+Not in a plain run: `make test ARGS="-m long -s tests/e2e/test_secure_deployment.py"`, 8 minutes on two free cores; it prints
 how long an iteration waits for the groups, beside a plain run.
 """
 
@@ -20,7 +20,7 @@ from appa_flwr.owner.owner_policy import read_owner_policy
 from appa_flwr.protocol import wire
 from appa_flwr.secure.roster import read_roster
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
 SMALL = {
     **TINY_LOOP,

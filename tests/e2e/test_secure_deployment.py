@@ -1,7 +1,7 @@
 """Three groups deployed as `appa deploy` does by default: a whole run, from which nothing but sums has left.
 
-Not in a plain run: `make test ARGS="-m long -s tests/e2e/test_secure_deployment.py"`, 8 minutes on two free cores; it prints
-how long an iteration waits for the groups, beside a plain run.
+Not in a plain run: `make test ARGS="-m long -s tests/e2e/test_secure_deployment.py"`, 8 minutes on two free cores; it
+prints how long an iteration waits for the groups, beside a plain run.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_an_audit_lists_sums_by_the_groups_they_were_over(monkeypatch, capsys, t
         ledger.write_masked("session", number, "rewards")
         ledger.write_answered("session", number, groups)
     assert appa(monkeypatch, "group", "audit", str(ledger.path)) == 0
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["session", "rewards", "2", "1", "to", "3", "A,", "B,", "C"] in shown
     assert ["session", "rewards", "1", "2", "to", "2", "A,", "B"] in shown
     assert ["session", "rewards", "1", "4", "to", "4", "(nobody:", "it", "was", "not", "unmasked", "here)"] in shown

@@ -5,15 +5,12 @@ Axis letters: Q questions, K options, N answered questions.
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import transformers
 from threadpoolctl import threadpool_limits
 
 from appa_flwr.config import Config
@@ -31,12 +28,11 @@ from pluralllm.model import ModelConfig
 from pluralllm.prediction import predict_targets
 from server_app.evaluation import greedy
 from server_app.federation.catalogue import build_catalogue
-from server_app.models import base, exports
+from server_app.models import exports
 from server_app.ppo.rollouts import sample
 from server_app.predictor.phase import pretrained
 from server_app.predictor.pretraining import initial_weights
 
-ADAPTER = "adapter_config.json"
 ASKED = "asked"
 SUM_TOLERANCE = 0.01  # of shares that a person has rounded
 
@@ -52,19 +48,9 @@ class AskedPolicy:
         folder = run_folder / POLICY
         if not folder.is_dir():
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
-        adapter = folder / ADAPTER
-        source = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else str(folder)
-        self._config = Config.load({**config.flat(), "model": source, "policy.compute-dtype": "float32"})
-        self._base = base.prepare(self._config, [])
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT
-            if adapter.exists():
-                self._model = exports.merged(self._config, self._base, folder)
-            else:
-                self._model = base.load_model(self._config, source, quantized=False)
-        self._decoding = greedy(self._model, self._base, self._config)
+        self._config = config
+        self._base, self._model = exports.opened(config, str(folder))
+        self._decoding = greedy(self._model, self._base, config)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
         """See `appa_flwr.public.Policy`."""

@@ -100,12 +100,15 @@ class Scored:
     reward_J: FloatArray
 
 
-def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str]) -> Scored:
-    """Let the groups score one method's answers to the held-out questions; a row for each metric."""
+def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:
+    """Let the groups score one method's answers to the held-out questions; a row for each metric.
+
+    With several samples, answers to one question stand next to each other, and each group's score of it is their mean.
+    """
     request = answers.request(metrics, sides=tuple(SIDES))
     if (secure := run.federation.secure) is not None:
         return _from_sums(method, answers, scores(secure, request), metrics=metrics)
-    return result(run, method, answers, run.federation.score(request), metrics=metrics)
+    return result(run, method, answers, run.federation.score(request), metrics=metrics, samples=samples)
 
 
 def result(
@@ -115,10 +118,14 @@ def result(
     rewards: Mapping[tuple[str, str], FloatArray],
     *,
     metrics: Sequence[str],
+    samples: int = 1,
 ) -> Scored:
     """The result of one method from its rewards (G, J) by metric and side; a row for each metric."""
-    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
-    questions = [run.catalogue.questions[q].question_id for q in answers.question_J]
+    written, share = bool(np.isfinite(answers.format_score_J).all()), float(answers.readable_J.mean())
+    readable_J = answers.readable_J.reshape(-1, samples).any(axis=1)
+    questions = [run.catalogue.questions[q].question_id for q in answers.question_J[::samples]]
+    if samples > 1:
+        rewards = {key: of_GJ.reshape(len(of_GJ), -1, samples).mean(axis=2) for key, of_GJ in rewards.items()}
     rows, found = [], []
     for metric in metrics:
         for side, against in SIDES.items():
@@ -133,7 +140,7 @@ def result(
                 **vars(_scores(run, rewards[metric, wire.TARGET_SIDE], readable_J)),
                 format_score=float(answers.format_score_J.mean()) if written else None,
                 survey=_scores(run, truth_GJ, readable_J) if known else None,
-                readable=float(readable_J.mean()),
+                readable=share,
             )
         )
     return Scored(rows, pd.concat(found), answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))

@@ -7,8 +7,9 @@ Axis letters: J questions, K options, L tokens of a row, S spellings of a label,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from server_app.engine.sequences import pad_prompts
 from server_app.federation.answers import Answers
 from server_app.models.base import Base
 
+FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 NUM_EXAMPLES = 5
@@ -109,20 +111,42 @@ class Chosen:
     mass: float
 
 
-@torch.inference_mode()
 def chosen_answers(
     model: PreTrainedModel, base: Base, config: Config, *, question_J: IntArray, catalogue: wire.Catalogue
 ) -> Chosen:
-    """The probabilities of the options' letters behind a prompt that asks for one, scaled to sum to one.
+    """What the model would choose of each question's options, see `choices`."""
+    questions = [catalogue.questions[q] for q in question_J]
+    prompts = [formats.choice_prompt(question.text, question.options) for question in questions]
+    prediction_JK = np.full((len(question_J), catalogue.option_QK.shape[1]), np.nan)
+    masses = []
+    for j, choice in enumerate(choices(model, base, prompts, sizes=[len(question.options) for question in questions])):
+        if choice is not None:
+            prediction_JK[j] = 0.0
+            prediction_JK[j, : len(choice.share_K)] = choice.share_K
+            masses.append(choice.mass)
+    return Chosen(
+        evaluation.given_answers(question_J, prediction_JK), float(np.mean(masses)) if masses else float("nan")
+    )
+
+
+class Choice(NamedTuple):
+    """The probabilities of a question's letters, scaled to sum to one, and what they summed to before."""
+
+    share_K: FloatArray
+    mass: float
+
+
+@torch.inference_mode()
+def choices(
+    model: PreTrainedModel, base: Base, prompts: Sequence[str], *, sizes: Sequence[int]
+) -> Iterator[Choice | None]:
+    """The probabilities of the options' letters behind each prompt that asks for one; None where they are no tokens.
 
     One forward pass a question. A letter's probability is that of its spellings, see `label_tokens`, together.
     """
-    questions = [catalogue.questions[q] for q in question_J]
-    asked = [base.asked(formats.choice_prompt(question.text, question.options)) for question in questions]
-    spelled = label_tokens(base, asked[0], formats.letters(max(len(question.options) for question in questions)))
-    prediction_JK = np.full((len(question_J), catalogue.option_QK.shape[1]), np.nan)
-    masses: list[float] = []
-    for batch in np.array_split(np.arange(len(question_J)), -(-len(question_J) // evaluation.BATCH_SIZE)):
+    asked = [base.asked(prompt) for prompt in prompts]
+    spelled = label_tokens(base, asked[0], formats.letters(max(sizes)))
+    for batch in np.array_split(np.arange(len(asked)), -(-len(asked) // evaluation.BATCH_SIZE)):
         ids_JL, mask_JL = pad_prompts([base.ids(asked[j]) for j in batch], pad_id=base.pad_id, device=model.device)
         # Padded on the right, where causal attention does not look.
         hidden_JLH = model.base_model(input_ids=ids_JL, use_cache=False).last_hidden_state
@@ -130,16 +154,12 @@ def chosen_answers(
         hidden_JH = hidden_JLH[torch.arange(len(batch), device=model.device), last_J]
         logprob_JV = logits(model, hidden_JH).double().log_softmax(-1)
         for j, logprob_V in zip(batch, logprob_JV, strict=True):
-            size = len(questions[j].options)
-            token_SK = [tokens[:size] for tokens in spelled if len(tokens) >= size]
-            if token_SK:
-                logprob_K = logprob_V[torch.tensor(token_SK, device=model.device)].logsumexp(0)
-                prediction_JK[j] = 0.0
-                prediction_JK[j, :size] = logprob_K.softmax(0).cpu().numpy()
-                masses.append(float(logprob_K.logsumexp(0).exp()))
-    return Chosen(
-        evaluation.given_answers(question_J, prediction_JK), float(np.mean(masses)) if masses else float("nan")
-    )
+            token_SK = [tokens[: sizes[j]] for tokens in spelled if len(tokens) >= sizes[j]]
+            if not token_SK:
+                yield None
+                continue
+            logprob_K = logprob_V[torch.tensor(token_SK, device=model.device)].logsumexp(0)
+            yield Choice(logprob_K.softmax(0).cpu().numpy(), float(logprob_K.logsumexp(0).exp()))
 
 
 def label_tokens(base: Base, asked: str, labels: Sequence[str]) -> list[list[int]]:

@@ -109,6 +109,10 @@ def evaluate(
     token_file: Annotated[Path | None, typer.Option(help="File of its token; else APPA_TOKEN.")] = None,
     name: Annotated[str, typer.Option(help="Of the model in the tables; else made of --model.")] = "",
     temperature: Annotated[float, typer.Option(min=0.0, help="Of sampling; 0 = greedy.")] = 0.0,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each question, whose mean score counts.")] = 1,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Have the endpoint go on with a text, without a chat.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions that the endpoint has at once.")] = 8,
     out: Annotated[Path, typer.Option(help="Folder of its answers, which are asked once, and of the scores.")] = Path(
         "eval"
@@ -127,14 +131,20 @@ def evaluate(
         name,
         model=model,
         endpoint=endpoint,
+        plain=plain,
         temperature=temperature,
+        samples=samples,
         concurrency=concurrency,
         kept=out / f"{name}.answers.jsonl",
         say=typer.echo,
     )
+    from appa_flwr.report import judged
+
     replace_file(out / "scores.json", (json.dumps(found, indent=1) + "\n").encode())
-    show(*evaluation.tables(found, name))
-    typer.echo(f"scores: {out / 'scores.json'}; the served run's report shows them too")
+    if found["compared"]:
+        replace_file(out / "scores.png", judged.picture(found))
+    show(*judged.tables(found, name))
+    typer.echo(f"scores: {out}/scores.json, scores.png; appa report RUN shows them on the served run's page too")
 
 
 @app.command()

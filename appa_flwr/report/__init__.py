@@ -8,12 +8,12 @@ from pathlib import Path
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.report import accuracy, findings, second_rule
+from appa_flwr.report import accuracy, findings, judged, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
 from appa_flwr.report.page import page, short, summed, truths
 from appa_flwr.report.plots import predictor_plots, results, training_curves
 from appa_flwr.run.cards import Card
-from appa_flwr.run.records import RuleRound
+from appa_flwr.run.records import MODEL, RuleRound
 from appa_flwr.run.run_files import PLOTS_FOLDER, REPORT_FILE, SHORT_REPORT_FILE
 
 __all__ = ["build"]
@@ -55,6 +55,9 @@ def _pictures(run: RunArtifacts) -> Iterable[Picture]:
     per_group = {method: found.per_group for method, found in scores.items() if found is not None}
     if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
         yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
+    if any(row.method.startswith(MODEL) for row in run.summary) and run.pair_scores is not None:
+        found = judged.result(run.folder, differences=False)
+        yield "models", judged.picture(found), "average against worst-served group, by model"
     if run.iterations:
         yield from _training_pictures(run)
     for name, lines in list(run.served.items())[:MOST_SERVED]:

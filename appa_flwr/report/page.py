@@ -20,7 +20,7 @@ from appa_flwr.analysis.intervals import Interval
 from appa_flwr.config import Config, to_toml
 from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.core import markdown
-from appa_flwr.report import accuracy, findings, second_rule, template
+from appa_flwr.report import accuracy, findings, judged, second_rule, template
 from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
 from appa_flwr.report.plots.style import METHOD_STYLE
 from appa_flwr.run import cards, records
@@ -179,7 +179,7 @@ def _notes(run: RunArtifacts) -> str:
         notes.append("‡: most answers could not be read, so FI says nothing.")
     if records.FEW_SHOT in present:
         notes.append("Few-shot: the base model, not trained, with answered training questions in its prompt.")
-    if present.intersection(DO.values()):
+    if present.intersection(DO.values()) or any(method.endswith(judged.DO) for method in present):
         model = "(do): the probabilities that the same model gives the letters when asked for one"
         notes.append(f"{model}; other rows are what it writes.")
     if records.OWN_PREDICTION in present:

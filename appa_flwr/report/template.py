@@ -118,6 +118,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% endif %}
 {% call section("Results") %}
 {% if run.summary %}
+{{ picture("models") }}
 {{ table(training_metric_table(run)) }}
 {% for sentence in (accuracy.trust(run.pluralllm) if run.pluralllm else []) %}
 <p class="small">{{ sentence }}</p>

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import warnings
 from pathlib import Path
 
+import transformers
 from peft import PeftModel
 from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
-from server_app.models.base import Base, load_model
+from server_app.models.base import Base, load_model, prepare
 from server_app.models.policy import PolicyModels, ppo_models
+
+ADAPTER = "adapter_config.json"
 
 
 def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
@@ -47,3 +52,22 @@ def merged(config: Config, base: Base, adapter: Path) -> PreTrainedModel:
     exact = Config.load({**config.flat(), "policy.compute-dtype": "float32"})
     model = load_model(exact, base.source, quantized=False)
     return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+
+
+def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
+    """What `save` wrote, or any model's folder or name on the hub, in float32.
+
+    Raises:
+        UserError: it cannot be loaded, or the base model that its adapter names is no longer there.
+    """
+    adapter = Path(source) / ADAPTER
+    whole = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else source
+    config = Config.load({**config.flat(), "model": whole, "policy.compute-dtype": "float32"})
+    base = prepare(config, [])
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT
+        if adapter.exists():
+            return base, merged(config, base, Path(source))
+        return base, load_model(config, base.source, quantized=False)

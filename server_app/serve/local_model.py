@@ -1,42 +1,44 @@
-"""A model of this machine, asked as a run asks its own policy: greedily, and with its own chat template.
+"""A model of this machine, asked as a run asks its own policy: with its own chat template.
 
 No axis letters: there are no arrays here.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
 from appa_flwr.config import Config
-from server_app.models import base, exports
+from server_app import reading
+from server_app.models import exports
 from server_app.ppo.rollouts import Decoding, sample
 
-ADAPTER, BATCH = "adapter_config.json", 16
+BATCH = 16
 
 
-@torch.inference_mode()
-def answers(source: str, prompts: Sequence[str], *, answer_tokens: int) -> Iterator[str]:
-    """The model's answer to each prompt; `source` is a folder, perhaps of an adapter, or a name on the hub.
+class LocalModel:
+    """A folder, perhaps of an adapter, or a name on the hub.
 
     Raises:
         UserError: it cannot be loaded.
     """
-    adapter = Path(source) / ADAPTER
-    whole = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else source
-    config = Config.load({"model": whole, "policy.compute-dtype": "float32"})
-    found = base.prepare(config, [])
-    if adapter.exists():
-        model = exports.merged(config, found, Path(source))
-    else:
-        model = base.load_model(config, found.source, quantized=False)
-    decoding = Decoding.fitting(
-        model, max_new_tokens=answer_tokens, temperature=0.0, stop_ids=found.stop_ids, pad_id=found.pad_id
-    )
-    for start in range(0, len(prompts), BATCH):
-        ids = [found.ids(found.asked(text)) for text in prompts[start : start + BATCH]]
-        decoded = sample(model, ids, decoding).sequences
-        yield from found.texts(decoded.response_JT, decoded.mask_JT)
+
+    def __init__(self, source: str) -> None:
+        self._base, self._model = exports.opened(Config.load({}), source)
+
+    @torch.inference_mode()
+    def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
+        """The answer to each prompt, one at a time."""
+        stops = {"stop_ids": self._base.stop_ids, "pad_id": self._base.pad_id}
+        decoding = Decoding.fitting(self._model, max_new_tokens=answer_tokens, temperature=temperature, **stops)
+        generator = torch.Generator(self._model.device).manual_seed(len(prompts))
+        for start in range(0, len(prompts), BATCH):
+            ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
+            decoded = sample(self._model, ids, decoding, generator=generator).sequences
+            yield from self._base.texts(decoded.response_JT, decoded.mask_JT)
+
+    def choices(self, prompts: Sequence[str], *, sizes: Sequence[int]) -> Iterator[tuple[list[float], float] | None]:
+        """What it would choose of so many options behind each prompt that asks for a letter; see `reading.choices`."""
+        for choice in reading.choices(self._model, self._base, prompts, sizes=sizes):
+            yield None if choice is None else (choice.share_K.tolist(), choice.mass)

@@ -60,9 +60,16 @@ class ScoreRequest(Asked):
 
 
 class ModelAnswers(Asked):
-    """The body of POST /v1/models/{name}: question_id -> answer, for every held-out question."""
+    """The body of POST /v1/models/{name}, for every held-out question.
 
-    answers: dict[Name, str]
+    Attributes:
+        answers: question_id -> the answer, or as many samples for each.
+        choices: question_id -> the probability of each option when the model is asked for one; None where it names
+            none.
+    """
+
+    answers: dict[Name, str | list[str]]
+    choices: dict[Name, list[Annotated[float, Field(ge=0)]] | None] | None = None
 
 
 class Door:
@@ -193,7 +200,7 @@ def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> Fa
         async def judge(request: Request, name: Annotated[RunName, Path()]) -> Any:
             """Have the groups score a model's answers; all models' scores, with intervals."""
             asked = await door.read(request, ModelAnswers)
-            return await service.in_turn(models.judge, name, asked.answers)
+            return await service.in_turn(models.judge, name, asked.answers, asked.choices)
 
     app.include_router(mine)
     for router in engines:

@@ -25,7 +25,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
 from appa_flwr.launch.credentials import make_certificates
-from appa_flwr.report import build
+from appa_flwr.report import build, judged
 from appa_flwr.run.resume import finished
 from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers.client import Served
@@ -144,17 +144,21 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     asked, broken = [], threading.Event()
     keys = {"data.num-questions": 40, "federation.min-groups": 3}
 
-    async def uniform(client, url, body):
-        asked.append((url, body))
-        if len(asked) == 3 and not broken.is_set():
-            broken.set()
-            raise UserError("the endpoint is gone")
-        options = sum(line[1:3] == ": " for line in body["messages"][0]["content"].splitlines()) - 1
-        return ",".join([f"{1 / options:.6f}"] * options)
+    def uniform(jobs, put):
+        for key, job in jobs.items():
+            asked.append(job)
+            if len(asked) == 3 and not broken.is_set():
+                broken.set()
+                raise UserError("the endpoint is gone")
+            put(key, ",".join([f"{1 / job.size:.6f}"] * job.size))
 
-    monkeypatch.setattr(evaluation, "_completion", uniform)
+    def first(jobs, put):
+        for key, job in jobs.items():
+            put(key, {"share": [1.0] + [0.0] * (job.size - 1), "mass": 0.5})
+
+    monkeypatch.setattr(evaluation, "_local", lambda *_, **__: {"say": uniform, "do": first})
     with Running(tmp_path, **keys) as running:
-        given = {"model": "m", "endpoint": "http://here/v1/", "temperature": 0.0, "concurrency": 1, "say": print}
+        given = {"model": "m", "say": print}
         kept = tmp_path / "answers.jsonl"
         client = Served(running.url, running.token, patience=5.0)
         with pytest.raises(UserError, match="the endpoint is gone"):
@@ -163,12 +167,25 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
         held_out = int(build_catalogue(running.config).held_out_Q.sum())
         assert len(asked) == held_out + 1  # what was answered before the endpoint went away is not asked again
         other = tmp_path / "other.jsonl"
-        lines = [json.loads(line) for line in kept.read_text().splitlines()]
-        other.write_text("".join(json.dumps({**line, "completion": "who knows"}) + "\n" for line in lines))
-        found = evaluation.evaluate(client, "silent", kept=other, **given)
+        lines = [line for line in map(json.loads, kept.read_text().splitlines()) if isinstance(line["found"], str)]
+        other.write_text("".join(json.dumps({**line, "found": "who knows"}) + "\n" for line in lines))
+        evaluation.evaluate(client, "silent", kept=other, **given)
         assert len(asked) == held_out + 1
-        with pytest.raises(UserError, match="422"):
-            asyncio.run(client.ask("POST", "/v1/models/flat", {"answers": {"no such": ""}}))
+        # Two samples, of which one is read: half of the uniform answer's score
+        halves = {job.question_id: [",".join(["1"] * job.size), "who knows"] for job in asked}
+        found = asyncio.run(client.ask("POST", "/v1/models/half", {"answers": halves}))
+        some = lines[0]["question_id"]
+        for name, body in {
+            "flat": {"answers": {"no such": ""}},
+            "flat ": {"answers": halves},
+            "uniform": {"answers": halves},
+            "more": {"answers": {**halves, some: "1,1"}},
+            "none": {"answers": {key: [] for key in halves}},
+            "choice": {"answers": halves, "choices": dict.fromkeys(halves, [1.0] * 99)},
+            "zero": {"answers": halves, "choices": {key: [0.0, 0.0] for key in halves}},
+        }.items():
+            with pytest.raises(UserError, match="422"):
+                asyncio.run(client.ask("POST", f"/v1/models/{name}", body))
     by_method = {row["method"]: row for row in found["rows"]}
     assert {"model:flat", "model:silent", "uniform", "majority", "ceiling-min"} <= set(by_method)
     assert by_method["model:flat"]["avg_as"] == pytest.approx(by_method["uniform"]["avg_as"], abs=1e-4)
@@ -177,18 +194,22 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     )
     assert by_method["model:silent"]["avg_as"] == 0.0
     assert by_method["model:silent"]["readable"] == 0.0
+    assert by_method["model:half"]["avg_as"] == pytest.approx(by_method["uniform"]["avg_as"] / 2)
+    assert by_method["model:half"]["readable"] == 0.5
+    assert by_method["model:flat (do)"]["avg_as"] < by_method["uniform"]["avg_as"]
     less = {(one["model"], one["less"], one["against"]): one for one in found["compared"]}
     assert less["flat", "uniform", "survey"]["Avg AS"] == pytest.approx([0.0] * 3, abs=1e-4)
     value, low, high = less["silent", "flat", "predictions"]["Avg AS"]
     assert value == pytest.approx(-by_method["model:flat"]["avg_as"])
     assert low < value < high < 0
     shown = io.StringIO()
-    for table in evaluation.tables(found, "silent"):
+    for table in judged.tables(found, "silent"):
         Console(file=shown, width=200).print(table)
     assert "silent, against predictions" in shown.getvalue()
     page = build(tmp_path / "r").read_text()
-    assert "flat" in page
+    assert "flat (do)" in page
     assert "silent‡" in page
+    assert judged.picture(found) == (tmp_path / "r" / "plots" / "models.png").read_bytes()
 
 
 def test_tls_by_file_names(tmp_path):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +94,7 @@ class LocalGroups:
     groups: tuple[str, ...]
     side_GQK: FloatArray
     option_QK: npt.NDArray[np.bool_]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None

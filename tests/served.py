@@ -31,6 +31,7 @@ class Groups:
 
     Attributes:
         requests: what they were asked.
+        seconds: that they say to have taken.
         silent: groups that do not answer.
         gate: closed, they take their time.
     """
@@ -38,7 +39,7 @@ class Groups:
     groups = ("A", "B")
 
     def __init__(self):
-        self.requests, self.silent, self.gate = [], set(), threading.Event()
+        self.requests, self.silent, self.gate, self.seconds = [], set(), threading.Event(), {}
         self.gate.set()
 
     def score(self, request, *, iteration=0, meanwhile=None):

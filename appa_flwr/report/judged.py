@@ -124,6 +124,6 @@ def picture(found: Mapping[str, Any]) -> Figure:
         high = min(axes.get_xlim()[1], axes.get_ylim()[1])
         axes.plot([low, high], [low, high], color=style.LIGHT_GREY, linestyle=":", zorder=1)
         axes.set(xlabel="Avg AS", ylabel="Min AS", title=f"Against {NAMES[against]}")
-    figure.suptitle("The average group against the worst-served one; dotted: all groups alike; 95 % over questions")
+    figure.suptitle("Dotted: all groups alike; intervals: 95 %, over questions")
     style.legend(figure, panels[0])
     return figure

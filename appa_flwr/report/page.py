@@ -242,6 +242,18 @@ def per_group_table(run: RunArtifacts) -> Table:
     return Table({"Group": (), **names, **dict.fromkeys(last, ())}, [("", rows)], caption)
 
 
+def served_groups_table(lines: Sequence[records.ServedRound]) -> Table:
+    """Seconds of each group in the rounds that it answered, the slowest in the last one first, those missing before."""
+    last, rows = lines[-1], []
+    for group in sorted(last.rewards, key=lambda group: -last.group_seconds.get(group, math.inf)):
+        took = [line.group_seconds[group] for line in lines if group in line.group_seconds]
+        mean, longest = (sum(took) / len(took), max(took)) if took else (None, None)
+        missed = sum(group in line.missing_groups for line in lines)
+        rows.append([group, *map(number, (last.group_seconds.get(group), mean, longest)), str(missed)])
+    head = ("Group", "Seconds,\nlast round", "Mean", "Longest", "Rounds\nmissed")
+    return Table(dict.fromkeys(head, ()), [("", rows)])
+
+
 def rules_table(run: RunArtifacts) -> Table:
     """The end of free answers that follow each rule on this run's predictions."""
     assert run.differences is not None
@@ -359,7 +371,7 @@ _JINJA.globals |= {
     made.__name__: made
     for made in (
         facts, truths, metric_name, training_metric_table, all_metrics_table, per_group_table, predictor_table,
-        context_table, config_table, rules_table, targets_table,
+        context_table, config_table, rules_table, served_groups_table, targets_table,
     )
 }  # fmt: skip
 

@@ -163,6 +163,7 @@ is always taken.</div>
 {{ (lines|map(attribute="reward")|sum / lines|length)|number }}, in the last round {{ lines[-1].reward|number }} with
 fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group missed:
 {{ lines|selectattr("missing_groups")|list|length }}.</p>
+{% call folded("How long the groups took") %}{{ table(served_groups_table(lines)) }}{% endcall %}
 {% for of in ("fairness", "weights", "history", "rewards") %}{{ picture("served_" ~ name ~ "_" ~ of) }}{% endfor %}
 {% endfor %}
 {% endcall %}

@@ -113,6 +113,7 @@ class ServedRound(Record):
         size: answers.
         held_out: whether it has questions that are held out; such a round changes no history.
         seconds: that the groups took.
+        group_seconds: that each took which answered, of the last message of the round.
     """
 
     iteration: int
@@ -130,6 +131,7 @@ class ServedRound(Record):
     format_score: float
     missing_groups: tuple[str, ...]
     seconds: float
+    group_seconds: dict[str, float] = {}
 
 
 RuleRound = Iteration | ServedRound

@@ -95,6 +95,7 @@ class OverlapGrid(Grid):
     Attributes:
         simulated: nobody hangs, and a busy machine may take its time: each wait is bounded by its timeout alone.
         seconds_waited: seconds of the last `send_and_receive` in which the server had nothing else to do.
+        answered_after: node -> seconds until its reply to the last `send_and_receive` was here.
         members: the nodes of the run, once it is known who takes part. Flower's stock strategies ask all nodes there
             are, and wait without end for one that has gone; told of the members, they ask just these, and one that
             has gone answers with an error.
@@ -104,6 +105,7 @@ class OverlapGrid(Grid):
         self._grid = grid
         self.simulated = isinstance(grid, InMemoryGrid)
         self.seconds_waited = 0.0
+        self.answered_after: dict[int, float] = {}
         self.members: tuple[int, ...] | None = None
         self._took: dict[str, float] = {}  # most seconds until all had answered, by kind of message
         self._stuck: dict[int, _Stuck] = {}
@@ -181,7 +183,7 @@ class OverlapGrid(Grid):
         keys = self.push_messages(outgoing) if outgoing else ()
         asked = {key: message.metadata.dst_node_id for key, message in zip(keys, outgoing, strict=False) if key}
         kind = outgoing[0].metadata.message_type if outgoing else ""
-        started = time.monotonic()
+        started, self.answered_after = time.monotonic(), {}
         if meanwhile is not None:
             meanwhile()
         idle_from = now = time.monotonic()
@@ -197,6 +199,7 @@ class OverlapGrid(Grid):
             if came or late:
                 came += [reply for key in list(asked) for reply in self._reply_to(key, asked)]
             replies += came
+            self.answered_after |= {reply.metadata.src_node_id: time.monotonic() - started for reply in came}
             if not asked or late:
                 break
             if half is None and len(replies) >= len(asked):

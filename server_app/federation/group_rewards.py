@@ -27,6 +27,10 @@ class Groups(Protocol):
     def groups(self) -> tuple[str, ...]:
         """Names, in the order of the rows of `score`."""
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Group -> how long it took to answer the last question; those that did not answer are not there."""
+
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
     ) -> Mapping[tuple[str, str], FloatArray]:

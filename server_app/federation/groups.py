@@ -78,6 +78,12 @@ class Federation:
         """The groups that have joined, without those whose node is waited for no longer."""
         return tuple(name for name in self.present if self._node_of[name] not in self.grid.stuck)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Group -> how long its node took to answer the last question; groups that did not answer are not there."""
+        after = self.grid.answered_after
+        return {name: after[self._node_of[name]] for name in self.present if self._node_of[name] in after}
+
     def hosted(self, node: int) -> list[str]:
         """The groups of the run at a node."""
         return [name for name in self.present if self._node_of[name] == node]

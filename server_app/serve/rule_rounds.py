@@ -183,6 +183,7 @@ class RuleRounds:
             round=round,
             exact=exact,
             seconds=seconds,
+            group_seconds=dict(self._groups.seconds),
         )
         kept = {kind: dict(zip(names, values_G.tolist(), strict=True)) for kind, values_G in arrays.items()}
         return record, kept, result.aggregate_J

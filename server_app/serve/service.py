@@ -326,7 +326,7 @@ class Service:
             }
             for key, of in batches
         ]
-        shown = ("round", "attempt", "exact", "seconds", "missing_groups")
+        shown = ("round", "attempt", "exact", "seconds", "group_seconds", "missing_groups")
         known = last[0].model_dump(mode="json", include=set(shown)) if last else {**dict.fromkeys(shown), "attempt": 0}
         counts = {"rounds": round_after(last) - 1, "open_answers": len(self._store.open(run))}
         more = {"rounds_missed": self._store.missed(run), "open_rounds": waiting}

@@ -100,6 +100,19 @@ def test_the_time_spent_computing_is_not_time_waited():
     assert 0.0 < grid.seconds_waited < 1.0
 
 
+def test_how_long_each_node_took(monkeypatch):
+    clock = [0.0]
+    fake = FakeGrid({1: named("A"), 2: named("B"), 3: silent}, polls_to_wait={2: 5})
+    grid = OverlapGrid(fake)
+    monkeypatch.setattr(grids.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(grids.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    grid.send_and_receive(ask(grid, [1, 2, 3]), timeout=5)
+    assert set(grid.answered_after) == {1, 2}
+    assert 0 <= grid.answered_after[1] < grid.answered_after[2] < 5
+    grid.send_and_receive(ask(grid, [1]), timeout=5)
+    assert set(grid.answered_after) == {1}
+
+
 def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
     fake = FakeGrid({})
     assert OverlapGrid(fake).send_and_receive([], timeout=None) == []

@@ -138,6 +138,11 @@ def test_its_report_shows_fairness_weights_and_the_groups_by_round(served):
     for name in ("fairness", "weights", "history", "rewards"):
         assert (served.folder / "plots" / f"served_trl_{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "no PPO iteration" not in page
+    last = read_rounds(served.folder)["trl"][-1]
+    assert set(last.group_seconds) == set(last.rewards)
+    for name, seconds in last.group_seconds.items():
+        assert 0 < seconds <= last.seconds
+        assert f"<th>{name}</th>\n<td>{seconds:.3f}</td>" in page
 
 
 def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):

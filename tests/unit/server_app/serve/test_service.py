@@ -306,7 +306,7 @@ def test_too_few_groups_cost_nothing_and_the_same_part_succeeds_later(served):
 def test_a_silent_group_is_named_and_keeps_its_history(served):
     async def ask():
         await served.service.score(part(TWO, TWO_QUESTIONS))
-        served.groups.silent = {"B"}
+        served.groups.silent, served.groups.seconds = {"B"}, {"A": 0.25}
         return await served.service.score(part(TWO, TWO_QUESTIONS, number=2))
 
     found = asyncio.run(ask())
@@ -316,6 +316,7 @@ def test_a_silent_group_is_named_and_keeps_its_history(served):
     status = served.service.status("r")
     assert status["missing_groups"] == ["B"]
     assert status["rounds_missed"] == {"B": 1}
+    assert status["group_seconds"] == {"A": 0.25}
 
 
 def test_an_error_of_the_program_is_told_and_refused(served, monkeypatch):

@@ -51,11 +51,11 @@ def _pictures(run: RunArtifacts) -> Iterable[Picture]:
     ways = [(name, way) for name, survey in truths(run) for way in findings.ways(run, survey=survey)]
     if ways:
         yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
-    scores = {method: run.scores(method, metric, survey=False) for method in SPIDER_METHODS}
-    per_group = {method: found.per_group for method, found in scores.items() if found is not None}
+    scores = {method: run.scores(method, metric, survey=False) for method in (*SPIDER_METHODS, *run.models)}
+    per_group = {name.removeprefix(MODEL): found.per_group for name, found in scores.items() if found is not None}
     if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
         yield "spider", results.spider(per_group, run.groups, metric=metric), "alignment score per group"
-    if any(row.method.startswith(MODEL) for row in run.summary) and run.pair_scores is not None:
+    if run.models and run.pair_scores is not None:
         found = judged.result(run.folder, differences=False)
         yield "models", judged.picture(found), "average against worst-served group, by model"
     if run.iterations:

@@ -65,6 +65,11 @@ class RunArtifacts:
         return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Methods of `appa eval`, in the order in which they were scored."""
+        return tuple(dict.fromkeys(row.method for row in self.summary if row.method.startswith(records.MODEL)))
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that have at least one row, in the paper's order, unknown ones last."""
         present = dict.fromkeys(row.metric for row in self.summary)
@@ -104,6 +109,7 @@ def _missing(run: RunArtifacts) -> Iterator[str]:
         yield f"The run stopped after iteration {last.iteration} of {last.num_iterations}."
     expected = (*records.TRAINED_METHODS, *records.TRIVIAL_BASELINES, *CEILINGS)
     elsewhere = ["base"] * bool(run.settings.sft.checkpoint)  # its scores stand in the SFT model's run
+    elsewhere += records.TRAINED_METHODS if until == "serve" else ()
     elsewhere += ["ppo"] * (until == "sft") + [*CEILINGS, records.MEAN_PREDICTION] * (not run.settings.eval.ceilings)
     present = {row.method for row in run.summary}
     if "uniform" in present:  # written together with these, so groups have refused what is not there

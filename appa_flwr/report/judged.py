@@ -97,11 +97,11 @@ def _span(numbers: Sequence[float], sign: str = "") -> str:
 @style.picture
 def picture(found: Mapping[str, Any]) -> Figure:
     """Every row's Avg AS against its Min AS, with intervals over questions; `compared` must not be empty."""
-    own = [one for one in found["compared"] if one["less"] is None]
+    models = [row["method"].removeprefix(MODEL) for row in found["rows"] if row["method"].startswith(MODEL)]
+    own = sorted((one for one in found["compared"] if one["less"] is None), key=lambda one: one["model"] not in models)
     targets = list(dict.fromkeys(one["against"] for one in own))
     figure = style.figure(5.0)
     panels = figure.subplots(1, len(targets), squeeze=False)[0]
-    models = [row["method"].removeprefix(MODEL) for row in found["rows"] if row["method"].startswith(MODEL)]
     said = list(dict.fromkeys(name.removesuffix(DO) for name in models))
     looks = {
         name: (style.GROUP_COLOURS[n % len(style.GROUP_COLOURS)], MARKERS[n % len(MARKERS)])

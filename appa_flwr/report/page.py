@@ -158,12 +158,7 @@ def _method_row(run: RunArtifacts, method: str, columns: Iterable[Column]) -> li
 
 def _present(run: RunArtifacts) -> list[str]:
     present = dict.fromkeys(row.method for row in run.summary)
-    return [method for method in METHODS if method in present] + _models(run)
-
-
-def _models(run: RunArtifacts) -> list[str]:
-    """Methods of `appa eval`, in the order in which they were scored."""
-    return list(dict.fromkeys(row.method for row in run.summary if row.method.startswith(MODEL)))
+    return [*(method for method in METHODS if method in present), *run.models]
 
 
 def _unreadable(run: RunArtifacts, method: str) -> bool:
@@ -193,7 +188,7 @@ def training_metric_table(run: RunArtifacts) -> Table:
     columns = [Column(measure, run.training_metric, survey) for _, survey in truths(run) for measure in ALL_MEASURES]
     rows = {method: _method_row(run, method, columns) for method in _present(run)}
     kinds = (
-        _models(run),
+        run.models,
         TRAINED_METHODS,
         (records.FEW_SHOT, *DO.values()),
         (*records.TRIVIAL_BASELINES, records.OWN_PREDICTION, *records.CEILINGS),
@@ -219,10 +214,11 @@ def per_group_table(run: RunArtifacts) -> Table:
     """A row per group on the training metric, the worst served by PPO (or by what there is) first."""
     spans: dict[str, dict[str, Mapping[str, float]]] = {}
     for name, survey in truths(run):
-        for method in ("base", "sft", "ppo", "uniform"):
+        for method in ("base", "sft", "ppo", *run.models, "uniform"):
             if (scores := run.scores(method, run.training_metric, survey=survey)) is not None:
-                spans.setdefault(name, {})[METHOD_NAMES[method].removesuffix(" answer")] = scores.per_group
-    by_ppo = next(iter(spans.values()), {}).get(METHOD_NAMES["ppo"], {})
+                spans.setdefault(name, {})[_name(method).removesuffix(" answer")] = scores.per_group
+    best = _name(run.models[-1] if run.models else "ppo")
+    by_ppo = next(iter(spans.values()), {}).get(best, {})
     unseen = run.settings.unseen_group_names
     rows = []
     for group in sorted(run.groups, key=lambda group: by_ppo[group] if is_known(by_ppo.get(group)) else math.inf):
@@ -318,7 +314,9 @@ def command(config: Config) -> str:
     default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
     texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
-    return shlex.join(["appa", "run", *(part for text in texts for part in ("-c", text))])
+    return shlex.join(
+        ["appa", "serve" if config.run.phases == "serve" else "run", *(part for text in texts for part in ("-c", text))]
+    )
 
 
 def targets_table(run: RunArtifacts, example: records.Example) -> Table | None:

@@ -214,6 +214,8 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     page = build(tmp_path / "r").read_text()
     assert "flat (do)" in page
     assert "silent‡" in page
+    assert "has no row for" not in page
+    assert "appa serve -c" in page
     assert judged.picture(found) == (tmp_path / "r" / "plots" / "models.png").read_bytes()
 
 

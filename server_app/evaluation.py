@@ -122,7 +122,7 @@ def result(
 ) -> Scored:
     """The result of one method from its rewards (G, J) by metric and side; a row for each metric."""
     written, share = bool(np.isfinite(answers.format_score_J).all()), float(answers.readable_J.mean())
-    readable_J = answers.readable_J.reshape(-1, samples).any(axis=1)
+    readable_J: BoolArray = np.logical_or.reduce(answers.readable_J.reshape(-1, samples), axis=1)
     questions = [run.catalogue.questions[q].question_id for q in answers.question_J[::samples]]
     if samples > 1:
         rewards = {key: of_GJ.reshape(len(of_GJ), -1, samples).mean(axis=2) for key, of_GJ in rewards.items()}

@@ -111,13 +111,13 @@ def picture(found: Mapping[str, Any]) -> Figure:
         for one in (one for one in own if one["against"] == against):
             name, ((x, *across), (y, *up)) = one["model"], (one[measure] for measure in MEASURES[:2])
             if name in models:
-                colour, marker = looks[name.removesuffix(DO)]
-                label, more = name, {"markersize": 8, "zorder": 4}
+                (colour, marker), label, size = looks[name.removesuffix(DO)], name, 8
             else:
                 label, colour, marker, _ = style.METHOD_STYLE[name]
-                more = {"markersize": 6, "alpha": 0.75}
-            if name.endswith(DO) or name not in models:
-                more["markerfacecolor"] = "white"
+                size = 6
+            filled = name in models and not name.endswith(DO)
+            more: style.Look = {"markersize": size, "markerfacecolor": colour if filled else "white"}
+            more |= {"zorder": 4 if name in models else 3, "alpha": 1.0 if name in models else 0.75}
             arms = {"xerr": np.abs(np.array([across]).T - x), "yerr": np.abs(np.array([up]).T - y), "elinewidth": 0.8}
             axes.errorbar(x, y, fmt=marker, color=colour, label=style.label(label), **arms, **more)
         low = max(axes.get_xlim()[0], axes.get_ylim()[0])

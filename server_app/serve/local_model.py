@@ -30,8 +30,13 @@ class LocalModel:
     @torch.inference_mode()
     def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
         """The answer to each prompt, one at a time."""
-        stops = {"stop_ids": self._base.stop_ids, "pad_id": self._base.pad_id}
-        decoding = Decoding.fitting(self._model, max_new_tokens=answer_tokens, temperature=temperature, **stops)
+        decoding = Decoding.fitting(
+            self._model,
+            max_new_tokens=answer_tokens,
+            temperature=temperature,
+            stop_ids=self._base.stop_ids,
+            pad_id=self._base.pad_id,
+        )
         generator = torch.Generator(self._model.device).manual_seed(len(prompts))
         for start in range(0, len(prompts), BATCH):
             ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]

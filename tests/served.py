@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from fakes import catalogue_of
 
 from appa_flwr.analysis import aggregation
@@ -16,6 +17,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from appa_flwr.run.served import ServedRuns
 from client_app import scoring
+from server_app.serve.requests import Item, Part, Refused
 from server_app.serve.service import Service
 
 CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
@@ -81,3 +83,19 @@ class Served:
 TWO, TWO_QUESTIONS = ["0.70,0.30", "0.90,0.10"], ["Q0", "Q1"]
 MEAN_OF_TWO, LEAST_OF_TWO = [0.83, 0.7875], [0.745, 0.66]
 HISTORY = [0.2 * 0.75, 0.2 * 0.8]  # of A's mean reward (0.9 + 0.6) / 2 and B's (0.7 + 0.9) / 2
+
+
+def part(texts, questions, *, number=1, of=1, part=0, size=None, attempt=0, run="r", ids=None):
+    ids = ids or [f"{number}/{part}/{n}" for n in range(len(texts))]
+    items = [Item(*one) for one in zip(ids, questions, texts, strict=True)]
+    return Part(run, number, attempt, size or len(texts) * of, part, of, items)
+
+
+def rewards(scored):
+    return [item["reward"] for item in scored.items]
+
+
+async def refused(awaitable):
+    with pytest.raises(Refused) as found:
+        await awaitable
+    return found.value

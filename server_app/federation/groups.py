@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
+from server_app.federation import faults
 from server_app.federation.foreign import listed, plain
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import GroupKeys
@@ -264,7 +265,7 @@ class Federation:
         content = wire.pack_weights(weights)
         if self.totals is not None:
             content.update(wire.pack_totals(self.totals))
-        replies = self._without(self._send_setup(wire.TARGETS, content), fault)
+        replies = faults.without(self._send_setup(wire.TARGETS, content), fault)
         self._require(replies, "write a target table")
         return replies
 
@@ -288,23 +289,14 @@ class Federation:
         Raises:
             UserError: they are needed.
         """
-        given: dict[str, FloatArray] = {}
-        faults: dict[str, str] = {}
         asked = wire.pack_distributions_asked() if distributions else RecordDict()
-        for name, reply in self._replies(self._ask(wire.VOTE, asked)).items():
-            votes_QK = reply.votes_QK
-            if votes_QK is None or votes_QK.shape != self._vote_shape:
-                faults[name] = f"no votes of shape {self._vote_shape}"
-            # One group must not outvote the others: no option is worth more than the first of K ranks.
-            elif not ((votes_QK >= 0) & (votes_QK <= self._vote_shape[-1])).all():
-                faults[name] = f"votes outside [0, {self._vote_shape[-1]}]"
-            else:
-                given[name] = votes_QK
-        _missing(faults)
+        replies = self._replies(self._ask(wire.VOTE, asked))
+        usable = faults.without(replies, lambda reply: faults.of_votes(reply.votes_QK, self._vote_shape))
+        given = [reply.votes_QK for reply in usable.values() if reply.votes_QK is not None]
         if not needed and len(given) < self.min_groups:
             return None
-        self._require(given, "vote")
-        return np.stack(list(given.values()))
+        self._require(usable, "vote")
+        return np.stack(given)
 
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
@@ -330,34 +322,15 @@ class Federation:
         """
         unreadable_J: BoolArray = np.logical_and.reduce(np.isnan(request.prediction_JK), axis=1)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
-        by_group = self._without(
-            self._replies(replies),
-            lambda reply: next((f for key in keys if (f := _fault(reply.rewards.get(key), unreadable_J, key))), None),
-        )
+        by_group = faults.without(self._replies(replies), lambda reply: faults.of_rewards(reply, keys, unreadable_J))
         self._require(by_group, "score the answers")
-        answers = request.prediction_JK[~unreadable_J]
-        if len(np.unique(answers, axis=0)) >= SAME_REWARD:
-            of_targets = [key for key in keys if key[1] == wire.TARGET_SIDE]
-            if alike := [
-                name
-                for name, reply in by_group.items()
-                if any(np.ptp(reply.rewards[key][~unreadable_J]) == 0.0 for key in of_targets)
-            ]:
-                log.warning("group %s gives all answers the same reward", listed(alike))
+        if len(np.unique(request.prediction_JK[~unreadable_J], axis=0)) >= SAME_REWARD:
+            faults.warn_alike(by_group, keys, ~unreadable_J)
         missing = np.full(unreadable_J.size, np.nan)
         return {
             key: np.stack([by_group[name].rewards[key] if name in by_group else missing for name in self.groups])
             for key in keys
         }
-
-    @staticmethod
-    def _without(
-        by_group: Mapping[str, wire.GroupReply], fault: Callable[[wire.GroupReply], str | None]
-    ) -> dict[str, wire.GroupReply]:
-        """The replies in which no fault is found; a warning names the others."""
-        faults = {name: reason for name, reply in by_group.items() if (reason := fault(reply)) is not None}
-        _missing(faults)
-        return {name: reply for name, reply in by_group.items() if name not in faults}
 
     def _replies(self, replies: Iterable[Message]) -> dict[str, wire.GroupReply]:
         """Known groups' replies by name; what cannot be used is warned about and left out."""
@@ -372,9 +345,9 @@ class Federation:
             if away:
                 log.warning("node %s answers for %s and does not host it; that is left out", node, listed(away))
         # nobody can tell which of two is the group's own
-        faults = {name: "more than one answer" if of else "no answer" for name, of in found.items() if len(of) != 1}
-        _missing(faults)
-        return {name: answers[0] for name, answers in found.items() if name not in faults}
+        wrong = {name: "more than one answer" if of else "no answer" for name, of in found.items() if len(of) != 1}
+        faults.warn_missing(wrong)
+        return {name: answers[0] for name, answers in found.items() if name not in wrong}
 
     def _read(self, reply: Message) -> tuple[wire.GroupReply, ...]:
         node = reply.metadata.src_node_id
@@ -418,29 +391,3 @@ def _totals(given: Mapping[str, FloatArray], catalogue: wire.Catalogue) -> wire.
         answer_QK[held_out_Q] += np.nan_to_num(answer_HK).astype(np.float32)
         count_Q[held_out_Q] += ~np.isnan(answer_HK).any(axis=1)
     return wire.Totals(answer_QK, count_Q, tuple(given))
-
-
-def _missing(faults: Mapping[str, str]) -> None:
-    """Warn which groups count as missing: one line a reason, however many they are."""
-    groups: dict[str, list[str]] = {}
-    for name, reason in faults.items():
-        groups.setdefault(reason, []).append(name)
-    for reason, names in groups.items():
-        some = "group %s counts" if len(names) == 1 else "groups %s count"
-        log.warning(f"{some} as missing: %s", listed(names), plain(reason))
-
-
-def _fault(reward_J: FloatArray | None, unreadable_J: BoolArray, key: tuple[str, str]) -> str | None:
-    metric, side = key
-    if reward_J is None:
-        return f"no {metric} rewards"
-    if reward_J.shape != unreadable_J.shape:
-        return f"{metric} rewards of shape {reward_J.shape} for {unreadable_J.size} answers"
-    known_J = ~np.isnan(reward_J)
-    if side == wire.TARGET_SIDE and not known_J.all():
-        return f"{metric} rewards hold NaN"
-    if ((reward_J[known_J] < 0) | (reward_J[known_J] > 1)).any():
-        return f"{metric} rewards outside [0, 1]"
-    if (reward_J[unreadable_J & known_J] > 0).any():
-        return f"{metric} rewards above 0 for answers that nobody can read"
-    return None

@@ -1,0 +1,78 @@
+"""What a service has answered is kept: after a restart, or kill -9, trainers go on where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import time
+
+import numpy as np
+import pytest
+from served import TABLES, TWO, TWO_QUESTIONS, Served, part
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.run.served import ServedRuns, read_rounds
+from server_app.serve.requests import Item
+
+
+def test_after_a_restart_a_trainer_goes_on_where_it_was(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    whole = Served(tmp_path / "a")
+    cut = Served(tmp_path / "b", serve__round_size=3)
+    asyncio.run(cut.service.stream("s", [Item("a", "Q0", TWO[0]), Item("b", "Q1", TWO[1])]))
+    first = asyncio.run(cut.service.score(part(TWO, TWO_QUESTIONS)))
+    cut.reopened()
+    assert asyncio.run(cut.service.score(part(TWO, TWO_QUESTIONS))) == first
+    for one in (whole, cut):
+        for number in (1, 2):
+            asyncio.run(one.service.score(part(TWO, TWO_QUESTIONS, number=number)))
+    assert cut.history() == whole.history()
+    asyncio.run(cut.service.stream("s", [Item("c", "Q0", TWO[0])]))  # the third of its round
+    assert cut.history("s") == pytest.approx([0.2 * 0.8, 0.2 * (0.7 + 0.9 + 0.7) / 3])
+    assert {name: len(lines) for name, lines in read_rounds(tmp_path / "b").items()} == {"r": 2, "s": 1}
+
+
+def _rounds_without_end(folder, answered):
+    served = Served(folder)
+
+    async def ask():
+        for number in itertools.count(1):
+            await served.service.score(part(TWO, TWO_QUESTIONS, number=number))
+            answered.value = number
+
+    asyncio.run(ask())
+
+
+def test_kill_9_loses_no_round_that_was_answered(tmp_path):
+    forked = multiprocessing.get_context("fork")  # a fresh one would import torch
+    answered = forked.Value("i", 0)
+    process = forked.Process(target=_rounds_without_end, args=(tmp_path, answered))
+    process.start()
+    while answered.value < 20:
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    served = Served(tmp_path)
+    last = served.store.last("r")[0]
+    assert last.iteration == last.round
+    assert answered.value <= last.round <= answered.value + 1
+    h = 1 - 0.8**last.round
+    assert served.history() == pytest.approx([h * 0.75, h * 0.8])
+    asyncio.run(served.service.score(part(TWO, TWO_QUESTIONS, number=last.round + 1)))
+
+
+def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):
+    asyncio.run(served.service.score(part(TWO, TWO_QUESTIONS)))
+    monkeypatch.setitem(TABLES, "C", TABLES["A"])
+    monkeypatch.setattr(Groups, "groups", ("A", "B", "C"))
+    served.reopened()
+    asyncio.run(served.service.score(part(TWO, TWO_QUESTIONS, number=2)))
+    assert served.history()[2] == pytest.approx(0.8 * np.mean(HISTORY) + 0.2 * 0.75)
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    (tmp_path / "served.db").write_text("no database, and longer than a header of one would have to be" * 20)
+    with pytest.raises(UserError, match=r"served\.db: cannot be opened"):
+        ServedRuns(tmp_path)

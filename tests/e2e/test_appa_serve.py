@@ -97,7 +97,12 @@ def test_groups_on_their_own_machines_one_of_which_goes_and_comes_back(tmp_path)
     survey = generate(num_questions=40, num_groups=2, seed=1)
     stays, goes = survey.groups
     with deployed(survey, tmp_path) as found:
-        keys = {"run__phases": "serve", "serve__port": 0, "federation__min_groups": 1}
+        keys = {
+            "run__phases": "serve",
+            "serve__port": 0,
+            "federation__min_groups": 1,
+            "federation__join_timeout": 400.0,
+        }
         found.submit(groups=";".join(survey.groups), **keys)
 
         def listening():

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from served import TABLES, TWO, TWO_QUESTIONS, Served, part
+from served import HISTORY, TABLES, TWO, TWO_QUESTIONS, Groups, Served, part
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.served import ServedRuns, read_rounds

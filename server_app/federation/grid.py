@@ -95,7 +95,7 @@ class OverlapGrid(Grid):
     Attributes:
         simulated: nobody hangs, and a busy machine may take its time: each wait is bounded by its timeout alone.
         seconds_waited: seconds of the last `send_and_receive` in which the server had nothing else to do.
-        answered_after: node -> seconds until its reply to the last `send_and_receive` was here.
+        answered_after: node -> seconds until its reply to the last `send_and_receive`, but for errors.
         members: the nodes of the run, once it is known who takes part. Flower's stock strategies ask all nodes there
             are, and wait without end for one that has gone; told of the members, they ask just these, and one that
             has gone answers with an error.
@@ -199,7 +199,8 @@ class OverlapGrid(Grid):
             if came or late:
                 came += [reply for key in list(asked) for reply in self._reply_to(key, asked)]
             replies += came
-            self.answered_after |= {reply.metadata.src_node_id: time.monotonic() - started for reply in came}
+            answers = (reply.metadata.src_node_id for reply in came if not reply.has_error())
+            self.answered_after |= dict.fromkeys(answers, time.monotonic() - started)
             if not asked or late:
                 break
             if half is None and len(replies) >= len(asked):

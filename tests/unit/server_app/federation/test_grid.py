@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakes import FakeGrid, replying
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
 from appa_flwr.protocol import wire
 from server_app.federation import grid as grids
@@ -102,11 +102,15 @@ def test_the_time_spent_computing_is_not_time_waited():
 
 def test_how_long_each_node_took(monkeypatch):
     clock = [0.0]
-    fake = FakeGrid({1: named("A"), 2: named("B"), 3: silent}, polls_to_wait={2: 5})
+
+    def gone(message):
+        return Message(Error(3, "the node is gone"), reply_to=message)
+
+    fake = FakeGrid({1: named("A"), 2: named("B"), 3: silent, 4: gone}, polls_to_wait={2: 5})
     grid = OverlapGrid(fake)
     monkeypatch.setattr(grids.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(grids.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    grid.send_and_receive(ask(grid, [1, 2, 3]), timeout=5)
+    grid.send_and_receive(ask(grid, [1, 2, 3, 4]), timeout=5)
     assert set(grid.answered_after) == {1, 2}
     assert 0 <= grid.answered_after[1] < grid.answered_after[2] < 5
     grid.send_and_receive(ask(grid, [1]), timeout=5)

@@ -20,9 +20,10 @@ from appa_flwr.run.records import Iteration
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import EXAMPLES, METRICS
 from server_app import run_folder as run_folders
+from server_app.engine import memory
 from server_app.federation import groups
 from server_app.models import base, one_product
-from server_app.ppo import engine, rollouts
+from server_app.ppo import rollouts
 from server_app.run_folder import RunFolder
 
 
@@ -84,7 +85,7 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
 def test_messages_of_every_part_of_the_server_stand_in_the_run_s_log_while_the_run_goes_on(tmp_path, clock):
     with RunFolder(config_in(tmp_path)) as folder:
         groups.log.warning("group %s counts as missing:\n no votes", "Avaria")
-        engine.log.warning("out of memory")
+        memory.log.warning("out of memory")
         base.log.info("policy.compute-dtype = auto: %s", "float32")
         one_product.log.info("weights are kept")
         rollouts.log.debug("nothing worth a line")

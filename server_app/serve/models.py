@@ -16,7 +16,7 @@ from appa_flwr.protocol.votes import BALLOTS
 from appa_flwr.protocol.votes import cast as cast_votes
 from appa_flwr.report import judged
 from appa_flwr.run import pair_scores
-from appa_flwr.run.records import METHODS, MODEL
+from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import evaluation, rows
 from server_app.federation.answers import Answers, parse_answers
@@ -58,7 +58,7 @@ class Models:
             Refused: a question is none of them or is left out, or has another number of samples or options.
             UserError: too few groups answered.
         """
-        if name in METHODS[3:]:
+        if name in METHODS and name not in TRAINED_METHODS:
             raise Refused(422, f"the name '{name}' is taken by a row that is no model's")
         given = {asked: [one] if isinstance(one, str) else list(one) for asked, one in answers.items()}
         of = self._of_all(given, "answered")

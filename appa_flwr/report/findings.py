@@ -155,8 +155,8 @@ def sentence(gain: Gain) -> str:
     verdict = {
         "gain": "a gain",
         "not over sft": "above base and the uniform answer, but what PPO itself added cannot be told from 0",
-        "not over look-up": "above base and the uniform answer, but not above a look-up in the groups' mean answers to "
-        "training questions, which needs no language model",
+        "not over look-up": "above base and the uniform answer, but not surely above a look-up in the groups' mean "
+        "answers to training questions, which needs no language model",
         "unknown": "the uniform answer's score is missing, so whether this is a gain cannot be said",
         "none": "no gain, because the uniform answer, which knows nothing of any group, does as well or better; "
         "what was won over base is hedging",
@@ -182,9 +182,10 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
         return f"PPO gained on {' and '.join(gained)}{'' if len(gained) == len(found) else ' only'}."
     verdicts = {gain.verdict for gain in found}
     if verdicts == {"not over sft"}:
-        return "PPO did not gain over SFT."
+        return "PPO is not surely above SFT."
     if verdicts <= {"not over sft", "not over look-up"}:
-        return "PPO did not gain over a look-up."
+        behind = [gain.measure for gain in found if gain.verdict == "not over look-up"]
+        return f"PPO is not surely above a look-up{'' if len(behind) == len(found) else f' in {behind[0]}'}."
     return "PPO did not gain."
 
 

@@ -143,8 +143,10 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
             ],
         ),
         ({"ppo": (0.860, 0.740)}, ["PPO gained on Avg AS only."]),
-        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ["PPO did not gain over SFT."]),
-        ({"ppo": (0.815, 0.770)}, ["PPO did not gain over a look-up.", "needs no language model"]),
+        ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ["PPO is not surely above SFT."]),
+        ({"ppo": (0.815, 0.770)}, ["PPO is not surely above a look-up.", "needs no language model"]),
+        # Avg AS above the look-up's .820 but not SFT's .830, Min AS not above the look-up's .775
+        ({"ppo": (0.825, 0.772), "sft": (0.830, 0.765)}, ["PPO is not surely above a look-up in Min AS."]),
         ({"ppo": (0.690, 0.590)}, ["not even over base"]),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
         ({"ppo": (0.7904, 0.7504)}, ["PPO did not gain.", "<td>0.790<sup>†</sup></td>"]),

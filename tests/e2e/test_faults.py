@@ -214,16 +214,18 @@ SMALL = {
     "pluralllm.local-steps": 2,
     "pluralllm.learning-rate": 0.0,
     "sft.steps": 60,
-    "federation.sums": "plain",  # whose rewards by group are compared
     "run.checkpoint-every": 1,
     "policy.threads": 1,
 }
 KILLS = 3
 
 
-def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(tmp_path, appa_run):
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("sums", ["plain", "secure"])
+def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(sums, tmp_path, appa_run):
     """By the command, `kill -9` of its launcher each time; which moments these are is printed."""
-    keys = [part for key, value in SMALL.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+    deployed_keys = SMALL | {"federation.sums": sums, "federation.min-groups": 2 if sums == "plain" else 3}
+    keys = [part for key, value in deployed_keys.items() for part in ("-c", f"{key}={json.dumps(value)}")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     rng = random.Random(time.time_ns())
     folder = tmp_path / "trial"
@@ -250,5 +252,6 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     theirs = simulated.lines("metrics.jsonl")
     assert len(ours) == len(theirs) == SMALL["ppo.num-iterations"]
     for one, other in zip(ours, theirs, strict=True):
-        for name, reward in other["rewards"].items():
-            assert one["rewards"][name] == pytest.approx(reward, abs=1e-4), one["iteration"]
+        known = other["rewards"] if sums == "plain" else {}
+        assert one["rewards"] == pytest.approx(known, abs=1e-4), one["iteration"]
+        assert one["group_reward"] == pytest.approx(other["group_reward"], abs=1e-4), one["iteration"]

@@ -18,6 +18,9 @@ from appa_flwr.core.errors import UserError
 from server_app import tracking
 from server_app.models import base, gpu_memory
 
+LARGEST_FULL_STEP = 1e-4
+"""Of PPO with all weights: at 4e-4 two updates broke SmolLM2, at 1e-5 it learned."""
+
 
 def main() -> None:
     """Check the tracker and, where a policy is trained, its base model; or estimate the memory that it needs."""
@@ -37,6 +40,9 @@ def main() -> None:
             base.check(config, say=tell)
             if config.model != TINY_MODEL and not torch.cuda.is_available():
                 tell(f"torch sees no GPU: {config.model} computes on CPU, by {base.threads(config)} threads")
+            step = config.ppo.learning_rate
+            if config.model != TINY_MODEL and config.policy.tuning == "full" and step > LARGEST_FULL_STEP:
+                tell(f"ppo.learning-rate = {step:g} is a step for adapters; with policy.tuning = full try 1e-5")
     except UserError as error:
         print(error)
         sys.exit(2)

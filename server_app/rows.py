@@ -21,7 +21,7 @@ from server_app import baselines, evaluation, reading
 from server_app.evaluation import Scored
 from server_app.federation.answers import Answers
 from server_app.federation.secure_sums import SecureSums
-from server_app.inputs import PolicyInputs, RunInputs, taught_texts
+from server_app.inputs import IntArray, PolicyInputs, RunInputs, taught_texts
 from server_app.lookups import look_ups
 
 FloatArray = npt.NDArray[np.float64]
@@ -98,21 +98,21 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def _known_answers(run: RunInputs, inputs: PolicyInputs) -> dict[str, FloatArray]:
+def _known_answers(run: RunInputs, test_J: IntArray, majority_QK: FloatArray | None) -> dict[str, FloatArray]:
     """The majority's answers to the held-out questions, and those by look-up, as far as groups let them be known."""
     known = {}
-    if inputs.majority_QK is not None:
-        known["majority"] = inputs.majority_QK[inputs.test_J]
+    if majority_QK is not None:
+        known["majority"] = majority_QK[test_J]
     if (secure := run.federation.secure) is not None:
-        known |= _summed_answers(run, secure, inputs)
+        known |= _summed_answers(run, secure, test_J)
     elif not run.federation.without_mean:
         given_GQK = run.federation.votes(needed=False, distributions=True)
         if given_GQK is not None:
-            known |= look_ups(given_GQK.mean(axis=0), run.catalogue, inputs.test_J)
+            known |= look_ups(given_GQK.mean(axis=0), run.catalogue, test_J)
     return known
 
 
-def _summed_answers(run: RunInputs, secure: SecureSums, inputs: PolicyInputs) -> dict[str, FloatArray]:
+def _summed_answers(run: RunInputs, secure: SecureSums, test_J: IntArray) -> dict[str, FloatArray]:
     """The same and the mean prediction, from sums."""
 
     def mean(kind: str) -> FloatArray:
@@ -122,17 +122,26 @@ def _summed_answers(run: RunInputs, secure: SecureSums, inputs: PolicyInputs) ->
 
     known = {}
     if not run.federation.without_mean:
-        known = look_ups(mean(sum_messages.DISTRIBUTIONS), run.catalogue, inputs.test_J)
+        known = look_ups(mean(sum_messages.DISTRIBUTIONS), run.catalogue, test_J)
     if run.config.eval.ceilings:
-        known[MEAN_PREDICTION] = mean(sum_messages.PREDICTIONS)[inputs.test_J]
+        known[MEAN_PREDICTION] = mean(sum_messages.PREDICTIONS)[test_J]
     return known
 
 
-def score_baselines(run: RunInputs, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Trivial baselines and ceilings; all rows of summary.json, with their skill scores."""
+def score_baselines(
+    run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
+) -> list[SummaryRow]:
+    """Trivial baselines and ceilings; all rows of summary.json, with their skill scores.
+
+    Args:
+        run: the run.
+        test_J: held-out questions that are used.
+        majority_QK: the majority's answers to all questions, where known.
+        earlier: rows of the models scored so far.
+    """
     with run.folder.phase("baselines") as phase:
-        known = _known_answers(run, inputs)
-        found = baselines.baseline_scores(run, question_J=inputs.test_J, known_JK=known)
+        known = _known_answers(run, test_J, majority_QK)
+        found = baselines.baseline_scores(run, question_J=test_J, known_JK=known)
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)
         run.folder.write(SUMMARY, tuple(rows))

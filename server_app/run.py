@@ -146,7 +146,7 @@ def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> No
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
     if config.policy.attention == "auto":
         folder.came_to({"policy.attention": models.policy().config._attn_implementation})
-    rows = score_baselines(run, inputs, earlier=rows + before.rows)
+    rows = score_baselines(run, inputs.test_J, majority_QK=inputs.majority_QK, earlier=rows + before.rows)
     if config.run.phases == "sft":
         return
     ppo_phase.align_by_rule(run, models, inputs, before, rows)

@@ -1,9 +1,8 @@
-"""Costs of PluralLLM, of a message of Flower's and of many groups, and the part of SFT that reaches PPO.
+"""Costs of PluralLLM, of a message of Flower's, of many groups and of secure sums.
 
     python -m experiments.benchmarks.others pluralllm
     python -m experiments.benchmarks.others floor
     python -m experiments.benchmarks.others scale
-    python -m experiments.benchmarks.others hand-over
     python -m experiments.benchmarks.others secure-sums
 
 Axis letters: J rollouts, K options.
@@ -26,8 +25,6 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
-from peft import PeftModel
-from transformers import PreTrainedModel
 
 from appa_flwr.config import Config, assemble
 from appa_flwr.core.errors import UserError
@@ -48,17 +45,11 @@ from appa_flwr.secure.roster import read_roster, roster_file
 from appa_flwr.survey.generate import generate
 from client_app.scoring import score
 from experiments import entry
-from experiments.benchmarks.beside_trl import Keys, Rows, Style, Surveys, completion, prepared
-from experiments.benchmarks.engine import Out, save, shown
+from experiments.benchmarks.beside_trl import Surveys
+from experiments.benchmarks.engine import Out, shown
 from experiments.benchmarks.sides import SEED
 from experiments.pluralllm.protocol import SEEN_HELD_OUT, Problem, load_problem, recipe, train
 from pluralllm.prediction import predict_targets
-from server_app.engine.passes import logprob_pass
-from server_app.engine.prefix import common_length, why_not, window_of
-from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
-from server_app.models import sft
-from server_app.models.base import Base, load_model
-from server_app.models.exports import load_policy
 
 app = typer.Typer(add_completion=False)
 T = TypeVar("T")
@@ -66,81 +57,6 @@ T = TypeVar("T")
 ROLLOUTS = 96
 ROUNDS, ITERATIONS = 2, 6
 NODES = 3
-
-
-@torch.no_grad()
-def held_out_loss(model: PreTrainedModel, base: Base, rows: Rows, *, tokens: int) -> float:
-    """Mean -log p of the answers' tokens, nats, by the engine's pass with at most `tokens` tokens at once."""
-    prompts, answers = [prompt for prompt, _ in rows], [completion(base, answer) for _, answer in rows]
-    longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    shared = 0 if why_not(model) else common_length(prompts, window=window_of(model), longest=longest)
-    batch = Sequences(
-        *split_prompts(prompts, shared=shared, pad_id=base.pad_id, device=model.device),
-        *pad_prompts(answers, pad_id=base.pad_id, device=model.device),
-    )
-    total = 0.0
-    with logprob_pass(model, batch.prefix_C, temperature=1.0) as logprobs:
-        for rows_J in batch.micro_batches(torch.arange(len(answers), device=model.device), tokens=tokens):
-            total -= float(logprobs(batch.rows(rows_J)).double().sum())
-    return total / sum(map(len, answers))
-
-
-def hand_over(base: Base, config: Config, trained: Rows, held_out: Rows) -> pd.DataFrame:
-    """Fine-tune, then hold what came of it against the base in every way that it can be stored: held-out losses."""
-    exact, half, packed = (
-        Config.load({**config.flat(), "policy.compute-dtype": dtype, "policy.tuning": tuning})
-        for dtype, tuning in (("float32", "lora"), ("bfloat16", "lora"), ("bfloat16", "qlora"))
-    )
-
-    def plain(given: Config, source: str = base.source) -> PreTrainedModel:
-        return load_model(given, source, quantized=given.policy.tuning == "qlora")
-
-    def tuned(given: Config) -> PeftModel:
-        return PeftModel.from_pretrained(plain(given), str(adapter))
-
-    def loss(model: PreTrainedModel) -> float:
-        return held_out_loss(model, base, held_out, tokens=config.ppo.tokens_at_once)
-
-    with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
-        adapter, merged = Path(scratch) / "adapter", Path(scratch) / "merged"
-        prompts, answers = zip(*trained, strict=True)
-        sft.fine_tune(
-            plain(config),
-            base,
-            config,
-            prompts=prompts,
-            answers=answers,
-            folder=adapter,
-            progress=lambda step, of, loss: print(f"SFT step {step} of {of}: loss {loss:.4f}", flush=True),
-        )
-        tuned(half).merge_and_unload().save_pretrained(merged)
-        ways: dict[str, tuple[Config, Callable[[], PreTrainedModel]]] = {
-            "base and adapter in float32": (exact, lambda: tuned(exact).get_base_model()),
-            "merged into bfloat16 weights": (half, lambda: plain(half, str(merged))),
-            "merged, then packed to nf4": (packed, lambda: plain(packed, str(merged))),
-            "adapter apart, base in bfloat16": (half, lambda: load_policy(half, base, adapter).policy()),
-            "adapter apart, base in nf4": (packed, lambda: load_policy(packed, base, adapter).policy()),
-        }
-        before = {id(given): loss(plain(given)) for given in (exact, half, packed)}
-        losses = [(before[id(given)], loss(model())) for given, model in ways.values()]
-    found = pd.DataFrame(losses, columns=["base", "after SFT"], index=pd.Index(ways, name="hand-over"))
-    gained = found["base"] - found["after SFT"]
-    return found.assign(gained=gained, kept=gained / gained.iloc[0])
-
-
-@app.command("hand-over")
-def hand_over_command(
-    prompt_style: Style = "full",
-    steps: Annotated[int, typer.Option(min=1, help="Of SFT.")] = 49,
-    questions: Annotated[int, typer.Option(min=1, help="Held-out ones, for the loss.")] = 32,
-    surveys: Surveys = None,
-    overrides: Keys = None,
-    out: Out = Path("runs/hand_over"),
-) -> None:
-    """The part of SFT's gain that reaches PPO, by how its result is stored."""
-    config, base, training, held_out = prepared(prompt_style, surveys, overrides, steps=steps)
-    found = hand_over(base, config, training, held_out[:questions])
-    save(out, found.reset_index(), shown(found, digits=4))
 
 
 def pluralllm_costs(problem: Problem, config: Config, *, repeats: int) -> pd.Series[float]:
@@ -231,11 +147,11 @@ class _Steps(dict[str, bytes]):
 @app.command("secure-sums")
 def secure_sums(
     groups: Annotated[list[int] | None, typer.Option(help="How many; by default 8, 64, 256 and 1024.")] = None,
-    words: Annotated[list[int] | None, typer.Option(help="Numbers of a group; by default 1,500 and 40,000.")] = None,
+    words: Annotated[list[int] | None, typer.Option(help="Numbers of a group; by default 400 and 40,000.")] = None,
     missing: Annotated[float, typer.Option(min=0, max=0.3, help="Share of groups that drop out.")] = 0.05,
 ) -> None:
     """Cost of a secure sum at a group and at the server, CPU ms of one thread and kB; Flower's own is not in it."""
-    for count in words or (1500, 40000):
+    for count in words or (400, 40000):
         table = {f"{n} groups": secure_sum_costs(n, count, missing=missing) for n in groups or (8, 64, 256, 1024)}
         print(f"{count} numbers of a group, {missing:.0%} of the groups missing")
         print(shown(pd.DataFrame(table)))

@@ -6,7 +6,7 @@ Legend: Q questions, J answers, K options.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,8 @@ from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import evaluation, rows
 from server_app.federation.answers import Answers, parse_answers
-from server_app.inputs import PolicyInputs, RunInputs
+from server_app.inputs import FloatArray, RunInputs
 from server_app.models import sft
-from server_app.models.base import Base
 from server_app.serve.requests import Refused
 
 
@@ -69,7 +68,8 @@ class Models:
         told = [(method, parse_answers(task, [text for one in of for text in one], question_J, run.catalogue), samples)]
         if choices is not None:
             told.append((f"{method}{judged.DO}", self._chosen(self._of_all(choices, "chosen from")), 1))
-        kept = list(SUMMARY.read(run.folder.path) or ()) or rows.score_baselines(run, self._inputs(), earlier=[])
+        kept = list(SUMMARY.read(run.folder.path) or ())
+        kept = kept or rows.score_baselines(run, self._test_J, majority_QK=self._majority_QK(), earlier=[])
         kept = [row for row in kept if row.method not in (method, f"{method}{judged.DO}")]
         metrics = sorted(metrics_of(task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
         for step, (of_row, asked, count) in enumerate(told, start=1):
@@ -102,12 +102,11 @@ class Models:
             prediction_JK[j, :count] = np.array(share) / sum(share)
         return evaluation.given_answers(self._test_J, prediction_JK)
 
-    def _inputs(self) -> PolicyInputs:
-        """What baselines are made from: the votes; no model of ours takes part."""
+    def _majority_QK(self) -> FloatArray | None:
+        """The majority's answers, from the groups' votes."""
         run, option_QK = self._run, self._run.catalogue.option_QK
-        votes_GQK, majority_QK = run.federation.votes(needed=False), None
-        if votes_GQK is not None:
-            cast_GQK = cast_votes(votes_GQK, option_QK, kind=BALLOTS[run.config.task])
-            majority_QK = sft.sft_targets(cast_GQK, option_QK, target="majority")
-        train_J = np.flatnonzero(~run.catalogue.held_out_Q)
-        return PolicyInputs(cast(Base, None), [], train_J, self._test_J, majority_QK, None)
+        votes_GQK = run.federation.votes(needed=False)
+        if votes_GQK is None:
+            return None
+        cast_GQK = cast_votes(votes_GQK, option_QK, kind=BALLOTS[run.config.task])
+        return sft.sft_targets(cast_GQK, option_QK, target="majority")

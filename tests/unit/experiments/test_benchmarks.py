@@ -279,20 +279,6 @@ def test_both_sides_of_the_sft_step_compute_one_loss(sft_work):
         beside_trl.loss_apart(steps.assign(loss=[1.5, 1.5001]))
 
 
-@pytest.mark.long
-def test_the_hand_over_is_held_against_the_base_stored_alike(sft_work):
-    config, base, training, held_out = sft_work
-    found = others.hand_over(base, config, training, held_out)
-    exact, half, packed, half_apart, packed_apart = found.itertuples()
-    assert half.base == half_apart.base != exact.base
-    assert packed.base == packed_apart.base != exact.base
-    assert exact.gained == exact.base - found["after SFT"].iloc[0] > 0.1
-    assert exact.kept == 1.0
-    assert half_apart.gained == pytest.approx(exact.gained, rel=0.1)
-    assert half_apart.kept == half_apart.gained / exact.gained
-    assert packed_apart.gained > 0
-
-
 def test_rows_of_sft_are_taken_again_where_there_are_too_few(sft_work, monkeypatch):
     config, base, *_ = sft_work
     monkeypatch.setattr(beside_trl, "prepare", lambda *_: base)

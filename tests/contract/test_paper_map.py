@@ -69,10 +69,9 @@ def test_every_equation_has_one_row_with_a_function_that_says_its_number():
 
 # What the page explains, and the keys it names for it.
 EXPLAINED = {
-    what.strip(): set(re.findall(r"`([^`]+)`", keys))
-    for what, keys in re.findall(
-        r"^\| ((?:SFT|PPO|APPA|text): [^|]+)\|[^|]+\|[^|]+\|([^|]+)\|$", PAGE, flags=re.MULTILINE
-    )
+    name.strip(): set(re.findall(r"`([^`]+)`", keys))
+    for what, keys in re.findall(r"^\| ((?:SFT|PPO|APPA|text): [^|]+)\|[^|]+\|([^|]+)\|$", PAGE, flags=re.MULTILINE)
+    for name in what.split(";")
 }
 # Of GLOBALQA's 2554 questions 2043 (80 %) are for training, so 5 epochs make 10215 rollouts; each sees 2 PPO epochs.
 READINGS = {

@@ -37,12 +37,12 @@ def load(kind: str, name: str) -> object:
     module, _, held = name.partition(":")
     try:
         return getattr(importlib.import_module(module), held, None)
-    except Exception as error:  # whatever its code does
+    except (Exception, SystemExit) as error:  # whatever its code does
         there = not (isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0])
         advice = "" if there else "; it has to lie in the folder where the run starts, or be installed"
         raise UserError(f'{kind} "{name}": {module} cannot be imported ({in_words(error)}){advice}') from error
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """An exception of somebody else's code in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

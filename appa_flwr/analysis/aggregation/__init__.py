@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from appa_flwr.analysis.aggregation.beyond import GroupDRO, Mix, Nash, Worst
@@ -49,7 +50,10 @@ __all__ = [
     "make",
     "parameters",
     "reversed_softmax",
+    "try_out",
 ]
+
+_NUM_TRIED = 16  # rollouts that a rule of the user's own is tried on
 
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, Mix, GroupDRO, Nash, Worst)}
 """Rules by the name they have in config and reports."""
@@ -92,6 +96,12 @@ def configured(name: str, settings: BaseModel) -> Rule:
     """
     known = [parameter for parameter in parameters(name) if hasattr(settings, parameter)]
     return make(name, **{parameter: getattr(settings, parameter) for parameter in known})
+
+
+def try_out(rule: Rule, *, num_groups: int) -> None:
+    """See before a run that a rule of the user's own works; UserError as in `Rule.apply`."""
+    reward_GJ = np.linspace(0.1, 0.9, num_groups * _NUM_TRIED).reshape(num_groups, _NUM_TRIED)
+    rule.apply(rule.init(num_groups), reward_GJ, reward_GJ)
 
 
 def make(name: str, **params: Any) -> Rule:

@@ -17,6 +17,8 @@ from appa_flwr.analysis.aggregation.equations import historical_alignment
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, fairness_index, present_groups
 from appa_flwr.config import ranges
 from appa_flwr.config.ranges import EMA_DECAY
+from appa_flwr.core import own_code
+from appa_flwr.core.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +131,7 @@ class Rule(BaseModel, ABC):
         Raises:
             ValueError: shapes that differ from each other or from the state, infinite values, a row that is NaN only
                 in part or in one array only, or no group at all.
+            UserError: a rule of the user's own fails, or does not give a finite reward a rollout and weight a group.
         """
         reward_GJ = np.asarray(reward_GJ, dtype=np.float64)
         training_reward_GJ = np.asarray(training_reward_GJ, dtype=np.float64)
@@ -147,7 +150,7 @@ class Rule(BaseModel, ABC):
         lead_G[present_G] = self.lead(lead_G[present_G], mean_G)
         past = Past(history_G[present_G], lead_G[present_G], mean_G, fairness)
         present_GJ = training_reward_GJ[present_G]
-        aggregate_J, present_weight_G, fell_back = self.combine(present_GJ, past)
+        aggregate_J, present_weight_G, fell_back = self._combined(present_GJ, past)
         weight_G = np.zeros(present_G.size)
         weight_G[present_G] = present_weight_G
         history_G[present_G] = historical_alignment(history_G[present_G], reward_GJ[present_G], decay=self.ema_decay)
@@ -166,7 +169,25 @@ class Rule(BaseModel, ABC):
         history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
         mean_G = np.where(np.isnan(mean_G), np.nanmean(mean_G), mean_G)
         past = Past(history_G[present_G], lead_G[present_G], mean_G[present_G], fairness)
-        return self.combine(training_reward_GJ[present_G], past).aggregate_J
+        return self._combined(training_reward_GJ[present_G], past).aggregate_J
+
+    def _combined(self, reward_GJ: FloatArray, past: Past) -> Combination:
+        """What `combine` gives; of a rule of the user's own once it is known to fit, see `apply`."""
+        if type(self).__module__.startswith("appa_flwr."):
+            return self.combine(reward_GJ, past)
+        rule = f'rule "{type(self).__module__}:{type(self).__name__}"'
+        try:
+            given = Combination(*self.combine(reward_GJ, past))
+            aggregate_J, weight_G = (np.asarray(array, dtype=np.float64) for array in given[:2])
+        except Exception as error:  # whatever its code does
+            raise UserError(f"{rule}: fails ({own_code.in_words(error)})") from error
+        for what, array, size in zip(
+            ("rewards", "weights"), (aggregate_J, weight_G), reward_GJ.shape[::-1], strict=True
+        ):
+            if array.shape != (size,) or not np.isfinite(array).all():
+                found = f"{what} of shape {array.shape}, {np.isfinite(array).sum()} of them finite"
+                raise UserError(f"{rule}: gives {found}; it has to give ({size},), all finite")
+        return Combination(aggregate_J, weight_G, given.fell_back)
 
 
 def _before(values_G: FloatArray, state: State, present_G: BoolArray) -> FloatArray:

@@ -257,6 +257,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "own_rules.py").write_text(GUIDE.read_text().split("```")[1].removeprefix("python") + HALF)
     (tmp_path / "own_lines.py").write_text("raise ValueError('first\\nsecond')")
     (tmp_path / "own_broken.py").write_text("import nothing_of_that_name")
+    (tmp_path / "own_script.py").write_text("import sys\nsys.exit('usage: x')")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -277,6 +278,7 @@ def test_a_rule_of_ones_own_takes_the_config_s_parameters_and_its_own_defaults(h
         ("own_rulse:Median", r"own_rulse cannot be imported \(ModuleNotFoundError: .*lie in the folder"),
         ("own_lines:Median", r"own_lines cannot be imported \(ValueError: first second\)$"),
         ("own_broken:Median", r"own_broken cannot be imported \(.*nothing_of_that_name'\)$"),
+        ("own_script:Median", r"own_script cannot be imported \(SystemExit: usage: x\)$"),
         ("median", "unknown rule 'median'"),
     ],
 )
@@ -284,3 +286,31 @@ def test_a_rule_that_cannot_be_found_is_one_line(here, name, says):
     with pytest.raises(UserError, match=says) as caught:
         agg.find(name)
     assert "\n" not in str(caught.value)
+
+
+ONES = np.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (agg.Combination(ONES[1:], [0.5, 0.5]), r"gives rewards of shape \(3,\), 3 of them finite; .*give \(4,\)"),
+        (agg.Combination(ONES * np.nan, [0.5, 0.5]), r"gives rewards of shape \(4,\), 0 of them finite"),
+        (agg.Combination(ONES, [1.0]), r"gives weights of shape \(1,\), 1 of them finite; .*give \(2,\)"),
+        (ONES, r"fails \(TypeError"),
+    ],
+)
+def test_a_rule_of_ones_own_that_does_not_fit_is_one_line_before_a_run_and_in_one(given, says):
+    class Own(agg.Rule):
+        def combine(self, reward_GJ, past):
+            return given if len(reward_GJ[0]) == len(ONES) else agg.Combination(reward_GJ[0], [0.5, 0.5])
+
+    agg.try_out(Own(), num_groups=2)
+    reward_GJ = np.full((2, 4), 0.5)
+    state = Own().init(2)
+    for asked in (
+        lambda: Own().apply(state, reward_GJ, reward_GJ),
+        lambda: Own().between(state, reward_GJ, fairness=1.0, mean_G=np.array([0.5, 0.5])),
+    ):
+        with pytest.raises(UserError, match=rf'^rule "{__name__}:Own": {says}'):
+            asked()

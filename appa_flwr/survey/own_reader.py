@@ -22,7 +22,7 @@ def rows(name: str, file: str) -> SurveyTable:
         given = function(*filter(None, [file]))
         given = given.to_dict("records") if hasattr(given, "to_dict") else given
         kept = [{column: _plain(row[column]) for column in COLUMNS if column in row} for row in map(dict, given)]
-    except Exception as error:  # whatever its code does
+    except (Exception, SystemExit) as error:  # whatever its code does
         raise UserError(f'survey "{name}": gives no dicts of our columns ({own_code.in_words(error)})') from error
     if not kept:
         raise UserError(f'survey "{name}": gives no rows')

@@ -157,6 +157,9 @@ def texts():
 def fails(file):
     raise ValueError("first\\nsecond")
 
+def ends():
+    raise SystemExit("usage: ends")
+
 nothing = None
 """
 
@@ -199,6 +202,7 @@ def test_a_reader_s_rows_are_judged_as_a_file_s_are(here):
         ("their_readers:texts", r"gives no dicts of our columns \(ValueError"),
         ("their_readers:fails:x", r"gives no dicts of our columns \(ValueError: first second\)$"),
         ("their_readers:fails", r"gives no dicts of our columns \(TypeError: fails\(\) missing 1 required"),
+        ("their_readers:ends", r"gives no dicts of our columns \(SystemExit: usage: ends\)$"),
         ("their_readers:nothing", "their_readers has no function nothing$"),
         ("their_readers:reed", "their_readers has no function reed$"),
         ("their_raeders:read", r"their_raeders cannot be imported \(ModuleNotFoundError.*lie in the folder"),

@@ -65,13 +65,13 @@ def read(folder: Path) -> pd.DataFrame | None:
     """The file's rows; None where there is none.
 
     Raises:
-        UserError: it cannot be read, or has other columns.
+        UserError: it cannot be read, has other columns, or a reward that is no number or there twice.
     """
     return read_columns(folder / SCORES_FILE, COLUMNS)
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
-    """A file's rows, which must have these columns; see `read`."""
+    """A file's rows, which must have these columns, the last a number for each of the others' values; see `read`."""
     if not path.exists():
         return None
     try:
@@ -80,6 +80,9 @@ def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if tuple(found.columns) != columns:
         raise UserError(f"{path}: has the columns {', '.join(found.columns)}, not {', '.join(columns)}")
+    *keys, value = columns
+    if found[value].dtype.kind != "f" or found.duplicated(keys).any():
+        raise UserError(f"{path}: has to hold one number, {value}, for each {', '.join(keys)}")
     return found
 
 

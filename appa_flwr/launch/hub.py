@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -14,7 +13,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 )
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.run_files import CARD, POLICY, WEIGHTS_FILE, read_config
+from appa_flwr.run.run_files import CARD, POLICY, WEIGHTS_FILE, read, read_config
 
 ADAPTER_CONFIG, ADAPTER_BASE = "adapter_config.json", "base_model_name_or_path"
 
@@ -59,7 +58,7 @@ def upload(run_folder: Path, repository: str, *, public: bool, predictor: bool) 
 
 def _check_base(path: Path) -> None:
     """An adapter on a folder of this machine could be loaded by nobody else, and would tell its path."""
-    base = str(json.loads(path.read_text(encoding="utf-8")).get(ADAPTER_BASE)) if path.is_file() else ""
+    base = str((read(path, dict[str, object]) or {}).get(ADAPTER_BASE) or "")
     if base and Path(base).is_dir():
         raise UserError(
             f"{path}: the adapter's base model is the folder {base}, which others do not have; run with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from appa_flwr.config import Config
+from appa_flwr.run.run_files import read
 from server_app.models.base import Base, load_model, prepare
 from server_app.models.policy import PolicyModels, ppo_models
 
@@ -61,7 +61,7 @@ def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
         UserError: it cannot be loaded, or the base model that its adapter names is no longer there.
     """
     adapter = Path(source) / ADAPTER
-    whole = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.exists() else source
+    whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
     config = Config.load({**config.flat(), "model": whole, "policy.compute-dtype": "float32"})
     base = prepare(config, [])
     transformers.utils.logging.set_verbosity_error()

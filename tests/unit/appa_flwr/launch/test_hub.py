@@ -79,6 +79,13 @@ def test_an_adapter_on_a_folder_of_this_machine_is_not_pushed(run, sent, tmp_pat
     assert len(sent) == 2
 
 
+def test_an_adapter_that_cannot_be_read_is_named(run, sent):
+    (run / "policy" / "adapter_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"adapter_config\.json is not JSON"):
+        hub.upload(run, "me/policy", public=False, predictor=False)
+    assert not sent
+
+
 def test_a_run_without_a_policy_has_nothing_to_push(run, sent):
     (run / "policy" / "README.md").unlink()
     with pytest.raises(UserError, match=r"has not made .*README\.md yet, so there is nothing to push"):

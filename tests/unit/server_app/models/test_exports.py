@@ -12,6 +12,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
 from server_app.engine.logprobs import response_logprobs
 from server_app.engine.prefix import Prefix
 from server_app.models import exports
@@ -70,3 +71,10 @@ def test_every_form_of_the_policy_loads_and_answers_alike(tuning, export, loader
     if (tuning, export) == ("lora", "merged"):
         assert set(loaded.generation_config.eos_token_id) == {1, 2}
         assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("content", "says"), [("{", "is not JSON"), ("[]", "should be an object")])
+def test_an_adapter_that_cannot_be_read_is_named(content, says, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(UserError, match=rf"adapter_config\.json.*{says}"):
+        exports.opened(Config.load({}), str(tmp_path))

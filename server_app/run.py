@@ -87,6 +87,10 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         aggregation.configured(rule, config.appa)  # one of the user's own may be wrong
     rewards.try_out(config.reward_metric, config.task)
     check_config(config)
+    if serving:
+        from server_app.serve.phase import check, serve  # with a web server, which other runs have no use for
+
+        check(config, folder.path)
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
@@ -118,8 +122,6 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     else:
         make_targets()
     if serving:
-        from server_app.serve.phase import serve  # with a web server, which other runs have no use for
-
         serve(run)
     with writing(folder.path):
         path = report.build(folder.path)

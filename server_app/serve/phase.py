@@ -35,6 +35,13 @@ LOOK_SECONDS, END_SECONDS = 0.2, 10
 TOKEN_BYTES = 32
 
 
+def check(config: Config, folder: Path) -> None:
+    """See before anything is trained that it could listen; UserError as of `serve`."""
+    if config.serve.token_file:
+        _token(config, folder)
+    _listening(config).close()
+
+
 def serve(run: RunInputs) -> None:
     """Score other trainers' answers until the run's folder has a file `stop`, or a signal asks for the end.
 

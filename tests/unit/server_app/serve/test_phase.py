@@ -257,6 +257,9 @@ def test_a_port_in_use_and_a_wrong_certificate_are_named(tmp_path):
         config = Config.load({**KEYS, "serve.port": taken.getsockname()[1]})
         with pytest.raises(UserError, match=r"serve\.port: 127\.0\.0\.1:\d+ cannot be used"):
             phase._listening(config)
+        with pytest.raises(UserError, match=r"serve\.port"), Running(tmp_path, **{"serve.port": config.serve.port}):
+            pass
+        assert not (tmp_path / "r" / "pluralllm.json").exists()  # it was said before anything was trained
     (tmp_path / "x.pem").write_text("no certificate")
     keys = {"serve.certificate": str(tmp_path / "x.pem"), "serve.key": str(tmp_path / "x.pem")}
     with pytest.raises(UserError, match=r"serve\.certificate"):

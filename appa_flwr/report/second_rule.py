@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from appa_flwr.analysis.intervals import Interval, levels
 from appa_flwr.report.artifacts import RunArtifacts
-from appa_flwr.report.comparison import NAMES, Compared, compare
+from appa_flwr.report.comparison import METHOD, NAMES, Compared, compare
 from appa_flwr.report.plots import style
 from appa_flwr.run.pair_scores import table
 from appa_flwr.run.resume import finished
@@ -43,11 +43,12 @@ class SecondRule:
 
 def second_rule(run: RunArtifacts) -> list[SecondRule]:
     """Against the survey answers, if they are known, and then the predictions; empty without a second policy, or
-    where the groups' scores are known as sums alone.
+    where this run has no scores of its own policy, or knows the groups' scores as sums alone.
     """
     rule = run.settings.baseline_rule
     folder = run.folder / rule_folder(rule)
-    if not rule or rule == run.settings.rule or run.pair_scores is None or not finished(folder):
+    scored = run.pair_scores is not None and run.row(METHOD, run.training_metric) is not None
+    if not rule or rule == run.settings.rule or not scored or not finished(folder):
         return []
     found = compare([folder, run.folder])
     return [SecondRule(baseline, ours, _best(ours)) for baseline, ours in zip(found[::2], found[1::2], strict=True)]

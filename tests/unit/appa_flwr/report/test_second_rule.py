@@ -63,3 +63,9 @@ def test_the_best_shared_answer_stands_beside_both_and_the_page_begins_with_them
 def test_a_second_policy_that_is_not_there_or_not_finished_is_not_spoken_of(tmp_path):
     assert second_rule.second_rule(two_rules(tmp_path / "begun", above=0.05, ended=False)) == []
     assert second_rule.second_rule(read_run(scored(tmp_path / "alone", rule="mix"))) == []
+
+
+def test_a_run_that_has_lost_its_scores_still_has_a_report(tmp_path):
+    run = two_rules(tmp_path, above=0.05)
+    (run.folder / "summary.json").unlink()
+    assert "summary.json: the run was not evaluated" in build(run.folder).read_text()

@@ -15,7 +15,7 @@ from appa_flwr.core.errors import UserError
 
 PRESET_KEY = "preset"
 PATH_KEYS = (
-    *("survey", "run.output-dir", "federation.group-keys"),
+    *("survey", "data.extra-questions", "run.output-dir", "federation.group-keys"),
     *("pluralllm.checkpoint", "sft.checkpoint"),
     *("serve.token-file", "serve.certificate", "serve.key"),
 )

@@ -28,6 +28,7 @@ from appa_flwr.launch.shown import show
 from appa_flwr.launch.survey_commands import diagnose, export, survey
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
+from appa_flwr.secure.roster import read_file
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 
 _SCREEN = (100, 24)  # of a pipe, which has none
@@ -123,7 +124,7 @@ def evaluate(
     from appa_flwr.trainers.client import Served
 
     name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-._")[-64:].lstrip("-._")
-    token = token_file.read_text().strip() if token_file is not None else None
+    token = read_file(token_file).decode(errors="replace").strip() if token_file is not None else None
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     found = evaluation.evaluate(

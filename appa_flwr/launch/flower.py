@@ -37,6 +37,7 @@ from appa_flwr.launch.progress import Tail, read_progress, shown
 from appa_flwr.protocol import rewards
 from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, MACHINE, PROGRESS, SERVE_PHASE, STOP_FILE, SUPERLINK_LOG
 from appa_flwr.secure.allowed import check_config
+from appa_flwr.survey.read import read_questions
 
 COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
@@ -72,12 +73,15 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
             has been ended.
     """
     config = config.named(datetime.now())
-    for rule in filter(None, (config.rule, config.baseline_rule)):
-        aggregation.configured(rule, config.appa)
+    rules = [aggregation.configured(rule, config.appa) for rule in (config.rule, config.baseline_rule) if rule]
     rewards.try_out(config.reward_metric, config.task)
     groups = participants(config)
+    for rule in rules:
+        aggregation.try_out(rule, num_groups=len(groups))
     check_config(config, groups=len(groups))
     left_out = read_survey(config, groups).rejections
+    if config.data.extra_questions:  # the server reads them once it has started
+        read_questions(config.data.extra_questions, refusals=config.data.refusals, strict=config.data.strict)
     check_server(config, app_folder)
     folder = claim_run_folder(config)
     show_left_out(left_out)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.common.config import flatten_dict
@@ -12,7 +13,7 @@ from report_runs import predictor_card, write_run
 from surveys import row, write
 
 from appa_flwr import __version__
-from appa_flwr.analysis.aggregation import RULES
+from appa_flwr.analysis.aggregation import RULES, Combination, Rule
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
 from appa_flwr.owner.ledger import Ledger
@@ -22,6 +23,13 @@ from appa_flwr.secure.roster import pinned_roster
 from appa_flwr.survey.cells import Reason
 
 REPO = Path(__file__).parents[4]
+
+
+class Short(Rule):
+    """Gives a reward too few."""
+
+    def combine(self, reward_GJ, past):
+        return Combination(reward_GJ[0, 1:], [1 / 3] * 3)
 
 
 def appa(monkeypatch, *arguments: str) -> int:
@@ -51,6 +59,9 @@ def appa(monkeypatch, *arguments: str) -> int:
         (["deploy", "here", "--local", "--resume", "-c", "rule=min"], "--resume goes on with the keys the run began"),
         (["deploy", "here", "--local", "--resume", "--groups", "3"], "--resume goes on with the keys the run began"),
         (["deploy", "here", "--resume"], "it takes --local"),
+        (["run", "-c", "data.extra-questions=more.jsonl"], "more.jsonl: no such survey file"),
+        (["run", "-c", "data.num-groups=3", "-c", "rule=bad_rules:Short"], "(16,), all finite"),
+        (["eval", "--model", "m", "--token-file", "nowhere"], "nowhere: cannot be read (No such file or directory)"),
         (["deploy", "here", "--local", "--resume"], "holds no run to go on with; appa deploy"),
     ],
 )
@@ -60,6 +71,7 @@ def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(monkeypatc
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setitem(sys.modules, "bad_rules", SimpleNamespace(Short=Short))
     assert appa(monkeypatch, *arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

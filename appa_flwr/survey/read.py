@@ -89,9 +89,9 @@ def read_survey(
     """A survey as questions and answers of all groups, or of some.
 
     Args:
-        path: a .csv, .tsv, .jsonl, .parquet or .xlsx file in our own columns, tidy, in GlobalOpinionQA's or SubPOP's,
-            or with one row a respondent; a folder in OpinionQA's layout; the hub id `HUB_SURVEY`; or a reader of one's
-            own (`own_code.reader_of`).
+        path: a .csv, .tsv, .jsonl, .parquet, .xlsx or .dta file in our own columns, tidy, in GlobalOpinionQA's or
+            SubPOP's, or with one row a respondent; a folder in OpinionQA's layout; the hub id `HUB_SURVEY`; or a reader
+            of one's own (`own_code.reader_of`).
         groups: names in the wanted order; a bare name will do where only one attribute has it. None: all groups with
             a usable answer, in the order of the file. Other groups' answers are not looked at.
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and

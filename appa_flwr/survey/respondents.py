@@ -49,7 +49,7 @@ def by_group(table: SurveyTable, group_by: Sequence[str], weight: str) -> Survey
     """One row per question and group; all are numbered as the header, where a question stands.
 
     Args:
-        table: of a .csv, .tsv or .xlsx file.
+        table: of a .csv, .tsv, .xlsx or .dta file.
         group_by: columns whose values are groups, each an attribute if there are several.
         weight: column of weights; empty = one whose name says so, or none.
 
@@ -70,7 +70,8 @@ def by_group(table: SurveyTable, group_by: Sequence[str], weight: str) -> Survey
     if missing := [name for name in (*group_by, *weights) if name not in people.columns]:
         raise UserError(f"{source}: has no column {missing[0]}; it has {_some([*people.columns])}")
     weight_R = np.array([weight_of(cell) for cell in people[weights[0]]]) if weights else np.ones(len(people))
-    rows = [SurveyRow(int(r) + FIRST_ROW, {}, Reason.BAD_WEIGHT) for r in np.flatnonzero(np.isnan(weight_R))]
+    first = 1 if table.asks else FIRST_ROW
+    rows = [SurveyRow(int(r) + first, {}, Reason.BAD_WEIGHT) for r in np.flatnonzero(np.isnan(weight_R))]
     groups = {name if group_by[1:] else "": groups_in(people[name], f"{source}: column {name}") for name in group_by}
     asked, left = 0, []
     for name in people.columns.difference([*group_by, *weights], sort=False):
@@ -81,7 +82,9 @@ def by_group(table: SurveyTable, group_by: Sequence[str], weight: str) -> Survey
             left.append(name)
             continue
         asked += 1
-        words = wvs.in_words(name, options) if of_wvs else {"question": name, "options": options}
+        words = (
+            wvs.in_words(name, options) if of_wvs else {"question": table.asks.get(name) or name, "options": options}
+        )
         rows += counted({"question_id": name, **words}, 1, answer_R, weight_R, groups)
     if not asked:
         raise UserError(
@@ -104,8 +107,8 @@ def _people(table: SurveyTable) -> pd.DataFrame:
     file = Path(table.source)
     if file.suffix.lower() in (".csv", ".tsv"):
         return read_csv(file, delimiter=delimiter_of(file))
-    if file.suffix.lower() != ".xlsx":
-        raise UserError(f"{file}: rows of respondents are read from .csv, .tsv and .xlsx")
+    if file.suffix.lower() not in (".xlsx", ".dta"):
+        raise UserError(f"{file}: rows of respondents are read from .csv, .tsv, .xlsx and .dta")
     import pandas as pd
 
     cells = [

@@ -13,12 +13,13 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
+from appa_flwr.survey import wvs
 from appa_flwr.survey.cells import JSON, Reason
 
 PRIVATE: Final = "distribution"
@@ -35,7 +36,7 @@ MAX_LINE_CHARS: Final = 1_000_000
 MAX_PARQUET_BYTES: Final = 1 << 30
 """Of a Parquet file's columns, unpacked: some hundred bytes can stand for terabytes."""
 MAX_PARQUET_CELLS: Final = 20_000_000
-"""Of one of its columns, numbers in lists counted one by one; of an Excel file in all."""
+"""Of one of its columns, numbers in lists counted one by one; of an Excel or a Stata file in all."""
 MAX_EXCEL_BYTES: Final = 1 << 28
 """Of an Excel file, unpacked: it is text, which takes longer to read."""
 _PART_BYTES: Final = 1 << 28  # unpacked at once
@@ -67,7 +68,8 @@ class SurveyTable:
     Attributes:
         columns: those of `COLUMNS` that it has anywhere.
         layout: what was guessed of a file that is not in our own columns; empty otherwise.
-        header: all columns of a CSV or an Excel file; the latter's rows have all their cells.
+        header: all columns of a CSV, an Excel or a Stata file; the rows of the last two have all their cells.
+        asks: what each column of a Stata file asks, by its label; empty where it has none.
     """
 
     source: str
@@ -75,6 +77,7 @@ class SurveyTable:
     rows: tuple[SurveyRow, ...]
     layout: str = ""
     header: tuple[str, ...] = ()
+    asks: Mapping[str, str] = field(default_factory=dict)
 
     def require(self, *columns: str) -> None:
         """Raises a `UserError` that names the missing columns and those the file has."""
@@ -86,20 +89,20 @@ class SurveyTable:
 
 
 def read_table(path: str | os.PathLike[str]) -> SurveyTable:
-    """The rows of a .csv, .tsv, .jsonl, .parquet or .xlsx file; columns we do not use are left out.
+    """The rows of a .csv, .tsv, .jsonl, .parquet, .xlsx or .dta file; columns we do not use are left out.
 
     Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
 
     Raises:
-        UserError: no such file, a folder, not readable, another extension, not UTF-8, broken Parquet or
-            Excel, or no row.
+        UserError: no such file, a folder, not readable, another extension, not UTF-8, broken Parquet, Excel or
+            Stata, or no row.
     """
     file = Path(path)
     source = str(path)
     if file.is_dir():
         raise UserError(f"{source}: is a folder, and not in OpinionQA's layout; name a survey file in it")
     readers = {".csv": _read_csv, ".tsv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    readers[".xlsx"] = _read_excel
+    readers |= {".xlsx": _read_excel, ".dta": _read_stata}
     reader = readers.get(file.suffix.lower())
     if reader is None:
         raise UserError(f"{source}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
@@ -242,6 +245,23 @@ def _read_excel(file: Path, source: str) -> SurveyTable:
         raise UserError(f"{source}: not a readable Excel file ({own_code.in_words(error)})") from None
     layout = f"the sheet {names[0]!r} of {len(names)}" if len(names) > 1 else ""
     return SurveyTable(source, frozenset(_used(header, source)), tuple(rows), layout, tuple(filter(None, header)))
+
+
+def _read_stata(file: Path, source: str) -> SurveyTable:
+    """All cells, values by their labels and missing ones None."""
+    import pandas as pd
+
+    try:
+        with pd.read_stata(file, iterator=True, convert_dates=False) as content:
+            asks = content.variable_labels()  # of the World Values Survey the codes, whose words are known
+            frame = content.read(convert_categoricals=not wvs.is_wvs(asks))
+    except Exception as error:  # whatever pandas makes of it, such as two values of one label
+        raise UserError(f"{source}: not a readable Stata file ({own_code.in_words(error)})") from None
+    if frame.size > MAX_PARQUET_CELLS:
+        raise UserError(f"{source}: has more than {MAX_PARQUET_CELLS} cells; save it as .csv")
+    cells = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    rows = tuple(itertools.starmap(SurveyRow, enumerate(cells, start=1)))
+    return SurveyTable(source, frozenset(_used([*frame], source)), rows, header=tuple(frame), asks=asks)
 
 
 def _plain(cell: Any) -> object:

@@ -105,6 +105,45 @@ def test_an_excel_file_is_read_as_its_csv_is(table):
     assert found.layout == f"the sheet 'people' of 2; {expected.layout}"
 
 
+def test_a_stata_file_is_asked_by_its_labels_and_worked_out_by_hand(tmp_path):
+    people = pd.DataFrame(
+        {
+            "country": [1, 1, 1, 2, 2],
+            "q7": [1.0, 2.0, np.nan, 2.0, 1.0],  # a gap was not asked
+            "cups": [1, 2, 2, 1, 1],
+            "wt": [1.0, 3.0, 1.0, 1.0, -1.0],
+        }
+    )
+    people.to_stata(
+        tmp_path / "p.dta",
+        write_index=False,
+        value_labels={"country": {1: "Kenya", 2: "Peru"}, "q7": {1: "Yes", 2: "No"}},
+        variable_labels={"q7": "Do you like tea?"},
+    )
+    found = read_survey(Source(tmp_path / "p.dta", ("country",)))
+    assert [(q.question_id, q.text, q.options) for q in found.questions] == [
+        ("q7", "Do you like tea?", ("No", "Yes")),
+        ("cups", "cups", ("1", "2")),
+    ]
+    assert shares(found) == {
+        "Kenya": {"q7": [0.75, 0.25], "cups": [0.2, 0.8]},  # weights 3 to 1, and 1 to 3 + 1
+        "Peru": {"q7": [1.0, 0.0], "cups": [1.0, 0.0]},
+    }
+    assert found.respondents["Kenya"] == {"q7": 2, "cups": 3}
+    assert reasons(found) == [(5, Reason.BAD_WEIGHT)]
+
+
+def test_a_tidy_stata_file_and_what_is_none(tmp_path):
+    tidy = [["Tea?", "A", "Yes", 3], ["Tea?", "A", "No", 1]]
+    frame = pd.DataFrame(tidy, columns=["question", "group", "option", "count"])
+    frame.to_stata(tmp_path / "t.dta", write_index=False)
+    assert list(shares(read_survey(tmp_path / "t.dta"))["A"].values()) == [[0.75, 0.25]]
+    whole = (tmp_path / "t.dta").read_bytes()
+    for content in (b"", b"no Stata file", whole[: len(whole) // 2]):
+        (tmp_path / "t.dta").write_bytes(content)
+        refused("t.dta: not a readable Stata file", read_survey, tmp_path / "t.dta")
+
+
 WVS = ["A_YEAR", "B_COUNTRY", "B_COUNTRY_ALPHA", "W_WEIGHT", "Q1", "Q50", "Q57", "Q260"]
 ROWS = [
     [2018, 404, "KEN", 1.0, 1, 10, 1, 1],
@@ -137,6 +176,15 @@ def test_the_world_values_survey_is_known_by_its_columns(tmp_path):
     assert apart.refusal_rates["KEN"]["Q57"] == pytest.approx(1 / 6)
 
 
+def test_the_world_values_survey_from_stata_has_the_words_of_its_csv(tmp_path):
+    csv_s = wvs(tmp_path)
+    labels = {"Q1": {1: "Very", 2: "Rather", -1: "?"}}
+    pd.DataFrame(ROWS, columns=WVS).to_stata(tmp_path / "WVS.dta", write_index=False, value_labels=labels)
+    found = read_survey(Source(tmp_path / "WVS.dta"))
+    assert found.questions == csv_s.questions
+    assert shares(found) == shares(csv_s)
+
+
 def test_the_world_values_survey_with_labels_in_the_header_and_countries_by_number(tmp_path):
     labelled = [f"{name}: Something, said at length" if name[0] == "Q" else name for name in WVS]
     labelled[2] = "C_COW_ALPHA"
@@ -165,7 +213,7 @@ def test_what_is_no_table_of_respondents_is_one_line(tmp_path, text, group_by, m
 
 def test_other_formats_have_no_rows_of_respondents(tmp_path):
     refused(
-        "rows of respondents are read from .csv, .tsv and .xlsx$",
+        "rows of respondents are read from .csv, .tsv, .xlsx and .dta$",
         read,
         tmp_path,
         '{"country": "A"}\n',

@@ -255,6 +255,8 @@ def _read_stata(file: Path, source: str) -> SurveyTable:
         with pd.read_stata(file, iterator=True, convert_dates=False) as content:
             asks = content.variable_labels()  # of the World Values Survey the codes, whose words are known
             frame = content.read(convert_categoricals=not wvs.is_wvs(asks))
+    except OSError:
+        raise
     except Exception as error:  # whatever pandas makes of it, such as two values of one label
         raise UserError(f"{source}: not a readable Stata file ({own_code.in_words(error)})") from None
     if frame.size > MAX_PARQUET_CELLS:

@@ -142,6 +142,7 @@ def test_a_tidy_stata_file_and_what_is_none(tmp_path):
     for content in (b"", b"no Stata file", whole[: len(whole) // 2]):
         (tmp_path / "t.dta").write_bytes(content)
         refused("t.dta: not a readable Stata file", read_survey, tmp_path / "t.dta")
+    refused("u.dta: no such survey file", read_survey, tmp_path / "u.dta")
 
 
 WVS = ["A_YEAR", "B_COUNTRY", "B_COUNTRY_ALPHA", "W_WEIGHT", "Q1", "Q50", "Q57", "Q260"]

@@ -254,7 +254,7 @@ def _read_stata(file: Path, source: str) -> SurveyTable:
     try:
         with pd.read_stata(file, iterator=True, convert_dates=False) as content:
             asks = content.variable_labels()  # of the World Values Survey the codes, whose words are known
-            frame = content.read(convert_categoricals=not wvs.is_wvs(asks))
+            frame = content.read(convert_categoricals=not wvs.is_wvs(asks))  # type: ignore[attr-defined]  # not in stubs
     except OSError:
         raise
     except Exception as error:  # whatever pandas makes of it, such as two values of one label

@@ -151,6 +151,8 @@ def aggregate(rewards: npt.ArrayLike, rule: str = "appa", **params: float) -> ag
     reward_GJ = np.asarray(rewards, dtype=np.float64)
     if reward_GJ.ndim != len("GJ") or not reward_GJ.size:
         raise UserError(f"rewards: of shape {reward_GJ.shape}; give a matrix with a row a group and a column an answer")
+    if (wrong := reward_GJ[(reward_GJ < 0.0) | (reward_GJ > 1.0)]).size:
+        raise UserError(f"rewards: {wrong[0]:.6g}; a reward lies in [0, 1], 1 is best")
     made = aggregation.make(rule, **params)
     try:
         return made.apply(made.init(num_groups=len(reward_GJ)), reward_GJ, reward_GJ)

@@ -142,6 +142,8 @@ def test_aggregate_is_the_rule_s_first_iteration():
         appa_flwr.aggregate([])
     with pytest.raises(appa_flwr.UserError, match="rewards: "):
         appa_flwr.aggregate([[0.9, np.nan], [0.1, 0.4]])
+    with pytest.raises(appa_flwr.UserError, match=r"rewards: -0\.2; a reward lies in \[0, 1\]"):
+        appa_flwr.aggregate([[0.9, 0.4], [0.1, -0.2]])
 
 
 @pytest.fixture(scope="module")

@@ -247,7 +247,7 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
                 out = launcher.communicate()[0]
                 assert launcher.returncode == 0, out
     (run,) = (folder / "server" / "runs").iterdir()
-    simulated = appa_run("simulated", **{key: json.dumps(value) for key, value in SMALL.items()})
+    simulated = appa_run(f"simulated-{sums}", **{key: json.dumps(value) for key, value in SMALL.items()})
     assert simulated.code == 0, simulated.err
     ours = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     theirs = simulated.lines("metrics.jsonl")

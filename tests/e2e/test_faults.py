@@ -1,7 +1,7 @@
 """What goes wrong in a deployment, one fault after the other, in real processes.
 
 Their parts are tested in `unit/server_app/federation`, `unit/server_app/test_resume.py` and `test_deployment.py`, so
-they are not in a plain run: `make test ARGS="-m long tests/e2e/test_faults.py"`, 24 minutes on two cores.
+they are not in a plain run: `make test ARGS="-m long tests/e2e/test_faults.py"`, 40 minutes on two cores.
 """
 
 from __future__ import annotations

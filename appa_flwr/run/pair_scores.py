@@ -81,7 +81,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> pd.DataFrame | None:
     if tuple(found.columns) != columns:
         raise UserError(f"{path}: has the columns {', '.join(found.columns)}, not {', '.join(columns)}")
     *keys, value = columns
-    if found[value].dtype.kind != "f" or found.duplicated(keys).any():
+    if len(found) and (found[value].dtype.kind != "f" or found.duplicated(keys).any()):
         raise UserError(f"{path}: has to hold one number, {value}, for each {', '.join(keys)}")
     return found
 

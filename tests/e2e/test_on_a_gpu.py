@@ -134,7 +134,12 @@ def test_answers_by_transformers_generate(tmp_path, monkeypatch):
     keys = SHORT | {"model": model_for(tmp_path, "qwen3"), "policy.compute-dtype": "float32"}
     with pretended_cuda():
         there = told(run_of(tmp_path / "gpu", **keys))
-    same(there, told(run_of(tmp_path / "cpu", **keys)))
+    here = told(run_of(tmp_path / "cpu", **keys))
+    # Losses of passes over whole prompts differ by 1e-8 in most runs, not in all; Adam makes more of it in the weights.
+    for one, other in zip(there[0], here[0], strict=True):
+        assert one["rewards"] == other["rewards"]
+        assert all(one[key] == pytest.approx(other[key], abs=1e-5) for key in ("policy_loss", "value_loss", "kl"))
+    assert there[1] == here[1]
 
 
 @pytest.mark.long

@@ -153,7 +153,7 @@ def sentence(gain: Gain) -> str:
     """The verdict on one measure in one sentence."""
     figures = ", ".join(f"{_figure(gain, other)} over {_NAMES[other]}" for other in gain.compared)
     verdict = {
-        "gain": "a gain",
+        "gain": "a gain" if gain.intervals else "ahead, how surely is not known without single scores",
         "not over sft": "above base and the uniform answer, but what PPO itself added cannot be told from 0",
         "not over look-up": "above base and the uniform answer, but not surely above a look-up in the groups' mean "
         "answers to training questions, which needs no language model",
@@ -179,7 +179,8 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
         return "No verdict: the uniform answer was not evaluated."
     gained = [gain.measure for gain in found if gain.verdict == "gain"]
     if gained:
-        return f"PPO gained on {' and '.join(gained)}{'' if len(gained) == len(found) else ' only'}."
+        where = f"{' and '.join(gained)}{'' if len(gained) == len(found) else ' only'}"
+        return f"PPO gained on {where}." if found[0].intervals else f"PPO is ahead on {where}, how surely is not known."
     verdicts = {gain.verdict for gain in found}
     if verdicts == {"not over sft"}:
         return "PPO is not surely above SFT."

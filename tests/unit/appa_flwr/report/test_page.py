@@ -126,10 +126,12 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
             {},
             [
                 "Avg AS 0.860: +0.160 over base, +0.070 over the uniform answer, "
-                "+0.040 over the look-up by options, +0.050 over SFT: a gain.",
+                "+0.040 over the look-up by options, +0.050 over SFT: "
+                "ahead, how surely is not known without single scores.",
                 "Min AS 0.800: +0.200 over base, +0.050 over the uniform answer, "
-                "+0.025 over the look-up by nearest questions, +0.030 over SFT: a gain.",
-                "PPO gained on Avg AS and Min AS.",
+                "+0.025 over the look-up by nearest questions, +0.030 over SFT: "
+                "ahead, how surely is not known without single scores.",
+                "PPO is ahead on Avg AS and Min AS, how surely is not known.",
             ],
         ),
         # above base, but not above the uniform answer
@@ -142,7 +144,7 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
                 "did not gain.",
             ],
         ),
-        ({"ppo": (0.860, 0.740)}, ["PPO gained on Avg AS only."]),
+        ({"ppo": (0.860, 0.740)}, ["PPO is ahead on Avg AS only, how surely is not known."]),
         ({"ppo": (0.825, 0.780), "sft": (0.830, 0.790)}, ["PPO is not surely above SFT."]),
         ({"ppo": (0.815, 0.770)}, ["PPO is not surely above a look-up.", "needs no language model"]),
         # Avg AS above the look-up's .820 but not SFT's .830, Min AS not above the look-up's .775
@@ -155,7 +157,7 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
 def test_verdict_follows_the_numbers(tmp_path, changed, expected):
     page = page_of(scored_run(tmp_path, **changed))
     assert [text for text in expected if text not in page] == []
-    assert (": a gain." in page) == ("PPO gained on" in page)
+    assert (": ahead, how surely" in page) == ("PPO is ahead on" in page)
     assert ('class="verdict none"' in page) == (changed != {})
 
 

@@ -36,7 +36,7 @@ def test_verdict_against_the_survey_truth_is_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("gain_Q", "verdict", "said"),
     [
-        ([0.02, 0.02], "gain", r"\+0\.020 \(\+0\.020 to \+0\.020\) over SFT"),
+        ([0.02, 0.02], "gain", r"\+0\.020 \(\+0\.020 to \+0\.020\) over SFT: a gain\.$"),
         ([0.14, -0.10], "not over sft", r"\+0\.020 \(-0\.0\d\d to \+0\.0\d\d\) over SFT: above base and the uniform"),
     ],
 )
@@ -50,8 +50,10 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path, gain_Q, verdict, said)
     run = made.read(tmp_path, summary=made.summary({**level, "ppo": 0.72}))
     assert verdicts(run) == [verdict, verdict]
     assert re.search(said, findings.sentence(findings.gains(run, survey=False)[0]))
-    # against the survey no single scores are known, so the difference alone decides
+    assert ("PPO gained on" in findings.verdict_word(findings.gains(run, survey=False))) == (verdict == "gain")
+    # against the survey no single scores are known: the difference alone decides, and is called no gain
     assert verdicts(run, survey=True) == ["gain", "gain"]
+    assert "how surely is not known" in findings.verdict_word(findings.gains(run, survey=True))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_the_short_report_has_verdict_scores_and_how_to_have_it_again(tmp_path):
     (folder / "progress.jsonl").write_text(json.dumps(line) + "\n")
     found = short(read_run(folder)).splitlines()
     assert found[0] == r"## a\_b\|c"
-    assert found[2] == "Against the predictions (JS): PPO gained on Avg AS and Min AS."
+    assert found[2] == "Against the predictions (JS): PPO is ahead on Avg AS and Min AS, how surely is not known."
     (head,) = [line for line in found if line.startswith("| method")]
     (ppo,) = [line for line in found if line.startswith("| PPO |")]
     cells = dict(zip(head.split(" | "), ppo.split(" | "), strict=True))

@@ -19,13 +19,14 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
 from appa_flwr.run import predictions
-from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
+from appa_flwr.run.run_files import LOOK_UPS, POLICY, WEIGHTS_FILE
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 from appa_flwr.survey.types import Question
 from pluralllm.architectures import build
 from pluralllm.data import OptionEmbedding, group_data
 from pluralllm.model import ModelConfig
 from pluralllm.prediction import predict_targets
+from server_app import lookups
 from server_app.evaluation import greedy
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import exports
@@ -50,6 +51,7 @@ class AskedPolicy:
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
         self._config = config
         self._base, self._model = exports.opened(config, str(folder))
+        self._look_ups = LOOK_UPS.read(folder)
         self._decoding = greedy(self._model, self._base, config)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
@@ -57,7 +59,9 @@ class AskedPolicy:
         asked = Question("asked", question, tuple(options))
         if not MIN_OPTIONS <= len(asked.options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(asked.options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-        decoded = sample(self._model, [self._base.prompt_ids(self._config, asked)], self._decoding).sequences
+        known = lookups.asked(self._config, self._look_ups, asked.text, asked.options) if self._look_ups else None
+        prompt = self._base.prompt_ids(self._config, asked, known)
+        decoded = sample(self._model, [prompt], self._decoding).sequences
         (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)
         parsed = formats.parse(self._config.task, text, len(asked.options))
         return Answer(text, parsed.prediction, parsed.format_score)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, votes, wire
-from appa_flwr.run.records import QuestionCounts
+from appa_flwr.run.records import LookUpRecord, QuestionCounts
 from appa_flwr.run.run_files import QUESTIONS
+from server_app import lookups
 from server_app.federation.catalogue import fitting_questions
 from server_app.federation.groups import Federation
 from server_app.models import sft
@@ -45,6 +46,7 @@ class PolicyInputs:
         test_J: held-out questions that are used.
         majority_QK: the majority's answers, as scores; None where too few groups voted, as a given SFT model allows.
         sft_QK: what SFT teaches, as scores; None likewise.
+        look_ups: what the prompts show, by catalogue position; empty where they show none.
     """
 
     base: Base
@@ -53,6 +55,7 @@ class PolicyInputs:
     test_J: IntArray
     majority_QK: FloatArray | None
     sft_QK: FloatArray | None
+    look_ups: tuple[LookUpRecord, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,14 @@ def taught(config: Config, votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool
 def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInputs:
     """Prompts, the questions that can be asked and answered, and SFT's targets."""
     config, catalogue = run.config, run.catalogue
+    known: tuple[LookUpRecord, ...] = ()
+    if config.policy.look_ups:
+        assert voted is not None  # votes are needed where prompts show look-ups
+        known = lookups.shown(config, voted.sft_QK, catalogue)
     prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
+    if known:
+        seen = [formats.LookUps(one.same, one.nearest) for one in known]
+        prompts = [base.prompt_ids(config, *asked) for asked in zip(catalogue.questions, seen, strict=True)]
     sizes_Q = [len(question.options) for question in catalogue.questions]
     by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
     fitting = fitting_questions(
@@ -91,8 +101,8 @@ def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInp
     run.folder.write(QUESTIONS, counts)
     run.folder.progress("questions", 1, 1, counts.sentence(), None)
     if voted is None:
-        return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, None, None)
-    return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, voted.majority_QK, voted.sft_QK)
+        return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, None, None, known)
+    return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, voted.majority_QK, voted.sft_QK, known)
 
 
 def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:

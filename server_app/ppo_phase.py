@@ -25,6 +25,7 @@ from appa_flwr.run.run_files import (
     CONFIG_FILE,
     DIFFERENCES,
     EXAMPLES,
+    LOOK_UPS,
     METRICS,
     POLICY,
     PREDICTIONS_FILE,
@@ -34,6 +35,7 @@ from appa_flwr.run.run_files import (
     SUMMARY,
     WEIGHTS_FILE,
     rule_folder,
+    write,
 )
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, tracking
@@ -73,6 +75,8 @@ def align_by_rule(
     run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:
         save(run.config, models, inputs.base, beside)
+        if inputs.look_ups:
+            write(beside / LOOK_UPS.name, inputs.look_ups)
         (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
 
 

@@ -32,6 +32,7 @@ from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import rewards, sum_messages, wire
 from appa_flwr.run.cards import Card, GroupSums, SFTCard
 from appa_flwr.run.records import BASE_ROWS, SummaryRow
@@ -47,7 +48,7 @@ from appa_flwr.secure.summing import TooFew
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
-from server_app import machine, ppo_phase, tracking
+from server_app import lookups, machine, ppo_phase, tracking
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
@@ -114,7 +115,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run)
             make_targets()
-            voted = collect_votes(run, needed=given_sft is None)
+            voted = collect_votes(run, needed=given_sft is None or config.policy.look_ups)
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
@@ -335,14 +336,19 @@ def _summed_votes(run: RunInputs, secure: SecureSums, *, needed: bool) -> Taught
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """SFT of the model into the run's folder."""
     assert inputs.sft_QK is not None  # votes are needed where SFT is
-    rows = sft.passes_of_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, inputs.train_J)
+    texts = sft.passes_of_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, inputs.train_J)
+    rows = [(inputs.prompts[q], text) for q, text in texts]
     training = [run.catalogue.questions[q] for q in inputs.train_J]
+    if run.config.policy.look_ups:
+        rng = np.random.default_rng(child_seed(run.config.seed, "sft.look-ups"))
+        for question, look_ups, text in lookups.random_rows(run.config, training, len(texts), rng):
+            rows.append((inputs.base.prompt_ids(run.config, question, look_ups), text))
     with run.folder.phase("sft") as phase, replaced_folder(run.folder.path / SFT_MODEL) as beside:
         sft.fine_tune(
             model,
             inputs.base,
             run.config,
-            prompts=[inputs.prompts[q] for q, _ in rows],
+            prompts=[prompt for prompt, _ in rows],
             answers=[text for _, text in rows],
             folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),

@@ -201,6 +201,10 @@ class PolicySection(Section):
     prompt_style: Literal["compact", "counted", "full"] = Field(
         "compact", description="full = all instructions of the paper; counted = compact, with the number of options"
     )
+    look_ups: bool = Field(
+        False,
+        description="a prompt shows what SFT teaches of training questions with the same options, and of the nearest",
+    )
     base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
     attention: Literal["auto", "eager", "sdpa"] = Field(

@@ -6,14 +6,18 @@ No axis letters: there are no arrays here.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import formats
+from appa_flwr.run.records import LookUpRecord
+from appa_flwr.run.run_files import LOOK_UPS
 from appa_flwr.survey.split import split_questions
-from appa_flwr.survey.types import Survey
+from appa_flwr.survey.types import Question, Survey
 
 QUESTIONS_FILE, METRICS_FILE = "questions.jsonl", "metrics.py"
 MEASURES = ("avg_as", "min_as", "fi")
@@ -45,21 +49,23 @@ metadata:
 """
 
 
-def export_task(survey: Survey, config: Config, folder: Path) -> Path:
+def export_task(survey: Survey, config: Config, folder: Path, *, policy: Path | None = None) -> Path:
     """Write the task: a YAML file, the questions with every group's answers, and the metrics; the YAML's path.
 
     Prompts are those that the policy is trained on, without a chat template: the harness has `--apply_chat_template`.
+    With the folder of a `policy` they show the look-ups that this one was asked with.
 
     Raises:
-        UserError: too few questions for a split, or the folder cannot be written.
+        UserError: too few questions for a split, look-ups of other questions, or the folder cannot be written.
     """
+    shown = {} if policy is None else {one.question_id: one for one in LOOK_UPS.read(policy) or ()}
     held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
     rows = [
         {
             "question_id": question.question_id,
             "task": config.task,
             "metric": config.reward_metric,
-            "prompt": formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style),
+            "prompt": _prompt(config, question, shown),
             "options": question.options,
             "answers": {
                 group: mine[question.question_id].tolist()
@@ -91,3 +97,14 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     )
     replace_file(path, text.encode())
     return path
+
+
+def _prompt(config: Config, question: Question, shown: Mapping[str, LookUpRecord]) -> str:
+    look_ups = None
+    if shown:
+        one = shown.get(question.question_id)
+        if one is None or (one.question, one.options) != (question.text, question.options):
+            raise UserError(f"{LOOK_UPS.name} of the policy has no question '{question.question_id}' of this survey")
+        look_ups = formats.LookUps(one.same, one.nearest)
+    style = config.policy.prompt_style
+    return formats.prompt(config.task, question.text, question.options, style=style, look_ups=look_ups)

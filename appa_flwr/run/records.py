@@ -61,6 +61,23 @@ class CurvePoint(Record):
     format_score: float
 
 
+class LookUpRecord(Record):
+    """A question in policy/look_ups.json.
+
+    Attributes:
+        share: what SFT taught, None for a question that looks up and is not looked up.
+        same, nearest: the look-ups that its prompt shows, `appa_flwr.protocol.formats.LookUps`.
+    """
+
+    question_id: str
+    question: str
+    options: tuple[str, ...]
+    ordinal: tuple[float, ...] | None
+    share: tuple[float, ...] | None
+    same: str
+    nearest: str
+
+
 class Iteration(Record):
     """A line of metrics.jsonl: one PPO iteration; what is no count or mapping is a mean over its rollouts.
 

@@ -100,11 +100,28 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     """
     asked, unanswered, train = divided_questions(config)
     questions = (*asked, *unanswered)
-    cache = cache_folder()
-    texts_to_vectors = encoder(config.embedding.encoder, config.embedding.model, cache=cache, progress=progress)
-    table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
+    return embedded(config, questions, train_Q, unanswered_Q, progress=progress)
+
+
+def embedded(
+    config: Config,
+    questions: tuple[Question, ...],
+    train_Q: npt.NDArray[np.bool_],
+    unanswered_Q: npt.NDArray[np.bool_],
+    *,
+    progress: Progress = lambda done, of: None,
+) -> wire.Catalogue:
+    """A catalogue of these questions, whose features depend on all of them.
+
+    Raises:
+        UserError: the embedding model cannot be read.
+    """
+    texts_to_vectors = encoder(
+        config.embedding.encoder, config.embedding.model, cache=cache_folder(), progress=progress
+    )
+    table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
     return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 
 

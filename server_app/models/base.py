@@ -76,15 +76,14 @@ class Base:
         ids: list[int] = self.tokenizer(asked, add_special_tokens=special)["input_ids"]
         return ids
 
-    def prompt_text(self, config: Config, question: Question) -> str:
+    def prompt_text(self, config: Config, question: Question, look_ups: formats.LookUps | None = None) -> str:
         """The text the model continues when it is asked a question."""
-        return self.asked(
-            formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
-        )
+        style = config.policy.prompt_style
+        return self.asked(formats.prompt(config.task, question.text, question.options, style=style, look_ups=look_ups))
 
-    def prompt_ids(self, config: Config, question: Question) -> list[int]:
+    def prompt_ids(self, config: Config, question: Question, look_ups: formats.LookUps | None = None) -> list[int]:
         """Token ids of `prompt_text`."""
-        return self.ids(self.prompt_text(config, question))
+        return self.ids(self.prompt_text(config, question, look_ups))
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
         """Texts of responses, without special tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from appa_flwr import public
 from appa_flwr.config import Config
 from appa_flwr.launch import cli
 from appa_flwr.protocol import formats, wire
-from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
+from appa_flwr.run.run_files import LOOK_UPS, POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
@@ -48,9 +49,10 @@ def run(base, tmp_path):
     return tmp_path
 
 
-def greedy(model, tokenizer):
+def greedy(model, tokenizer, look_ups=None):
     """The eight likeliest tokens one by one, without a cache, or those before an end."""
-    chat = [{"role": "user", "content": formats.prompt("dpa", QUESTION, OPTIONS, style="compact")}]
+    text = formats.prompt("dpa", QUESTION, OPTIONS, style="compact", look_ups=look_ups)
+    chat = [{"role": "user", "content": text}]
     ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
     ids, ends = ids[1:], tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])  # the template has begun already
     start = len(ids)
@@ -79,6 +81,17 @@ def test_a_policy_answers_as_its_weights_say(adapted, base, run):
     parsed = formats.parse("dpa", answer.text, 3)
     assert (answer.prediction is None) == (parsed.prediction is None)
     assert answer.format_score == parsed.format_score
+    known = {
+        "question_id": "q",
+        "question": "Is it red?",
+        "options": OPTIONS,
+        "ordinal": None,
+        "share": (0.2, 0.3, 0.5),
+    }
+    (run / POLICY / LOOK_UPS.name).write_text(json.dumps([known | {"same": "", "nearest": ""}]))
+    shown = formats.LookUps("0.20,0.30,0.50", "0.20,0.30,0.50")  # of the only question that is known
+    told = appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
+    assert told.text == greedy(model, tokenizer, shown)
 
 
 def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, run):

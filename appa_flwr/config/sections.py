@@ -370,4 +370,3 @@ class ServeSection(Section):
     )
     gather_seconds: float = Field(0.02, ge=0, description="seconds for which stream mode gathers answers")
     round_size: int = Field(96, ge=1, description="answers after which stream mode closes a round of the rule")
-    body_mib: int = Field(32, ge=1, description="largest request, in MiB")

@@ -23,7 +23,6 @@ FREE_KEYS = (
     "run.tracker",
     "run.resume",
     *(f"serve.{key}" for key in ("host", "port", "token-file", "certificate", "key", "deadline", "gather-seconds")),
-    "serve.body-mib",
 )
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (

@@ -118,7 +118,7 @@ async def _answer(
     models: Models | None = None,
 ) -> None:
     """Answer requests until the end, or until a signal has come."""
-    door = Door(service, token=token, body_mib=config.serve.body_mib)
+    door = Door(service, token=token)
     server = uvicorn.Server(
         uvicorn.Config(
             web_app(door, engine_routes(door), models=models),

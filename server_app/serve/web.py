@@ -22,6 +22,7 @@ from server_app.serve.requests import Item, Part, Refused
 from server_app.serve.service import Service
 
 MEBIBYTE = 2**20
+BODY_MIB = 32  # of the largest request
 CLIENT_GONE = 499
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -79,7 +80,7 @@ class Door:
         service: behind it.
     """
 
-    def __init__(self, service: Service, *, token: str, body_mib: int) -> None:
+    def __init__(self, service: Service, *, token: str, body_mib: int = BODY_MIB) -> None:
         self.service = service
         self._token, self._most = _digest(token), body_mib * MEBIBYTE
 
@@ -107,7 +108,7 @@ class Door:
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._most:
-                raise Refused(413, f"the request is larger than {self._most // MEBIBYTE} MiB (serve.body-mib)")
+                raise Refused(413, f"the request is larger than {self._most // MEBIBYTE} MiB")
         try:
             found = json.loads(body.decode(), parse_constant=_no_number)
             json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text

@@ -79,3 +79,8 @@ def test_scores_of_the_training_metric_beside_the_baselines():
     assert "| base (mostly unreadable) | 0.049 |" in text
     assert "0.123" not in text.rpartition("---\n")[2]  # another metric, which only the index of the hub has
     assert "A, B C" in text
+
+
+def test_a_policy_that_was_asked_with_look_ups_says_where_they_are():
+    assert "look_ups.json" in card(policy__look_ups=True)
+    assert "look_ups.json" not in card()

@@ -58,7 +58,13 @@ def export_task(survey: Survey, config: Config, folder: Path, *, policy: Path | 
     Raises:
         UserError: too few questions for a split, look-ups of other questions, or the folder cannot be written.
     """
-    shown = {} if policy is None else {one.question_id: one for one in LOOK_UPS.read(policy) or ()}
+    shown = {}
+    if policy is not None:
+        if (known := LOOK_UPS.read(policy)) is None:
+            raise UserError(
+                f"{policy}: has no {LOOK_UPS.name}; a policy without one is asked without look-ups, so name none"
+            )
+        shown = {one.question_id: one for one in known}
     held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
     rows = [
         {

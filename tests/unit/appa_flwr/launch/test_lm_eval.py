@@ -60,6 +60,8 @@ def test_prompts_show_the_look_ups_of_a_policy_that_was_asked_with_them(tmp_path
         | {"same": f"same {q.question_id}", "nearest": "like"}
         for q in SURVEY.questions
     ]
+    with pytest.raises(UserError, match=r"has no look_ups\.json"):
+        export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
     (tmp_path / "look_ups.json").write_text(json.dumps(known))
     export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
     docs = [json.loads(line) for line in (tmp_path / "task" / "questions.jsonl").read_text().splitlines()]

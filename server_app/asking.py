@@ -59,7 +59,7 @@ class AskedPolicy:
         asked = Question("asked", question, tuple(options))
         if not MIN_OPTIONS <= len(asked.options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(asked.options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-        known = lookups.asked(self._config, self._look_ups, asked.text, asked.options) if self._look_ups else None
+        known = lookups.asked(self._config, self._look_ups, asked) if self._look_ups else None
         prompt = self._base.prompt_ids(self._config, asked, known)
         decoded = sample(self._model, [prompt], self._decoding).sequences
         (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)

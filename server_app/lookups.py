@@ -23,7 +23,6 @@ from server_app.models.tiny import CONCENTRATION
 FloatArray = npt.NDArray[np.float64]
 
 NUM_NEAREST = 3
-ASKED = "asked"
 
 
 def look_ups(
@@ -78,15 +77,15 @@ def shown(config: Config, mean_QK: FloatArray, catalogue: wire.Catalogue) -> tup
     return tuple(records)
 
 
-def asked(config: Config, known: Sequence[LookUpRecord], question: str, options: tuple[str, ...]) -> formats.LookUps:
+def asked(config: Config, known: Sequence[LookUpRecord], question: Question) -> formats.LookUps:
     """The look-ups of any question, one of the records or another."""
     for one in known:
-        if (one.question, one.options) == (question, options):
+        if (one.question, one.options) == (question.text, question.options):
             return formats.LookUps(one.same, one.nearest)
     questions = [Question(one.question_id, one.question, one.options, one.ordinal) for one in known]
     train_Q = np.array([*(one.share is not None for one in known), False])
     with threadpool_limits(1):  # as in a run: another number of threads may find other features
-        catalogue = embedded(config, (*questions, Question(ASKED, question, options)), train_Q, ~train_Q)
+        catalogue = embedded(config, (*questions, question), train_Q, ~train_Q)
     mean_QK = np.zeros(catalogue.option_QK.shape)
     for q, one in enumerate(known):
         mean_QK[q, : len(one.options)] = one.share or 0.0

@@ -72,8 +72,7 @@ _FULL_LOOK_UPS = """\
 How other questions were answered, in the same form:
 with the same answers to choose from: {same}
 the most similar ones: {nearest}"""
-LOOK_UP_ROWS = ("same: {same}", "like: {nearest}")
-"""Lines of the shorter styles, right before the cue."""
+_LOOK_UP_ROWS = ("same: {same}", "like: {nearest}")  # of the shorter styles, right before the cue
 
 _CUES = {
     ("dpa", "compact"): "scores:",
@@ -301,7 +300,7 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
 
 
 def _cued(task: str, question: str, options: Sequence[str], cue: str, look_ups: LookUps | None = None) -> str:
-    known = [] if look_ups is None else [row.format(**look_ups._asdict()) for row in LOOK_UP_ROWS]
+    known = [] if look_ups is None else [row.format(**look_ups._asdict()) for row in _LOOK_UP_ROWS]
     return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), *known, cue.format(K=len(options))])
 
 

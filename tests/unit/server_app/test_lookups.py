@@ -88,11 +88,14 @@ def test_any_question_is_looked_up_as_those_of_the_run_were():
     built = embedded(config, questions, np.array(TRAIN), np.zeros(len(TRAIN), dtype=bool))
     known = lookups.shown(config, ANSWERS, built)
     for one in known:
-        assert lookups.asked(config, known, one.question, one.options) == (one.same, one.nearest)
-    other = lookups.asked(config, known, "Is coffee very good?", YES_NO)
+        assert lookups.asked(config, known, Question("new", one.question, one.options)) == (one.same, one.nearest)
+    other = lookups.asked(config, known, Question("new", "Is coffee very good?", YES_NO))
     assert other == ("0.30,0.70", "0.30,0.70")
-    assert lookups.asked(config, known, "Is coffee good?", SCALE) == ("0.10,0.20,0.70", "0.10,0.20,0.70")
-    assert lookups.asked(config, known, "Which?", ("a", "b", "c", "d", "e")).same == "0.20,0.20,0.20,0.20,0.20"
+    assert lookups.asked(config, known, Question("new", "Is coffee good?", SCALE)) == (
+        "0.10,0.20,0.70",
+        "0.10,0.20,0.70",
+    )
+    assert lookups.asked(config, known, Question("new", "Which?", (*"abcde",))).same == "0.20,0.20,0.20,0.20,0.20"
 
 
 @pytest.mark.parametrize("task", ["dpa", "opa"])

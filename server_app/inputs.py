@@ -5,6 +5,7 @@ Axis letters: G groups, Q questions, K options, J held-out or training questions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,10 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats, votes, wire
-from appa_flwr.run.records import LookUpRecord, QuestionCounts
+from appa_flwr.run.records import ESTIMATE, EstimateRecord, QuestionCounts
 from appa_flwr.run.run_files import QUESTIONS
-from server_app import lookups
+from pluralllm.model import PluralLLM
+from server_app.estimates import estimates
 from server_app.federation.catalogue import fitting_questions
 from server_app.federation.groups import Federation
 from server_app.models import sft
@@ -46,7 +48,7 @@ class PolicyInputs:
         test_J: held-out questions that are used.
         majority_QK: the majority's answers, as scores; None where too few groups voted, as a given SFT model allows.
         sft_QK: what SFT teaches, as scores; None likewise.
-        look_ups: what the prompts show, by catalogue position; empty where they show none.
+        estimates: what the prompts show, by catalogue position; empty where they show none.
     """
 
     base: Base
@@ -55,7 +57,7 @@ class PolicyInputs:
     test_J: IntArray
     majority_QK: FloatArray | None
     sft_QK: FloatArray | None
-    look_ups: tuple[LookUpRecord, ...] = ()
+    estimates: tuple[EstimateRecord, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,17 +75,15 @@ def taught(config: Config, votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool
     return Taught(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"))
 
 
-def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInputs:
-    """Prompts, the questions that can be asked and answered, and SFT's targets."""
+def policy_inputs(run: RunInputs, base: Base, voted: Taught | None, network: PluralLLM) -> PolicyInputs:
+    """Prompts, the questions that can be asked and answered, and SFT's targets; `network` is the trained PluralLLM."""
     config, catalogue = run.config, run.catalogue
-    known: tuple[LookUpRecord, ...] = ()
-    if config.policy.look_ups:
-        assert voted is not None  # votes are needed where prompts show look-ups
-        known = lookups.shown(config, voted.sft_QK, catalogue)
-    prompts = [base.prompt_ids(config, question) for question in catalogue.questions]
-    if known:
-        seen = [formats.LookUps(one.same, one.nearest) for one in known]
-        prompts = [base.prompt_ids(config, *asked) for asked in zip(catalogue.questions, seen, strict=True)]
+    known: tuple[EstimateRecord, ...] = ()
+    if config.policy.estimates:
+        assert voted is not None  # votes are needed where prompts show estimates
+        known = estimates(config, voted.sft_QK, catalogue, network)
+    shown: Sequence[str | None] = [one.estimate for one in known] or [None] * len(catalogue.questions)
+    prompts = [base.prompt_ids(config, *asked) for asked in zip(catalogue.questions, shown, strict=True)]
     sizes_Q = [len(question.options) for question in catalogue.questions]
     by_size = {size: answer_tokens(base, config.task, size) for size in sorted(set(sizes_Q))}
     fitting = fitting_questions(
@@ -103,6 +103,19 @@ def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInp
     if voted is None:
         return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, None, None, known)
     return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, voted.majority_QK, voted.sft_QK, known)
+
+
+def known_answers(run: RunInputs, inputs: PolicyInputs) -> dict[str, FloatArray]:
+    """Answers (J, K) to the held-out questions that no group has to be asked for: the majority's, and estimates."""
+    known = {}
+    if inputs.majority_QK is not None:
+        known["majority"] = inputs.majority_QK[inputs.test_J]
+    if inputs.estimates:
+        known[ESTIMATE] = np.zeros((len(inputs.test_J), run.catalogue.option_QK.shape[1]))
+        for answer_K, q in zip(known[ESTIMATE], inputs.test_J, strict=True):
+            size = len(inputs.estimates[q].options)
+            answer_K[:size] = formats.parse(run.config.task, inputs.estimates[q].estimate, size).prediction
+    return known
 
 
 def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:

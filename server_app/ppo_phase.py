@@ -24,8 +24,8 @@ from appa_flwr.run.run_files import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
     DIFFERENCES,
+    ESTIMATES,
     EXAMPLES,
-    LOOK_UPS,
     METRICS,
     POLICY,
     PREDICTIONS_FILE,
@@ -75,8 +75,8 @@ def align_by_rule(
     run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:
         save(run.config, models, inputs.base, beside)
-        if inputs.look_ups:
-            write(beside / LOOK_UPS.name, inputs.look_ups)
+        if inputs.estimates:
+            write(beside / ESTIMATES.name, inputs.estimates)
         (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
 
 

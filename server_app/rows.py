@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -98,18 +98,15 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def _known_answers(run: RunInputs, test_J: IntArray, majority_QK: FloatArray | None) -> dict[str, FloatArray]:
-    """The majority's answers to the held-out questions, and those by look-up, as far as groups let them be known."""
-    known = {}
-    if majority_QK is not None:
-        known["majority"] = majority_QK[test_J]
+def _looked_up(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
+    """Answers to the held-out questions by look-up, as far as groups let them be known."""
     if (secure := run.federation.secure) is not None:
-        known |= _summed_answers(run, secure, test_J)
-    elif not run.federation.without_mean:
+        return _summed_answers(run, secure, test_J)
+    if not run.federation.without_mean:
         given_GQK = run.federation.votes(needed=False, distributions=True)
         if given_GQK is not None:
-            known |= look_ups(given_GQK.mean(axis=0), run.catalogue, test_J)
-    return known
+            return look_ups(given_GQK.mean(axis=0), run.catalogue, test_J)
+    return {}
 
 
 def _summed_answers(run: RunInputs, secure: SecureSums, test_J: IntArray) -> dict[str, FloatArray]:
@@ -129,18 +126,18 @@ def _summed_answers(run: RunInputs, secure: SecureSums, test_J: IntArray) -> dic
 
 
 def score_baselines(
-    run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
+    run: RunInputs, test_J: IntArray, *, known_JK: Mapping[str, FloatArray], earlier: Sequence[SummaryRow]
 ) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores.
 
     Args:
         run: the run.
         test_J: held-out questions that are used.
-        majority_QK: the majority's answers to all questions, where known.
+        known_JK: baseline -> its answers, of those that no group has to be asked for.
         earlier: rows of the models scored so far.
     """
     with run.folder.phase("baselines") as phase:
-        known = _known_answers(run, test_J, majority_QK)
+        known = {**known_JK, **_looked_up(run, test_J)}
         found = baselines.baseline_scores(run, question_J=test_J, known_JK=known)
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)

@@ -48,13 +48,13 @@ from appa_flwr.secure.summing import TooFew
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
-from server_app import lookups, machine, ppo_phase, tracking
+from server_app import estimates, machine, ppo_phase, tracking
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
 from server_app.federation.secure_sums import SecureSums
-from server_app.inputs import PolicyInputs, RunInputs, Taught, policy_inputs, taught
+from server_app.inputs import PolicyInputs, RunInputs, Taught, known_answers, policy_inputs, taught
 from server_app.models import base as base_models
 from server_app.models import gpu_memory, sft, sft_checkpoint
 from server_app.models.base import Base
@@ -64,7 +64,7 @@ from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.predictor.strategies import DELTA, epsilon
 from server_app.predictor.summed_training import SummedTraining
-from server_app.predictor.weights import load_weights, save_weights
+from server_app.predictor.weights import load_weights, network, save_weights
 from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
@@ -106,20 +106,21 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     given_sft = sft_checkpoint.given(config, held_out)
     answered = join(run)
 
-    def make_targets() -> None:
+    def make_targets() -> ArrayRecord:
         kept, card = train_predictor(run, start, given, answered)
         write_targets(run, kept.weights, card)
+        return kept.weights
 
     if with_policy:
         # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run)
-            make_targets()
-            voted = collect_votes(run, needed=given_sft is None or config.policy.look_ups)
+            weights = make_targets()
+            voted = collect_votes(run, needed=given_sft is None or config.policy.estimates)
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(resolved(run, base), policy_inputs(run, base, voted), given_sft)
+        align(resolved(run, base), policy_inputs(run, base, voted, network(config, weights)), given_sft)
     else:
         make_targets()
     if serving:
@@ -149,7 +150,7 @@ def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> No
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
     if config.policy.attention == "auto":
         folder.came_to({"policy.attention": models.policy().config._attn_implementation})
-    rows = score_baselines(run, inputs.test_J, majority_QK=inputs.majority_QK, earlier=rows + before.rows)
+    rows = score_baselines(run, inputs.test_J, known_JK=known_answers(run, inputs), earlier=rows + before.rows)
     if config.run.phases == "sft":
         return
     ppo_phase.align_by_rule(run, models, inputs, before, rows)
@@ -339,10 +340,10 @@ def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> N
     texts = sft.passes_of_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, inputs.train_J)
     rows = [(inputs.prompts[q], text) for q, text in texts]
     training = [run.catalogue.questions[q] for q in inputs.train_J]
-    if run.config.policy.look_ups:
-        rng = np.random.default_rng(child_seed(run.config.seed, "sft.look-ups"))
-        for question, look_ups, text in lookups.random_rows(run.config, training, len(texts), rng):
-            rows.append((inputs.base.prompt_ids(run.config, question, look_ups), text))
+    if run.config.policy.estimates:
+        rng = np.random.default_rng(child_seed(run.config.seed, "sft.estimates"))
+        for question, text in estimates.random_rows(run.config, training, estimates.RANDOM_ROWS * len(texts), rng):
+            rows.append((inputs.base.prompt_ids(run.config, question, text), text))
     with run.folder.phase("sft") as phase, replaced_folder(run.folder.path / SFT_MODEL) as beside:
         sft.fine_tune(
             model,

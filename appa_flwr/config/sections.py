@@ -201,9 +201,8 @@ class PolicySection(Section):
     prompt_style: Literal["compact", "counted", "full"] = Field(
         "compact", description="full = all instructions of the paper; counted = compact, with the number of options"
     )
-    look_ups: bool = Field(
-        False,
-        description="a prompt shows what SFT teaches of training questions with the same options, and of the nearest",
+    estimates: bool = Field(
+        False, description="a prompt shows an estimate of its answer: the mean of two look-ups and a prediction"
     )
     base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")

@@ -14,8 +14,8 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import formats
-from appa_flwr.run.records import LookUpRecord
-from appa_flwr.run.run_files import LOOK_UPS
+from appa_flwr.run.records import EstimateRecord
+from appa_flwr.run.run_files import ESTIMATES
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
 
@@ -53,16 +53,16 @@ def export_task(survey: Survey, config: Config, folder: Path, *, policy: Path | 
     """Write the task: a YAML file, the questions with every group's answers, and the metrics; the YAML's path.
 
     Prompts are those that the policy is trained on, without a chat template: the harness has `--apply_chat_template`.
-    With the folder of a `policy` they show the look-ups that this one was asked with.
+    With the folder of a `policy` they show the estimates that this one was asked with.
 
     Raises:
-        UserError: too few questions for a split, look-ups of other questions, or the folder cannot be written.
+        UserError: too few questions for a split, estimates of other questions, or the folder cannot be written.
     """
     shown = {}
     if policy is not None:
-        if (known := LOOK_UPS.read(policy)) is None:
+        if (known := ESTIMATES.read(policy)) is None:
             raise UserError(
-                f"{policy}: has no {LOOK_UPS.name}; a policy without one is asked without look-ups, so name none"
+                f"{policy}: has no {ESTIMATES.name}; a policy without one is asked without estimates, so name none"
             )
         shown = {one.question_id: one for one in known}
     held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
@@ -105,12 +105,12 @@ def export_task(survey: Survey, config: Config, folder: Path, *, policy: Path | 
     return path
 
 
-def _prompt(config: Config, question: Question, shown: Mapping[str, LookUpRecord]) -> str:
-    look_ups = None
+def _prompt(config: Config, question: Question, shown: Mapping[str, EstimateRecord]) -> str:
+    estimate = None
     if shown:
         one = shown.get(question.question_id)
         if one is None or (one.question, one.options) != (question.text, question.options):
-            raise UserError(f"{LOOK_UPS.name} of the policy has no question '{question.question_id}' of this survey")
-        look_ups = formats.LookUps(one.same, one.nearest)
+            raise UserError(f"{ESTIMATES.name} of the policy has no question '{question.question_id}' of this survey")
+        estimate = one.estimate
     style = config.policy.prompt_style
-    return formats.prompt(config.task, question.text, question.options, style=style, look_ups=look_ups)
+    return formats.prompt(config.task, question.text, question.options, style=style, estimate=estimate)

@@ -98,7 +98,7 @@ def lm_eval(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
     policy: Annotated[
-        Path | None, typer.Option(help="Folder of the policy whose prompts' look-ups to show.", show_default=False)
+        Path | None, typer.Option(help="Folder of the policy whose prompts' estimates to show.", show_default=False)
     ] = None,
 ) -> None:
     """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""

@@ -68,11 +68,8 @@ _FULL_REMINDERS = {
     "dpa": "Here K is {K}: reply with {K} scores and nothing else, in the order in which the answers are listed.",
     "opa": "Here K is {K}: reply with {K} letters and nothing else, the most preferred answer first.",
 }
-_FULL_LOOK_UPS = """\
-How other questions were answered, in the same form:
-with the same answers to choose from: {same}
-the most similar ones: {nearest}"""
-_LOOK_UP_ROWS = ("same: {same}", "like: {nearest}")  # of the shorter styles, right before the cue
+_FULL_ESTIMATE = "An estimate, from how other questions were answered, in the same form: {estimate}"
+_ESTIMATE = "estimate: {estimate}"  # of the shorter styles, right before the cue
 
 _CUES = {
     ("dpa", "compact"): "scores:",
@@ -126,13 +123,6 @@ class Answered(NamedTuple):
     answer: str
 
 
-class LookUps(NamedTuple):
-    """Answers that a prompt shows beside its question: those to questions with the same options, and to the nearest."""
-
-    same: str
-    nearest: str
-
-
 def prompt(
     task: str,
     question: str,
@@ -140,7 +130,7 @@ def prompt(
     *,
     style: str = "full",
     examples: Sequence[Answered] = (),
-    look_ups: LookUps | None = None,
+    estimate: str | None = None,
 ) -> str:
     """The text that asks a model for an answer.
 
@@ -153,7 +143,7 @@ def prompt(
         options: K, as many as `letters` has labels for.
         style: one of `STYLES`.
         examples: answered questions to show before this one.
-        look_ups: what is known of questions like this one, in the form asked for.
+        estimate: of the answer, in the form asked for.
 
     Raises:
         UserError: an unknown task or style.
@@ -164,10 +154,10 @@ def prompt(
     if style != "full":
         cue = _CUES[task, style]
         shown = [f"{_cued(task, example.question, example.options, cue)}{example.answer}" for example in examples]
-        return "\n\n".join([*shown, _cued(task, question, options, cue, look_ups)])
+        return "\n\n".join([*shown, _cued(task, question, options, cue, estimate)])
     shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
     reminder = _FULL_REMINDERS[task].format(K=len(options))
-    known = [] if look_ups is None else [_FULL_LOOK_UPS.format(**look_ups._asdict())]
+    known = [] if estimate is None else [_FULL_ESTIMATE.format(estimate=estimate)]
     return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), *known, reminder])
 
 
@@ -299,8 +289,8 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     return distribution_K
 
 
-def _cued(task: str, question: str, options: Sequence[str], cue: str, look_ups: LookUps | None = None) -> str:
-    known = [] if look_ups is None else [row.format(**look_ups._asdict()) for row in _LOOK_UP_ROWS]
+def _cued(task: str, question: str, options: Sequence[str], cue: str, estimate: str | None = None) -> str:
+    known = [] if estimate is None else [_ESTIMATE.format(estimate=estimate)]
     return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), *known, cue.format(K=len(options))])
 
 

@@ -16,7 +16,7 @@ differences.json       differences between the groups, and how well PluralLLM ca
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
-policy/                the aligned policy, in Hugging Face's layout; look_ups.json: what its prompts show
+policy/                the aligned policy, in Hugging Face's layout; estimates.json: what its prompts show
 served.db              rounds and answers that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
@@ -41,7 +41,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
-SCHEMA = 6
+SCHEMA = 7
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", records.Differences)
 SFT_CARD = JsonFile("sft.json", cards.SFTCard)  # in SFT_MODEL
-LOOK_UPS = JsonFile("look_ups.json", tuple[records.LookUpRecord, ...])  # in POLICY
+ESTIMATES = JsonFile("estimates.json", tuple[records.EstimateRecord, ...])  # in POLICY
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 

@@ -76,14 +76,14 @@ class Base:
         ids: list[int] = self.tokenizer(asked, add_special_tokens=special)["input_ids"]
         return ids
 
-    def prompt_text(self, config: Config, question: Question, look_ups: formats.LookUps | None = None) -> str:
+    def prompt_text(self, config: Config, question: Question, estimate: str | None = None) -> str:
         """The text the model continues when it is asked a question."""
         style = config.policy.prompt_style
-        return self.asked(formats.prompt(config.task, question.text, question.options, style=style, look_ups=look_ups))
+        return self.asked(formats.prompt(config.task, question.text, question.options, style=style, estimate=estimate))
 
-    def prompt_ids(self, config: Config, question: Question, look_ups: formats.LookUps | None = None) -> list[int]:
+    def prompt_ids(self, config: Config, question: Question, estimate: str | None = None) -> list[int]:
         """Token ids of `prompt_text`."""
-        return self.ids(self.prompt_text(config, question, look_ups))
+        return self.ids(self.prompt_text(config, question, estimate))
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
         """Texts of responses, without special tokens."""

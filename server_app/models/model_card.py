@@ -28,9 +28,9 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 }
 
 
-_LOOK_UPS = """Its prompts show look-ups, which `look_ups.json` holds for
-the run's questions, with what was taught of each training question, a mean over the groups; `appa_flwr.load_run`
-makes them of any question. """
+_ESTIMATES = """Its prompts show an estimate of the answer, which
+`estimates.json` holds for the run's questions, with what was taught of each training question, a mean over the groups;
+`appa_flwr.load_run` makes one of any question. `estimate` above is the score of the estimates themselves. """
 
 
 def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | None:
@@ -83,7 +83,7 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
         for row in rows
         if row.metric == config.reward_metric
     ]
-    look_ups = _LOOK_UPS if config.policy.look_ups else ""
+    estimates = _ESTIMATES if config.policy.estimates else ""
     return f"""---
 {front.to_yaml()}
 ---
@@ -112,6 +112,6 @@ readable ones too.
 ```
 
 It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style
-`{config.policy.prompt_style}`), and is not a general assistant. {look_ups}One answer for all
+`{config.policy.prompt_style}`), and is not a general assistant. {estimates}One answer for all
 groups cannot be right for each of them: the ceilings say how far it could get.
 """

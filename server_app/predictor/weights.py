@@ -10,9 +10,12 @@ import safetensors.numpy
 from flwr.app import Array, ArrayRecord
 from safetensors import SafetensorError, safe_open
 
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run.cards import Round
+from pluralllm.architectures import build
+from pluralllm.model import ModelConfig, PluralLLM
 from server_app.predictor.pretraining import Pretraining
 
 PRETRAINING = "pretraining"
@@ -52,3 +55,10 @@ def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
     if {name: array.shape for name, array in arrays.items()} != expected:
         raise UserError(f"{path}: holds other weights than PluralLLM's of this config; without it it is trained anew")
     return Pretraining(ArrayRecord({name: Array(arrays[name]) for name in start}), rounds, chosen)
+
+
+def network(config: Config, weights: ArrayRecord) -> PluralLLM:
+    """The network of these weights."""
+    model = build(ModelConfig.of(config.embedding, config.pluralllm))
+    model.load_state_dict(weights.to_torch_state_dict())
+    return model

@@ -20,7 +20,7 @@ from whole_loop import SMALL, lines_of, run_of
 from appa_flwr.config import Config, preset, split_names
 from appa_flwr.protocol import formats
 from appa_flwr.run.records import CEILINGS, OWN_PREDICTION, TRIVIAL_BASELINES
-from appa_flwr.run.run_files import LOOK_UPS
+from appa_flwr.run.run_files import ESTIMATES
 from server_app import evaluation
 from server_app.federation.catalogue import build_catalogue
 
@@ -97,7 +97,7 @@ def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
         # as the preset `paper` has it; the others in 32 bits on every processor, so that their answers can be told
         ("gemma2", {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16", "policy.attention": "eager"}),
         pytest.param("llama", {"policy.compute-dtype": "float32"}, marks=pytest.mark.long),
-        ("qwen3", {"policy.compute-dtype": "float32", "policy.look-ups": True}),
+        ("qwen3", {"policy.compute-dtype": "float32", "policy.estimates": True}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -134,8 +134,8 @@ def test_the_whole_loop_from_a_folder(name, keys, tmp_path, monkeypatch):
     if "policy.tuning" in keys:
         return
     questions = {question.text: question for question in build_catalogue(config).questions}
-    known = {one.question: formats.LookUps(one.same, one.nearest) for one in LOOK_UPS.read(folder / "policy") or ()}
-    assert bool(known) == config.policy.look_ups
+    known = {one.question: one.estimate for one in ESTIMATES.read(folder / "policy") or ()}
+    assert bool(known) == config.policy.estimates
     examples = json.loads((folder / "examples.json").read_text())
     answers = decoded[-1]  # the last that was asked is the policy
     assert len(examples) == len(answers.sequences.mask_JT) > 0
@@ -145,8 +145,7 @@ def test_the_whole_loop_from_a_folder(name, keys, tmp_path, monkeypatch):
         written_T = ids_T[mask_T]
         assert tokenizer.decode(written_T, skip_special_tokens=True) == example["ppo"]
         question = questions[example["question"]]
-        look_ups = known.get(question.text)
-        text = formats.prompt("dpa", question.text, question.options, style="full", look_ups=look_ups)
+        text = formats.prompt("dpa", question.text, question.options, style="full", estimate=known.get(question.text))
         text = families.FAMILIES[name].opens + text
         ids = tokenizer(text + families.FAMILIES[name].closes, add_special_tokens=False, return_tensors="pt")
         whole = torch.cat([ids["input_ids"][0], written_T])

@@ -23,7 +23,7 @@ from appa_flwr import public
 from appa_flwr.config import Config
 from appa_flwr.launch import cli
 from appa_flwr.protocol import formats, wire
-from appa_flwr.run.run_files import LOOK_UPS, POLICY, WEIGHTS_FILE, write_config
+from appa_flwr.run.run_files import ESTIMATES, POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
@@ -49,9 +49,9 @@ def run(base, tmp_path):
     return tmp_path
 
 
-def greedy(model, tokenizer, look_ups=None):
+def greedy(model, tokenizer, estimate=None):
     """The eight likeliest tokens one by one, without a cache, or those before an end."""
-    text = formats.prompt("dpa", QUESTION, OPTIONS, style="compact", look_ups=look_ups)
+    text = formats.prompt("dpa", QUESTION, OPTIONS, style="compact", estimate=estimate)
     chat = [{"role": "user", "content": text}]
     ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
     ids, ends = ids[1:], tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])  # the template has begun already
@@ -86,12 +86,15 @@ def test_a_policy_answers_as_its_weights_say(adapted, base, run):
         "question": "Is it red?",
         "options": OPTIONS,
         "ordinal": None,
-        "share": (0.2, 0.3, 0.5),
+        "share": (0.1, 0.3, 0.6),
     }
-    (run / POLICY / LOOK_UPS.name).write_text(json.dumps([known | {"same": "", "nearest": ""}]))
-    shown = formats.LookUps("0.20,0.30,0.50", "0.20,0.30,0.50")  # of the only question that is known
+    (run / POLICY / ESTIMATES.name).write_text(json.dumps([known | {"estimate": ""}]))
+    with pytest.raises(appa_flwr.UserError, match=f"has no {WEIGHTS_FILE}"):
+        appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
+    save_weights(run / WEIGHTS_FILE, Pretraining(initial_weights(Config.load({}))))
     told = appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
-    assert told.text == greedy(model, tokenizer, shown)
+    # half of the only question that is known, which is too little to predict from: (.1 + 1/3) / 2, (.3 + 1/3) / 2, .467
+    assert told.text == greedy(model, tokenizer, "0.20,0.30,0.50")
 
 
 def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, run):

@@ -54,21 +54,21 @@ def test_the_task_holds_the_held_out_questions_with_every_group_s_answers(task):
     assert content["process_results"] == "function metrics.process_results"
 
 
-def test_prompts_show_the_look_ups_of_a_policy_that_was_asked_with_them(tmp_path):
+def test_prompts_show_the_estimates_of_a_policy_that_was_asked_with_them(tmp_path):
     known = [
         {"question_id": q.question_id, "question": q.text, "options": q.options, "ordinal": None, "share": None}
-        | {"same": f"same {q.question_id}", "nearest": "like"}
+        | {"estimate": f"of {q.question_id}"}
         for q in SURVEY.questions
     ]
-    with pytest.raises(UserError, match=r"has no look_ups\.json"):
+    with pytest.raises(UserError, match=r"has no estimates\.json"):
         export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
-    (tmp_path / "look_ups.json").write_text(json.dumps(known))
+    (tmp_path / "estimates.json").write_text(json.dumps(known))
     export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
     docs = [json.loads(line) for line in (tmp_path / "task" / "questions.jsonl").read_text().splitlines()]
-    assert all(f"\nsame: same {doc['question_id']}\nlike: like\n" in doc["prompt"] for doc in docs)
+    assert all(f"\nestimate: of {doc['question_id']}\n" in doc["prompt"] for doc in docs)
     held_out = split_questions(SURVEY.questions, seed=0).test
-    (tmp_path / "look_ups.json").write_text(json.dumps([one for one in known if one["question_id"] != held_out[0]]))
-    with pytest.raises(UserError, match=rf"look_ups\.json of the policy has no question '{held_out[0]}'"):
+    (tmp_path / "estimates.json").write_text(json.dumps([one for one in known if one["question_id"] != held_out[0]]))
+    with pytest.raises(UserError, match=rf"estimates\.json of the policy has no question '{held_out[0]}'"):
         export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from surveys import refused
 
-from appa_flwr.protocol.formats import MAX_CHARACTERS, Answered, LookUps, answer, choice_prompt, letters, parse, prompt
+from appa_flwr.protocol.formats import MAX_CHARACTERS, Answered, answer, choice_prompt, letters, parse, prompt
 from appa_flwr.protocol.rewards import borda
 
 distributions = st.integers(1, 30).flatmap(
@@ -227,15 +227,14 @@ def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):
         answer(task, scores, step=step)
 
 
-def test_look_ups_stand_between_the_options_and_what_asks_for_an_answer():
-    shown = LookUps("0.20,0.80", "0.50,0.50")
-    plain, told = (prompt("dpa", "Good?", ["x", "y"], style="counted", look_ups=known) for known in (None, shown))
-    assert told == plain.replace("2 scores:", "same: 0.20,0.80\nlike: 0.50,0.50\n2 scores:")
-    full = prompt("dpa", "Good?", ["x", "y"], look_ups=shown)
-    options, look_ups, reminder = full.split("\n\n")[-3:]
+def test_an_estimate_stands_between_the_options_and_what_asks_for_an_answer():
+    plain, told = (prompt("dpa", "Good?", ["x", "y"], style="counted", estimate=one) for one in (None, "0.20,0.80"))
+    assert told == plain.replace("2 scores:", "estimate: 0.20,0.80\n2 scores:")
+    full = prompt("dpa", "Good?", ["x", "y"], estimate="0.20,0.80")
+    options, estimate, reminder = full.split("\n\n")[-3:]
     assert options.endswith("B: y")
-    assert [line.rpartition(": ")[2] for line in look_ups.splitlines()[1:]] == [*shown]
-    assert "\n\n".join(part for part in full.split("\n\n") if part != look_ups) == prompt("dpa", "Good?", ["x", "y"])
+    assert estimate.endswith(": 0.20,0.80")
+    assert "\n\n".join(part for part in full.split("\n\n") if part != estimate) == prompt("dpa", "Good?", ["x", "y"])
     assert "K is 2" in reminder
 
 

@@ -52,9 +52,9 @@ def test_the_config_reads_back(tmp_path):
     ("content", "says"),
     [
         ({"task": "dpa"}, "{folder}: another version of appa-flwr wrote this run (its schema is none, "),
-        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 6)"),
-        ({"schema": 6, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
-        ({"schema": 6, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
+        ({"schema": 99}, "{folder}: another version of appa-flwr wrote this run (its schema is 99, this version's 7)"),
+        ({"schema": 7, "task": "x"}, '{folder}/config.json: task = "x" is not valid: it must be one of dpa, opa'),
+        ({"schema": 7, "task": ["dpa"]}, "{folder}/config.json, key 'task', "),
         ([], "{folder}/config.json: input should be "),
         (None, "{folder}: not a run folder, it has no config.json (a run writes to runs/NAME)"),
     ],

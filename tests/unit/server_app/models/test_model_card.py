@@ -81,6 +81,6 @@ def test_scores_of_the_training_metric_beside_the_baselines():
     assert "A, B C" in text
 
 
-def test_a_policy_that_was_asked_with_look_ups_says_where_they_are():
-    assert "look_ups.json" in card(policy__look_ups=True)
-    assert "look_ups.json" not in card()
+def test_a_policy_that_was_asked_with_estimates_says_where_they_are():
+    assert "estimates.json" in card(policy__estimates=True)
+    assert "estimates.json" not in card()

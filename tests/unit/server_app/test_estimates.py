@@ -1,0 +1,124 @@
+"""Estimates for the policy's prompts: hand-worked means, and that no answer estimates itself.
+
+Axis letters: Q questions, K options, J those that are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import catalogue_of
+
+from appa_flwr.config import Config
+from appa_flwr.protocol import formats
+from appa_flwr.survey.types import Question
+from pluralllm.prediction import Targets
+from pluralllm.residual import Shares
+from server_app import estimates
+from server_app.federation.catalogue import embedded
+from server_app.predictor.pretraining import initial_weights
+from server_app.predictor.weights import network
+
+YES_NO, SCALE = ("Yes", "No"), ("Low", "Middle", "High")
+TEXTS = ("Is tea good?", "Is coffee good?", "Is rain bad?", "How is tea?", "How is rain?", "Is wine good?")
+OPTIONS = (YES_NO, YES_NO, YES_NO, SCALE, SCALE, YES_NO)
+TRAIN = np.array([True, True, True, True, False, False])
+ANSWERS = np.array([[0.2, 0.8, 0], [0.4, 0.6, 0], [0.9, 0.1, 0], [0.1, 0.2, 0.7], [1, 0, 0], [1, 0, 0]])
+CONFIG = Config.load({"embedding.dim": 16, "sft.answer-step": 0.01})
+
+
+def asked_catalogue(questions=None):
+    """The questions with real features."""
+    questions = questions or tuple(Question(f"Q{q}", TEXTS[q], options) for q, options in enumerate(OPTIONS))
+    return embedded(CONFIG, questions, TRAIN, np.zeros(len(TRAIN), dtype=bool))
+
+
+def drawn_network():
+    """A network that expects something else of each question and group."""
+    model = network(CONFIG, initial_weights(CONFIG))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def shares_of(record):
+    return formats.parse("dpa", record.estimate, len(record.options)).prediction
+
+
+def test_the_mean_of_look_ups_and_prediction(monkeypatch):
+    drawn = catalogue_of([len(options) for options in OPTIONS], train=TRAIN.tolist())
+    questions = tuple(Question(f"Q{q}", TEXTS[q], options) for q, options in enumerate(OPTIONS))
+    # one feature an option, the question's place on a line
+    place_Q = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    embedding_QKE = (place_Q[:, None, None] * drawn.option_QK[..., None]).astype(np.float32)
+    catalogue, model, seen = replace(drawn, questions=questions, embedding_QKE=embedding_QKE), drawn_network(), []
+
+    def predicted(network, data, table, *, rows, **_):
+        seen.append((network.shares, data.question_N.tolist(), rows.tolist()))
+        answer_QK = np.array([[0.884, 0.116, 0.0]] * 3 + [[0.612, 0.301, 0.087]] * 2 + [[0.884, 0.116, 0.0]])
+        return Targets(answer_QK[rows], np.zeros(len(rows)))
+
+    monkeypatch.setattr(estimates, "predict_targets", predicted)
+    before = model.shares
+    found = estimates.estimates(CONFIG, 2 * ANSWERS, catalogue, model)
+    # Q5: both look-ups have the mean of .2, .4, .9, which is .5; (.5 + .884) / 2 = .692
+    # Q0: without its own .2 they have (.4 + .9) / 2 = .65; (.65 + .884) / 2 = .767
+    # Q4: the only other of three options has (.1, .2, .7); with the prediction that is .356, .2505, .3935
+    # Q3: alone, it has uniform look-ups; (1/3 + .612) / 2 = .473, .317, .210
+    assert [found[q].estimate for q in (5, 0, 4, 3)] == ["0.69,0.31", "0.77,0.23", "0.36,0.25,0.39", "0.47,0.32,0.21"]
+    # what was trained on is predicted without the network, and the network is left as it was
+    trained = [0, 1, 2, 3]
+    assert seen == [(before, trained, [4, 5]), (Shares(features=0.0, plain=1.0), trained, trained)]
+    assert model.shares == before
+    assert [one.share is not None for one in found] == TRAIN.tolist()
+    assert found[3].share == (0.2, 0.4, 1.4)
+
+
+@pytest.mark.parametrize("q", range(len(TEXTS)))
+def test_no_answer_estimates_itself(q):
+    catalogue, model = asked_catalogue(), drawn_network()
+    changed = ANSWERS.copy()
+    changed[q, : len(OPTIONS[q])] = changed[q, : len(OPTIONS[q])][::-1] + 0.3
+    found, other = (estimates.estimates(CONFIG, answers, catalogue, model) for answers in (ANSWERS, changed))
+    np.testing.assert_allclose(shares_of(found[q]), shares_of(other[q]), atol=0.0101)  # a step, where rounding turns
+    told = max(np.abs(shares_of(a) - shares_of(b)).max() for a, b in zip(found, other, strict=True))
+    assert (told > 0.05) == TRAIN[q]  # of a training question others learn, of a held-out one nobody
+
+
+@pytest.mark.parametrize("architecture", ["residual", "attention"])
+def test_any_question_is_estimated_as_those_of_the_run_were(architecture):
+    config = Config.load({**CONFIG.flat(), "pluralllm.architecture": architecture})
+    model = network(config, initial_weights(config))
+    known = estimates.estimates(config, ANSWERS, asked_catalogue(), model)
+    for one in known:
+        question = Question("new", one.question, one.options)
+        assert estimates.asked(config, known, question, model) == one.estimate
+    last = Question("new", TEXTS[-1], OPTIONS[-1])
+    assert estimates.asked(config, known[:-1], last, model) == known[-1].estimate
+    unlike = estimates.asked(config, known, Question("new", "Which?", (*"abcde",)), model)
+    assert len(unlike.split(",")) == 5
+
+
+def test_rankings_are_estimated_too():
+    config = Config.load({**CONFIG.flat(), "task": "opa"})
+    found = estimates.estimates(
+        config, np.array([[1.0, 2.0, 0.0]] * 3 + [[3.0, 2.0, 1.0]] * 3), asked_catalogue(), drawn_network()
+    )
+    assert found[5].estimate in ("A,B", "B,A")
+    assert sorted(found[4].estimate.split(",")) == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_random_rows_are_answered_as_they_are_estimated(task):
+    questions = [Question("a", "Good?", YES_NO), Question("b", "How?", SCALE), Question("c", "Which?", ("v", *"wxyz"))]
+    config = Config.load({"task": task, "sft.answer-step": 0.05})
+    rows = list(estimates.random_rows(config, questions, 300, np.random.default_rng(1)))
+    assert len(rows) == 300
+    assert {question.question_id for question, _ in rows} == {"a", "b", "c"}
+    assert all(formats.parse(task, text, len(question.options)).format_score == 1.0 for question, text in rows)
+    assert len({text for question, text in rows if question.question_id == "c"}) > 50

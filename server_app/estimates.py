@@ -1,22 +1,28 @@
-"""Estimates of answers for the policy's prompts: half PluralLLM's prediction, half the mean of both look-ups.
+"""Estimates of answers for the policy's prompts: between PluralLLM's prediction and the mean of both look-ups.
 
 PluralLLM predicts from what SFT teaches of training questions as if these were one group's answers, which comes close
 to the mean of the groups' predictions and asks no group. The network knows its training questions by heart, and from
 so good estimates of them a policy would learn to trust all estimates too much. So these are predicted by the view
-without a network, where the architecture has one.
+without a network, where the architecture has one; and how much a prediction counts is decided by them too.
 
-Axis letters: Q public questions, K options.
+SFT's prompts show estimates of the mean. PPO's show estimates of what its rule makes of the groups' answers, so that
+a policy that only copies follows the rule too.
+
+Axis letters: G groups, Q public questions, K options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
+from appa_flwr.analysis.aggregation import configured
+from appa_flwr.analysis.destinations import destination
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats, wire
@@ -28,12 +34,48 @@ from pluralllm.prediction import predict_targets
 from pluralllm.residual import ExactResidual, Shares
 from server_app.federation.catalogue import embedded
 from server_app.lookups import look_ups
-from server_app.models.tiny import CONCENTRATION
+from server_app.models.tiny import random_shares
 
 FloatArray = npt.NDArray[np.float64]
 
 RANDOM_ROWS = 3
 """Of SFT for each that shows a true estimate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimator:
+    """Makes the estimates of a run.
+
+    Attributes:
+        catalogue: the public questions.
+        taught_QK: what SFT teaches, of any sums.
+        votes_GQK: the distributions that it is the mean of; None where these are not known or there are none.
+        network: the trained PluralLLM.
+    """
+
+    catalogue: wire.Catalogue
+    taught_QK: FloatArray
+    votes_GQK: FloatArray | None
+    network: PluralLLM
+
+    def for_sft(self, config: Config) -> tuple[EstimateRecord, ...]:
+        """Each question's, of the groups' mean."""
+        return estimates(config, self.taught_QK, self.catalogue, self.network)
+
+    def by_rule(self, config: Config) -> tuple[EstimateRecord, ...]:
+        """Each question's, of where free answers end that follow the config's rule; of the mean without votes."""
+        if self.votes_GQK is None:
+            return self.for_sft(config)
+        train_Q = self.catalogue.train_Q
+        ended_QK = np.zeros(self.taught_QK.shape)
+        ended_QK[train_Q] = destination(
+            configured(config.rule, config.appa),
+            self.votes_GQK[:, train_Q],
+            self.catalogue.option_QK[train_Q],
+            metric=config.reward_metric,
+            seed=child_seed(config.seed, "estimates"),
+        ).answer_QK
+        return estimates(config, ended_QK, self.catalogue, self.network)
 
 
 def estimates(
@@ -43,13 +85,15 @@ def estimates(
 
     Args:
         config: of the run.
-        mean_QK: the groups' mean answers, of any sums; only those to training questions are used.
+        mean_QK: one answer for all groups, of any sums; only those to training questions are used.
         catalogue: the public questions.
         network: the trained PluralLLM.
     """
     found = look_ups(mean_QK, catalogue, np.arange(len(catalogue.questions)))
     looked_up_QK = np.mean([part_QK / part_QK.sum(1, keepdims=True) for part_QK in found.values()], axis=0)
-    estimate_QK = (looked_up_QK + _predicted(config, mean_QK, catalogue, network)) / 2
+    predicted_QK = _predicted(config, mean_QK, catalogue, network)
+    weight = _weight(mean_QK, looked_up_QK, predicted_QK, catalogue) if isinstance(network, ExactResidual) else 0.5
+    estimate_QK = (1 - weight) * looked_up_QK + weight * predicted_QK
     return tuple(
         EstimateRecord(
             question_id=question.question_id,
@@ -61,6 +105,19 @@ def estimates(
         )
         for q, (question, option_K) in enumerate(zip(catalogue.questions, catalogue.option_QK, strict=True))
     )
+
+
+def _weight(
+    mean_QK: FloatArray, looked_up_QK: FloatArray, predicted_QK: FloatArray, catalogue: wire.Catalogue
+) -> float:
+    """Of the prediction, in [0.5, 1]: by least squares on the training questions.
+
+    Those lack what the network knows, so it is too low for others.
+    """
+    known_Q = catalogue.train_Q & (mean_QK.sum(axis=1) > 0)
+    missed_QK = mean_QK[known_Q] / mean_QK[known_Q].sum(axis=1, keepdims=True) - looked_up_QK[known_Q]
+    step_QK = (predicted_QK - looked_up_QK)[known_Q]
+    return float(np.clip(np.vdot(step_QK, missed_QK) / max(np.vdot(step_QK, step_QK), 1e-12), 0.5, 1.0))
 
 
 def _predicted(config: Config, mean_QK: FloatArray, catalogue: wire.Catalogue, network: PluralLLM) -> FloatArray:
@@ -122,5 +179,5 @@ def random_rows(
     """
     for place in rng.integers(len(questions), size=count):
         question = questions[place]
-        even = np.full(len(question.options), np.exp(rng.uniform(*np.log(CONCENTRATION))))
-        yield question, formats.answer(config.task, rng.dirichlet(even), step=config.sft.answer_step)
+        share_K = random_shares(len(question.options), rng)
+        yield question, formats.answer(config.task, share_K, step=config.sft.answer_step)

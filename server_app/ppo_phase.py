@@ -16,7 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.run.records import Iteration, SummaryRow
+from appa_flwr.run.records import ESTIMATE, Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import (
     AUTO,
@@ -95,7 +95,9 @@ def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows
                 if (run.folder.path / name).exists():
                     shutil.copyfile(run.folder.path / name, folder.path / name)
         models = load_policy(config, inputs.base, run.folder.path / SFT_MODEL)
-        align_by_rule(replace(run, config=config, folder=folder), models, inputs, before, rows)
+        second = replace(run, config=config, folder=folder)
+        rows = [row for row in rows if row.method != ESTIMATE]  # of the first rule
+        align_by_rule(second, models, inputs.by_rule(second), before, rows)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 
 

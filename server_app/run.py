@@ -150,10 +150,11 @@ def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> No
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
     if config.policy.attention == "auto":
         folder.came_to({"policy.attention": models.policy().config._attn_implementation})
-    rows = score_baselines(run, inputs.test_J, known_JK=known_answers(run, inputs), earlier=rows + before.rows)
+    asked = inputs if config.run.phases == "sft" else inputs.by_rule(run)
+    rows = score_baselines(run, inputs.test_J, known_JK=known_answers(run, asked), earlier=rows + before.rows)
     if config.run.phases == "sft":
         return
-    ppo_phase.align_by_rule(run, models, inputs, before, rows)
+    ppo_phase.align_by_rule(run, models, asked, before, rows)
     del models  # what follows needs the memory
     if config.baseline_rule not in ("", config.rule):
         ppo_phase.align_by_baseline(run, inputs, before, rows)

@@ -67,7 +67,8 @@ class EstimateRecord(Record):
     """A question in policy/estimates.json.
 
     Attributes:
-        share: what SFT taught; None for a question that is not a training question.
+        share: what the rule made of the groups' answers, or, where the server knows only their mean, this; None for a
+            question that is not a training question.
         estimate: what its prompt shows, an answer in the format asked for.
     """
 

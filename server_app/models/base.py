@@ -118,7 +118,14 @@ def prepare(
     """
     hub_id = ""
     if config.model == TINY_MODEL:
-        recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
+        shows = config.policy.estimates
+        recipe = tiny.TinyRecipe(
+            config.task,
+            steps=config.policy.base_steps,
+            seed=config.seed,
+            estimates=shows,
+            answer_step=config.sft.answer_step if shows else tiny.ANSWER_STEP,
+        )
         folder = tiny.load_or_build(recipe, questions, cache_folder(), progress=progress)
     elif (file := gguf.find(config.model)) is not None:
         folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)

@@ -29,7 +29,7 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 
 
 _ESTIMATES = """Its prompts show an estimate of the answer, which
-`estimates.json` holds for the run's questions, with what was taught of each training question, a mean over the groups;
+`estimates.json` holds for the run's questions, with one answer for all groups to each training question, by the rule;
 `appa_flwr.load_run` makes one of any question. `estimate` above is the score of the estimates themselves. """
 
 

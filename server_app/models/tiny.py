@@ -1,7 +1,8 @@
 """The embedded default policy: a tiny Qwen3 with its own tokenizer, built from scratch on first use and cached.
 
-It is trained on a format-only corpus: public training questions answered by random valid answers. So the base knows how
-an answer is written and nothing of what anybody thinks.
+It is trained on a format-only corpus: public training questions answered by random valid answers, and where prompts are
+to show estimates, by the random estimates that they show. So the base knows how an answer is written, and to read an
+estimate, and nothing of what anybody thinks.
 
 Axis letters: B sequences in a batch, T tokens, K answer options.
 """
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -22,6 +24,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from appa_flwr.core.files import replaced_folder
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
+
+FloatArray = npt.NDArray[np.float64]
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
@@ -44,6 +48,8 @@ class TinyRecipe:
         num_layers: decoder layers.
         num_heads: attention heads (half as many key-value heads).
         seed: seeds weights and corpus.
+        estimates: whether the corpus' prompts show estimates.
+        answer_step: of the corpus' probabilities.
     """
 
     task: str
@@ -55,6 +61,8 @@ class TinyRecipe:
     num_layers: int = 3
     num_heads: int = 4
     seed: int = 0
+    estimates: bool = False
+    answer_step: float = ANSWER_STEP
 
     def key(self, questions: Sequence[Question]) -> str:
         """Cache key: changes with any field and with any question's text or options."""
@@ -83,10 +91,16 @@ def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTra
     )
 
 
-def random_answer(task: str, num_options: int, rng: np.random.Generator) -> str:
-    """A valid answer that carries no opinion: from a random, sometimes peaked, distribution."""
+def random_shares(num_options: int, rng: np.random.Generator) -> FloatArray:
+    """A random, sometimes peaked, distribution (K,)."""
     concentration = np.exp(rng.uniform(*np.log(CONCENTRATION)))
-    return formats.answer(task, rng.dirichlet(np.full(num_options, concentration)), step=ANSWER_STEP)
+    return rng.dirichlet(np.full(num_options, concentration))
+
+
+def _random_row(recipe: TinyRecipe, question: Question, rng: np.random.Generator) -> tuple[str, str]:
+    text = formats.answer(recipe.task, random_shares(len(question.options), rng), step=recipe.answer_step)
+    shown = text if recipe.estimates else None
+    return formats.prompt(recipe.task, question.text, question.options, style="compact", estimate=shown), text
 
 
 def within_budget(rows: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
@@ -157,16 +171,12 @@ def build(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
     rng = np.random.default_rng(recipe.seed)
-    prompts = [formats.prompt(recipe.task, q.text, q.options, style="compact") for q in questions]
-    prompt_ids = tokenizer(prompts)["input_ids"]
     model.train()
     for step in range(recipe.steps):
         picked = rng.integers(len(questions), size=recipe.batch_size)
-        rows = []
-        for index in picked:
-            text = random_answer(recipe.task, len(questions[index].options), rng)
-            rows.append((prompt_ids[index], [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]))
-        rows = within_budget(rows)
+        prompts, answers = zip(*[_random_row(recipe, questions[index], rng) for index in picked], strict=True)
+        answer_ids = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(answers))["input_ids"]]
+        rows = within_budget(list(zip(tokenizer(list(prompts))["input_ids"], answer_ids, strict=True)))
         width = max(len(p) + len(a) for p, a in rows)
         ids_BT = torch.full((len(rows), width), tokenizer.pad_token_id)
         labels_BT = torch.full((len(rows), width), IGNORED_LABEL)

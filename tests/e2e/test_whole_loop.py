@@ -54,6 +54,20 @@ def test_the_ranking_task(tmp_path):
     assert any(example["mean_reward"] > 0 for example in examples)
 
 
+def test_each_rule_has_estimates_of_its_own(tmp_path):
+    tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "policy.tuning": "full", "sft.steps": 25}
+    learning = {"sft.answer-step": 0.05, "rollout.response-length": 48, "data.disagreement": 2.0}
+    rules = {"sft.target": "mean", "rule": "min", "baseline-rule": "average"}
+    folder = run_of(tmp_path, **tiny, **learning, **rules, **{"policy.estimates": True}).run_folder
+    shown = {}
+    for rule, of_rule in (("min", folder), ("average", folder / "average")):
+        shown[rule] = {one.question_id: one.estimate for one in ESTIMATES.read(of_rule / "policy")}
+        rows = json.loads((of_rule / "summary.json").read_text())
+        assert any(row["method"] == "estimate" for row in rows) == (rule == "min")  # scored for the run's own rule
+    assert shown["min"].keys() == shown["average"].keys()
+    assert shown["min"] != shown["average"]
+
+
 @needs_surveys
 def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
     countries = split_names(str(preset("paper")["groups"]))

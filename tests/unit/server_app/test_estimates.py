@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import catalogue_of
+from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
@@ -50,13 +51,17 @@ def shares_of(record):
     return formats.parse("dpa", record.estimate, len(record.options)).prediction
 
 
-def test_the_mean_of_look_ups_and_prediction(monkeypatch):
+def on_a_line():
+    """The questions with one feature an option, the question's place on a line."""
     drawn = catalogue_of([len(options) for options in OPTIONS], train=TRAIN.tolist())
     questions = tuple(Question(f"Q{q}", TEXTS[q], options) for q, options in enumerate(OPTIONS))
-    # one feature an option, the question's place on a line
     place_Q = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     embedding_QKE = (place_Q[:, None, None] * drawn.option_QK[..., None]).astype(np.float32)
-    catalogue, model, seen = replace(drawn, questions=questions, embedding_QKE=embedding_QKE), drawn_network(), []
+    return replace(drawn, questions=questions, embedding_QKE=embedding_QKE)
+
+
+def test_the_mean_of_look_ups_and_prediction(monkeypatch):
+    catalogue, model, seen = on_a_line(), drawn_network(), []
 
     def predicted(network, data, table, *, rows, **_):
         seen.append((network.shares, data.question_N.tolist(), rows.tolist()))
@@ -66,6 +71,7 @@ def test_the_mean_of_look_ups_and_prediction(monkeypatch):
     monkeypatch.setattr(estimates, "predict_targets", predicted)
     before = model.shares
     found = estimates.estimates(CONFIG, 2 * ANSWERS, catalogue, model)
+    # the least weight, a half: least squares on Q0 to Q3 give .239 / 1.154
     # Q5: both look-ups have the mean of .2, .4, .9, which is .5; (.5 + .884) / 2 = .692
     # Q0: without its own .2 they have (.4 + .9) / 2 = .65; (.65 + .884) / 2 = .767
     # Q4: the only other of three options has (.1, .2, .7); with the prediction that is .356, .2505, .3935
@@ -79,8 +85,54 @@ def test_the_mean_of_look_ups_and_prediction(monkeypatch):
     assert found[3].share == (0.2, 0.4, 1.4)
 
 
+@pytest.mark.parametrize(("weight", "counted"), [(0.75, 0.75), (1.5, 1.0)])
+def test_a_prediction_counts_as_it_would_have_on_training_questions(monkeypatch, weight, counted):
+    # Look-ups have .65, .55, .3 and a third each for the training questions, .5 for Q5; these predictions are such that
+    # with the weight all answers are right.
+    looked_up = np.array([[0.65, 0.35, 0], [0.55, 0.45, 0], [0.3, 0.7, 0], [1 / 3, 1 / 3, 1 / 3]])
+    answer_QK = np.zeros((6, 3))
+    answer_QK[:4] = looked_up + (ANSWERS[:4] - looked_up) / weight
+    answer_QK[4:] = [[0.5, 0.3, 0.2], [0.9, 0.1, 0.0]]
+    monkeypatch.setattr(
+        estimates, "predict_targets", lambda *_, rows, **__: Targets(answer_QK[rows], np.zeros(len(rows)))
+    )
+    found = estimates.estimates(CONFIG, ANSWERS, on_a_line(), drawn_network())
+    np.testing.assert_allclose(shares_of(found[5])[0], 0.5 + 0.4 * counted, atol=0.0051)
+
+
+def votes_of(*groups):
+    """Votes (G, Q, K): each group's share of the first of two options, of every question."""
+    return np.stack([np.tile([[share, 1.0 - share]], (4, 1)) for share in groups])
+
+
+def by_rule(rule, votes_GQK, **keys):
+    questions = tuple(Question(f"Q{q}", f"Is {thing} good?", YES_NO) for q, thing in enumerate(("tea", "rain", "ink")))
+    questions += (Question("Q3", "Is wine good?", YES_NO),)
+    train_Q = np.array([True, True, True, False])
+    config = Config.load({**CONFIG.flat(), "rule": rule, **keys})
+    catalogue = embedded(config, questions, train_Q, ~train_Q)
+    model = network(config, initial_weights(config))
+    mean_QK = np.array([[0.5, 0.5]] * 4) if votes_GQK is None else votes_GQK.mean(0)
+    estimator = estimates.Estimator(catalogue, mean_QK, votes_GQK, model)
+    found = estimator.by_rule(config)
+    assert found == estimator.for_sft(config) or votes_GQK is not None
+    return [shares_of(one)[0] for one in found]
+
+
+def test_estimates_follow_the_rule():
+    shares = (*[0.2] * 7, 0.9)
+    average, worst = (by_rule(rule, votes_of(*shares)) for rule in ("average", "min"))
+    grid = np.linspace(0.01, 0.99, 99)
+    score = [[1 - jensenshannon([x, 1 - x], [share, 1 - share], base=2) ** 2 for share in shares] for x in grid]
+    np.testing.assert_allclose(average, grid[np.mean(score, axis=1).argmax()], atol=0.06)
+    np.testing.assert_allclose(worst, grid[np.min(score, axis=1).argmax()], atol=0.03)
+    assert min(worst) > max(average) + 0.2
+    np.testing.assert_allclose(by_rule("min", None), 0.5, atol=0.02)  # no votes are known, but their mean
+
+
 @pytest.mark.parametrize("q", range(len(TEXTS)))
-def test_no_answer_estimates_itself(q):
+def test_no_answer_estimates_itself(monkeypatch, q):
+    monkeypatch.setattr(estimates, "_weight", lambda *_: 0.7)  # one number, to which each answer counts a little
     catalogue, model = asked_catalogue(), drawn_network()
     changed = ANSWERS.copy()
     changed[q, : len(OPTIONS[q])] = changed[q, : len(OPTIONS[q])][::-1] + 0.3

@@ -55,7 +55,8 @@ def test_prompts_and_answers_round_trip(tokenizer, task):
 def test_random_answers_are_valid_and_of_every_kind(task):
     rng = np.random.default_rng(0)
     for num_options in (2, 3, 5):
-        parsed = [formats.parse(task, tiny.random_answer(task, num_options, rng), num_options) for _ in range(300)]
+        texts = [formats.answer(task, tiny.random_shares(num_options, rng), step=0.1) for _ in range(300)]
+        parsed = [formats.parse(task, text, num_options) for text in texts]
         assert all(p.format_score == 1.0 for p in parsed)
         predictions = np.array([p.prediction for p in parsed])
         # every option is the first choice in about 1 / K of them: 300 / K, five standard deviations
@@ -66,6 +67,23 @@ def test_random_answers_are_valid_and_of_every_kind(task):
             assert (np.abs(predictions.mean(0) - 1 / num_options) < 5 * np.sqrt(0.25 / 300)).all()
             assert predictions.max() > 0.8
             assert predictions.max(1).min() < 0.7
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_a_corpus_with_estimates(task, monkeypatch):
+    asked, prompt = [], formats.prompt
+
+    def kept(*given, estimate=None, **keywords):
+        asked.append(estimate)
+        return prompt(*given, estimate=estimate, **keywords)
+
+    monkeypatch.setattr(formats, "prompt", kept)
+    recipe = dataclasses.replace(RECIPE, task=task, steps=1, batch_size=50, estimates=True, answer_step=0.05)
+    tiny.build(recipe, QUESTIONS)
+    shown = [text for text in asked if text is not None]
+    assert len(shown) == 50
+    assert {formats.parse(task, text, len(text.split(","))).format_score for text in shown} == {1.0}
+    assert len(set(shown)) > (15 if task == "dpa" else 5)
 
 
 def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):

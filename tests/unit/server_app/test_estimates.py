@@ -105,17 +105,15 @@ def votes_of(*groups):
     return np.stack([np.tile([[share, 1.0 - share]], (4, 1)) for share in groups])
 
 
-def by_rule(rule, votes_GQK, **keys):
+def by_rule(rule, votes_GQK):
     questions = tuple(Question(f"Q{q}", f"Is {thing} good?", YES_NO) for q, thing in enumerate(("tea", "rain", "ink")))
     questions += (Question("Q3", "Is wine good?", YES_NO),)
     train_Q = np.array([True, True, True, False])
-    config = Config.load({**CONFIG.flat(), "rule": rule, **keys})
+    config = Config.load({**CONFIG.flat(), "rule": rule})
     catalogue = embedded(config, questions, train_Q, ~train_Q)
     model = network(config, initial_weights(config))
-    mean_QK = np.array([[0.5, 0.5]] * 4) if votes_GQK is None else votes_GQK.mean(0)
-    estimator = estimates.Estimator(catalogue, mean_QK, votes_GQK, model)
-    found = estimator.by_rule(config)
-    assert found == estimator.for_sft(config) or votes_GQK is not None
+    mean_QK = np.full((4, 2), 0.5)  # another than that of the votes
+    found = estimates.Estimator(catalogue, mean_QK, votes_GQK, model).by_rule(config)
     return [shares_of(one)[0] for one in found]
 
 

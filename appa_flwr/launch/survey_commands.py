@@ -15,8 +15,6 @@ from appa_flwr.launch.options import Overrides
 from appa_flwr.launch.shown import show
 from appa_flwr.survey.types import Survey
 
-MOST_SETS = 8
-
 export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 
 Source = Annotated[
@@ -71,23 +69,13 @@ def survey(
     )
 
 
-def diagnose(
-    source: Source,
-    overrides: Overrides = None,
-    sets: Annotated[
-        int, typer.Option(min=0, help="Search for sets of so many groups on which rules can differ; 0 = do not.")
-    ] = 0,
-) -> None:
+def diagnose(source: Source, overrides: Overrides = None) -> None:
     """Say before training whether a survey can tell rules apart."""
     chosen, survey = _surveyed(source, overrides)
     from appa_flwr.analysis.destinations import rules
     from appa_flwr.analysis.diagnosis import diagnose as diagnosed
-    from appa_flwr.analysis.group_sets import search
-    from appa_flwr.report.diagnosis_tables import sets_table, tables
+    from appa_flwr.report.diagnosis_tables import tables
 
-    if sets:
-        show(sets_table(search(survey, metric=chosen.reward_metric, size=sets, most=MOST_SETS, seed=chosen.seed)))
-        return
     found = diagnosed(survey, metric=chosen.reward_metric, rules=rules(chosen), seed=chosen.seed)
     show(*tables(found), *found.sentences(threshold=chosen.appa.fairness_threshold))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.table import Table
 
 from appa_flwr.analysis.diagnosis import Diagnosis
-from appa_flwr.analysis.group_sets import GroupSet
 
 
 def tables(found: Diagnosis) -> Iterator[Table]:
@@ -31,13 +30,3 @@ def tables(found: Diagnosis) -> Iterator[Table]:
             gap = f"{known[name]:.3f}" if name in known else "-"
             groups.add_row(name, str(found.without[name][0]), gap, f"{found.differences.gap:.3f}")
         yield groups
-
-
-def sets_table(found: Sequence[GroupSet]) -> Table:
-    """Sets of groups on which rules can differ, as `search` orders them."""
-    table = Table("one group", "against", "gap, questions searched", "gap, other questions", "other questions")
-    for one in found:
-        table.add_row(
-            one.outlier, "; ".join(one.others), f"{one.searched_gap:.3f}", f"{one.gap:.3f}", str(one.questions)
-        )
-    return table

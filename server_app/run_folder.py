@@ -137,7 +137,7 @@ class RunFolder:
         """Replace a phase's time in `phases.json`."""
         earlier = self._phases[phase].peak_mib if phase in self._phases else None
         peak = max((mib for mib in (earlier, _peak_mib()) if mib is not None), default=None)
-        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak, gpu_mib=_gpu_mib())
+        self._phases[phase] = records.Phase(phase=phase, seconds=round(seconds, 3), peak_mib=peak)
         self.write(PHASES, tuple(self._phases.values()))
         if self._above is not None:
             self._above.save_seconds(self._named(phase), seconds)
@@ -194,13 +194,6 @@ def _peak_mib() -> float | None:
 
     unit = 1 if sys.platform == "darwin" else KIBIBYTE
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEBIBYTE, 1)
-
-
-def _gpu_mib() -> float | None:
-    torch = sys.modules.get("torch")  # its import takes seconds; where nobody needed it, nothing is on a GPU
-    if torch is None or not torch.cuda.is_available():
-        return None
-    return float(round(torch.cuda.max_memory_allocated() / MEBIBYTE, 1))
 
 
 def _left(spent: float, step: int, of: int) -> float | None:

@@ -149,10 +149,7 @@ def fake_run(folder: Path, *, groups: tuple[str, ...], iterations: int) -> Path:
         summary=[
             row(method, *both, metric=m, groups=groups) for m in TASK_METRICS["dpa"] for method, both in GOOD.items()
         ],
-        phases=[
-            {"phase": phase, "seconds": seconds, "peak_mib": 812.5, "gpu_mib": None}
-            for phase, seconds in phases.items()
-        ],
+        phases=[{"phase": phase, "seconds": seconds, "peak_mib": 812.5} for phase, seconds in phases.items()],
         pluralllm=predictor_card(groups),
         examples=[example | {"sft": "0.60, 0.30, 0.10", "ppo": "0.45, 0.35, 0.20", "mean_reward": 0.912}],
     )

@@ -10,7 +10,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.report import accuracy, findings, judged, second_rule
 from appa_flwr.report.artifacts import RunArtifacts, read_run
-from appa_flwr.report.page import page, short, summed, truths
+from appa_flwr.report.page import page, short, summed
 from appa_flwr.report.plots import predictor_plots, results, training_curves
 from appa_flwr.run.cards import Card
 from appa_flwr.run.records import MODEL, RuleRound
@@ -48,9 +48,6 @@ def _pictures(run: RunArtifacts) -> Iterable[Picture]:
     if by_rule := second_rule.second_rule(run):
         yield "worst_group", second_rule.picture(by_rule), "score of the worst-served group by rule"
     metric = run.training_metric
-    ways = [(name, way) for name, survey in truths(run) for way in findings.ways(run, survey=survey)]
-    if ways:
-        yield "way_to_ceiling", results.way_to_ceiling(ways, metric=metric), "way from base to ceiling"
     scores = {method: run.scores(method, metric, survey=False) for method in (*SPIDER_METHODS, *run.models)}
     per_group = {name.removeprefix(MODEL): found.per_group for name, found in scores.items() if found is not None}
     if per_group and len(run.groups) >= results.LEAST_SPIDER_GROUPS:
@@ -62,8 +59,6 @@ def _pictures(run: RunArtifacts) -> Iterable[Picture]:
         yield from _training_pictures(run)
     for name, lines in list(run.served.items())[:MOST_SERVED]:
         yield from _rule_pictures(run, lines, prefix=f"served_{name}_", below=f"{name}'s round")
-    if run.phases:
-        yield "seconds_per_phase", training_curves.seconds_per_phase(run.phases), "seconds per phase"
     if run.pluralllm is not None:
         yield from _predictor_pictures(run.pluralllm)
 
@@ -73,9 +68,6 @@ def _predictor_pictures(found: Card) -> Iterable[Picture]:
     if found.rounds:
         picture = predictor_plots.loss_curve(found.rounds, chosen=found.chosen)
         yield "pluralllm", picture, f"loss and validation error {of} over its rounds"
-    if curves := accuracy.context_curves(found):
-        picture = predictor_plots.predictor_by_context(curves)
-        yield "pluralllm_context", picture, f"score {of} by number of context answers"
     if found.groups:
         yield "pluralllm_groups", predictor_plots.predictor_by_group(accuracy.by_group(found)), f"score {of} by group"
 
@@ -113,6 +105,3 @@ def _training_pictures(run: RunArtifacts) -> Iterable[Picture]:
     if any(line.held_out for line in lines):
         yield "learning_curve", training_curves.learning_curve(lines), "scores of the policy while it learns"
     yield "ppo_health", training_curves.ppo_health(lines), "measures of the health of PPO over the iterations"
-    waiting = findings.federation_share(lines)
-    title = "Time per iteration" + ("" if waiting is None else f"; {waiting:.1%} of it waiting for groups")
-    yield "seconds_per_iteration", training_curves.seconds_per_iteration(lines, title=title), "seconds per iteration"

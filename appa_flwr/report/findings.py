@@ -29,8 +29,6 @@ _NAMES = {
     ESTIMATE: "the estimate in its prompts",
     "sft": "SFT",
 }
-CEILING_OF: dict[Measure, str] = {"Avg AS": "ceiling-average", "Min AS": "ceiling-min"}
-
 SHOWN_TIE = 0.0005
 """Half of the last of the three decimals shown: a smaller difference reads as 0.000 and is none."""
 
@@ -84,22 +82,6 @@ class Gain:
         if ESTIMATE in self.over and not self._above(ESTIMATE):
             return "not over estimate"
         return "not over sft" if "sft" in self.over and not self._above("sft") else "gain"
-
-
-@dataclass(frozen=True)
-class Way:
-    """Positions of the methods between base and ceiling on one measure.
-
-    Attributes:
-        positions: method -> score, of those measured among base, uniform, the best look-up, sft, ppo and the measure's
-            ceiling.
-        covered: (ppo - base) / (ceiling - base); None where the ceiling does not lie above base. 1 is the
-            ceiling, negative is below base.
-    """
-
-    measure: Measure
-    positions: dict[str, float]
-    covered: float | None
 
 
 class FallBack(NamedTuple):
@@ -195,24 +177,6 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
         behind = [gain.measure for gain in found if gain.verdict == last]
         return f"PPO is not surely above {than}{'' if len(behind) == len(found) else f' in {behind[0]}'}."
     return "PPO did not gain."
-
-
-def ways(run: RunArtifacts, *, survey: bool) -> tuple[Way, ...]:
-    """Share of the way from base to the best shared answer that PPO covers on the training metric.
-
-    One way a measure for which base, PPO and that measure's ceiling were evaluated; `survey` as in `gains`.
-    """
-    found = []
-    for measure in MEASURES:
-        methods = ("base", "uniform", "sft", "ppo", CEILING_OF[measure])
-        positions = _measured(run, methods, measure, survey=survey)
-        look_ups = _measured(run, LOOK_UPS, measure, survey=survey)
-        positions |= {name: value for name, value in look_ups.items() if value == max(look_ups.values())}
-        if {"base", "ppo", CEILING_OF[measure]} <= positions.keys():
-            base, ceiling = positions["base"], positions[CEILING_OF[measure]]
-            covered = (positions["ppo"] - base) / (ceiling - base) if ceiling - base > SHOWN_TIE else None
-            found.append(Way(measure, positions, covered))
-    return tuple(found)
 
 
 def worst_group(run: RunArtifacts, *, survey: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""The picture of a survey: what each group answered, and on which questions the groups differ.
+"""The picture of a survey: what each group answered, and how far the groups differ.
 
 Drawn in the style of `appa_flwr.report.plots`, without pyplot.
 
@@ -8,7 +8,6 @@ Axis letters: G groups, Q questions, K answer options.
 from __future__ import annotations
 
 import math
-import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,13 +26,11 @@ from appa_flwr.survey.types import FloatArray, Survey
 
 FILE: Final = "survey.png"
 MAX_GROUPS: Final = 180
-MIN_CONTESTED: Final = 8
 _MAX_NAME_CHARS: Final = 34
-_TEXT_WIDTH, _TEXT_LINES = 58, 2
 _GROUPS_PER_COLUMN: Final = 60
 _COLUMN_WIDTH, _QUESTIONS_WIDTH = 4.6, 7.4  # inches
 _CURVE_HEIGHT, _FRAME, _NOTHING = 2.2, 0.8, 0.01  # inches
-_GROUP_HEIGHT, _QUESTION_HEIGHT = 0.19, 0.36  # inches of a row
+_GROUP_HEIGHT = 0.19  # inches of a row
 _FONT: Final = 8
 _ROOM_FOR_COUNT: Final = 1.08  # of the longest bar
 
@@ -81,10 +78,7 @@ def _picture(survey: Survey, by_question: Mapping[str, float]) -> Figure:
     columns = math.ceil(shown / _GROUPS_PER_COLUMN)
     rows = math.ceil(shown / columns)
     left = rows * _GROUP_HEIGHT + _FRAME
-    room = left - _CURVE_HEIGHT - 2 * _FRAME
-    num_contested = min(len(by_question), max(MIN_CONTESTED, int(room / _QUESTION_HEIGHT)))
-    lower = num_contested * _QUESTION_HEIGHT + _FRAME
-    right = _CURVE_HEIGHT + _FRAME + lower
+    right = _CURVE_HEIGHT + _FRAME
     height = max(left, right)
     made = style.figure(height, width=columns * _COLUMN_WIDTH + _QUESTIONS_WIDTH)
     # Each half keeps its own height: few groups are not stretched, and many do not stretch the questions.
@@ -93,15 +87,13 @@ def _picture(survey: Survey, by_question: Mapping[str, float]) -> Figure:
     grid = groups.add_gridspec(2, columns, height_ratios=[left, max(height - left, _NOTHING)])
     _coverage([groups.add_subplot(grid[0, column]) for column in range(columns)], survey, rows)
     if by_question:
-        heights = [_CURVE_HEIGHT + _FRAME, lower, max(height - right, _NOTHING)]
-        grid = questions.add_gridspec(3, 1, height_ratios=heights)
+        grid = questions.add_gridspec(2, 1, height_ratios=[right, max(height - right, _NOTHING)])
         _curve(questions.add_subplot(grid[0]), np.sort(list(by_question.values()))[::-1])
-        _contested(questions.add_subplot(grid[1]), survey, by_question, num_contested)
     return made
 
 
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_NAME_CHARS else name[: _MAX_NAME_CHARS - 1].rstrip() + "…"
 
 
 def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
@@ -116,7 +108,7 @@ def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
         axes.barh(range(len(names)), kept_G, color=style.BLUE, height=0.75)
         ends = axes.barh(range(len(names)), out_G, left=kept_G, color=style.VERMILION, height=0.75, hatch="///")
         axes.bar_label(ends, list(map(str, kept_G)), padding=2, fontsize=_FONT - 2)
-        axes.set_yticks(range(len(names)), [_short(name, _MAX_NAME_CHARS) for name in names], fontsize=_FONT)
+        axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize=_FONT)
         axes.set_ylim(rows - 0.4, -0.6)
         axes.set_xlim(0, _ROOM_FOR_COUNT * longest)
         axes.grid(False, axis="y")
@@ -131,7 +123,7 @@ def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
 
 
 def _curve(axes: Axes, value_Q: FloatArray) -> None:
-    """Disagreement of all questions, from the most contested one to the least."""
+    """Disagreement of all questions, the largest first."""
     median = float(np.median(value_Q))
     rank_Q = np.arange(1, len(value_Q) + 1)
     axes.fill_between(rank_Q, value_Q, color=style.SKY, alpha=0.4, linewidth=0)
@@ -144,26 +136,3 @@ def _curve(axes: Axes, value_Q: FloatArray) -> None:
     axes.set_xlabel(f"{len(value_Q)} questions that two groups or more answered, by rank")
     axes.set_ylabel("0 = all agree, at most 1")
     axes.set_title("Disagreement: mean JS divergence from the groups' mean")
-
-
-def _contested(axes: Axes, survey: Survey, by_question: Mapping[str, float], count: int) -> None:
-    """The most contested questions in words, with how many groups answered each."""
-    texts = {question.question_id: question.text for question in survey.questions}
-    top = sorted(by_question, key=lambda key: -by_question[key])[:count]
-    rows = np.arange(len(top))
-    axes.barh(rows, [by_question[key] for key in top], color=style.ORANGE, height=0.7)
-    labels = []
-    for key in top:
-        answered = sum(key in mine for mine in survey.answers.values())
-        text = " ".join(texts[key].split())
-        lines = textwrap.wrap(f"{text} [{answered}]", _TEXT_WIDTH)
-        if len(lines) > _TEXT_LINES:
-            # Questions of one battery begin alike: their end is what tells them apart.
-            lines = [_short(lines[0], _TEXT_WIDTH - 1) + "…", f"{text} [{answered}]"[-_TEXT_WIDTH:].partition(" ")[2]]
-        labels.append("\n".join(lines))
-    axes.set_yticks(rows, labels, fontsize=_FONT - 1)
-    axes.set_ylim(len(top) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    axes.grid(False, axis="y")
-    axes.set_xlabel("divergence from the groups' mean (JS)")
-    axes.set_title("Most contested questions [groups that answered]")

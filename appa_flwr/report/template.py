@@ -127,17 +127,6 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:.95em}
 {% endcall %}
 {% endif %}
 {% endcall %}
-{% call section("Way to the ceiling") %}
-{% for name, survey in truths(run) %}
-{% for way in findings.ways(run, survey=survey) %}
-{% if loop.first %}<p>Way from base to ceiling covered by PPO, {{ name }}: {% endif %}
-{{ way.measure }} {{ "base is at the ceiling already" if way.covered is none else "{:.0%}".format(way.covered) }}
-{{- "" if loop.last else ", " -}}
-{% if loop.last %}.</p>{% endif %}
-{% endfor %}
-{% endfor %}
-{{ picture("way_to_ceiling") }}
-{% endcall %}
 {% call section("Per group") %}
 {{ picture("spider") }}{% if run.groups %}{{ table(per_group_table(run)) }}{% endif %}
 {% endcall %}
@@ -171,12 +160,10 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 {% call section("PPO health") %}{% call folded("Losses, KL, entropy, length") %}{{ picture("ppo_health") }}{% endcall %}
 {% endcall %}
 {% call section("Time") %}
-{{ picture("seconds_per_phase") }}
 {% set share = findings.federation_share(run.iterations) %}
 {% if share is not none %}
 <p>{{ "{:.1%}".format(share) }} of the iterations' time was spent waiting for groups.</p>
 {% endif %}
-{{ picture("seconds_per_iteration") }}
 {% endcall %}
 {% call section("Preference predictor") %}
 {% set found = run.pluralllm %}
@@ -188,7 +175,7 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 {% call folded("By number of context answers") %}
 {% if found and context_table(found) %}{{ table(context_table(found)) }}{% endif %}
 {% endcall %}
-{{ picture("pluralllm_context") }}{{ picture("pluralllm_groups") }}
+{{ picture("pluralllm_groups") }}
 {% endcall %}
 {% call section("Example answers") %}
 {% for example in run.examples %}

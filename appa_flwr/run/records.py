@@ -278,13 +278,11 @@ class Phase(Record):
         seconds: added up over resumed sessions.
         peak_mib: the most memory that the server's process had used by the phase's end, in MiB; None where the system
             does not tell, and in older runs.
-        gpu_mib: the same of the GPU, since the run was started or resumed; None without one.
     """
 
     phase: str
     seconds: float
     peak_mib: float | None = None
-    gpu_mib: float | None = None
 
 
 class Example(Record):

@@ -224,7 +224,7 @@ def test_the_report_shows_the_summary(finished):
         assert group in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
-    assert {path.name for path in (finished.folder / "plots").iterdir()} >= {"spider.png", "way_to_ceiling.png"}
+    assert {path.name for path in (finished.folder / "plots").iterdir()} >= {"spider.png", "learning_curve.png"}
 
 
 def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_out):

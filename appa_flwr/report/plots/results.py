@@ -1,4 +1,4 @@
-"""Pictures of results: scores per group, and the way from base to ceiling.
+"""The picture of results: scores per group.
 
 Axis letters: G groups.
 """
@@ -16,9 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.report.artifacts import is_known
-from appa_flwr.report.findings import Way
 from appa_flwr.report.plots import style
-from appa_flwr.run.records import LOOK_UPS
 
 LEAST_SPIDER_GROUPS = 3
 MOST_UPRIGHT_NAMES = 12
@@ -91,62 +89,3 @@ def _name_spoke(axes: Axes, name: str, *, angle: float, rim: float, upright: boo
         fontsize=10 if upright else 8,
         annotation_clip=False,
     )
-
-
-def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Moves positions apart so that labels placed there do not overlap.
-
-    They keep their order and end up in [low, high], at least `gap` apart, or less where they cannot all fit.
-    """
-    steps = min(gap, (high - low) / max(len(positions) - 1, 1)) * np.arange(len(positions))
-    order = np.argsort(positions, kind="stable")
-    wanted = np.array(positions)[order] - steps
-    # Pushed rightwards only and leftwards only: both keep the gaps, so their mean does, and it favours no side.
-    rightwards = np.maximum.accumulate(wanted)
-    leftwards = np.minimum.accumulate(wanted[::-1])[::-1]
-    placed = np.empty(len(positions))
-    placed[order] = np.clip((rightwards + leftwards) / 2, low, high - steps[-1]) + steps
-    return [float(place) for place in placed]
-
-
-@style.picture
-def way_to_ceiling(ways: Sequence[tuple[str, Way]], *, metric: str) -> Figure:
-    """A bar from base to ceiling a (name of the targets, way), filled as far as PPO came."""
-    edge = 0.04
-    figure = style.figure(0.9 + 1.25 * len(ways))
-    axes = figure.add_subplot(
-        xlabel=f"alignment score ({metric}, 0 to 1)", title="The way from base to the best shared answer"
-    )
-    values = [value for _, way in ways for value in way.positions.values()]
-    span = max(max(values) - min(values), 0.01)
-    axes.set_xlim(min(values) - edge * span, max(values) + edge * span)
-    names = []
-    for row, (targets, way) in enumerate(ways):
-        _draw_way(axes, way, row=row)
-        covered = "no way to go" if way.covered is None else f"{way.covered:.0%} covered"
-        names.append(f"{way.measure}\n{targets}\n{covered}")
-    style.rows(axes, names)
-    axes.set_ylim(len(ways) - 0.35, -0.65)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    return figure
-
-
-def _draw_way(axes: Axes, way: Way, *, row: int) -> None:
-    """One bar with its markers; the names hang below, moved apart and joined to the markers by thin lines."""
-    thickness, label_gap, label_depth, line_start = 0.30, 0.115, 0.36, 0.18
-    ceiling_name = next(method for method in way.positions if method.startswith("ceiling"))
-    base, ceiling, ppo = way.positions["base"], way.positions[ceiling_name], way.positions["ppo"]
-    axes.barh(row, ceiling - base, left=base, height=thickness, color=style.SHADE, zorder=2)
-    gained = ppo >= base
-    look: style.Look = {"color": style.ORANGE if gained else style.LIGHT_GREY, "hatch": None if gained else "///"}
-    axes.barh(row, ppo - base, left=base, height=thickness, zorder=2, edgecolor="white", linewidth=0, **look)
-    low, high = axes.get_xlim()
-    gap = label_gap * (high - low)
-    places = spread(list(way.positions.values()), gap=gap, low=low + gap / 2, high=high - gap / 2)
-    for (method, value), place in zip(way.positions.items(), places, strict=True):
-        name, colour, marker, _ = style.METHOD_STYLE[method]
-        name = {ceiling_name: "Ceiling"}.get(method, "Look-up" if method in LOOK_UPS else name.removesuffix(" answer"))
-        axes.plot(value, row, marker=marker, color=colour, markersize=9, markeredgewidth=2, zorder=4)
-        axes.plot([value, place], [row + line_start, row + label_depth - 0.02], color=style.GREY, linewidth=0.8)
-        axes.text(place, row + label_depth, f"{name} {value:.3f}", ha="center", va="top", fontsize=9, color=colour)

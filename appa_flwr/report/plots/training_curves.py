@@ -1,6 +1,6 @@
-"""Pictures of training: what happened to the groups and to the policy, iteration by iteration, and what took the time.
+"""Pictures of training: what happened to the groups and to the policy, iteration by iteration.
 
-Each function takes one or more iterations (or phases) and returns a PNG.
+Each function takes one or more iterations and returns a PNG.
 
 Axis letters: I iterations.
 """
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from appa_flwr.report.plots import style
-from appa_flwr.run.records import CurvePoint, Iteration, Phase, RuleRound
+from appa_flwr.run.records import CurvePoint, Iteration, RuleRound
 
 MOST_NAMED_GROUPS = 12
 """Above this, lines of single groups cannot be told apart: all are grey and the extremes are named."""
@@ -26,13 +26,6 @@ NAMED_LOWEST, NAMED_HIGHEST = 4, 3
 SMOOTHING_WINDOW = 5
 PPO_ITERATION = "PPO iteration"
 
-PARTS: Mapping[str, tuple[str, str]] = {
-    # part of an iteration: (name, colour)
-    "rollout": ("rollouts", style.SKY),
-    "federation_wait": ("waiting for groups", style.VERMILION),
-    "reference": ("reference and values", style.YELLOW),
-    "update": ("PPO update", style.BLUE),
-}
 HEALTH: tuple[tuple[str, str, Callable[[Iteration], float]], ...] = (
     # title, unit, value
     ("Format score", "mean, 0 to 1", lambda line: line.format_score),
@@ -200,40 +193,4 @@ def ppo_health(iterations: Sequence[Iteration]) -> Figure:
     for axes in panels.flat:
         _iteration_axis(axes, iterations, name=PPO_ITERATION if axes in panels[-1] else "")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    return figure
-
-
-@style.picture
-def seconds_per_iteration(iterations: Sequence[Iteration], *, title: str) -> Figure:
-    """Stacked bars: what each iteration spent its seconds on."""
-    figure = style.figure(3.8)
-    axes = figure.add_subplot(ylabel="seconds", title=title)
-    below_I = np.zeros(len(iterations))
-    for number, part in enumerate(dict.fromkeys(part for line in iterations for part in line.seconds)):
-        name, colour = PARTS.get(part, (style.label(part), style.GROUP_COLOURS[number % len(style.GROUP_COLOURS)]))
-        values_I = np.nan_to_num(style.as_array(line.seconds.get(part) for line in iterations))
-        width = 1.0 if len(iterations) > style.MOST_MARKED_POINTS else 0.7
-        axes.bar(_numbers(iterations), values_I, bottom=below_I, width=width, color=colour, label=name)
-        below_I += values_I
-    style.legend(figure, axes, step=-1)  # as the bars are stacked
-    _iteration_axis(axes, iterations)
-    axes.grid(visible=False, axis="x")
-    return figure
-
-
-@style.picture
-def seconds_per_phase(phases: Sequence[Phase]) -> Figure:
-    """A bar a phase, in the order in which they ran, with the most memory used by its end."""
-    figure = style.figure(1.0 + 0.36 * len(phases))
-    axes = figure.add_subplot(xlabel="seconds", title="Time per phase, and the server's memory until then")
-    bars = axes.barh(range(len(phases)), [phase.seconds for phase in phases], color=style.BLUE, height=0.65)
-    labels = [
-        f"{phase.seconds:.1f} s"
-        + ("" if phase.peak_mib is None else f", {phase.peak_mib / 1024:.1f} GiB")
-        + ("" if phase.gpu_mib is None else f", GPU {phase.gpu_mib / 1024:.1f} GiB")
-        for phase in phases
-    ]
-    axes.bar_label(bars, labels, padding=4, fontsize=9)
-    axes.margins(x=0.2)
-    style.rows(axes, [style.label(phase.phase) for phase in phases])
     return figure

@@ -9,31 +9,13 @@ import pandas as pd
 import pytest
 from report_runs import figure_of, found_predictor, line, page_of, read
 
-from appa_flwr.report import accuracy
-from appa_flwr.report.plots import predictor_plots, results, training_curves
+from appa_flwr.report.plots import predictor_plots, training_curves
 
 
 def curve_of(axes: Any) -> dict[float, float]:
     """x -> y of the points of the only line of a panel that has a marker."""
     (line,) = [line for line in axes.lines if line.get_marker() not in ("None", None)]
     return {float(x): float(y) for x, y in line.get_xydata()}
-
-
-def levels_of(axes: Any) -> list[float]:
-    return [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() in ("None", None)]
-
-
-def test_the_context_picture_has_a_curve_and_the_baselines_of_each_part(tmp_path):
-    figure = figure_of(predictor_plots.predictor_by_context, accuracy.context_curves(found_predictor(tmp_path)))
-    seen, unseen = figure.axes
-    assert curve_of(seen) == pytest.approx({2**i: 0.80 + 0.02 * i for i in range(7)})
-    assert list(curve_of(unseen)) == [1, 2, 8, 16]  # whatever the order in the file
-    assert curve_of(unseen) == pytest.approx({1: 0.70, 2: 0.71, 8: 0.73, 16: 0.74})
-    assert sorted(levels_of(seen)) == [0.79, 0.88, 0.94]  # uniform, nearest question, mean of the others
-    assert sorted(levels_of(unseen)) == [0.69, 0.76]
-    assert seen.get_xscale() == "log"
-    assert seen.get_title("left") == "seen groups, held-out questions, 240 answers"
-    assert unseen.get_title("left").endswith("236 to 240 answers\nmean of the others: 180 of 240 answers")
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -50,16 +32,6 @@ def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path, validat
     assert len(errors) == validated
     marks = [{*line.get_xdata()} for axes in (loss, *errors) for line in axes.lines if line.get_linestyle() == ":"]
     assert marks == [{found.chosen}] * (1 + validated)
-
-
-def test_labels_are_moved_apart_in_order():
-    placed = results.spread([0.50, 0.10, 0.51, 0.52], gap=0.1, low=0.0, high=1.0)
-    # .50, .51, .52 want 0.1 between them around their middle .51: .41, .51, .61; .10 is free and stays.
-    assert placed == pytest.approx([0.41, 0.10, 0.51, 0.61])
-    crowded = results.spread([0.98, 0.99, 1.0], gap=0.1, low=0.0, high=1.0)
-    assert crowded == pytest.approx([0.8, 0.9, 1.0])
-    # Five labels of 0.5 cannot fit into 1: they share it evenly.
-    assert results.spread([0.5] * 5, gap=0.5, low=0.0, high=1.0) == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):

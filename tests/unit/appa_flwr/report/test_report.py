@@ -117,24 +117,6 @@ def test_the_rule_that_would_end_highest_for_the_worst_group_is_named(tmp_path, 
     assert made.cells(page, "mix")[3] == "+0.050 (+0.040 to +0.060)"
 
 
-@pytest.mark.parametrize(
-    ("changed", "covered", "says"),
-    [
-        # Avg by ceiling-average: (.860 - .700) / (.900 - .700) = .16 / .20 = .8
-        # Min by ceiling-min: (.800 - .600) / (.840 - .600) = .20 / .24 = 5/6
-        ({}, [0.8, 5 / 6], "Avg AS 80%, Min AS 83%"),
-        ({"base": (0.900, 0.850)}, [None, None], "base is at the ceiling already"),
-    ],
-)
-def test_way_from_base_to_ceiling(tmp_path, changed, covered, says):
-    found = findings.ways(read_run(made.scored_run(tmp_path, **changed)), survey=False)
-    assert [way.covered for way in found] == pytest.approx(covered)
-    assert found[1].positions["ceiling-min"] == 0.840
-    look_ups = [way.positions.keys() & {"option-list", "nearest-questions"} for way in found]
-    assert look_ups == [{"option-list"}, {"nearest-questions"}]
-    assert says in made.page_of(tmp_path)
-
-
 def test_groups_stand_worst_predicted_first_and_unseen_ones_last(tmp_path):
     groups = accuracy.by_group(made.found_predictor(tmp_path, ("a", "b", "c")))
     shown = [(group.name, group.unseen, group.js["PluralLLM"]) for group in groups]
@@ -228,7 +210,7 @@ def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_on
 
 
 def test_pictures_are_not_written_through_a_link(tmp_path):
-    folder = made.write_run(tmp_path / "run", config=made.CONFIG, phases=[{"phase": "ppo", "seconds": 1.0}])
+    folder = made.write_run(tmp_path / "run", config=made.CONFIG, pluralllm=made.predictor_card(rounds=[]))
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (folder / "plots").symlink_to(theirs)
@@ -237,7 +219,7 @@ def test_pictures_are_not_written_through_a_link(tmp_path):
     assert list(theirs.iterdir()) == []
     (folder / "plots").unlink()
     build(folder)
-    assert [path.name for path in (folder / "plots").iterdir()] == ["seconds_per_phase.png"]
+    assert [path.name for path in (folder / "plots").iterdir()] == ["pluralllm_groups.png"]
 
 
 def test_a_broken_file_leaves_the_old_report_alone(tmp_path):

@@ -1,7 +1,6 @@
 """Faults of a run that show before Flower starts: a process of the launcher, which itself needs no torch.
 
-It reads the config as JSON on standard input; a user's mistake is a line on standard output and exit code 2. With
-`--memory` it prints what the run will need of a GPU's memory instead.
+It reads the config as JSON on standard input; a user's mistake is a line on standard output and exit code 2.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import transformers
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from server_app import tracking
-from server_app.models import base, gpu_memory
+from server_app.models import base
 
 LARGEST_FULL_STEP = 1e-4
 """Of PPO with all weights: at 4e-4 two updates broke SmolLM2, at 1e-5 it learned."""
 
 
 def main() -> None:
-    """Check the tracker and, where a policy is trained, its base model; or estimate the memory that it needs."""
+    """Check the tracker and, where a policy is trained, its base model."""
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     config = Config.load(json.load(sys.stdin))
@@ -32,9 +31,6 @@ def main() -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        if "--memory" in sys.argv:
-            print(gpu_memory.told(config))
-            return
         tracking.check(config)
         if config.run.phases not in ("pluralllm", "serve"):
             base.check(config, say=tell)

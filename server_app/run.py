@@ -18,7 +18,6 @@ import gc
 from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from transformers import PreTrainedModel
 from appa_flwr import report
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.group_differences import generated_differences
-from appa_flwr.config import GENERATED_SURVEY, Config, Scalar
+from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
@@ -56,7 +55,7 @@ from server_app.federation.groups import Federation
 from server_app.federation.secure_sums import SecureSums
 from server_app.inputs import PolicyInputs, RunInputs, Taught, known_answers, policy_inputs, taught
 from server_app.models import base as base_models
-from server_app.models import gpu_memory, sft, sft_checkpoint
+from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
 from server_app.models.exports import load_policy
 from server_app.predictor import phase as pluralllm_phase
@@ -120,7 +119,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(resolved(run, base), policy_inputs(run, base, voted, network(config, weights)), given_sft)
+        align(run, policy_inputs(run, base, voted, network(config, weights)), given_sft)
     else:
         make_targets()
     if serving:
@@ -130,20 +129,13 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     folder.progress("stopped" if serving else LAST_PHASE, 1, 1, str(path), None)  # who serves can go on
 
 
-def resolved(run: RunInputs, base: Base) -> RunInputs:
-    """The run with the sizes that were left to this machine, which the report shows."""
-    config = gpu_memory.with_tokens(run.config, base.source)
-    chosen: dict[str, Scalar] = {} if config.policy.threads else {"policy.threads": base_models.threads(config)}
-    if config != run.config:
-        chosen["ppo.micro-batch-tokens"] = config.ppo.micro_batch_tokens
-    run.folder.came_to(chosen)
-    return replace(run, config=config)
-
-
 def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
-    torch.set_num_threads(base_models.threads(config))
+    threads = base_models.threads(config)
+    if not config.policy.threads:
+        folder.came_to({"policy.threads": threads})
+    torch.set_num_threads(threads)
     rows = start_policy(run, inputs, given_sft)
     gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
     models = load_policy(config, inputs.base, folder.path / SFT_MODEL)

@@ -286,10 +286,9 @@ class PPOSection(Section):
     num_mini_batches: int = Field(4, ge=1, description="optimizer steps per PPO epoch (PPO table)")
     epochs: int = Field(1, ge=1, description="passes over a rollout batch (PPO table: 2)")
     micro_batch_tokens: int = Field(
-        0,
-        ge=0,
-        description="most tokens in a pass of PPO, padding counted, shared prompts not; halved if a GPU's memory ends; "
-        "0 = what fits its free memory, on a CPU 2048",
+        2048,
+        ge=1,
+        description="most tokens in a pass of PPO, padding counted, shared prompts not; halved if a GPU's memory ends",
     )
     learning_rate: float = Field(6e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
     value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
@@ -310,11 +309,6 @@ class PPOSection(Section):
         True, description="rewards get mean 0 and std 1 per rollout batch, cut at plus and minus 5 (PPO table)"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
-
-    @property
-    def tokens_at_once(self) -> int:
-        """`micro_batch_tokens`, 0 resolved for a CPU; a run on a GPU has resolved it before."""
-        return self.micro_batch_tokens or 2048
 
 
 class APPASection(Section):

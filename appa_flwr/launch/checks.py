@@ -141,17 +141,7 @@ def check_server(config: Config, app_folder: Path) -> None:
         print(f"WARNING: {warning}", file=sys.stderr, flush=True)
     if config.model == TINY_MODEL and config.run.tracker == "none":
         return
-    ask_server(config, app_folder)
-
-
-def ask_server(config: Config, app_folder: Path, *options: str) -> str:
-    """What the server's code says before a run, in a process of its own; see `server_app.preflight`.
-
-    Raises:
-        UserError: what it found to be wrong.
-        RunFailed: it cannot be started.
-    """
-    command = [sys.executable, "-m", "server_app.preflight", *options]
+    command = [sys.executable, "-m", "server_app.preflight"]
     # What it does meanwhile, such as a download, goes to stderr and is seen; what is wrong comes on stdout.
     done = subprocess.run(
         command, cwd=app_folder, input=json.dumps(config.flat()), stdout=subprocess.PIPE, text=True, check=False
@@ -160,7 +150,6 @@ def ask_server(config: Config, app_folder: Path, *options: str) -> str:
         raise UserError(done.stdout.strip())
     if done.returncode:
         raise RunFailed(f"the server's code in {app_folder} cannot be started; what it said stands above")
-    return done.stdout.strip()
 
 
 def claim_run_folder(config: Config) -> Path:

@@ -222,17 +222,11 @@ def doctor(
     folder: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="A party's, as appa deploy made it.", show_default=False)
     ] = None,
-    overrides: Overrides = None,
 ) -> None:
-    """Say what keeps this machine, or a party, from working.
-
-    With -c also whether the GPU's memory will hold such a run.
-    """
+    """Say what keeps this machine, or a party, from working."""
     from appa_flwr.launch import doctor as looks
 
-    config = settings.assemble(None, overrides, folder=Path.cwd()) if overrides else None
     findings = [*looks.machine(group=folder is not None and looks.is_group(folder))]
-    findings += [looks.memory(config, find_app_folder(Path.cwd()))] if config is not None else []
     findings += looks.party(folder) if folder is not None else []
     table = Table("", "what", "found")
     for finding in findings:

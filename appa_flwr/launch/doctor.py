@@ -37,13 +37,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from packaging.requirements import Requirement
 
-from appa_flwr.config import Config
 from appa_flwr.config.sources import read_toml
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
-from appa_flwr.launch.checks import ask_server, find_app_folder
+from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.credentials import PUBLIC
-from appa_flwr.launch.endings import RunFailed
 from appa_flwr.launch.ports import LOOPBACK, port_is_free
 from appa_flwr.launch.sites import (
     CLIENT_APP,
@@ -138,14 +136,6 @@ def _gpus() -> str:
         held = f"{free / 2**30:.0f} of {memory / 2**30:.0f} GiB free"
         named.append(f"{name}, {held}, capability {major}.{minor}, bfloat16 {native}, {packs}")
     return "; ".join(named) + (" (the first is used; CUDA_VISIBLE_DEVICES chooses)" if len(named) > 1 else "")
-
-
-def memory(config: Config, app_folder: Path) -> Finding:
-    """What such a run will need of the GPU's memory, by the server's own estimate."""
-    try:
-        return _look("GPU memory", lambda: ask_server(config, app_folder, "--memory"))
-    except RunFailed as error:
-        return Finding("GPU memory", str(error), good=False)
 
 
 def _installed(wanted: Requirement) -> str:

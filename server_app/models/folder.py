@@ -33,10 +33,8 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 INDEX_FILE, ADAPTER_FILE = "model.safetensors.index.json", "adapter_config.json"
 
 
-def locate(model: str, *, weights: bool = True) -> Path:
+def locate(model: str) -> Path:
     """The folder that a model's files lie in; those of a hub id are fetched into the hub's cache.
-
-    Without `weights` no more than its config is fetched.
 
     Raises:
         UserError: no such folder, no such model, a licence that is not accepted, or no way to the hub.
@@ -45,8 +43,7 @@ def locate(model: str, *, weights: bool = True) -> Path:
     if folder.is_dir():
         return folder
     try:
-        fetched = list(FETCHED) if weights else ["config.json"]
-        return Path(snapshot_download(model, allow_patterns=fetched, ignore_patterns=NOT_FETCHED))
+        return Path(snapshot_download(model, allow_patterns=list(FETCHED), ignore_patterns=NOT_FETCHED))
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(_cannot_fetch(model, error)) from error
 

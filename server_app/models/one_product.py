@@ -122,23 +122,13 @@ def holding(model: nn.Module) -> Iterator[None]:
             layer.held = None
 
 
-def bytes_of_kept(model: nn.Module) -> int:
-    """Bytes of [W, s B] of all layers that round once."""
-    layers = [(layer.get_base_layer(), sum(layer.r.values())) for layer in _layers(model)]
-    return int(2 * sum(base.out_features * (base.in_features + ranks) for base, ranks in layers))
-
-
-def take_place(model: nn.Module) -> None:
-    """Give the model's LoRA layers the forward that rounds once."""
+def round_once(model: nn.Module) -> None:
+    """Let the LoRA layers of a model whose passes are in 16 bits round once, with weights kept if they fit."""
     for layer in model.modules():
         if isinstance(layer, LoraLayer) and type(layer) in (Linear, Linear4bit):
             layer.__class__ = type(f"Once{type(layer).__name__}", (_Once, type(layer)), {})
-
-
-def round_once(model: nn.Module) -> None:
-    """Let the LoRA layers of a model whose passes are in 16 bits round once, with weights kept if they fit."""
-    take_place(model)
-    needed = bytes_of_kept(model)
+    sizes = [(layer.get_base_layer(), sum(layer.r.values())) for layer in _layers(model)]
+    needed = int(2 * sum(base.out_features * (base.in_features + ranks) for base, ranks in sizes))  # bytes of [W, s B]
     gpu = any(parameter.is_cuda for parameter in model.parameters())
     free = torch.cuda.mem_get_info()[0] if gpu else psutil.virtual_memory().available
     keeps = needed <= SHARE_OF_FREE_MEMORY * free

@@ -227,7 +227,7 @@ def make_trainer(
         train_dataset=rows,
         processing_class=base.tokenizer,
         callbacks=list(callbacks),
-        tokens=config.ppo.tokens_at_once,
+        tokens=config.ppo.micro_batch_tokens,
         pad_id=base.pad_id,
     )
 

@@ -67,7 +67,7 @@ class PPOEngine:
     ) -> None:
         self.models = models
         self.settings, self._temperature = settings, rollout.temperature
-        self._tokens = TokensAtOnce(settings.tokens_at_once)
+        self._tokens = TokensAtOnce(settings.micro_batch_tokens)
         self._per_question = rollout.answers_per_question
         self._by_question = settings.baseline == "question"
         self._decoding = Decoding.fitting(

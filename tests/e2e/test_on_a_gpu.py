@@ -107,8 +107,6 @@ def test_a_run_that_is_killed_and_resumed_is_the_cpus(family, keys, gpus, tmp_pa
             run_of(tmp_path / "gpu", **keys)
         there = told(run_of(tmp_path / "gpu", **keys, **{"run.resume": True}))
         assert device.counts.kernels.total() > 10_000  # it was not the CPU
-    auto = json.loads((tmp_path / "gpu" / "runs" / "r" / "auto.json").read_text())
-    assert auto == {"ppo.micro-batch-tokens": 4096}  # 8 answers of 500 tokens
     assert len(there[0]) == 2
     assert there[0][1]["kl"]  # the policy has left the reference
     same(there, told(run_of(tmp_path / "cpu", **keys)))

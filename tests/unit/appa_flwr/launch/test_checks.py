@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
+from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import ERROR_FILE
 from appa_flwr.survey.generate import generate
@@ -78,6 +81,25 @@ def test_a_machine_that_is_short_of_something_is_said_in_a_line_each(monkeypatch
     assert list(checks.machine_warnings(config)) == []
     (line,) = checks.machine_warnings(Config.load({**config.flat(), "model": "smollm2"}))
     assert line.startswith("5.0 GiB of memory are free, and a run of model smollm2 takes")
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [(0, None, ""), (USER_ERROR, UserError, "no such model"), (1, RunFailed, f"the server's code in {REPO} cannot be")],
+)
+def test_what_the_server_s_code_finds_wrong_is_said_before_the_run(code, error, text, monkeypatch):
+    asked = []
+
+    def run(command, **given):
+        asked.append((command[1:], json.loads(given["input"])["model"]))
+        return subprocess.CompletedProcess(command, code, stdout="no such model\n")
+
+    monkeypatch.setattr(checks.subprocess, "run", run)
+    with nullcontext() if error is None else pytest.raises(error, match=f"^{text}"):
+        checks.check_server(Config.load({"model": "a/model"}), REPO)
+    assert asked == [(["-m", "server_app.preflight"], "a/model")]
+    checks.check_server(Config.load({}), REPO)
+    assert len(asked) == 1  # the tiny one is built by the run
 
 
 def test_groups_that_are_left_out_for_too_few_questions_are_named(survey, capsys):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from tls_server import listening
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import credentials, doctor
-from appa_flwr.launch.endings import USER_ERROR
 from appa_flwr.launch.ports import free_port
 from appa_flwr.launch.sites import Sites, prepare
 from appa_flwr.survey.generate import generate
@@ -303,25 +300,3 @@ def test_torch_is_asked_for_each_gpu_and_tries_to_pack_numbers_there(capsys, mon
             monkeypatch.setattr("bitsandbytes.functional.dequantize_4bit", unpack)
             exec(doctor.ASK_TORCH, {})
             assert json.loads(capsys.readouterr().out)[1] == [*works[:-1], fault]
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "text", "good"),
-    [
-        (0, "an estimate", "an estimate", True),
-        (USER_ERROR, "too little", "too little", False),
-        (1, "", "the server's code in", False),
-    ],
-)
-def test_the_memory_of_a_config_is_what_the_server_s_code_says(code, said, text, good, monkeypatch):
-    asked = []
-
-    def run(command, **given):
-        asked.append((command[1:], json.loads(given["input"])["model"]))
-        return subprocess.CompletedProcess(command, code, stdout=f"{said}\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    found = doctor.memory(Config.load({"model": "a/model"}), REPO)
-    assert asked == [(["-m", "server_app.preflight", "--memory"], "a/model")]
-    assert (found.what, found.good) == ("GPU memory", good)
-    assert found.text.startswith(text)

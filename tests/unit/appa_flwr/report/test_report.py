@@ -234,7 +234,7 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
 
 def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
     config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2}
-    auto = {"policy.threads": 3, "policy.attention": "sdpa", "ppo.micro-batch-tokens": 8192}
+    auto = {"policy.threads": 3, "policy.attention": "sdpa"}
     lines = [made.line(1, planned=107, fell_back=None)]
     page = made.page_of(made.write_run(tmp_path, config=config, metrics=lines, auto=auto))
     for key, shown in (
@@ -242,7 +242,6 @@ def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
         ("ppo.num-iterations", "0 (here 107)"),
         ("policy.threads", "0 (here 3)"),
         ("policy.attention", "auto (here sdpa)"),
-        ("ppo.micro-batch-tokens", "0 (here 8192)"),
         ("policy.compute-dtype", "float32"),
     ):
         assert made.cells(page, key) == [key, shown]

@@ -33,6 +33,16 @@ def test_token_logprobs_by_hand():
     assert logprobs.token_logprobs(logits_JTV, token_JT, temperature=0.5).exp().item() == pytest.approx(9 / 26)
 
 
+@pytest.mark.parametrize(
+    ("gib", "numbers"),
+    # at 24 bytes a number, 2^26 fill 1.5 GiB, a sixteenth of 24
+    [(16, 2**26), (24, 2**26), (47, 2**26), (48, 2**27), (80, 2**27), (140, 2**28)],
+)
+def test_a_block_of_logits_grows_with_the_card(gib, numbers):
+    assert logprobs.logits_at_once("cuda", memory=gib * 2**30) == numbers
+    assert logprobs.logits_at_once("cpu", memory=gib * 2**30) == logprobs.logits_at_once("cpu")
+
+
 def test_blocks_of_logits_change_nothing_but_their_size(sequences, monkeypatch):
     sizes, found = {}, {}
     for tokens in (100, 3, 1):

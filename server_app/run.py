@@ -61,7 +61,6 @@ from server_app.models.exports import load_policy
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
-from server_app.predictor.strategies import DELTA, epsilon
 from server_app.predictor.summed_training import SummedTraining
 from server_app.predictor.weights import load_weights, network, save_weights
 from server_app.rows import evaluate, score_baselines
@@ -242,9 +241,6 @@ def train_predictor(
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
             save_weights(path, kept)
-            if noise := config.pluralllm.dp_noise:
-                spent = f"epsilon = {epsilon(noise, config.pluralllm.rounds):.3g} at delta = {DELTA:g}"
-                phase.step(1, 1, f"the weights tell what one node sent with {spent}")
             if kept.chosen != config.pluralllm.rounds:
                 phase.step(1, 1, f"the weights are those of round {kept.chosen}, the best on held-out questions")
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]

@@ -19,7 +19,6 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, sections_of, to_toml, unknown_key
 from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS
 from appa_flwr.config.sections import (
-    AVERAGING,
     HEADS,
     APPASection,
     DataSection,
@@ -230,9 +229,6 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
     training = count - len(config.unseen_group_names)
     if training < 1:
         yield "pluralllm.unseen-groups names all groups; at least one must train the predictor"
-    trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
-    if trains and training < config.pluralllm.least_nodes:
-        yield config.pluralllm.too_few(training)
 
 
 def _in_sizes(config: Config) -> Iterator[str]:
@@ -246,15 +242,6 @@ def _in_sizes(config: Config) -> Iterator[str]:
         )
     if ppo.baseline == "question" and rollout.answers_per_question == 1:
         yield 'ppo.baseline = "question" needs rollout.answers-per-question of 2 or more'
-    if pluralllm.dp_noise and pluralllm.strategy not in AVERAGING:
-        yield f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.strategy = {' or '.join(AVERAGING)}"
-    if pluralllm.dp_noise and pluralllm.fraction < 1:
-        yield f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.fraction = 1: all nodes in every round"
-    if pluralllm.dp_noise and pluralllm.validate_every:
-        yield (
-            f"pluralllm.dp-noise = {pluralllm.dp_noise} needs pluralllm.validate-every = 0: what is kept must not be "
-            "chosen by errors that have no noise"
-        )
     if pluralllm.hidden_dim % HEADS:
         yield f"pluralllm.hidden-dim = {pluralllm.hidden_dim} must be a multiple of {HEADS}, its attention heads"
 

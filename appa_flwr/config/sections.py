@@ -17,8 +17,6 @@ Architecture = Literal["residual", "attention"]
 LocalOptimizer = Literal["sgd", "adam"]
 # strategies without a server optimizer, so clients use Adam
 AVERAGING = ("fedavg", "fedprox")
-ROBUST = ("fedmedian", "fedtrimmedavg", "krum", "multikrum")
-BYZANTINE_NODES = 1  # that krum, multikrum and fedtrimmedavg tolerate: for more, few deployments have enough nodes
 HEADS = 4  # of the attention architecture; they divide its width
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
@@ -137,16 +135,8 @@ class PluralLLMSection(Section):
     context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
     checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
-    strategy: Literal[
-        "fedavg", "fedadam", "fedprox", "fedyogi", "fedadagrad", "fedmedian", "fedtrimmedavg", "krum", "multikrum"
-    ] = Field("fedavg", description="federated strategy of pretraining; the last four are Byzantine-robust")
-    dp_noise: float = Field(
-        0.0,
-        ge=0,
-        description="with fedavg or fedprox: Gaussian noise multiplier, in units of dp-clip / nodes; 0 = none",
-    )
-    dp_clip: float = Field(
-        1.0, gt=0, description="with dp-noise: clipping norm of a client's update; clients are weighted equally"
+    strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi"] = Field(
+        "fedavg", description="federated strategy of pretraining"
     )
     rounds: int = Field(16, ge=0, description="federated pretraining rounds")
     local_steps: int = Field(24, ge=1, description="optimizer steps of a group in one round")
@@ -168,31 +158,12 @@ class PluralLLMSection(Section):
     @property
     def local_optimizer(self) -> LocalOptimizer:
         """A group's optimizer: SGD where the server has an adaptive optimizer."""
-        return "adam" if self.strategy in AVERAGING + ROBUST else "sgd"
+        return "adam" if self.strategy in AVERAGING else "sgd"
 
     @property
     def local_learning_rate(self) -> float:
         """A group's step size, 0 resolved."""
         return self.learning_rate or {"sgd": 0.1, "adam": 3e-3}[self.local_optimizer]
-
-    @property
-    def by_node(self) -> bool:
-        """True if the result depends on which groups share a node, so that each needs one of its own."""
-        return self.strategy in ROBUST or self.dp_noise > 0
-
-    @property
-    def least_nodes(self) -> int:
-        """Nodes that the strategy needs: n >= 2f + 3 for Krum (Blanchard et al. 2017), n > 2f for a trimmed mean."""
-        return {"krum": 2 * BYZANTINE_NODES + 3, "fedtrimmedavg": 2 * BYZANTINE_NODES + 1, "fedmedian": 3}.get(
-            self.strategy.removeprefix("multi"), 1
-        )
-
-    def too_few(self, num_nodes: int) -> str:
-        """Message about fewer nodes than `least_nodes`."""
-        return (
-            f'pluralllm.strategy = "{self.strategy}" needs {self.least_nodes} nodes that train, a group each; '
-            f"there are {num_nodes}"
-        )
 
 
 class PolicySection(Section):

@@ -95,9 +95,8 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         own = (own_code(name, Path.cwd()) for name in named)
         command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
         processes = min(len(groups), os.cpu_count() or 1)
-        nodes = len(groups) if config.pluralllm.by_node else processes
         # By default a client asks for two CPUs: it could not run on one, and would run alone on two.
-        simulation = f"num-supernodes={nodes} init-args-num-cpus={processes} client-resources-num-cpus=1"
+        simulation = f"num-supernodes={processes} init-args-num-cpus={processes} client-resources-num-cpus=1"
         command += ["--federation-config", simulation]
         try:
             followed(config, flower, command, superlink=superlink, verbose=verbose)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from appa_flwr.config import Config
-from appa_flwr.config.sections import ROBUST
 from appa_flwr.core.errors import UserError
 from appa_flwr.secure.fixed_point import MOST_GROUPS
 from appa_flwr.secure.roster import LEAST_GROUPS, two_thirds
@@ -30,10 +29,6 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
 
 def _beside(config: Config, groups: int | None) -> Iterator[tuple[str, str]]:
     trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
-    if trains and config.pluralllm.strategy in ROBUST:
-        yield f"pluralllm.strategy = {config.pluralllm.strategy}", "it compares single groups' weights"
-    if trains and config.pluralllm.dp_noise:
-        yield "pluralllm.dp-noise", "the server cuts single groups' steps for it"
     if trains and config.pluralllm.fraction < 1:
         yield f"pluralllm.fraction = {config.pluralllm.fraction}", "sums over other groups tell what differs"
     if config.sft.target == "mean":

@@ -27,7 +27,7 @@ from pluralllm.residual import SHARES_KEY, Shares
 from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.replies import Most, bound, fault, validation_errors
-from server_app.predictor.strategies import fit, flower_strategy
+from server_app.predictor.strategies import flower_strategy
 from server_app.predictor.summed_training import SummedTraining, SummingGrid
 
 Progress = Callable[[int, int, float], None]
@@ -46,7 +46,7 @@ class _Watched(Strategy):
 
     def __init__(self, inner: Strategy, config: Config, most: Most, progress: Progress) -> None:
         self._inner, self._config, self._most, self._progress = inner, config, most, progress
-        self._num_rounds, self._private = config.pluralllm.rounds, config.pluralllm.dp_noise > 0
+        self._num_rounds = config.pluralllm.rounds
         self._validate_every = config.pluralllm.validate_every
         self._largest_eta = inner.eta if isinstance(inner, FedOpt) else 0.0
         self._choices = choices(ModelConfig.of(config.embedding, config.pluralllm))
@@ -73,11 +73,7 @@ class _Watched(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         usable = self._usable(replies)
-        bound(usable, self._sent, private=self._private)
-        if usable:
-            fit(self._inner, self._config, len(usable))
-        if self._private:
-            np.random.seed()  # noise that the run's seed tells hides nothing  # noqa: NPY002
+        bound(usable, self._sent)
         arrays, metrics = self._inner.aggregate_train(server_round, usable)
         if arrays is None or metrics is None:
             raise UserError(
@@ -87,7 +83,7 @@ class _Watched(Strategy):
         self._progress(server_round, self._num_rounds, self.rounds[-1].loss)
         # Adaptive strategies' arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
-        if SHARES_KEY in narrow:  # nobody trains it: no node's to change, and nothing for noise
+        if SHARES_KEY in narrow:  # nobody trains it: no node's to change
             narrow[SHARES_KEY] = self._sent[SHARES_KEY]
         if self._lowest_error == math.inf:  # without validation the last round's weights are kept
             self.chosen, self.chosen_round = narrow, server_round
@@ -105,7 +101,7 @@ class _Watched(Strategy):
                 log.warning("node %s: %s", node, reply.error.reason)
                 continue
             most, _ = self._most_of(node)
-            if why := fault(reply, self._sent, most, must_move=self._private):
+            if why := fault(reply, self._sent, most):
                 log.warning("node %s: its training reply cannot be used: %s", node, why)
             else:
                 found.append(reply)
@@ -206,7 +202,7 @@ def pretrain(
     results come as sums, of all groups alike. `progress` is called with (round, rounds, mean loss).
 
     Raises:
-        UserError: too few nodes for a robust strategy, or a round in which no node trained.
+        UserError: a round in which no node trained.
     """
     if not config.pluralllm.rounds:
         return Pretraining(start)

@@ -25,10 +25,10 @@ Most = Mapping[int, tuple[int, int]]
 log = logging.getLogger("appa.server")
 
 
-def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_move: bool = False) -> str | None:
+def fault(reply: Message, expected: ArrayRecord, most_examples: float) -> str | None:
     """Fault in a node's reply to a training round, whose weights must be as many as the `expected` ones it was sent.
 
-    The node can have trained on `most_examples`; it `must_move` where Flower's clipping divides by its step's length.
+    The node can have trained on `most_examples`.
     """
     arrays, metrics = reply.content.get("arrays"), reply.content.get("metrics")
     if len(reply.content) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(metrics, MetricRecord):
@@ -48,8 +48,6 @@ def fault(reply: Message, expected: ArrayRecord, most_examples: float, *, must_m
         return "its weights are not as many float32 numbers as it was sent"
     if not all(np.isfinite(array.numpy()).all() for array in weights.values()):
         return "its weights hold NaN or infinity"
-    if must_move and all(np.array_equal(weights[name].numpy(), sent.numpy()) for name, sent in expected.items()):
-        return "it has not moved"
     return None
 
 
@@ -63,7 +61,7 @@ def weights_of(reply: Message, sent: ArrayRecord) -> ArrayRecord:
     return wire.split_weights(reply.content.array_records["arrays"], shapes)
 
 
-def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> None:
+def bound(replies: Sequence[Message], sent: ArrayRecord) -> None:
     """Shorten steps that are more than `LARGEST_STEP` times as long as the median's (the lower one's of two) to that.
 
     So one node's huge weights do not decide the round.
@@ -71,8 +69,6 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> No
     Args:
         replies: to a training round, without faults; changed in place, their weights to those of `weights_of`.
         sent: the weights they start from.
-        private: every node counts the same, however many answers it trained on, and no step is shortened here: noise
-            is for steps that are cut by a length that no node has a part in.
     """
     names = list(sent)
     start = [sent[name].numpy().astype(np.float64) for name in names]
@@ -81,18 +77,14 @@ def bound(replies: Sequence[Message], sent: ArrayRecord, *, private: bool) -> No
     lengths = [_length(step) for step in steps]
     longest = LARGEST_STEP * median_low(lengths) if lengths else 0.0
     for reply, arrays, step, length in zip(replies, sent_back, steps, lengths, strict=True):
-        metrics = dict(reply.content.metric_records["metrics"])
-        if length > longest > 0 and not private:
+        if length > longest > 0:
             log.warning(
                 "node %s: its step is %.0f times as long as the round's median, and counts for %.0f times",
                 *(reply.metadata.src_node_id, length / longest * LARGEST_STEP, LARGEST_STEP),
             )
             cut = {n: of + s * (longest / length) for n, of, s in zip(names, start, step, strict=True)}
             arrays = ArrayRecord({n: Array(value.astype(sent[n].numpy().dtype)) for n, value in cut.items()})
-        if private:
-            metrics["num-examples"] = 1
         reply.content["arrays"] = arrays
-        reply.content["metrics"] = MetricRecord(metrics)
 
 
 def _length(step: Sequence[npt.NDArray[np.float64]]) -> float:

@@ -181,7 +181,7 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
         pytest.param({"sft__target": "majority"}, marks=pytest.mark.long),
         pytest.param({"pluralllm__context_resampling": "every-iteration"}, marks=pytest.mark.long),
         {"pluralllm__architecture": "attention"},
-        pytest.param({"pluralllm__strategy": "fedmedian", "pluralllm__rank": 0}, marks=pytest.mark.long),
+        pytest.param({"pluralllm__rank": 0}, marks=pytest.mark.long),
     ],
 )
 def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):

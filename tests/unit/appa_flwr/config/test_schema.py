@@ -99,7 +99,7 @@ def test_metric_auto_follows_the_task():
     assert Config.load({"metric": "auto-ordinal", "task": "opa"}).reward_metric == "borda"
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi"])
 def test_a_groups_own_optimizer_follows_the_strategy(strategy):
     def chosen(**keys):
         given = {f"pluralllm.{key.replace('_', '-')}": value for key, value in {"learning_rate": 0.0, **keys}.items()}

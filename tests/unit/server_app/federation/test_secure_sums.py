@@ -220,8 +220,6 @@ BAD = {
     "alpha": {"rule": "alpha", "appa.alpha": 15.0},
     "own rule": {"rule": "mine:Rule"},
     "weight-cap": {"rule": "mix", "appa.weight-cap": 2.0},
-    "pluralllm.strategy": {"pluralllm.strategy": "krum"},
-    "dp-noise": {"pluralllm.dp-noise": 1.0, "pluralllm.strategy": "fedavg", "pluralllm.validate-every": 0},
     "fraction": {"pluralllm.fraction": 0.5},
     "sft.target": {"sft.target": "mean"},
     "serve": {"run.phases": "serve"},

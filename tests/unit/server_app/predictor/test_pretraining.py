@@ -97,8 +97,6 @@ FIRST, SECOND = (np.sqrt(1 - 0.99**t) / (1 - 0.9**t) for t in (2, 3))
     ("strategy", "first_step", "second_step"),
     [
         # eta is .003 x 1/5 in the first round; the second and last of two falls again: .003 x 2/5 x min(1, 1 / (2/3)).
-        # fedadagrad: d / sqrt(d^2), then d / sqrt(2 d^2)
-        ("fedadagrad", 6e-4, 1.2e-3 / np.sqrt(2)),
         # fedyogi: m = .1 d, v = .01 d^2; then m = .19 d, v = .02 d^2 (v was under d^2)
         ("fedyogi", 6e-4, 1.2e-3 * 0.19 / np.sqrt(0.02)),
         # fedadam: the same m, v = .0199 d^2

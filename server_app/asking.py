@@ -19,20 +19,18 @@ from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
 from appa_flwr.run import predictions
-from appa_flwr.run.run_files import ESTIMATES, POLICY, WEIGHTS_FILE
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 from appa_flwr.survey.types import Question
 from pluralllm.data import OptionEmbedding, group_data
-from pluralllm.model import PluralLLM
 from pluralllm.prediction import predict_targets
-from server_app import estimates
 from server_app.evaluation import greedy
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import exports
 from server_app.ppo.rollouts import sample
 from server_app.predictor.phase import pretrained
 from server_app.predictor.pretraining import initial_weights
-from server_app.predictor.weights import load_weights, network
+from server_app.predictor.weights import network
 
 ASKED = "asked"
 SUM_TOLERANCE = 0.01  # of shares that a person has rounded
@@ -51,8 +49,6 @@ class AskedPolicy:
             raise UserError(f"{run_folder}: has no {POLICY}/; only a run that has ended with PPO leaves one")
         self._config = config
         self._base, self._model = exports.opened(config, str(folder))
-        self._estimates = ESTIMATES.read(folder)
-        self._run_folder = run_folder
         self._decoding = greedy(self._model, self._base, config)
 
     def ask(self, question: str, options: Sequence[str]) -> Answer:
@@ -60,16 +56,11 @@ class AskedPolicy:
         asked = Question("asked", question, tuple(options))
         if not MIN_OPTIONS <= len(asked.options) <= MAX_OPTIONS:
             raise UserError(f"options: {len(asked.options)} given; a question needs {MIN_OPTIONS} to {MAX_OPTIONS}")
-        prompt = self._base.prompt_ids(self._config, asked, self._estimate(asked))
+        prompt = self._base.prompt_ids(self._config, asked)
         decoded = sample(self._model, [prompt], self._decoding).sequences
         (text,) = self._base.texts(decoded.response_JT, decoded.mask_JT)
         parsed = formats.parse(self._config.task, text, len(asked.options))
         return Answer(text, parsed.prediction, parsed.format_score)
-
-    def _estimate(self, question: Question) -> str | None:
-        if not self._estimates:
-            return None
-        return estimates.asked(self._config, self._estimates, question, _network(self._run_folder, self._config))
 
 
 class AskedPredictor:
@@ -80,7 +71,9 @@ class AskedPredictor:
     """
 
     def __init__(self, run_folder: Path, config: Config) -> None:
-        weights = _weights(run_folder)
+        weights = run_folder / WEIGHTS_FILE
+        if not weights.exists():
+            raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
         self._config = Config.load({**config.flat(), "pluralllm.checkpoint": str(weights.absolute())})
         with threadpool_limits(1):  # as in a run: another number of threads may find other features
             self._catalogue = build_catalogue(self._config)
@@ -113,16 +106,3 @@ class AskedPredictor:
         questions = self._catalogue.questions
         table = predictions.as_rows(found.probability_QK[None], groups=(ASKED,), questions=questions)
         return table.drop(columns="group")
-
-
-def _weights(run_folder: Path) -> Path:
-    path = run_folder / WEIGHTS_FILE
-    if not path.exists():
-        raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
-    return path
-
-
-def _network(run_folder: Path, config: Config) -> PluralLLM:
-    found = load_weights(_weights(run_folder), initial_weights(config))
-    assert found is not None  # the file is there
-    return network(config, found.weights)

@@ -26,12 +26,12 @@ def look_ups(
     Args:
         mean_QK: the groups' mean answers, of any sums; only those to training questions are used.
         catalogue: the public questions.
-        question_J: the questions to answer.
+        question_J: the held-out questions to answer.
 
     Returns:
         "option-list": the mean answer to training questions with the same options, or else with as many; uniform where
         there are none. "nearest-questions": the mean over the `NUM_NEAREST` training questions with as many options
-        whose options, each embedded with its question, are nearest. A question's own answer counts in neither.
+        whose options, each embedded with its question, are nearest.
     """
     total_Q1 = mean_QK.sum(axis=1, keepdims=True)
     known_Q = np.flatnonzero(catalogue.train_Q & (total_Q1[:, 0] > 0))
@@ -39,9 +39,7 @@ def look_ups(
     ids = tuple(question.question_id for question in catalogue.questions)
     table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
     mean = GroupData("mean", known_Q, share_QK[known_Q].astype(np.float32))
-    same_JK = np.stack(
-        [_by_options(share_QK, catalogue, known_Q[known_Q != j], catalogue.questions[j].options) for j in question_J]
-    )
+    same_JK = np.stack([_by_options(share_QK, catalogue, known_Q, catalogue.questions[j].options) for j in question_J])
     return {OPTION_LIST: same_JK, NEAREST_QUESTIONS: nearest_question(mean, table, question_J, count=NUM_NEAREST)}
 
 

@@ -16,7 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.run.records import ESTIMATE, Iteration, SummaryRow
+from appa_flwr.run.records import Iteration, SummaryRow
 from appa_flwr.run.resume import LAST_PHASE, finished, resumable
 from appa_flwr.run.run_files import (
     AUTO,
@@ -24,7 +24,6 @@ from appa_flwr.run.run_files import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
     DIFFERENCES,
-    ESTIMATES,
     EXAMPLES,
     METRICS,
     POLICY,
@@ -35,7 +34,6 @@ from appa_flwr.run.run_files import (
     SUMMARY,
     WEIGHTS_FILE,
     rule_folder,
-    write,
 )
 from server_app import checkpoint as checkpoints
 from server_app import evaluation, tracking
@@ -75,8 +73,6 @@ def align_by_rule(
     run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:
         save(run.config, models, inputs.base, beside)
-        if inputs.estimates:
-            write(beside / ESTIMATES.name, inputs.estimates)
         (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
 
 
@@ -96,8 +92,7 @@ def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows
                     shutil.copyfile(run.folder.path / name, folder.path / name)
         models = load_policy(config, inputs.base, run.folder.path / SFT_MODEL)
         second = replace(run, config=config, folder=folder)
-        rows = [row for row in rows if row.method != ESTIMATE]  # of the first rule
-        align_by_rule(second, models, inputs.by_rule(second), before, rows)
+        align_by_rule(second, models, inputs, before, rows)
         folder.progress(LAST_PHASE, 1, 1, str(report.build(folder.path)), None)
 
 

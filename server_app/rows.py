@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -126,18 +126,19 @@ def _summed_answers(run: RunInputs, secure: SecureSums, test_J: IntArray) -> dic
 
 
 def score_baselines(
-    run: RunInputs, test_J: IntArray, *, known_JK: Mapping[str, FloatArray], earlier: Sequence[SummaryRow]
+    run: RunInputs, test_J: IntArray, *, majority_QK: FloatArray | None, earlier: Sequence[SummaryRow]
 ) -> list[SummaryRow]:
     """Trivial baselines and ceilings; all rows of summary.json, with their skill scores.
 
     Args:
         run: the run.
         test_J: held-out questions that are used.
-        known_JK: baseline -> its answers, of those that no group has to be asked for.
+        majority_QK: the majority's answers; None where too few groups voted.
         earlier: rows of the models scored so far.
     """
     with run.folder.phase("baselines") as phase:
-        known = {**known_JK, **_looked_up(run, test_J)}
+        known = {} if majority_QK is None else {"majority": majority_QK[test_J]}
+        known |= _looked_up(run, test_J)
         found = baselines.baseline_scores(run, question_J=test_J, known_JK=known)
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)

@@ -31,7 +31,6 @@ from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
-from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import rewards, sum_messages, wire
 from appa_flwr.run.cards import Card, GroupSums, SFTCard
 from appa_flwr.run.records import BASE_ROWS, SummaryRow
@@ -47,13 +46,13 @@ from appa_flwr.secure.summing import TooFew
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
-from server_app import estimates, machine, ppo_phase, tracking
+from server_app import machine, ppo_phase, tracking
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
 from server_app.federation.secure_sums import SecureSums
-from server_app.inputs import PolicyInputs, RunInputs, Taught, known_answers, policy_inputs, taught
+from server_app.inputs import PolicyInputs, RunInputs, Taught, policy_inputs, taught
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
@@ -62,7 +61,7 @@ from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
 from server_app.predictor.summed_training import SummedTraining
-from server_app.predictor.weights import load_weights, network, save_weights
+from server_app.predictor.weights import load_weights, save_weights
 from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
 
@@ -104,21 +103,20 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     given_sft = sft_checkpoint.given(config, held_out)
     answered = join(run)
 
-    def make_targets() -> ArrayRecord:
+    def make_targets() -> None:
         kept, card = train_predictor(run, start, given, answered)
         write_targets(run, kept.weights, card)
-        return kept.weights
 
     if with_policy:
         # The tiny base needs no group and PluralLLM's rounds leave the server idle, so they share the time.
         with ThreadPoolExecutor(max_workers=1) as executor:
             building = executor.submit(prepare_base, run)
-            weights = make_targets()
-            voted = collect_votes(run, needed=given_sft is None or config.policy.estimates)
+            make_targets()
+            voted = collect_votes(run, needed=given_sft is None)
             with folder.phase("base") as phase:
                 base = building.result()
                 phase.step(1, 1, f"policy starts from {config.model}")
-        align(run, policy_inputs(run, base, voted, network(config, weights)), given_sft)
+        align(run, policy_inputs(run, base, voted), given_sft)
     else:
         make_targets()
     if serving:
@@ -141,11 +139,10 @@ def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> No
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
     if config.policy.attention == "auto":
         folder.came_to({"policy.attention": models.policy().config._attn_implementation})
-    asked = inputs if config.run.phases == "sft" else inputs.by_rule(run)
-    rows = score_baselines(run, inputs.test_J, known_JK=known_answers(run, asked), earlier=rows + before.rows)
+    rows = score_baselines(run, inputs.test_J, majority_QK=inputs.majority_QK, earlier=rows + before.rows)
     if config.run.phases == "sft":
         return
-    ppo_phase.align_by_rule(run, models, asked, before, rows)
+    ppo_phase.align_by_rule(run, models, inputs, before, rows)
     del models  # what follows needs the memory
     if config.baseline_rule not in ("", config.rule):
         ppo_phase.align_by_baseline(run, inputs, before, rows)
@@ -326,19 +323,14 @@ def _summed_votes(run: RunInputs, secure: SecureSums, *, needed: bool) -> Taught
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> None:
     """SFT of the model into the run's folder."""
     assert inputs.sft_QK is not None  # votes are needed where SFT is
-    texts = sft.passes_of_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, inputs.train_J)
-    rows = [(inputs.prompts[q], text) for q, text in texts]
+    rows = sft.passes_of_texts(run.config, inputs.sft_QK, run.catalogue.option_QK, inputs.train_J)
     training = [run.catalogue.questions[q] for q in inputs.train_J]
-    if run.config.policy.estimates:
-        rng = np.random.default_rng(child_seed(run.config.seed, "sft.estimates"))
-        for question, text in estimates.random_rows(run.config, training, estimates.RANDOM_ROWS * len(texts), rng):
-            rows.append((inputs.base.prompt_ids(run.config, question, text), text))
     with run.folder.phase("sft") as phase, replaced_folder(run.folder.path / SFT_MODEL) as beside:
         sft.fine_tune(
             model,
             inputs.base,
             run.config,
-            prompts=[prompt for prompt, _ in rows],
+            prompts=[inputs.prompts[q] for q, _ in rows],
             answers=[text for _, text in rows],
             folder=beside,
             progress=lambda now, of, loss: phase.step(now, of, f"loss {loss:.4f}"),

@@ -172,10 +172,6 @@ class PolicySection(Section):
     prompt_style: Literal["compact", "counted", "full"] = Field(
         "compact", description="full = all instructions of the paper; counted = compact, with the number of options"
     )
-    estimates: bool = Field(
-        False,
-        description="a prompt shows an estimate of its answer, which follows the rule: of look-ups and a prediction",
-    )
     base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
     attention: Literal["auto", "eager", "sdpa"] = Field(

@@ -6,18 +6,14 @@ No axis letters: there are no arrays here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import formats
-from appa_flwr.run.records import EstimateRecord
-from appa_flwr.run.run_files import ESTIMATES
 from appa_flwr.survey.split import split_questions
-from appa_flwr.survey.types import Question, Survey
+from appa_flwr.survey.types import Survey
 
 QUESTIONS_FILE, METRICS_FILE = "questions.jsonl", "metrics.py"
 MEASURES = ("avg_as", "min_as", "fi")
@@ -49,29 +45,21 @@ metadata:
 """
 
 
-def export_task(survey: Survey, config: Config, folder: Path, *, policy: Path | None = None) -> Path:
+def export_task(survey: Survey, config: Config, folder: Path) -> Path:
     """Write the task: a YAML file, the questions with every group's answers, and the metrics; the YAML's path.
 
     Prompts are those that the policy is trained on, without a chat template: the harness has `--apply_chat_template`.
-    With the folder of a `policy` they show the estimates that this one was asked with.
 
     Raises:
-        UserError: too few questions for a split, estimates of other questions, or the folder cannot be written.
+        UserError: too few questions for a split, or the folder cannot be written.
     """
-    shown = {}
-    if policy is not None:
-        if (known := ESTIMATES.read(policy)) is None:
-            raise UserError(
-                f"{policy}: has no {ESTIMATES.name}; a policy without one is asked without estimates, so name none"
-            )
-        shown = {one.question_id: one for one in known}
     held_out = set(split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed).test)
     rows = [
         {
             "question_id": question.question_id,
             "task": config.task,
             "metric": config.reward_metric,
-            "prompt": _prompt(config, question, shown),
+            "prompt": formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style),
             "options": question.options,
             "answers": {
                 group: mine[question.question_id].tolist()
@@ -103,14 +91,3 @@ def export_task(survey: Survey, config: Config, folder: Path, *, policy: Path | 
     )
     replace_file(path, text.encode())
     return path
-
-
-def _prompt(config: Config, question: Question, shown: Mapping[str, EstimateRecord]) -> str:
-    estimate = None
-    if shown:
-        one = shown.get(question.question_id)
-        if one is None or (one.question, one.options) != (question.text, question.options):
-            raise UserError(f"{ESTIMATES.name} of the policy has no question '{question.question_id}' of this survey")
-        estimate = one.estimate
-    style = config.policy.prompt_style
-    return formats.prompt(config.task, question.text, question.options, style=style, estimate=estimate)

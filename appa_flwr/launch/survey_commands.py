@@ -85,15 +85,12 @@ def lm_eval(
     source: Source,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
-    policy: Annotated[
-        Path | None, typer.Option(help="Folder of the policy whose prompts' estimates to show.", show_default=False)
-    ] = None,
 ) -> None:
     """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
     chosen, found = _surveyed(source, overrides)
     from appa_flwr.launch.lm_eval import export_task
 
-    path = export_task(found, chosen, out, policy=policy)
+    path = export_task(found, chosen, out)
     typer.echo(f"task: lm_eval --model hf --model_args pretrained=MODEL --include_path {out} --tasks {path.stem}")
 
 

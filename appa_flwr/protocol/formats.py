@@ -68,8 +68,6 @@ _FULL_REMINDERS = {
     "dpa": "Here K is {K}: reply with {K} scores and nothing else, in the order in which the answers are listed.",
     "opa": "Here K is {K}: reply with {K} letters and nothing else, the most preferred answer first.",
 }
-_FULL_ESTIMATE = "An estimate, from how other questions were answered, in the same form: {estimate}"
-_ESTIMATE = "estimate: {estimate}"  # of the shorter styles, right before the cue
 
 _CUES = {
     ("dpa", "compact"): "scores:",
@@ -130,7 +128,6 @@ def prompt(
     *,
     style: str = "full",
     examples: Sequence[Answered] = (),
-    estimate: str | None = None,
 ) -> str:
     """The text that asks a model for an answer.
 
@@ -143,7 +140,6 @@ def prompt(
         options: K, as many as `letters` has labels for.
         style: one of `STYLES`.
         examples: answered questions to show before this one.
-        estimate: of the answer, in the form asked for.
 
     Raises:
         UserError: an unknown task or style.
@@ -154,11 +150,10 @@ def prompt(
     if style != "full":
         cue = _CUES[task, style]
         shown = [f"{_cued(task, example.question, example.options, cue)}{example.answer}" for example in examples]
-        return "\n\n".join([*shown, _cued(task, question, options, cue, estimate)])
+        return "\n\n".join([*shown, _cued(task, question, options, cue)])
     shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
     reminder = _FULL_REMINDERS[task].format(K=len(options))
-    known = [] if estimate is None else [_FULL_ESTIMATE.format(estimate=estimate)]
-    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), *known, reminder])
+    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), reminder])
 
 
 def choice_prompt(question: str, options: Sequence[str]) -> str:
@@ -289,9 +284,8 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     return distribution_K
 
 
-def _cued(task: str, question: str, options: Sequence[str], cue: str, estimate: str | None = None) -> str:
-    known = [] if estimate is None else [_ESTIMATE.format(estimate=estimate)]
-    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), *known, cue.format(K=len(options))])
+def _cued(task: str, question: str, options: Sequence[str], cue: str) -> str:
+    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), cue.format(K=len(options))])
 
 
 def _asked(question: str, options: Sequence[str]) -> str:

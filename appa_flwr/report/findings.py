@@ -15,18 +15,17 @@ from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences
 from appa_flwr.analysis.intervals import Interval, paired_differences
 from appa_flwr.report.artifacts import RunArtifacts, is_known
 from appa_flwr.run.pair_scores import PREDICTIONS, SURVEY, aligned, table
-from appa_flwr.run.records import ESTIMATE, LOOK_UPS, Iteration, RuleRound
+from appa_flwr.run.records import LOOK_UPS, Iteration, RuleRound
 
 Measure = Literal["Avg AS", "Min AS"]
-Verdict = Literal["gain", "not over sft", "not over estimate", "not over look-up", "none", "unknown"]
+Verdict = Literal["gain", "not over sft", "not over look-up", "none", "unknown"]
 MEASURES: tuple[Measure, Measure] = ("Avg AS", "Min AS")
-COMPARED = ("base", "uniform", *LOOK_UPS, ESTIMATE, "sft")
+COMPARED = ("base", "uniform", *LOOK_UPS, "sft")
 _NAMES = {
     "base": "base",
     "uniform": "the uniform answer",
     "option-list": "the look-up by options",
     "nearest-questions": "the look-up by nearest questions",
-    ESTIMATE: "the estimate in its prompts",
     "sft": "SFT",
 }
 SHOWN_TIE = 0.0005
@@ -56,7 +55,7 @@ class Gain:
     @property
     def compared(self) -> tuple[str, ...]:
         """The methods that the verdict rests on, as far as they were measured: of the look-ups only the best."""
-        known = ("base", "uniform", *filter(None, [self.look_up]), ESTIMATE, "sft")
+        known = ("base", "uniform", *filter(None, [self.look_up]), "sft")
         return tuple(method for method in known if method in self.over)
 
     def _above(self, method: str) -> bool:
@@ -66,7 +65,7 @@ class Gain:
 
     @property
     def verdict(self) -> Verdict:
-        """The first of base, uniform answer, look-up, estimate and SFT that PPO is not above; else a gain.
+        """The first of base, uniform answer, look-up and SFT that PPO is not above; else a gain.
 
         The base is not scored by a run that begins with another's SFT model, and a run without the uniform answer's
         scores has no verdict.
@@ -79,8 +78,6 @@ class Gain:
             return "none"
         if self.look_up is not None and not self._above(self.look_up):
             return "not over look-up"
-        if ESTIMATE in self.over and not self._above(ESTIMATE):
-            return "not over estimate"
         return "not over sft" if "sft" in self.over and not self._above("sft") else "gain"
 
 
@@ -140,8 +137,6 @@ def sentence(gain: Gain) -> str:
     verdict = {
         "gain": "a gain" if gain.intervals else "ahead, how surely is not known without single scores",
         "not over sft": "above base and the uniform answer, but what PPO itself added cannot be told from 0",
-        "not over estimate": "above what knows no more than a look-up, but not surely above the estimates that its "
-        "prompts show: a policy that copied them would do as well",
         "not over look-up": "above base and the uniform answer, but not surely above a look-up in the groups' mean "
         "answers to training questions, which needs no language model",
         "unknown": "the uniform answer's score is missing, so whether this is a gain cannot be said",
@@ -171,11 +166,9 @@ def verdict_word(found: tuple[Gain, ...]) -> str:
     verdicts = {gain.verdict for gain in found}
     if verdicts == {"not over sft"}:
         return "PPO is not surely above SFT."
-    if verdicts <= {"not over sft", "not over estimate", "not over look-up"}:
-        last: Verdict = "not over look-up" if "not over look-up" in verdicts else "not over estimate"
-        than = "a look-up" if last == "not over look-up" else "the estimates in its prompts"
-        behind = [gain.measure for gain in found if gain.verdict == last]
-        return f"PPO is not surely above {than}{'' if len(behind) == len(found) else f' in {behind[0]}'}."
+    if verdicts <= {"not over sft", "not over look-up"}:
+        behind = [gain.measure for gain in found if gain.verdict == "not over look-up"]
+        return f"PPO is not surely above a look-up{'' if len(behind) == len(found) else f' in {behind[0]}'}."
     return "PPO did not gain."
 
 

@@ -16,8 +16,6 @@ DO = {method: f"{method}-do" for method in TRAINED_METHODS}
 """Method -> the same model, read by the probabilities of the letters it would choose."""
 BASE_ROWS = ("base", FEW_SHOT, DO["base"])
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
-ESTIMATE = "estimate"
-"""What the prompts show, with `policy.estimates`: as good as a policy that copies it."""
 OWN_PREDICTION = "own-prediction"
 """Another answer to each group, its own prediction: what one shared answer costs."""
 LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
@@ -25,7 +23,7 @@ LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
 TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
-METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, ESTIMATE, OWN_PREDICTION, *CEILINGS)
+METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
 
 MODEL = "model:"
 """What the method of a model that is none of the run's begins with (`appa eval`)."""
@@ -61,23 +59,6 @@ class CurvePoint(Record):
     survey_avg_as: float | None
     survey_min_as: float | None
     format_score: float
-
-
-class EstimateRecord(Record):
-    """A question in policy/estimates.json.
-
-    Attributes:
-        share: what the rule made of the groups' answers, or, where the server knows only their mean, this; None for a
-            question that is not a training question.
-        estimate: what its prompt shows, an answer in the format asked for.
-    """
-
-    question_id: str
-    question: str
-    options: tuple[str, ...]
-    ordinal: tuple[float, ...] | None
-    share: tuple[float, ...] | None
-    estimate: str
 
 
 class Iteration(Record):

@@ -16,7 +16,7 @@ differences.json       differences between the groups, and how well PluralLLM ca
 examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
-policy/                the aligned policy, in Hugging Face's layout; estimates.json: what its prompts show
+policy/                the aligned policy, in Hugging Face's layout
 served.db              rounds and answers that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
@@ -98,7 +98,6 @@ QUESTIONS = JsonFile("questions.json", records.QuestionCounts)
 SUMMARY = JsonFile("summary.json", tuple[records.SummaryRow, ...])
 DIFFERENCES = JsonFile("differences.json", records.Differences)
 SFT_CARD = JsonFile("sft.json", cards.SFTCard)  # in SFT_MODEL
-ESTIMATES = JsonFile("estimates.json", tuple[records.EstimateRecord, ...])  # in POLICY
 EXAMPLES = JsonFile("examples.json", tuple[records.Example, ...])
 
 

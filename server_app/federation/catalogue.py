@@ -102,22 +102,6 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    return embedded(config, questions, train_Q, unanswered_Q, progress=progress)
-
-
-def embedded(
-    config: Config,
-    questions: tuple[Question, ...],
-    train_Q: npt.NDArray[np.bool_],
-    unanswered_Q: npt.NDArray[np.bool_],
-    *,
-    progress: Progress = lambda done, of: None,
-) -> wire.Catalogue:
-    """A catalogue of these questions, whose features depend on all of them.
-
-    Raises:
-        UserError: the embedding model cannot be read.
-    """
     texts_to_vectors = encoder(
         config.embedding.encoder, config.embedding.model, cache=cache_folder(), progress=progress
     )

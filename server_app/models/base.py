@@ -76,14 +76,14 @@ class Base:
         ids: list[int] = self.tokenizer(asked, add_special_tokens=special)["input_ids"]
         return ids
 
-    def prompt_text(self, config: Config, question: Question, estimate: str | None = None) -> str:
+    def prompt_text(self, config: Config, question: Question) -> str:
         """The text the model continues when it is asked a question."""
         style = config.policy.prompt_style
-        return self.asked(formats.prompt(config.task, question.text, question.options, style=style, estimate=estimate))
+        return self.asked(formats.prompt(config.task, question.text, question.options, style=style))
 
-    def prompt_ids(self, config: Config, question: Question, estimate: str | None = None) -> list[int]:
+    def prompt_ids(self, config: Config, question: Question) -> list[int]:
         """Token ids of `prompt_text`."""
-        return self.ids(self.prompt_text(config, question, estimate))
+        return self.ids(self.prompt_text(config, question))
 
     def texts(self, response_JT: Tensor, mask_JT: Tensor) -> list[str]:
         """Texts of responses, without special tokens."""
@@ -118,14 +118,7 @@ def prepare(
     """
     hub_id = ""
     if config.model == TINY_MODEL:
-        shows = config.policy.estimates
-        recipe = tiny.TinyRecipe(
-            config.task,
-            steps=config.policy.base_steps,
-            seed=config.seed,
-            estimates=shows,
-            answer_step=config.sft.answer_step if shows else tiny.ANSWER_STEP,
-        )
+        recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
         folder = tiny.load_or_build(recipe, questions, cache_folder(), progress=progress)
     elif (file := gguf.find(config.model)) is not None:
         folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)

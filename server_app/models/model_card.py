@@ -28,11 +28,6 @@ tokenizer = AutoTokenizer.from_pretrained("policy")""",
 }
 
 
-_ESTIMATES = """Its prompts show an estimate of the answer, which
-`estimates.json` holds for the run's questions, with one answer for all groups to each training question, by the rule;
-`appa_flwr.load_run` makes one of any question. `estimate` above is the score of the estimates themselves. """
-
-
 def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | None:
     """The policy's own scores for the hub's `model-index`, on every metric, against predictions and survey answers."""
     survey = config.survey if config.survey == HUB_SURVEY else Path(config.survey).stem
@@ -83,7 +78,6 @@ def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]
         for row in rows
         if row.metric == config.reward_metric
     ]
-    estimates = _ESTIMATES if config.policy.estimates else ""
     return f"""---
 {front.to_yaml()}
 ---
@@ -112,6 +106,6 @@ readable ones too.
 ```
 
 It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style
-`{config.policy.prompt_style}`), and is not a general assistant. {estimates}One answer for all
+`{config.policy.prompt_style}`), and is not a general assistant. One answer for all
 groups cannot be right for each of them: the ceilings say how far it could get.
 """

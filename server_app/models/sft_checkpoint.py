@@ -16,7 +16,7 @@ from pluralllm.card import question_hash
 from server_app.models.base import Base
 
 KEY = "sft.checkpoint"
-SHARED = ("task", "model", "policy.tuning", "policy.prompt-style", "policy.estimates")
+SHARED = ("task", "model", "policy.tuning", "policy.prompt-style")
 """Keys that the run of the model and a run that begins with it have in common, beside the model's own folder."""
 SHARED_ADAPTER = ("lora.rank", "lora.alpha", "lora.sft-targets")
 

@@ -1,8 +1,7 @@
 """The embedded default policy: a tiny Qwen3 with its own tokenizer, built from scratch on first use and cached.
 
-It is trained on a format-only corpus: public training questions answered by random valid answers, and where prompts are
-to show estimates, by the random estimates that they show. So the base knows how an answer is written, and to read an
-estimate, and nothing of what anybody thinks.
+It is trained on a format-only corpus: public training questions answered by random valid answers. So the base knows how
+an answer is written, and nothing of what anybody thinks.
 
 Axis letters: B sequences in a batch, T tokens, K answer options.
 """
@@ -48,8 +47,6 @@ class TinyRecipe:
         num_layers: decoder layers.
         num_heads: attention heads (half as many key-value heads).
         seed: seeds weights and corpus.
-        estimates: whether the corpus' prompts show estimates.
-        answer_step: of the corpus' probabilities.
     """
 
     task: str
@@ -61,8 +58,6 @@ class TinyRecipe:
     num_layers: int = 3
     num_heads: int = 4
     seed: int = 0
-    estimates: bool = False
-    answer_step: float = ANSWER_STEP
 
     def key(self, questions: Sequence[Question]) -> str:
         """Cache key: changes with any field and with any question's text or options."""
@@ -98,9 +93,8 @@ def random_shares(num_options: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _random_row(recipe: TinyRecipe, question: Question, rng: np.random.Generator) -> tuple[str, str]:
-    text = formats.answer(recipe.task, random_shares(len(question.options), rng), step=recipe.answer_step)
-    shown = text if recipe.estimates else None
-    return formats.prompt(recipe.task, question.text, question.options, style="compact", estimate=shown), text
+    text = formats.answer(recipe.task, random_shares(len(question.options), rng), step=ANSWER_STEP)
+    return formats.prompt(recipe.task, question.text, question.options, style="compact"), text
 
 
 def within_budget(rows: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:

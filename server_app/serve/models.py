@@ -69,7 +69,7 @@ class Models:
         if choices is not None:
             told.append((f"{method}{judged.DO}", self._chosen(self._of_all(choices, "chosen from")), 1))
         kept = list(SUMMARY.read(run.folder.path) or ())
-        kept = kept or rows.score_baselines(run, self._test_J, known_JK=self._majority(), earlier=[])
+        kept = kept or rows.score_baselines(run, self._test_J, majority_QK=self._majority(), earlier=[])
         kept = [row for row in kept if row.method not in (method, f"{method}{judged.DO}")]
         metrics = sorted(metrics_of(task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
         for step, (of_row, asked, count) in enumerate(told, start=1):
@@ -102,11 +102,11 @@ class Models:
             prediction_JK[j, :count] = np.array(share) / sum(share)
         return evaluation.given_answers(self._test_J, prediction_JK)
 
-    def _majority(self) -> dict[str, FloatArray]:
-        """The majority's answers to the held-out questions, from the groups' votes."""
+    def _majority(self) -> FloatArray | None:
+        """The majority's answers, from the groups' votes."""
         run, option_QK = self._run, self._run.catalogue.option_QK
         votes_GQK = run.federation.votes(needed=False)
         if votes_GQK is None:
-            return {}
+            return None
         cast_GQK = cast_votes(votes_GQK, option_QK, kind=BALLOTS[run.config.task])
-        return {"majority": sft.sft_targets(cast_GQK, option_QK, target="majority")[self._test_J]}
+        return sft.sft_targets(cast_GQK, option_QK, target="majority")

@@ -20,7 +20,6 @@ from whole_loop import SMALL, lines_of, run_of
 from appa_flwr.config import Config, preset, split_names
 from appa_flwr.protocol import formats
 from appa_flwr.run.records import CEILINGS, OWN_PREDICTION, TRIVIAL_BASELINES
-from appa_flwr.run.run_files import ESTIMATES
 from server_app import evaluation
 from server_app.federation.catalogue import build_catalogue
 
@@ -52,20 +51,6 @@ def test_the_ranking_task(tmp_path):
         parsed = formats.parse("opa", example["ppo"], len(example["options"]))
         assert parsed.prediction is not None or example["mean_reward"] == 0
     assert any(example["mean_reward"] > 0 for example in examples)
-
-
-def test_each_rule_has_estimates_of_its_own(tmp_path):
-    tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "policy.tuning": "full", "sft.steps": 25}
-    learning = {"sft.answer-step": 0.05, "rollout.response-length": 48, "data.disagreement": 2.0}
-    rules = {"sft.target": "mean", "rule": "min", "baseline-rule": "average"}
-    folder = run_of(tmp_path, **tiny, **learning, **rules, **{"policy.estimates": True}).run_folder
-    shown = {}
-    for rule, of_rule in (("min", folder), ("average", folder / "average")):
-        shown[rule] = {one.question_id: one.estimate for one in ESTIMATES.read(of_rule / "policy")}
-        rows = json.loads((of_rule / "summary.json").read_text())
-        assert any(row["method"] == "estimate" for row in rows) == (rule == "min")  # scored for the run's own rule
-    assert shown["min"].keys() == shown["average"].keys()
-    assert shown["min"] != shown["average"]
 
 
 @needs_surveys
@@ -111,7 +96,7 @@ def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
         # as the preset `paper` has it; the others in 32 bits on every processor, so that their answers can be told
         ("gemma2", {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16", "policy.attention": "eager"}),
         pytest.param("llama", {"policy.compute-dtype": "float32"}, marks=pytest.mark.long),
-        ("qwen3", {"policy.compute-dtype": "float32", "policy.estimates": True}),
+        ("qwen3", {"policy.compute-dtype": "float32"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -148,8 +133,6 @@ def test_the_whole_loop_from_a_folder(name, keys, tmp_path, monkeypatch):
     if "policy.tuning" in keys:
         return
     questions = {question.text: question for question in build_catalogue(config).questions}
-    known = {one.question: one.estimate for one in ESTIMATES.read(folder / "policy") or ()}
-    assert bool(known) == config.policy.estimates
     examples = json.loads((folder / "examples.json").read_text())
     answers = decoded[-1]  # the last that was asked is the policy
     assert len(examples) == len(answers.sequences.mask_JT) > 0
@@ -159,7 +142,7 @@ def test_the_whole_loop_from_a_folder(name, keys, tmp_path, monkeypatch):
         written_T = ids_T[mask_T]
         assert tokenizer.decode(written_T, skip_special_tokens=True) == example["ppo"]
         question = questions[example["question"]]
-        text = formats.prompt("dpa", question.text, question.options, style="full", estimate=known.get(question.text))
+        text = formats.prompt("dpa", question.text, question.options, style="full")
         text = families.FAMILIES[name].opens + text
         ids = tokenizer(text + families.FAMILIES[name].closes, add_special_tokens=False, return_tensors="pt")
         whole = torch.cat([ids["input_ids"][0], written_T])

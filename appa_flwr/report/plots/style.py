@@ -45,7 +45,6 @@ METHOD_STYLE: Mapping[str, tuple[str, str, str, str]] = {
     "majority": ("Majority answer", PURPLE, "P", ":"),
     "option-list": ("Look-up, same options", PURPLE, "s", ":"),
     "nearest-questions": ("Look-up, 3 nearest", PURPLE, "D", ":"),
-    "estimate": ("Estimate in the prompt", ORANGE, "P", ":"),
     "mean-prediction": ("Mean of predictions", GREEN, "P", ":"),
     "own-prediction": ("Each group's prediction", GREEN, "s", ":"),
     "ceiling-average": ("Ceiling (average)", GREEN, "D", ":"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -23,7 +22,7 @@ from appa_flwr import public
 from appa_flwr.config import Config
 from appa_flwr.launch import cli
 from appa_flwr.protocol import formats, wire
-from appa_flwr.run.run_files import ESTIMATES, POLICY, WEIGHTS_FILE, write_config
+from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
 from client_app import predictor as client_predictor
@@ -49,9 +48,9 @@ def run(base, tmp_path):
     return tmp_path
 
 
-def greedy(model, tokenizer, estimate=None):
+def greedy(model, tokenizer):
     """The eight likeliest tokens one by one, without a cache, or those before an end."""
-    text = formats.prompt("dpa", QUESTION, OPTIONS, style="compact", estimate=estimate)
+    text = formats.prompt("dpa", QUESTION, OPTIONS, style="compact")
     chat = [{"role": "user", "content": text}]
     ids = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))["input_ids"]
     ids, ends = ids[1:], tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])  # the template has begun already
@@ -81,20 +80,6 @@ def test_a_policy_answers_as_its_weights_say(adapted, base, run):
     parsed = formats.parse("dpa", answer.text, 3)
     assert (answer.prediction is None) == (parsed.prediction is None)
     assert answer.format_score == parsed.format_score
-    known = {
-        "question_id": "q",
-        "question": "Is it red?",
-        "options": OPTIONS,
-        "ordinal": None,
-        "share": (0.1, 0.3, 0.6),
-    }
-    (run / POLICY / ESTIMATES.name).write_text(json.dumps([known | {"estimate": ""}]))
-    with pytest.raises(appa_flwr.UserError, match=f"has no {WEIGHTS_FILE}"):
-        appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
-    save_weights(run / WEIGHTS_FILE, Pretraining(initial_weights(Config.load({}))))
-    told = appa_flwr.load_run(run).policy().ask(QUESTION, OPTIONS)
-    # half of the only question that is known, which is too little to predict from: (.1 + 1/3) / 2, (.3 + 1/3) / 2, .467
-    assert told.text == greedy(model, tokenizer, "0.20,0.30,0.50")
 
 
 def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, run):

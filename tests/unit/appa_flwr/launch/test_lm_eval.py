@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.launch.lm_eval import export_task
 from appa_flwr.protocol import formats, rewards
 from appa_flwr.survey.generate import generate
@@ -52,24 +51,6 @@ def test_the_task_holds_the_held_out_questions_with_every_group_s_answers(task):
     assert content["dataset_kwargs"]["data_files"]["test"].endswith("deep/questions.jsonl")
     assert content["generation_kwargs"]["max_gen_toks"] == 44
     assert content["process_results"] == "function metrics.process_results"
-
-
-def test_prompts_show_the_estimates_of_a_policy_that_was_asked_with_them(tmp_path):
-    known = [
-        {"question_id": q.question_id, "question": q.text, "options": q.options, "ordinal": None, "share": None}
-        | {"estimate": f"of {q.question_id}"}
-        for q in SURVEY.questions
-    ]
-    with pytest.raises(UserError, match=r"has no estimates\.json"):
-        export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
-    (tmp_path / "estimates.json").write_text(json.dumps(known))
-    export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
-    docs = [json.loads(line) for line in (tmp_path / "task" / "questions.jsonl").read_text().splitlines()]
-    assert all(f"\nestimate: of {doc['question_id']}\n" in doc["prompt"] for doc in docs)
-    held_out = split_questions(SURVEY.questions, seed=0).test
-    (tmp_path / "estimates.json").write_text(json.dumps([one for one in known if one["question_id"] != held_out[0]]))
-    with pytest.raises(UserError, match=rf"estimates\.json of the policy has no question '{held_out[0]}'"):
-        export_task(SURVEY, CONFIG, tmp_path / "task", policy=tmp_path)
 
 
 def test_every_measure_of_the_task_is_computed(task):

@@ -227,17 +227,6 @@ def test_scores_that_cannot_be_written_are_errors(task, scores, step, message):
         answer(task, scores, step=step)
 
 
-def test_an_estimate_stands_between_the_options_and_what_asks_for_an_answer():
-    plain, told = (prompt("dpa", "Good?", ["x", "y"], style="counted", estimate=one) for one in (None, "0.20,0.80"))
-    assert told == plain.replace("2 scores:", "estimate: 0.20,0.80\n2 scores:")
-    full = prompt("dpa", "Good?", ["x", "y"], estimate="0.20,0.80")
-    options, estimate, reminder = full.split("\n\n")[-3:]
-    assert options.endswith("B: y")
-    assert estimate.endswith(": 0.20,0.80")
-    assert "\n\n".join(part for part in full.split("\n\n") if part != estimate) == prompt("dpa", "Good?", ["x", "y"])
-    assert "K is 2" in reminder
-
-
 def test_unknown_tasks_and_styles_are_user_errors():
     for call, args in ((prompt, ("Q", ["x"])), (parse, ("", 2)), (answer, ([1.0],))):
         refused(r"unknown task 'dpaa': did you mean 'dpa'\?", call, "dpaa", *args)

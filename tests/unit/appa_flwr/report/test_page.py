@@ -149,13 +149,6 @@ def test_all_metrics_table_has_a_column_per_metric_in_the_paper_order(tmp_path):
         ({"ppo": (0.815, 0.770)}, ["PPO is not surely above a look-up.", "needs no language model"]),
         # Avg AS above the look-up's .820 but not SFT's .830, Min AS not above the look-up's .775
         ({"ppo": (0.825, 0.772), "sft": (0.830, 0.765)}, ["PPO is not surely above a look-up in Min AS."]),
-        # .860 is not above the estimate's .8597 as shown, .800 is above .790
-        (
-            {"estimate": (0.8597, 0.790)},
-            ["+0.000 over the estimate in its prompts", "a policy that copied them", "PPO is ahead on Min AS only"],
-        ),
-        ({"estimate": (0.870, 0.810)}, ["PPO is not surely above the estimates in its prompts."]),
-        ({"ppo": (0.815, 0.770), "estimate": (0.870, 0.810)}, ["PPO is not surely above a look-up."]),
         ({"ppo": (0.690, 0.590)}, ["not even over base"]),
         # 0.7904 is shown as 0.790, the uniform answer's score: no gain.
         ({"ppo": (0.7904, 0.7504)}, ["PPO did not gain.", "<td>0.790<sup>†</sup></td>"]),

@@ -79,8 +79,3 @@ def test_scores_of_the_training_metric_beside_the_baselines():
     assert "| base (mostly unreadable) | 0.049 |" in text
     assert "0.123" not in text.rpartition("---\n")[2]  # another metric, which only the index of the hub has
     assert "A, B C" in text
-
-
-def test_a_policy_that_was_asked_with_estimates_says_where_they_are():
-    assert "estimates.json" in card(policy__estimates=True)
-    assert "estimates.json" not in card()

@@ -69,23 +69,6 @@ def test_random_answers_are_valid_and_of_every_kind(task):
             assert predictions.max(1).min() < 0.7
 
 
-@pytest.mark.parametrize("task", ["dpa", "opa"])
-def test_a_corpus_with_estimates(task, monkeypatch):
-    asked, prompt = [], formats.prompt
-
-    def kept(*given, estimate=None, **keywords):
-        asked.append(estimate)
-        return prompt(*given, estimate=estimate, **keywords)
-
-    monkeypatch.setattr(formats, "prompt", kept)
-    recipe = dataclasses.replace(RECIPE, task=task, steps=1, batch_size=50, estimates=True, answer_step=0.05)
-    tiny.build(recipe, QUESTIONS)
-    shown = [text for text in asked if text is not None]
-    assert len(shown) == 50
-    assert {formats.parse(task, text, len(text.split(","))).format_score for text in shown} == {1.0}
-    assert len(set(shown)) > (15 if task == "dpa" else 5)
-
-
 def test_the_cached_folder_is_a_model_and_its_tokenizer(tmp_path):
     steps = []
     folder = tiny.load_or_build(RECIPE, QUESTIONS, tmp_path / "new" / "cache", progress=lambda *s: steps.append(s))

@@ -1,20 +1,25 @@
 """Comparison of rules: gain for the worst group and its price, as groups differ more and more.
 
     python -m experiments.rules
+    python -m experiments.rules --liars --seeds 5    # what a lying minority wins for itself and costs the others
 
 Every rule is followed by free answers (`appa_flwr.analysis.destinations`) on the same generated populations, from
 groups that hardly differ to groups that do. Rules share questions and noise, so a population is a pair of any two of
 them.
 
-Legend: G groups.
+A liar is the group that the mean of all serves worst. It lies in training, always in the same way; scores are then by
+every group's true answers. Honest and lying runs share questions and noise too, so their difference is the lie's.
+
+Legend: G groups, J answers.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +27,7 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from appa_flwr.analysis.aggregation import Rule
 from appa_flwr.analysis.destinations import VISITS
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.analysis.group_differences import group_differences
@@ -47,6 +53,30 @@ COLUMNS = (
 )
 
 
+STRETCH = 3.0
+CAP = 2.0
+CAPPED: Mapping[str, Rule] = {
+    f"{name}, cap {CAP:g}": study.RULES[name].model_copy(update={"weight_cap": CAP})
+    for name in ("appa-open, T = .02", "mix", "group-dro")
+}
+HONEST = "nobody"
+LIES: Mapping[str, Callable[[study.FloatArray], study.FloatArray]] = {
+    "half": lambda reward_J: reward_J / 2,
+    "zero": np.zeros_like,
+    "stretched": lambda reward_J: np.clip(reward_J.mean() + STRETCH * (reward_J - reward_J.mean()), 0.0, 1.0),
+}
+"""Rewards (J,) that the liar sends: half of its own; nothing; three times their distance from the mean."""
+LIAR_COLUMNS = (
+    study.StudyColumn("Avg AS", "avg_as", study.spread, case=HONEST),
+    study.StudyColumn("Min AS", "min_as", study.spread, case=HONEST),
+    *(
+        study.StudyColumn(f"{who}, {lie}", who, partial(study.spread, form="+.3f"), case=lie, less=HONEST)
+        for lie in LIES
+        for who in ("liar", "others")
+    ),
+)
+
+
 def ends(setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
     """A rule's result at this disagreement, or, as `BEST`, that of the best shared answers for the worst group."""
     scale, rule = setting
@@ -56,6 +86,25 @@ def ends(setting: study.Setting, seed: int, *, visits: int, num_questions: int, 
         return {"avg_as": np.nan, "min_as": differences.min_of_fairest, "fi": np.nan}
     score_GQ = study.end_scores(study.RULES[rule], people, seed=seed, visits=visits)
     return {**study.average_and_worst(score_GQ), "fi": fairness_index(score_GQ)}
+
+
+def ends_of_a_lie(
+    setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int
+) -> dict[str, float]:
+    """A rule's result where the liar lies so: the score of the liar, and of the others on average."""
+    rule, lie = setting
+    people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups)
+
+    def sent(reward_GJ: study.FloatArray) -> study.FloatArray:
+        changed_GJ = np.array(reward_GJ)
+        changed_GJ[people.liar] = LIES[lie](changed_GJ[people.liar])
+        return changed_GJ
+
+    rules = {**study.RULES, **CAPPED}
+    score_GQ = study.end_scores(rules[rule], people, seed=seed, visits=visits, sent=sent if lie in LIES else None)
+    score_G = score_GQ.mean(axis=1)
+    others = float(np.delete(score_G, people.liar).mean())
+    return {**study.average_and_worst(score_GQ), "liar": float(score_G[people.liar]), "others": others}
 
 
 @style.picture
@@ -87,15 +136,22 @@ def main(
     visits: study.Visits = VISITS,
     questions: study.Questions = 60,
     groups: study.Groups = 8,
+    liars: Annotated[bool, typer.Option("--liars", help="Measure what lies win instead.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of table, picture and single scores.")] = Path("runs/rules"),
 ) -> None:
     """Measure what every rule ends with, against how far groups differ."""
+    given: dict[str, Any] = {"visits": visits, "num_questions": questions, "num_groups": groups}
+    if liars:
+        settings = itertools.product((*study.RULES, *CAPPED), (HONEST, *LIES))
+        measure = partial(ends_of_a_lie, **given)
+        study.study("liars", ("rule", "lie"), settings, range(seeds), measure, LIAR_COLUMNS, output=output)
+        return
     study.study(
         "rules",
         ("disagreement", "rule"),
         itertools.product(DISAGREEMENT, (*study.RULES, BEST)),
         range(seeds),
-        partial(ends, visits=visits, num_questions=questions, num_groups=groups),
+        partial(ends, **given),
         COLUMNS,
         output=output,
         picture=picture,

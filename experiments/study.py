@@ -26,7 +26,7 @@ from rich.progress import track
 from scipy import stats
 
 from appa_flwr.analysis.aggregation import Rule, make
-from appa_flwr.analysis.destinations import NEVER, STEP, VISITS, destination
+from appa_flwr.analysis.destinations import NEVER, destination
 from appa_flwr.analysis.intervals import LEVEL, Interval
 from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
@@ -188,13 +188,12 @@ def end_scores(
     people: TrueTargets,
     *,
     seed: int,
-    visits: int = VISITS,
-    step: float = STEP,
+    visits: int,
     sent: Callable[[FloatArray], FloatArray] | None = None,
 ) -> FloatArray:
     """Each group's true scores (G, Q) of the answers that a rule ends with; arguments as for `destination`."""
     answer_QK = destination(
-        rule, people.target_GQK, people.option_QK, metric="js", seed=seed, visits=visits, step=step, sent=sent
+        rule, people.target_GQK, people.option_QK, metric="js", seed=seed, visits=visits, sent=sent
     ).answer_QK
     return np.asarray(js(answer_QK, people.target_GQK, people.option_QK))
 

@@ -27,7 +27,7 @@ BATCH = 192
 VISITS = 600
 """Noisy answers to each question."""
 STEP = 0.01
-"""Mean of the steps, which shrink from twice as much to 0."""
+"""How far a whitened reward of 1 moves logits: the mean of the steps, which shrink from twice as much to 0."""
 NOISE, CLAMP = 0.3, 5.0
 LEAST_SHARE = 1e-3
 NEVER = 1.1
@@ -71,15 +71,13 @@ def destination(
     metric: str,
     seed: int,
     visits: int = VISITS,
-    step: float = STEP,
     sent: Callable[[FloatArray], FloatArray] | None = None,
 ) -> Destination:
     """Let free answers follow a rule, from the mean of the groups' targets on.
 
     Two calls with one seed share questions and noise, so that they differ by what else they are given. Targets are
     shares (G, Q, K), rows of NaN where a group has none: it scores as the mean of the others would, so it tells no rule
-    apart. Each question has `visits` noisy answers; `step` is how far an answer's logits move for a whitened reward of
-    1, the mean of all steps, which shrink to 0; `sent` is what the groups send in place of their rewards (G, J).
+    apart. Each question has `visits` noisy answers; `sent` is what the groups send in place of their rewards (G, J).
     """
     rng = np.random.default_rng(seed)
     num_questions, num_options = option_QK.shape
@@ -101,7 +99,7 @@ def destination(
         spread = result.aggregate_J.std()
         white_J = (result.aggregate_J - result.aggregate_J.mean()) / spread if spread > 0 else np.zeros(BATCH)
         gain_JK = np.clip(white_J, -CLAMP, CLAMP)[:, None] * noise_JK / NOISE
-        np.add.at(theta_QK, question_J, 2.0 * step * (1.0 - iteration / iterations) * gain_JK)
+        np.add.at(theta_QK, question_J, 2.0 * STEP * (1.0 - iteration / iterations) * gain_JK)
         if 2 * (iteration + 1) > iterations:
             tail_QK += theta_QK
             fell_back.append(result.fell_back)

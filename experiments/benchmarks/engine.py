@@ -14,23 +14,19 @@ Axis letters: J rollouts, T tokens of an answer.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pandas as pd
 import torch
 import typer
-from peft import LoraConfig, get_peft_model
 from torch.utils.benchmark import Timer
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
@@ -89,10 +85,10 @@ def small_qwen3(vocabulary: int, hidden: int = 128) -> PretrainedConfig:
     return _architecture(Qwen3Config, sizes, {"max_position_embeddings": 2048})
 
 
-def published(name: str, *, small: bool = False, layers: int = 2) -> PretrainedConfig:
-    """A published architecture and its sizes, or scaled down to run anywhere, with so many layers."""
+def published(name: str, *, small: bool = False) -> PretrainedConfig:
+    """A published architecture and its sizes, or scaled down to run anywhere."""
     kind, sizes, more = _PUBLISHED[name]
-    return _architecture(kind, (512, 64, 128, layers, 4, 2, 16) if small else sizes, more)
+    return _architecture(kind, (512, 64, 128, 2, 4, 2, 16) if small else sizes, more)
 
 
 def _architecture(kind: type[PretrainedConfig], sizes: tuple[int, ...], given: dict[str, int]) -> PretrainedConfig:
@@ -110,9 +106,7 @@ def save_random(config: PretrainedConfig, folder: Path, *, dtype: torch.dtype = 
     model.save_pretrained(folder)
 
 
-def make_engine(
-    workload: Workload, *, stop_ids: Sequence[int] = (EOS_ID,), sft_adapter: Path | None = None
-) -> PPOEngine:
+def make_engine(workload: Workload) -> PPOEngine:
     """The engine as a run with these keys would build it."""
     rollout: dict[str, Scalar] = {
         "rollout.response-length": workload.response_length,
@@ -122,11 +116,11 @@ def make_engine(
     config = Config.load({**KEYS, **rollout, **workload.config})
     model = load_model(config, workload.model, quantized=config.policy.tuning == "qlora")
     return PPOEngine(
-        ppo_models(config, model, sft_adapter=sft_adapter),
+        ppo_models(config, model),
         config.ppo,
         config.rollout,
         num_iterations=len(workload.batches),
-        stop_ids=stop_ids,
+        stop_ids=(EOS_ID,),
         pad_id=PAD_ID,
         seed=SEED,
         shared_prefix=workload.shared_prefix,
@@ -276,66 +270,9 @@ def measure(cell: Cell, *, threads: int = 1) -> pd.DataFrame:
     return found.assign(varied=cell.varied, to=cell.to, floor=matmul_flops(cell) / matmul_rate(dtype))
 
 
-# What a GPU would have to be told. Launching a kernel takes the host some ten microseconds, however small the work, and
-# while the host waits for a number the GPU has nothing to do. Both follow from the code alone. They are counted at the
-# paper models' architectures with few layers and small matrices: an iteration's work is linear in the layers, and
-# sampling's in the tokens, which gives the published depth.
-LAYERS, TOKENS = (2, 4), (8, 24)
-STOP_ID = 10**6  # outside the vocabulary: every answer is as long as planned
-ONE_CHUNK: dict[str, Scalar] = {"ppo.epochs": 1, "ppo.micro-batch-tokens": 10_000}
-COUNTED = Workload(prefix=20, shortest=9, longest=14, rollouts=8, updates=1)
-ALL_TARGETS = (*sides.LORA_TARGETS, "gate_proj", "up_proj", "down_proj")  # SFT's
-
-
-def _pretended_gpu() -> ModuleType:
-    path = Path(experiments.__file__).parents[1] / "tests" / "pretended_cuda.py"
-    if not path.is_file():
-        raise UserError(f"counting needs the pretended GPU of a clone's tests, and {path} is not there")
-    sys.path.append(str(path.parent))
-    return importlib.import_module(path.stem)
-
-
-def _iteration(cell: Cell, *, layers: int, tokens: int) -> pd.DataFrame:
-    """Kernels, and waits of the host for the device, of an iteration: a row a phase."""
-    model = published(cell.varied, small=True, layers=layers)
-    with tempfile.TemporaryDirectory() as folder:
-        base, adapter = Path(folder) / "model", Path(folder) / "sft"
-        save_random(model, base, dtype=torch.bfloat16)
-        sft = LoraConfig(r=sides.LORA_RANK, target_modules=list(ALL_TARGETS), task_type="CAUSAL_LM")
-        plain = AutoModelForCausalLM.from_pretrained(base)
-        get_peft_model(plain, sft).save_pretrained(adapter, save_embedding_layers=False)
-        given = {"model": str(base), "vocabulary": model.vocab_size, "config": {**cell.work.config, **ONE_CHUNK}}
-        work = replace(COUNTED, response_length=tokens, **given)
-        with _pretended_gpu().pretended_cuda() as gpu:
-            ppo = make_engine(work, stop_ids=(STOP_ID,), sft_adapter=adapter)
-            with gpu.counting() as sampled:
-                rollout = ppo.rollout(work.batches[0])
-            with gpu.counting() as referred:
-                reference = ppo.reference_pass(rollout.sequences)
-            reward_J = torch.arange(work.rollouts, device="cuda") / work.rollouts
-            with gpu.counting() as updated:
-                ppo.update(rollout, reference, reward_J)
-    phases = {"rollout": sampled, "reference": referred, "update": updated}
-    found = {name: [counted.kernels.total(), counted.waits.total()] for name, counted in phases.items()}
-    return pd.DataFrame.from_dict(found, orient="index", columns=["kernels", "waits"]).astype(float)
-
-
-def count(cell: Cell) -> pd.DataFrame:
-    """Kernels and waits of a decoded token, a reference pass and an update of one chunk, at the published depth."""
-    (few, many), (short, long) = LAYERS, TOKENS
-    more = (cell.model.num_hidden_layers - few) / (many - few)
-    at_depth = []
-    for tokens in TOKENS:
-        shallow, deep = (_iteration(cell, layers=layers, tokens=tokens) for layers in LAYERS)
-        at_depth.append(shallow + more * (deep - shallow))
-    found: pd.DataFrame = at_depth[0].rename(index={"rollout": "a token"})
-    found.loc["a token"] = (at_depth[1] - at_depth[0]).loc["rollout"] / (long - short)
-    return found.rename_axis("of")
-
-
-def shown(table: pd.DataFrame, *, digits: int = 2) -> str:
+def shown(table: pd.DataFrame) -> str:
     """Markdown: the index and the columns."""
-    rows = table.reset_index().round(digits).astype(str)
+    rows = table.reset_index().round(2).astype(str)
     return markdown.table(rows.columns, rows.to_numpy())
 
 
@@ -359,7 +296,6 @@ def main(
     real: Annotated[bool, typer.Option("--smollm2", help="An iteration of preset smollm2.")] = False,
     scale: Annotated[Literal["full", "small"], typer.Option(help="Of the named models.")] = "full",
     threads: Annotated[int, typer.Option(min=1, help="On a CPU.")] = 1,
-    counts: Annotated[bool, typer.Option("--counts", help="Kernels and host waits on a pretended GPU.")] = False,
     run: Annotated[Path | None, typer.Option(help="Only tell how long this run waited for its federation.")] = None,
     updates: Annotated[int, typer.Option(min=1, help="Counted updates a cell, after one to warm up.")] = 2,
     out: Out = Path("runs/engine"),
@@ -368,11 +304,6 @@ def main(
     if run is not None:
         waited, total = federation_wait(run)
         print(f"waited {waited:.1f} s for the federation in {total:.1f} s of iterations: {waited / total:.1%}")
-        return
-    if counts:
-        cells = [cell for cell in paper_cells() if cell.work.shared_prefix]
-        counted = pd.concat({cell.varied: count(cell) for cell in cells}, names=["model"])
-        save(out, counted.reset_index(), shown(counted, digits=1))
         return
     if paper and scale == "full" and not torch.cuda.is_available():
         raise UserError(

@@ -13,14 +13,14 @@ import functools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 
 from appa_flwr.config import Config, assemble, preset, split_names
 from appa_flwr.core.errors import UserError
@@ -189,18 +189,7 @@ class TrainedPredictor:
     cpu_seconds: float
 
 
-Sent = Callable[[int, ArrayRecord, ArrayRecord], ArrayRecord]
-"""A false update in place of what a group trained, made from its place, the weights it got, and those it trained."""
-
-
-def train(
-    problem: Problem,
-    config: Config,
-    *,
-    seed: int,
-    central: bool = False,
-    sent: Sent = lambda group, before, after: after,
-) -> TrainedPredictor:
+def train(problem: Problem, config: Config, *, seed: int, central: bool = False) -> TrainedPredictor:
     """Train a fresh network as a run's server does, every group on a node of its own and all of them in this process.
 
     `central` pools the answers instead and takes as many steps with Adam; it ends with the last step's weights and
@@ -243,7 +232,7 @@ def train(
         mine = [problem.training[group]]
         found = train_round(config, weights, mine, problem.embedding, round_number=number)
         metrics = MetricRecord({"num-examples": found.num_examples, "loss": found.loss})
-        return RecordDict({"arrays": sent(group, weights, found.weights), "metrics": metrics})
+        return RecordDict({"arrays": found.weights, "metrics": metrics})
 
     with flower_task():
         found = pretrain(LocalGrid(answer), config, start, nodes=range(len(problem.training)), progress=lambda *_: None)

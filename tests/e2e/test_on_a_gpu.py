@@ -17,14 +17,12 @@ from pretended_cuda import NAME, pretended_cuda
 from safetensors.torch import load_file
 from whole_loop import SMALL, lines_of, run_of
 
-from appa_flwr.config import Config, assemble
-from experiments import grpo
+from appa_flwr.config import Config
 from server_app import evaluation, machine
 from server_app.federation.answers import Answers
 from server_app.federation.catalogue import build_catalogue
 from server_app.ppo import rollouts, strategy
 from server_app.ppo.engine import PPOEngine
-from server_app.serve import rule_rounds
 
 SHORT = {"eval.extra-rows": False, "sft.steps": 2, "policy.attention": "eager"}
 NF4 = {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}
@@ -50,7 +48,7 @@ def every_answer_is_read(monkeypatch):
         every_J = np.ones(len(texts), dtype=bool)
         return Answers(question_J, tuple(texts), share_JK / share_JK.sum(1, keepdims=True), every_J * 1.0, every_J)
 
-    for module in (strategy, evaluation, rule_rounds):
+    for module in (strategy, evaluation):
         monkeypatch.setattr(module, "parse_answers", read)
 
 
@@ -145,18 +143,6 @@ def test_the_tiny_policy_is_built_and_trained_in_bfloat16(tmp_path):
     with pretended_cuda():
         lines = lines_of(run_of(tmp_path, **(SHORT | {"policy.attention": "auto"} | keys)).run_folder)
     assert all(math.isfinite(line[key]) for line in lines for key in ("policy_loss", "kl", "sampler_spread"))
-
-
-@pytest.mark.long
-def test_grpo_in_trl(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    small = ("data.num-questions=40", "data.num-groups=3", "policy.base-steps=20", "sft.steps=2")
-    rollout = ("rollout.batch-size=16", "rollout.response-length=12", "rule=min")
-    config = assemble(None, [*grpo.DEFAULTS, *small, *rollout], folder=None)
-    with pretended_cuda() as device:
-        scores = grpo.run(config, steps=2, out=tmp_path / "out", say=lambda line: None)
-        assert device.counts.kernels.total() > 10_000
-    assert {row.method for row in scores} >= {"base", "sft", "grpo"}
 
 
 def test_a_run_says_which_gpu(tmp_path):

@@ -22,10 +22,9 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.survey.generate import generate
-from experiments.benchmarks import beside_trl, engine, others, sides
+from experiments.benchmarks import beside_trl, engine, sides
 from experiments.benchmarks.engine import Cell, matmul_parameters, published, save_random, small_qwen3
 from experiments.benchmarks.sides import EOS_ID, PAD_ID, PeakMemory, Workload
-from experiments.pluralllm.protocol import load_problem, recipe
 from server_app.models.base import prepare
 
 VOCABULARY = 64
@@ -290,21 +289,3 @@ def test_rows_of_sft_are_taken_again_where_there_are_too_few(sft_work, monkeypat
     assert len(rows) == 400
     again = rows.index(rows[0], 1)
     assert rows[again:] == rows[: 400 - again]
-
-
-@pytest.mark.long
-def test_pluralllm_s_costs_are_of_what_is_named():
-    problem = load_problem("generated", seed=0)
-    found = others.pluralllm_costs(problem, recipe("pluralllm.rounds=1"), repeats=1)
-    steps, tables, *scorings = found.index
-    assert steps == "pretraining, 2 steps of 6 groups"
-    assert tables == f"target tables, 6 groups x {len(problem.embedding.option_QK)} questions"
-    assert [name.split(", ")[1] for name in scorings] == ["js", "js + wasserstein"]
-    assert found.min() >= 0
-
-
-def test_the_costs_of_a_secure_sum_have_a_row_each():
-    found = others.secure_sum_costs(6, 50, missing=0.2)
-    assert (found.filter(like="kB") > 0).all()
-    assert set(found.index) >= {"group: mask", "group: unmask", "group: seal a round", "server"}
-    assert found["kB masked"] > 50 * 8 / 1000

@@ -22,10 +22,10 @@ from experiments import entry
         (Stopped(signal.SIGTERM), 128 + 15, "stopped by SIGTERM; all processes of the run have ended"),
     ],
 )
-@pytest.mark.parametrize("module", ["experiments.grpo", "experiments.grid.__main__"])
+@pytest.mark.parametrize("module", ["experiments.rules", "experiments.grid.__main__"])
 def test_what_went_wrong_is_one_line_and_an_exit_code(error, code, says, module, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec(module))
-    monkeypatch.setattr(sys, "argv", ["grpo"])
+    monkeypatch.setattr(sys, "argv", ["rules"])
 
     def failing() -> None:
         raise error

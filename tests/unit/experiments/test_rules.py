@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -40,3 +41,16 @@ def test_the_table_has_the_study_s_numbers_and_the_picture_is_one(found):
     lowest = frame.pivot_table(index="seed", columns="rule", values="min_as")
     assert texts[6] == study.difference(lowest["group-dro"] - lowest["average"])
     assert png.startswith(b"\x89PNG")
+
+
+def test_half_the_reward_pays_where_weights_follow_it(tmp_path):
+    rules.main(seeds=1, visits=600, questions=16, groups=4, liars=True, output=tmp_path)
+    frame = pd.read_csv(tmp_path / "liars.csv").set_index(["rule", "lie"])["liar"]
+    gain = {name: frame[name, "half"] - frame[name, rules.HONEST] for name in ("average", "group-dro", *rules.CAPPED)}
+    assert gain["average"] < 0.0  # half the reward is half the weight
+    assert gain["group-dro"] > 0.02 > gain["group-dro, cap 2"]
+    reward_J = np.array([0.5, 0.6, 0.7])
+    lies = {"half": [0.25, 0.3, 0.35], "zero": [0, 0, 0], "stretched": [0.3, 0.6, 0.9]}
+    assert {name: lie(reward_J).tolist() for name, lie in rules.LIES.items()} == {
+        name: pytest.approx(sent) for name, sent in lies.items()
+    }

@@ -26,10 +26,8 @@ def targets(seed: int = 0, groups: int = 4) -> np.ndarray:
     return share_GQK / share_GQK.sum(2, keepdims=True)
 
 
-def reached(rule: str, target_GQK: np.ndarray, *, metric: str, against: np.ndarray | None = None, **how):
-    found = {
-        name: destination(make(name), target_GQK, OPTIONS, metric=metric, seed=0, **how) for name in ("average", rule)
-    }
+def reached(rule: str, target_GQK: np.ndarray, *, metric: str, against: np.ndarray | None = None):
+    found = {name: destination(make(name), target_GQK, OPTIONS, metric=metric, seed=0) for name in ("average", rule)}
     return ends(found, target_GQK if against is None else against, OPTIONS, metric=metric)[rule]
 
 

@@ -176,7 +176,7 @@ def mean_loss(model, base, config):
 
 @pytest.mark.parametrize("prepared", ["llama"], indirect=True)
 def test_what_sft_learned_reaches_ppo_on_four_bits(prepared, tmp_path):
-    """At the paper's step size; `experiments.benchmarks.others` says what merging and packing keep of a real one."""
+    """At the paper's step size; `docs/benchmarks.md` says what merging and packing keep of a real one."""
     _, base, config = prepared
     keys = {"policy.tuning": "qlora", "sft.steps": 49, "sft.learning-rate": PAPER_RATE, "lora.dropout": 0.0}
     config = Config.load({**config.flat(), **SFT_KEYS, **keys})

@@ -124,7 +124,6 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
         ("seed = " + "1" * 9999, "not valid TOML"),
         ("[ppo.more]\nseed = 1\n", "[ppo.more] is too deep"),
         ("[[ppo]]\ngamma = 1\n", '"ppo" is a section'),
-        ("learning-rate = 1\n", "there are pluralllm.learning-rate, sft.learning-rate, ppo.learning-rate"),
         ("[ppoo]\nclip-range = 1\n", '"ppoo.clip-range"; the nearest is "ppo.clip-range"'),
         ("[ppoo]\n", '"ppoo"'),
         ("[seed]\n", '"seed" must be true or false, a number or text, not a table'),

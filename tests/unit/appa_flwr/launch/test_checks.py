@@ -31,8 +31,6 @@ def survey(tmp_path):
     ("keys", "says"),
     [
         ({"groups": "North,West"}, r'groups names "West".*North, South'),
-        ({"groups": "Koln"}, r'groups names "Koln".*North, South'),
-        ({"groups": "North"}, r"federation\.min-groups = 2 must be at most .* 1"),
         ({"federation.min-groups": 3}, r"federation\.min-groups = 3 must be at most .* 2"),
         ({"pluralllm.unseen-groups": "Nord"}, r'unseen-groups names "Nord", which is not in .*North, South'),
         ({"pluralllm.unseen-groups": "North;South"}, "names all groups"),

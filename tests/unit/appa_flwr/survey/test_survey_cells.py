@@ -80,20 +80,13 @@ BAD_OPTIONS = {
     ),
 }  # fmt: skip
 BAD = [(parse_distribution, (cell, 2), reason) for reason, cells in BAD_DISTRIBUTIONS.items() for cell in cells]
+BAD += [(parse_distribution, ([0.5, 0.5, 0.5], 3, (0, 1)), Reason.SUM)]  # as written, before anything is dropped
 BAD += [(parse_options, (cell,), reason) for reason, cells in BAD_OPTIONS.items() for cell in cells]
 
 
 @pytest.mark.parametrize(("call", "args", "reason"), BAD, ids=range(len(BAD)))
 def test_bad_cells_name_their_reason(call, args, reason):
     assert reason_of(call, *args) is reason
-
-
-def test_dropped_options_leave_the_rest_in_proportion():
-    # 0.3 : 0.1 without the 0.6 of the third option is 3/4 : 1/4.
-    np.testing.assert_allclose(parse_distribution([0.3, 0.1, 0.6], 3, (0, 1)), [0.75, 0.25], rtol=1e-15)
-    assert reason_of(parse_distribution, [0.0, 0.0, 1.0], 3, (0, 1)) is Reason.ONLY_REFUSALS
-    # The sum is judged before anything is dropped: this cell was off one as written.
-    assert reason_of(parse_distribution, [0.5, 0.5, 0.5], 3, (0, 1)) is Reason.SUM
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda values: sum(values) > 1e-3))

@@ -37,13 +37,6 @@ def test_our_own_columns_from_excel_are_those_from_json(tmp_path):
     assert reasons(found) == [(4, Reason.SUM)]  # the sheet's row
 
 
-def test_a_tidy_table_from_excel(tmp_path):
-    pytest.importorskip("openpyxl")
-    tidy = [["Tea?", "A", "Yes", 3], ["Tea?", "A", "No", 1]]
-    pd.DataFrame(tidy, columns=["question", "group", "option", "count"]).to_excel(tmp_path / "t.xlsx", index=False)
-    assert list(shares(read_survey(tmp_path / "t.xlsx"))["A"].values()) == [[0.75, 0.25]]
-
-
 def test_excel_without_its_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     (tmp_path / "survey.xlsx").touch()

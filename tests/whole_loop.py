@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import zlib
 from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
 from small import SMALL_PREDICTOR, VALUE_MODEL, VOTES
 
 from appa_flwr.config import Config
+from appa_flwr.protocol import formats
 from server_app import main
 from server_app import run as server
+from server_app.federation import answers
 
 SMALL = {
     "data.num-groups": 3,
@@ -38,6 +43,16 @@ SMALL = {
     "ppo.learning-rate": 1e-2,
     "rollout.response-length": 24,
 }
+
+
+def read_every_answer(patched):
+    """Let each text mean a random distribution, so that rewards differ whatever the policy happens to write."""
+
+    def parse(task, text, num_options):
+        share_K = np.random.default_rng(zlib.crc32(text.encode())).dirichlet(np.ones(num_options))
+        return formats.Parsed(share_K, 1.0, parsed=True)
+
+    patched.setattr(answers, "formats", SimpleNamespace(parse=parse))
 
 
 class InLine(Executor):

@@ -17,16 +17,14 @@ import pytest
 from audit import DIARY, HIDDEN_QUESTION, World, audit, holds, make_world, talked, texts_in
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.common.serde import recorddict_to_proto
-from in_process import FEW, Crossed, InProcessGrid, deployed, flower_task, request
-from talk import KINDS, talk
+from in_process import FEW, Crossed, InProcessGrid, deployed, flower_task
+from talk import KINDS
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import wire
-from client_app import predictor, state
+from client_app import state
 from server_app import main as server
-from server_app.federation.catalogue import build_catalogue
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +176,6 @@ def test_what_the_server_sends_and_writes_holds_nothing_private(whole_run):
     "changes",
     [
         {"task": "opa"},
-        pytest.param({"sft__target": "majority"}, marks=pytest.mark.long),
-        pytest.param({"pluralllm__context_resampling": "every-iteration"}, marks=pytest.mark.long),
         {"pluralllm__architecture": "attention"},
         pytest.param({"pluralllm__rank": 0}, marks=pytest.mark.long),
     ],
@@ -188,53 +184,4 @@ def test_other_tasks_and_settings_let_no_more_out(changes, tmp_path):
     world = make_world(tmp_path, **changes)
     grid = talked(world)
     assert {reply.kind for reply in grid.replies} == set(KINDS)
-    assert audit(grid, world) == []
-
-
-def test_a_submission_that_asks_for_the_answers_themselves_is_refused(tmp_path):
-    """`sft.target` is a key of whoever submits; a deployed node's answers do not leave by it."""
-    world = make_world(tmp_path, sft__target="mean")
-    grid = InProcessGrid(deployed(world.config, world.files))
-    with pytest.raises(UserError, match=r"3 nodes refused: sft.target = mean, .* mean = true in its owner"):
-        talk(grid, world.config)
-    # Nor where the run began with another target: the vote is refused for itself.
-    grid.contexts = talked(replace(world, config=Config.load({**world.config.flat(), "sft.target": "votes"}))).contexts
-    for context in grid.contexts.values():
-        context.run_config = dict(world.config.flat())
-    grid.push_messages([request(wire.VOTE, node=node) for node in grid.contexts])
-    refused = [reply.kind for reply in grid.replies if reply.message.has_error()]
-    assert refused == [wire.CATALOGUE] * 3 + [wire.VOTE] * 3
-    assert audit(grid, world) == []
-
-
-def test_a_group_that_allows_the_mean_gives_away_its_training_answers_and_no_others(tmp_path):
-    world = make_world(tmp_path, sft__target="mean", pluralllm__rounds=1)
-    grid = InProcessGrid(deployed(world.config, world.files, owner_policy=f"mean = true\n{FEW}"))
-    talk(grid, world.config)
-    findings = audit(grid, world)
-    assert findings
-    assert all(f"{wire.VOTE}: a " in finding for finding in findings), findings  # in the votes, and nowhere else
-    public = build_catalogue(world.config)
-    training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
-    ballots = [reply for reply in grid.replies if reply.kind == wire.VOTE]
-    for (_, mine), ballot in zip(world.answers.items(), ballots, strict=True):
-        vote_QK = ballot.message.content.array_records["votes"]["0"].numpy()
-        assert {key for key, row in mine.items() if holds(vote_QK, row)} == mine.keys() & training
-        assert mine.keys() - training
-
-
-def test_errors_of_every_action_hold_nothing_private(whole_run, monkeypatch):
-    world, recorded = whole_run
-
-    def fail(*args: object, **kwargs: object) -> None:
-        raise ValueError(f"row 3: {DIARY}-x answered {world.rows[0].tolist()}")
-
-    # One request of every kind, as recorded in the whole run, to clients in which everything fails.
-    monkeypatch.setattr(wire, "pack_replies", fail)
-    monkeypatch.setattr(predictor, "train_round", fail)
-    monkeypatch.setattr(predictor.Predictor, "validate", fail)
-    grid = InProcessGrid(recorded.contexts)
-    grid.push_messages({asked.kind: asked.message for asked in recorded.requests}.values())
-    assert {reply.kind for reply in grid.replies} == set(KINDS)
-    assert all(reply.message.has_error() for reply in grid.replies)
     assert audit(grid, world) == []

@@ -120,15 +120,3 @@ def test_rankings_against_every_combination(seed):
     assert best <= minimum.upper_bound
     # The exchange is a heuristic; on so few questions it may miss by one position of one question.
     assert best - 1 / 18 - 1e-12 <= minimum.value <= best + 1e-12
-
-
-@pytest.mark.parametrize("num_options", [3, 5])
-def test_the_ranking_of_a_single_question_is_the_best_of_all(num_options):
-    for seed in range(5):
-        targets_GQK, options_QK = _targets(seed, 4, 1, num_options)
-        worst = [
-            METRICS["borda"](np.array(order), targets_GQK, options_QK).min()
-            for order in itertools.permutations(range(num_options))
-        ]
-        value = ceiling(targets_GQK, options_QK, metric="borda", objective="min").value
-        assert value == pytest.approx(max(worst))

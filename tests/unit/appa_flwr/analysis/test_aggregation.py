@@ -55,41 +55,6 @@ def test_average_and_min_by_hand():
     assert average.fell_back is minimum.fell_back is None
 
 
-@pytest.mark.parametrize(
-    ("alpha", "aggregate", "weights"),
-    [
-        # log((1 + 3) / 2) = log 2, shares 1/4 and 3/4
-        (1, math.log(2), [0.25, 0.75]),
-        # -log((1 + 1/3) / 2) = log 1.5, shares 3/4 and 1/4
-        (-1, math.log(1.5), [0.75, 0.25]),
-    ],
-)
-def test_alpha_by_hand(alpha, aggregate, weights):
-    reward_GJ = [[0.0], [math.log(3)]]
-    assert agg.alpha_aggregate(reward_GJ, alpha=alpha) == pytest.approx([aggregate], abs=1e-15)
-    np.testing.assert_allclose(agg.alpha_weights(reward_GJ, alpha=alpha), weights)
-
-
-def test_appa_by_hand():
-    # logits (1 - h) / .1 = 5 and 4, so alpha = e / (e + 1) = .7310586 and .2689414.
-    # exp(.7310586 * .4) = 1.3396698, exp(.2689414 * .8) = 1.2400517, mean 1.2898607, log .2545343
-    # FI: mean .6, deviation .2, 1 / (1 + 1/9) = .9 < .99
-    # h: .8 * .5 + .2 * .4 and .8 * .6 + .2 * .8
-    history_G, reward_GJ = [0.5, 0.6], [[0.4], [0.8]]
-    weight_G = agg.reversed_softmax(history_G, temperature=0.1)
-    np.testing.assert_allclose(weight_G, [0.7310585786, 0.2689414214], rtol=1e-9)
-    aggregate_J = agg.adaptive_aggregate(reward_GJ, weight_G, fairness=0.9, fairness_threshold=0.99)
-    assert aggregate_J == pytest.approx([0.2545343], abs=2e-7)
-    after_G = agg.historical_alignment(history_G, reward_GJ, decay=0.8)
-    np.testing.assert_allclose(after_G, [0.48, 0.64])
-    # the rule puts the same together, with the paper's numbers as defaults
-    result = once(make("appa"), reward_GJ, history_G=history_G)
-    assert result.fairness_index == pytest.approx(0.9)
-    assert result.fell_back is False
-    found = np.concatenate((result.weight_G, result.aggregate_J, result.state.history_G))
-    np.testing.assert_array_equal(found, np.concatenate((weight_G, aggregate_J, after_G)))
-
-
 def gradient_GJ(aggregate, reward_GJ, step=1e-6):
     reward_GJ = np.asarray(reward_GJ)
     bumps = step * np.eye(len(reward_GJ))[:, :, None]

@@ -74,36 +74,6 @@ def test_an_aggregate_lies_between_the_groups_and_grows_with_each(rule, training
     assert (rule.apply(begun, reward_GJ, more_GJ).aggregate_J >= found_J - 1e-12).all()
 
 
-def settled(rule, *, iterations=600, lr=0.05):
-    """Mean rewards of three groups served by one answer p in [0, 1] that follows the aggregate's gradient.
-
-    Two groups want 0 and one wants 1: rewards 1 - p^2, 1 - p^2 and 1 - (1 - p)^2. The mean is best at p = 1/3, the
-    minimum at p = 1/2.
-    """
-    state, p, kept = rule.init(3), 0.1, []
-    for _ in range(iterations):
-        nearby_J = np.array([p - 1e-4, p, p + 1e-4])
-        reward_GJ = np.stack([1 - nearby_J**2, 1 - nearby_J**2, 1 - (1 - nearby_J) ** 2])
-        result = rule.apply(state, np.repeat(reward_GJ[:, 1:2], 3, axis=1), reward_GJ)
-        state = result.state
-        p += lr * (result.aggregate_J[2] - result.aggregate_J[0]) / 2e-4
-        kept.append(p)
-    return np.mean(kept[iterations // 2 :])
-
-
-def test_where_rules_settle():
-    assert settled(make("average")) == pytest.approx(1 / 3, abs=1e-3)
-    assert settled(make("group-dro", weight_step=0.05)) == pytest.approx(1 / 2, abs=5e-3)
-    # (1 - c) mean + c minimum: under 1/2 its derivative is (1 - c) (2 - 6p) / 3 + 2 c (1 - p), 0 at
-    # p = (1 - c) / 3 + c.
-    # With c = .3 that is beyond 1/2, from where on it falls; with c = .2 it is before
-    assert settled(make("mix", weight_step=0.2)) == pytest.approx(1 / 2, abs=5e-3)
-    assert settled(make("mix", weight_step=0.2, worst_share=0.2)) == pytest.approx(7 / 15, abs=5e-3)
-    grid = np.linspace(0.01, 0.99, 9801)
-    best = grid[np.argmax(2 * np.log(1 - grid**2) + np.log(1 - (1 - grid) ** 2))]
-    assert settled(make("nash")) == pytest.approx(best, abs=2e-3)
-
-
 def test_a_lead_is_bounded_so_that_a_group_finds_back():
     rule = make("group-dro", weight_step=100.0)
     result = apply(rule, [[0.0], [1.0]])

@@ -170,48 +170,38 @@ BAD_ARRAYS = {
     "a number": Array(np.array(0.5)),
     "three axes": Array(np.ones((1, 1, 1))),
 }
+BAD_REPLIES = {
+    **{f"rewards: {name}": ("rewards", ArrayRecord({KEY: bad})) for name, bad in BAD_ARRAYS.items()},
+    **{f"{of}: junk": (of, ArrayRecord({"0": BAD_ARRAYS["no array"]})) for of in ("votes", "held-out")},
+    "no names": ("groups", None),
+    "no record of names": ("groups", MetricRecord({"names": 1})),
+    **{f"names {names}": ("groups", ConfigRecord(names)) for names in ({}, {"names": "A"}, {"names": [1]})},
+    # Python would take place -1 for the last group
+    **{
+        f"rewards of {key}": ("rewards", ArrayRecord({key: Array(np.ones(2))}))
+        for key in ("1|js|targets", "-1|js|targets", "A|js|targets", "0|js", "0|js|targets|more")
+    },
+    **{f"votes of {key!r}": ("votes", ArrayRecord({key: Array(np.eye(2))})) for key in ("1", "-1", "")},
+    **{f"counts {count}": ("counts", MetricRecord({"0|answered": count})) for count in (0.5, [1, 2], float("nan"))},
+    **{f"counts of {key}": ("counts", MetricRecord({key: 1})) for key in ("1|answered", "-1|answered", "answered")},
+    **{
+        f"sums of {key}": ("sums", MetricRecord({key: 1.0}))
+        for key in ("1|held-out|uniform|js", "-1|held-out|uniform|js", "0|held-out|js", "js")
+    },
+}
 
 
-@pytest.mark.parametrize("bad", BAD_ARRAYS.values(), ids=BAD_ARRAYS.keys())
-def test_an_array_that_is_none_is_a_value_error_that_quotes_nothing(bad):
-    for record in ("rewards", "votes", "held-out"):
-        content = wire.pack_replies([wire.GroupReply("Secretland")])
-        content[record] = ArrayRecord({KEY if record == "rewards" else "0": bad})
-        with pytest.raises(ValueError, match=r"^a reply does not follow the protocol \(\w+\)$") as caught:
-            wire.unpack_replies(content)
-        assert caught.value.__suppress_context__
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"groups": None},
-        *({"groups": ConfigRecord(names)} for names in ({}, {"names": "A"}, {"names": [1]}, {"names": b"A"})),
-        {"groups": MetricRecord({"names": 1})},
-        # Python would take place -1 for the last group
-        *(
-            {"rewards": ArrayRecord({key: Array(np.ones(2))})}
-            for key in ("1|js|targets", "-1|js|targets", "A|js|targets", "0|js", "0|js|targets|more")
-        ),
-        *({"votes": ArrayRecord({key: Array(np.eye(2))})} for key in ("1", "-1", "")),
-        *({"counts": MetricRecord({"0|answered": count})} for count in (0.5, [1, 2], float("nan"))),
-        *({"counts": MetricRecord({key: 1})} for key in ("1|answered", "-1|answered", "answered")),
-        *(
-            {"sums": MetricRecord({key: 1.0})}
-            for key in ("1|held-out|uniform|js", "-1|held-out|uniform|js", "0|held-out|js", "js")
-        ),
-    ],
-    ids=repr,
-)
-def test_a_reply_that_breaks_the_protocol_is_a_value_error(change):
-    content = wire.pack_replies([wire.GroupReply("A", {("js", wire.TARGET_SIDE): np.ones(2)}, np.eye(2), {"known": 3})])
+@pytest.mark.parametrize("kind", BAD_REPLIES)
+def test_a_reply_that_breaks_the_protocol_is_a_value_error_that_quotes_nothing(kind):
+    content = wire.pack_replies([wire.GroupReply("Secretland", votes_QK=np.eye(2), counts={"known": 3})])
     assert wire.unpack_replies(content)[0].counts == {"known": 3}
-    for name, record in change.items():
-        content.pop(name, None)
-        if record is not None:
-            content[name] = record
-    with pytest.raises(ValueError, match="a reply does not follow the protocol"):
+    name, record = BAD_REPLIES[kind]
+    content.pop(name, None)
+    if record is not None:
+        content[name] = record
+    with pytest.raises(ValueError, match=r"^a reply does not follow the protocol \(\w+\)$") as caught:
         wire.unpack_replies(content)
+    assert caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize(

@@ -9,42 +9,10 @@ from hypothesis import strategies as st
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.secure import fixed_point, shamir
-from appa_flwr.secure.primitives import agree, derive, framed, public_key, seal, stream, unseal
+from appa_flwr.secure.primitives import seal, unseal
 
 secret = st.binary(min_size=32, max_size=32)
 bytes_of = bytes.fromhex
-
-
-def test_x25519_by_rfc_7748():
-    # section 6.1: Alice's and Bob's keys
-    alice = bytes_of("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
-    bob = bytes_of("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
-    assert public_key(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
-    assert public_key(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
-    shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-    assert agree(alice, public_key(bob)).hex() == agree(bob, public_key(alice)).hex() == shared
-    with pytest.raises(ValueError, match="shared key"):
-        agree(alice, bytes(32))
-
-
-def test_hkdf_by_rfc_5869():
-    # appendix A.3: neither salt nor info
-    found = derive(bytes_of("0b" * 22), length=42).hex()
-    assert found == "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
-
-
-def test_contexts_are_told_apart():
-    made = {derive(bytes(32), *context) for context in ((), ("ab",), ("a", "b"), ("b", "a"), ("a", "b", ""))}
-    assert len(made) == 5
-    assert framed("ab", "") == bytes_of("00000002616200000000")
-
-
-def test_chacha20_by_rfc_8439():
-    # appendix A.1, vectors 1 and 5: key and counter 0, nonce 0 and 2
-    first = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a37"
-    fifth = "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c78a970e0e955c14f3a88e741b97c286f7"
-    assert stream(bytes(32), bytes(12), 6).astype("<u8").tobytes().hex() == first
-    assert stream(bytes(32), bytes(11) + b"\2", 6).astype("<u8").tobytes().hex() == fifth
 
 
 def test_boxes_by_rfc_8439_and_what_does_not_open():

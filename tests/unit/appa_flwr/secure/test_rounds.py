@@ -219,16 +219,6 @@ def uniform(bytes_N):
     return stats.chisquare(np.bincount(bytes_N.ravel(), minlength=256)).pvalue
 
 
-def test_masked_words_are_uniform_over_many_rounds():
-    seen = [Round(np.full((3, 64), 0.25), number=number) for number in range(40)]
-    for run in seen:
-        run.mask()
-    for place in range(3):
-        words = np.stack([run.masked[run.roster.names[place]].words for run in seen])
-        assert uniform(words.view(np.uint8)) > 1e-6
-        assert len(np.unique(words)) == words.size
-
-
 def opened(x_GN, rounds):
     """Per round the parts without the self masks, all that a server of an honest round has."""
     parts = []

@@ -74,13 +74,6 @@ def test_a_group_does_not_speak_for_another_one(at_work, caplog):
     assert "node 1 speaks for B of the north without its key; it is left out" in caplog.messages
 
 
-def test_nor_does_it_when_the_group_s_own_node_is_not_there(at_work):
-    federation, grid = at_work
-    del grid.nodes[1], grid.nodes[2]
-    with pytest.raises(UserError, match=r"^0 groups joined \(none\); .*missing: A, B of the north"):
-        federation.gather(NAMES, patience=0.0)
-
-
 def test_nor_does_it_when_the_group_s_own_node_goes_on_the_way(at_work):
     federation, grid = at_work
     federation.gather(NAMES, patience=0.0)

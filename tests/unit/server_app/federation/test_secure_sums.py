@@ -33,13 +33,9 @@ from server_app.predictor.summed_training import SummedTraining
 
 RULES = {
     "average": {"rule": "average"},
-    "alpha": {"rule": "alpha", "appa.alpha": 2.5},
-    "nearly min": {"rule": "alpha", "appa.alpha": -14.0},
     "appa": {"rule": "appa", "appa.fairness-threshold": 2.0},
     "appa capped": {"rule": "appa", "appa.fairness-threshold": 2.0, "appa.weight-cap": 1.2},
-    "mix": {"rule": "mix", "appa.worst-share": 0.4},
     "group-dro": {"rule": "group-dro"},
-    "nash": {"rule": "nash"},
 }
 
 
@@ -217,9 +213,6 @@ def test_pluralllm_learns_the_same(strategy):
 
 BAD = {
     "min": {"rule": "min"},
-    "alpha": {"rule": "alpha", "appa.alpha": 15.0},
-    "own rule": {"rule": "mine:Rule"},
-    "weight-cap": {"rule": "mix", "appa.weight-cap": 2.0},
     "fraction": {"pluralllm.fraction": 0.5},
     "sft.target": {"sft.target": "mean"},
     "serve": {"run.phases": "serve"},

@@ -341,19 +341,6 @@ for read in (survey, diagnose):
     app.command()(read)
 
 
-@app.command()
-def push(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    repository: Annotated[str, typer.Argument(metavar="NAME", help="OWNER/NAME on the hub; `hf auth login` first.")],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public; else it is private.")] = False,
-    predictor: Annotated[bool, typer.Option("--predictor", help="Push PluralLLM's weights, not the policy.")] = False,
-) -> None:
-    """Upload a run's policy or predictor to the Hugging Face hub."""
-    from appa_flwr.launch.hub import upload
-
-    typer.echo(f"pushed: {upload(run_folder, repository, public=public, predictor=predictor)}")
-
-
 def main() -> None:
     """Entry point of `appa`."""
     with suppress(OSError):  # a folder that is gone

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import psutil
 
 LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.5
-ENDED_SECONDS = 20.0  # asked to end, a process has five before it is killed
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 
 # As small as a run can be that still writes answers which can be read, and whose groups differ.
@@ -91,6 +91,15 @@ def _belonging_to(temporary: Path) -> dict[int, str]:
     return found
 
 
+def kill_all(temporary: Path) -> None:
+    """Kill (SIGKILL) every process of a run, as where its machine stops."""
+    while left := _belonging_to(temporary):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+
+
 @dataclass(frozen=True)
 class RealRuns:
     """Runs in one folder, which share their tiny models."""
@@ -111,7 +120,7 @@ class RealRuns:
         return self._finish(name, ["--resume", str(self.folder / "runs" / name)])
 
     def killed(self, name: str, *, after: str, **changes: object) -> None:
-        """Start a run and kill its launcher (SIGKILL) once it prints a line that begins so; all it started must end."""
+        """Start a run and kill all of it once it prints a line that begins so."""
         with _temporary() as temporary:
             process = self._start(self._flags(name, changes), self._here(name), temporary, stdout=subprocess.PIPE)
             with process:
@@ -120,12 +129,7 @@ class RealRuns:
                     if line.decode().startswith(after):
                         break
                 assert len(_belonging_to(temporary)) > 5  # the search does see the run
-                process.kill()
-            deadline = time.monotonic() + ENDED_SECONDS
-            while (left := _belonging_to(temporary)) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            assert left == {}, left
-            assert not list(temporary.glob("appa-*"))
+                kill_all(temporary)
 
     def _flags(self, name: str, changes: Mapping[str, object]) -> list[str]:
         given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}

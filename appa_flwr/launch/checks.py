@@ -29,7 +29,6 @@ SHOWN_REJECTIONS = 5
 GIBIBYTE = 2**30
 LEAST_DISK = 1.0  # GiB
 LEAST_GIBIBYTES = {True: 2, False: 6}  # of memory, of a run with the tiny model or SmolLM2 and eight groups
-LOCK_SECONDS = 15.0  # after a kill, the processes of the run may need a moment to end
 
 
 def project_file(app_folder: Path, name: str) -> Path:
@@ -162,7 +161,7 @@ def claim_run_folder(config: Config) -> Path:
     """
     folder = config.run_folder
     if config.run.resume:
-        lock(folder / LOG_FILE, patience=LOCK_SECONDS).release()
+        lock(folder / LOG_FILE).release()
         with writing(folder):
             for name in (ERROR_FILE, SUPERLINK_LOG):
                 (folder / name).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from deployment import deployed
-from real_run import APPA, TINY_RUN, _belonging_to, _temporary
+from real_run import APPA, TINY_RUN, _belonging_to, _temporary, kill_all
 
 from appa_flwr.config import Config
 from appa_flwr.launch.flower import COMPLETED
@@ -73,12 +73,7 @@ def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_p
     with served(tmp_path, *flags) as first:
         token = (folder / "token").read_text()
         before = ask(RemoteGroupRewards(first.url, token), questions, 0)
-        first.process.kill()
-        first.process.wait()
-        deadline = time.monotonic() + 30
-        while (left := _belonging_to(first.temporary)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert left == {}
+        kill_all(first.temporary)
     with served(tmp_path, "--resume", str(folder)) as second:
         rewards = RemoteGroupRewards(second.url, token)
         again = ask(rewards, questions, 1)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from deployment import REPO, TINY_LOOP, Deployment, deployed
 from in_process import AS_SIMULATED
-from real_run import APPA, TINY_RUN
+from real_run import APPA, TINY_RUN, kill_all
 
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
@@ -224,12 +224,13 @@ KILLS = 3
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("sums", ["plain", "secure"])
 def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(sums, tmp_path, appa_run):
-    """By the command, `kill -9` of its launcher each time; which moments these are is printed."""
+    """By the command, `kill -9` of all its processes each time; which moments these are is printed."""
     deployed_keys = SMALL | {"federation.sums": sums, "federation.min-groups": 2 if sums == "plain" else 3}
     keys = [part for key, value in deployed_keys.items() for part in ("-c", f"{key}={json.dumps(value)}")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     rng = random.Random(time.time_ns())
-    folder = tmp_path / "trial"
+    folder, temporary = tmp_path / "trial", tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     subprocess.run([*APPA, "deploy", str(folder), *keys], cwd=tmp_path, env=environment, check=True)
     for owner_policy in folder.glob("groups/*/policy.toml"):
         owner_policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{AS_SIMULATED}')
@@ -242,7 +243,7 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
                     said = launcher.stdout.readline()
                 assert said  # it would not have ended by itself
                 print(f"killed after {said!r}")
-                launcher.kill()
+                kill_all(temporary)
             else:
                 out = launcher.communicate()[0]
                 assert launcher.returncode == 0, out

@@ -252,8 +252,8 @@ def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, m
     assert names["answer"].text
 
 
-# Equal numbers after a kill at any point: tests/unit/server_app/test_resume.py; a killed launcher's processes, and its
-# run taken up again: tests/unit/appa_flwr/launch/test_flower.py. Here both at once, for 75 CPU seconds.
+# Equal numbers after a kill at any point: tests/unit/server_app/test_resume.py. Here in real processes, for 75 CPU
+# seconds.
 @pytest.mark.long
 def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finished, appa_run):
     appa_run.killed("again", after="[ppo 3/", **KEYS)

@@ -142,7 +142,7 @@ def config(tmp_path):
     return Config.load({"run.output-dir": str(tmp_path), "run-name": "mine"})
 
 
-def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(config, monkeypatch):
+def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(config):
     folder = checks.claim_run_folder(config)
     resumed = resumable(folder)
     assert resumed == Config.load({**config.flat(), "run.resume": True})
@@ -152,7 +152,6 @@ def test_a_run_folder_belongs_to_one_run_which_can_be_resumed_from_then_on(confi
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("config.json", before)]
     for name in (ERROR_FILE, "superlink.log"):
         (folder / name).write_text("why it ended")
-    monkeypatch.setattr(checks, "LOCK_SECONDS", 0.0)
     held = lock(folder / "run.log")
     with pytest.raises(UserError, match=f"^{folder}: another run is writing here"):
         checks.claim_run_folder(resumed)

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from appa_flwr.launch import processes
-from appa_flwr.launch.endings import Stopped
+from appa_flwr.launch.endings import RunFailed, Stopped
 
 
 @pytest.mark.parametrize("signum", processes.STOP_SIGNALS)
@@ -19,6 +20,14 @@ def test_a_signal_ends_a_home_before_its_process(signum):
         begun = subprocess.Popen(["sleep", "60"], env={**os.environ, "FLWR_HOME": str(home)}, start_new_session=True)
         signal.raise_signal(signum)
     assert stopped.value.signum == signum
+    assert not psutil.pid_exists(begun.pid)
+    assert not home.exists()
+
+
+def test_a_failure_ends_a_home():
+    with pytest.raises(RunFailed), processes.flower_home() as home:  # noqa: PT012
+        begun = subprocess.Popen(["sleep", "60"], env={**os.environ, "FLWR_HOME": str(home)}, start_new_session=True)
+        raise RunFailed
     assert not psutil.pid_exists(begun.pid)
     assert not home.exists()
 
@@ -35,13 +44,48 @@ def test_a_process_that_shows_no_environment_at_first_is_ended(tmp_path, monkeyp
     assert ended
 
 
-def test_a_worker_that_shows_no_environment_and_has_lost_its_parent_is_ended(tmp_path):
-    # As Ray's are, where the session's leader and their parent were the first to end.
-    with subprocess.Popen(["sleep", "60"], env={}, cwd=tmp_path, start_new_session=True) as begun:
-        processes.end_processes(tmp_path)
-        ended = begun.poll() is not None
-        begun.kill()
-    assert ended
+SHELL = """
+import subprocess, sys, time
+job = subprocess.Popen(["sleep", "60"])
+print(job.pid, flush=True)
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+time.sleep(60)
+"""
+LAUNCHER = """
+import os, subprocess, sys, time
+from appa_flwr.launch.processes import flower_home
+print(os.getpid(), flush=True)
+child = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+with flower_home() as home:
+    environment = {**os.environ, "FLWR_HOME": str(home)}
+    for apart in (False, True):
+        command = [sys.executable, "-c", child]
+        begun = subprocess.Popen(command, env=environment, start_new_session=apart, stdout=subprocess.PIPE, text=True)
+        print(begun.pid, begun.stdout.readline().strip(), flush=True)
+    print(home, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_of_the_launcher_s_session_only_what_the_launcher_started_is_ended():
+    command = [sys.executable, "-c", SHELL, LAUNCHER]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        read = shell.stdout.readline
+        job, launcher = psutil.Process(int(read())), psutil.Process(int(read()))
+        ours = {int(pid) for line in (read(), read()) for pid in line.split()}
+        home = Path(read().strip())
+        found = {process.pid for process in processes.processes_of(home)}
+        launcher.terminate()
+        psutil.wait_procs([launcher], timeout=30)
+        left = {pid for pid in ours if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+        lives = job.is_running(), shell.poll() is None
+        os.killpg(shell.pid, signal.SIGKILL)
+    assert found == ours
+    assert len(ours) == 4
+    assert left == set()
+    assert lives == (True, True)
+    assert not home.exists()
 
 
 def test_end_processes_ends_detached_stubborn_grandchildren_and_nothing_else(tmp_path, monkeypatch):

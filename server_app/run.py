@@ -88,7 +88,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     if serving:
         from server_app.serve.phase import check, serve  # with a web server, which other runs have no use for
 
-        check(config, folder.path)
+        check(config)
     if with_policy:  # before the questions are embedded, which may take minutes
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")

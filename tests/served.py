@@ -25,7 +25,7 @@ TABLES = {
     "A": np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]),
     "B": np.array([[0.4, 0.6, 0.0], [0.8, 0.2, 0.0], [0.5, 0.3, 0.2]]),
 }
-KEYS = {"metric": "wasserstein", "serve.gather-seconds": 0.0, "serve.deadline": 30.0}
+KEYS = {"metric": "wasserstein"}
 
 
 class Groups:
@@ -59,9 +59,9 @@ class Groups:
 class Served:
     """A service over the groups, with its file."""
 
-    def __init__(self, folder, rule="average", **keys):
+    def __init__(self, folder, rule="average"):
         self.folder, self.groups, self.broken = folder, Groups(), []
-        self.config = Config.load({**KEYS, **{k.replace("__", ".").replace("_", "-"): v for k, v in keys.items()}})
+        self.config = Config.load(KEYS)
         self.rule = aggregation.make(rule, ema_decay=0.8)
         self.open()
 

@@ -323,11 +323,3 @@ class ServeSection(Section):
 
     host: str = Field("127.0.0.1", min_length=1, description="address that it listens on; loopback by default")
     port: int = Field(9200, ge=0, le=65535, description="its port; 0 = a free one, which the log names")
-    token_file: str = Field("", description="file of the bearer token; empty = token in the run's folder, made anew")
-    certificate: str = Field("", description="PEM file of its TLS certificate; empty = plain HTTP")
-    key: str = Field("", description="PEM file of the certificate's key")
-    deadline: float = Field(
-        600.0, gt=0, description="seconds for which parts of a batch wait for the others; then it is scored as it is"
-    )
-    gather_seconds: float = Field(0.02, ge=0, description="seconds for which stream mode gathers answers")
-    round_size: int = Field(96, ge=1, description="answers after which stream mode closes a round of the rule")

@@ -17,7 +17,6 @@ PRESET_KEY = "preset"
 PATH_KEYS = (
     *("survey", "data.extra-questions", "run.output-dir", "federation.group-keys"),
     *("pluralllm.checkpoint", "sft.checkpoint"),
-    *("serve.token-file", "serve.certificate", "serve.key"),
 )
 
 _PRESETS = resources.files("appa_flwr.config.presets")

@@ -22,7 +22,8 @@ FREE_KEYS = (
     "run.checkpoint-every",
     "run.tracker",
     "run.resume",
-    *(f"serve.{key}" for key in ("host", "port", "token-file", "certificate", "key", "deadline", "gather-seconds")),
+    "serve.host",
+    "serve.port",
 )
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (

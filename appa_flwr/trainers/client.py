@@ -25,24 +25,16 @@ class Served:
         url: such as "http://127.0.0.1:9200"; left out, the environment's `APPA_URL`.
         token: the bearer token; left out, the environment's `APPA_TOKEN`.
         patience: seconds for which a request is tried again.
-        verify: False, or the CA file of the service's certificate, where it is none that this machine knows.
 
     Raises:
         UserError: url or token is given nowhere.
     """
 
-    def __init__(
-        self, url: str | None = None, token: str | None = None, *, patience: float = 3600.0, verify: str | bool = True
-    ) -> None:
+    def __init__(self, url: str | None = None, token: str | None = None, *, patience: float = 3600.0) -> None:
         self._url, token = (url or os.environ.get(URL, "")).rstrip("/"), token or os.environ.get(TOKEN, "")
         if not self._url or not token:
             raise UserError(f"where the served run is and its token: give url and token, or set {URL} and {TOKEN}")
         self._headers, self._patience = {"Authorization": f"Bearer {token.strip()}"}, patience
-        self._verify: Any = verify
-        if isinstance(verify, str):
-            import ssl
-
-            self._verify = ssl.create_default_context(cafile=verify)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """The answer, None for one that is not there (404).
@@ -52,7 +44,7 @@ class Served:
         """
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE
         timeout = httpx.Timeout(READ_SECONDS, connect=10.0)
-        async with httpx.AsyncClient(headers=self._headers, timeout=timeout, verify=self._verify) as client:
+        async with httpx.AsyncClient(headers=self._headers, timeout=timeout) as client:
             while True:
                 wait = pause
                 try:

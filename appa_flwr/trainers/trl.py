@@ -31,11 +31,13 @@ class RemoteGroupRewards:
         url: of the served run; left out, the environment's `APPA_URL`.
         token: of the served run; left out, the environment's `APPA_TOKEN`.
         run: a name for this training; another one at the same time needs another name.
-        more: see `appa_flwr.trainers.client.Served`.
+        patience: seconds for which a request is tried again.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, *, run: str = "trl", **more: Any) -> None:
-        self._served, self._run = Served(url, token, **more), run
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, run: str = "trl", patience: float = 3600.0
+    ) -> None:
+        self._served, self._run = Served(url, token, patience=patience), run
         self._attempt: int | None = None
         self._step, self._calls = -1, 0
 

@@ -6,9 +6,9 @@ No axis letters: there are no arrays here.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +24,8 @@ from appa_flwr.protocol import wire
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from appa_flwr.run.served import ServedRuns
+from appa_flwr.secure.roster import read_file
+from appa_flwr.trainers.client import TOKEN
 from server_app.federation.group_rewards import Groups
 from server_app.inputs import RunInputs
 from server_app.serve.engines import engine_routes
@@ -35,23 +37,22 @@ LOOK_SECONDS, END_SECONDS = 0.2, 10
 TOKEN_BYTES = 32
 
 
-def check(config: Config, folder: Path) -> None:
+def check(config: Config) -> None:
     """See before anything is trained that it could listen; UserError as of `serve`."""
-    if config.serve.token_file:
-        _token(config, folder)
-    _listening(config).close()
+    _given_token()
+    _listening(config.serve.host, config.serve.port).close()
 
 
 def serve(run: RunInputs) -> None:
     """Score other trainers' answers until the run's folder has a file `stop`, or a signal asks for the end.
 
     Raises:
-        UserError: it cannot listen, or its token or certificate cannot be read.
+        UserError: it cannot listen, or its token cannot be used.
         Exception: an error that no request can be answered after, such as Flower's SuperLink gone.
     """
     config, folder = run.config, run.folder.path
-    stop, token = folder / STOP_FILE, _token(config, folder)
-    with run.folder.phase(SERVE_PHASE) as phase, _listening(config) as listener:
+    stop, (token, token_source) = folder / STOP_FILE, _token(folder)
+    with run.folder.phase(SERVE_PHASE) as phase, _listening(config.serve.host, config.serve.port) as listener:
         stop.unlink(missing_ok=True)
         store = ServedRuns(folder)
         failed: list[Exception] = []
@@ -69,14 +70,12 @@ def serve(run: RunInputs) -> None:
 
         rule = aggregation.configured(config.rule, config.appa)
         service = Service(run.federation, rule, run.catalogue, config, store, broken=failed.append, closed=closed)
-        secured = "https" if config.serve.certificate else "http"
-        where = f"{secured}://{config.serve.host}:{listener.getsockname()[1]}"
-        phase.step(0, 1, f"at {where}, its token in {config.serve.token_file or folder / TOKEN_FILE}")
+        where = f"http://{config.serve.host}:{listener.getsockname()[1]}"
+        phase.step(0, 1, f"at {where}, its token in {token_source}")
         try:
             asyncio.run(
                 _answer(
                     service,
-                    config,
                     token,
                     listener,
                     ended=lambda: bool(failed) or stop.exists(),
@@ -93,11 +92,10 @@ def serve(run: RunInputs) -> None:
 @contextmanager
 def serving(groups: Groups, catalogue: wire.Catalogue, config: Config, folder: Path) -> Iterator[tuple[str, str]]:
     """Serve any groups from a thread of this process, while the block runs; gives the URL and the token."""
-    config = Config.load({**config.flat(), "serve.port": 0, "serve.certificate": "", "serve.key": ""})
     store, token, end = ServedRuns(folder), secrets.token_urlsafe(TOKEN_BYTES), threading.Event()
     service = Service(groups, aggregation.configured(config.rule, config.appa), catalogue, config, store)
-    with _listening(config) as listener:
-        answers = _answer(service, config, token, listener, ended=end.is_set)
+    with _listening(config.serve.host, 0) as listener:
+        answers = _answer(service, token, listener, ended=end.is_set)
         thread = threading.Thread(target=asyncio.run, args=(answers,))
         thread.start()
         try:
@@ -110,7 +108,6 @@ def serving(groups: Groups, catalogue: wire.Catalogue, config: Config, folder: P
 
 async def _answer(
     service: Service,
-    config: Config,
     token: str,
     listener: socket.socket,
     *,
@@ -122,8 +119,6 @@ async def _answer(
     server = uvicorn.Server(
         uvicorn.Config(
             web_app(door, engine_routes(door), models=models),
-            ssl_certfile=config.serve.certificate or None,
-            ssl_keyfile=config.serve.key or None,
             access_log=False,  # paths may hold the token
             log_config=None,
             timeout_graceful_shutdown=END_SECONDS,
@@ -137,29 +132,33 @@ async def _answer(
     await running
 
 
-def _token(config: Config, folder: Path) -> str:
-    """The token of the file that the config names, or of one that is made in the run's folder, for its user alone."""
-    path = Path(config.serve.token_file) if config.serve.token_file else folder / TOKEN_FILE
-    if not config.serve.token_file and not path.exists():
+def _given_token() -> str | None:
+    """The token of the environment, None where it gives none."""
+    given = os.environ.get(TOKEN)
+    return _usable(given, TOKEN) if given else None
+
+
+def _token(folder: Path) -> tuple[str, str | Path]:
+    """The token, and where it stands: in the environment, or in a file of the run's folder, for its user alone."""
+    if (given := _given_token()) is not None:
+        return given, TOKEN
+    path = folder / TOKEN_FILE
+    if not path.exists():
         replace_file(path, (secrets.token_urlsafe(TOKEN_BYTES) + "\n").encode(), mode=0o600)
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the token of serve.token-file cannot be read ({error})") from None
-    if not token or set(token) & set(" /?#%") or not token.isprintable():
-        raise UserError(f"{path}: a token is one word of letters, digits and the like, without / ? # %")
+    return _usable(read_file(path).decode(errors="replace"), path), path
+
+
+def _usable(text: str, source: str | Path) -> str:
+    """The token in a text."""
+    token = text.strip()
+    if not token or set(token) & set(" /?#%") or not (token.isascii() and token.isprintable()):
+        raise UserError(f"{source}: a token is one word of letters, digits and the like, without / ? # %")
     return token
 
 
-def _listening(config: Config) -> socket.socket:
-    """The socket that requests come to; a wrong certificate shows before."""
-    section = config.serve
+def _listening(host: str, port: int) -> socket.socket:
+    """The socket that requests come to."""
     try:
-        if section.certificate:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(section.certificate, section.key)
-    except (OSError, ssl.SSLError) as error:
-        raise UserError(f"serve.certificate, serve.key: cannot be used ({error})") from None
-    try:
-        return socket.create_server((section.host, section.port))
+        return socket.create_server((host, port))
     except OSError as error:
-        raise UserError(f"serve.host, serve.port: {section.host}:{section.port} cannot be used ({error})") from None
+        raise UserError(f"serve.host, serve.port: {host}:{port} cannot be used ({error})") from None

@@ -27,6 +27,8 @@ FloatArray = npt.NDArray[np.float64]
 Last = tuple[ServedRound, dict[str, dict[str, Any]]] | None
 """The last closed round, and the rule's state after it: kind -> group -> value."""
 
+ROUND_SIZE = 96
+"""Answers after which stream mode closes a round of the rule."""
 
 Given = tuple[Item, bytes]
 """An answer and its digest."""
@@ -39,7 +41,7 @@ class RuleRounds:
         groups: who scores, through whatever catalogue and targets they were sent.
         rule: how their rewards become one.
         catalogue: the public questions.
-        config: task, metric, alignment weight and the keys of [serve].
+        config: task, metric and alignment weight.
         store: where rounds and answers are kept.
         closed: called with each run's name and round that has closed.
 
@@ -116,7 +118,7 @@ class RuleRounds:
             kept.append(Kept(item.id, digest, round_after(last), answer, of_round, delivered=False))
         open_round = [*self._store.open(run), *(one for one in kept if one.rewards is not None)]
         attempt, closed = last[0].attempt if last else 0, None
-        if len(open_round) >= config.serve.round_size and any(one.rewards for one in kept):
+        if len(open_round) >= ROUND_SIZE and any(one.rewards for one in kept):
             closed = self._of_stream(last, open_round, attempt=attempt, seconds=seconds)
         self._store.keep(run, attempt, kept, closed=closed, delivered=delivered)
         if closed:

@@ -32,6 +32,8 @@ from server_app.serve.rule_rounds import RuleRounds, round_after
 
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
 BUSY_SECONDS, RETRY_SECONDS = 5.0, 10.0  # after which a refused trainer may come again
+DEADLINE_SECONDS = 600.0  # for which parts of a batch wait for the others; then it is scored as it is
+GATHER_SECONDS = 0.02  # for which stream mode gathers answers
 
 log = logging.getLogger("appa.server")
 
@@ -92,7 +94,7 @@ class Service:
         groups: who scores, through whatever catalogue and targets they were sent.
         rule: how their rewards become one.
         catalogue: the public questions.
-        config: task, metric, alignment weight and the keys of [serve].
+        config: task, metric and alignment weight.
         store: where rounds and answers are kept.
         broken: called with an error that no later request could be spared.
         closed: called with each run's name and round that has closed.
@@ -109,7 +111,7 @@ class Service:
         broken: Callable[[Exception], None] = lambda error: None,
         closed: Callable[[str, ServedRound], None] = lambda run, record: None,
     ) -> None:
-        self._config, self._store, self._broken = config, store, broken
+        self._store, self._broken = store, broken
         self._rounds = RuleRounds(groups, rule, catalogue, config, store, closed=closed)
         self._batches: dict[tuple[str, int, int], _Batch] = {}
         self._streams: dict[str, _Stream] = {}
@@ -200,9 +202,8 @@ class Service:
         return closed
 
     def _opened(self, key: tuple[str, int, int], part: Part) -> _Batch:
-        loop, seconds = asyncio.get_running_loop(), self._config.serve.deadline
-        batch = _Batch(part.size, part.parts, time.monotonic() + seconds, _promise())
-        batch.timer = loop.call_later(seconds, self._begin, key, batch)
+        batch = _Batch(part.size, part.parts, time.monotonic() + DEADLINE_SECONDS, _promise())
+        batch.timer = asyncio.get_running_loop().call_later(DEADLINE_SECONDS, self._begin, key, batch)
         self._batches[key] = batch
         return batch
 
@@ -289,7 +290,7 @@ class Service:
 
     async def _gather(self, run: str, stream: _Stream) -> None:
         """Ask the groups about what is there, until nothing more has come meanwhile."""
-        await asyncio.sleep(self._config.serve.gather_seconds)
+        await asyncio.sleep(GATHER_SECONDS)
         while stream.gathered:
             async with self._turn:
                 pass  # more gathers while other runs are scored

@@ -24,7 +24,7 @@ from appa_flwr.trainers.client import Served
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.federation.catalogue import build_catalogue
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LIMIT_SECONDS = 300.0
 
@@ -86,7 +86,6 @@ def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_p
     assert [line.round for line in read_rounds(folder)["trl"]] == [1, 1001]
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_groups_on_their_own_machines_one_of_which_goes_and_comes_back(tmp_path):
     survey = generate(num_questions=40, num_groups=2, seed=1)

@@ -13,14 +13,16 @@ from served import HISTORY, TABLES, TWO, TWO_QUESTIONS, Groups, Served, part
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.served import ServedRuns, read_rounds
+from server_app.serve import rule_rounds
 from server_app.serve.requests import Item
 
 
-def test_after_a_restart_a_trainer_goes_on_where_it_was(tmp_path):
+def test_after_a_restart_a_trainer_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(rule_rounds, "ROUND_SIZE", 3)
     for name in "ab":
         (tmp_path / name).mkdir()
     whole = Served(tmp_path / "a")
-    cut = Served(tmp_path / "b", serve__round_size=3)
+    cut = Served(tmp_path / "b")
     asyncio.run(cut.service.stream("s", [Item("a", "Q0", TWO[0]), Item("b", "Q1", TWO[1])]))
     first = asyncio.run(cut.service.score(part(TWO, TWO_QUESTIONS)))
     cut.reopened()

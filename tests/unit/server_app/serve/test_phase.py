@@ -10,12 +10,10 @@ import io
 import json
 import re
 import socket
-import ssl
 import threading
 import time
 from types import SimpleNamespace
 
-import httpx
 import pytest
 from flwr.app import Context, RecordDict
 from in_process import SimulatedGrid, flower_task, simulated
@@ -25,11 +23,10 @@ from small import SMALL_PREDICTOR, VOTES
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
-from appa_flwr.launch.credentials import make_certificates
 from appa_flwr.report import build, judged
 from appa_flwr.run.resume import finished
 from appa_flwr.run.served import read_rounds
-from appa_flwr.trainers.client import Served
+from appa_flwr.trainers.client import TOKEN, Served
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app import main
 from server_app import run as phases
@@ -61,6 +58,7 @@ class Running:
     def _run(self):
         try:
             with flower_task(), pytest.MonkeyPatch.context() as patched:
+                patched.delenv(TOKEN, raising=False)
                 patched.setattr(phases.report, "build", lambda path: path / "report.html")
                 grid = SimulatedGrid(simulated(self.config, 2))
                 main.app(grid, Context(17, 1, {}, RecordDict(), dict(self.config.flat())))
@@ -220,15 +218,6 @@ def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     assert judged.picture(found) == (tmp_path / "r" / "plots" / "models.png").read_bytes()
 
 
-def test_tls_by_file_names(tmp_path):
-    make_certificates(tmp_path, ["127.0.0.1"])
-    keys = {"serve.certificate": str(tmp_path / "server.crt"), "serve.key": str(tmp_path / "server.key")}
-    with Running(tmp_path, **keys) as running:
-        assert running.url.startswith("https://")
-        trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-        assert httpx.get(f"{running.url}/healthz", verify=trusted).json() == {"status": "ok"}
-
-
 def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
     def gone(*args, **keys):
         raise ConnectionError("the SuperLink is gone")
@@ -244,25 +233,32 @@ def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
     assert "gone" in (tmp_path / "r" / "error.txt").read_text()
 
 
-@pytest.mark.parametrize("token", ["", "two words", "a/b", "\xe9"])
-def test_a_token_that_cannot_be_used_is_named(tmp_path, token):
-    (tmp_path / "mine").write_text(token, encoding="latin-1")
-    config = Config.load({**KEYS, "serve.token-file": str(tmp_path / "mine")})
-    with pytest.raises(UserError, match="mine: "):
-        phase._token(config, tmp_path)
+def test_the_token_is_the_environment_s_or_else_the_folder_s(tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN, " mine\n")
+    assert phase._token(tmp_path) == ("mine", TOKEN)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(TOKEN, "")
+    made, source = phase._token(tmp_path)
+    assert source == tmp_path / "token"
+    assert phase._token(tmp_path) == (made, source)
+    assert len(made) > 40
 
 
-def test_a_port_in_use_and_a_wrong_certificate_are_named(tmp_path):
+@pytest.mark.parametrize("token", [" ", "two words", "a/b", "\xe9"])
+def test_a_token_that_cannot_be_used_is_named(tmp_path, monkeypatch, token):
+    (tmp_path / "token").write_text(token, encoding="latin-1")
+    with pytest.raises(UserError, match="token: a token is one word"):
+        phase._token(tmp_path)
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(UserError, match="APPA_TOKEN: a token is one word"):
+        phase.check(Config.load(KEYS))
+
+
+def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config.load({**KEYS, "serve.port": taken.getsockname()[1]})
         with pytest.raises(UserError, match=r"serve\.port: 127\.0\.0\.1:\d+ cannot be used"):
-            phase._listening(config)
+            phase.check(config)
         with pytest.raises(UserError, match=r"serve\.port"), Running(tmp_path, **{"serve.port": config.serve.port}):
             pass
         assert not (tmp_path / "r" / "pluralllm.json").exists()  # it was said before anything was trained
-    (tmp_path / "x.pem").write_text("no certificate")
-    keys = {"serve.certificate": str(tmp_path / "x.pem"), "serve.key": str(tmp_path / "x.pem")}
-    with pytest.raises(UserError, match=r"serve\.certificate"):
-        phase._listening(Config.load({**KEYS, **keys}))
-    with pytest.raises(UserError, match="belong together"):
-        Config.load({**KEYS, "serve.key": "x"})

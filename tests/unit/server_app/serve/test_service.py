@@ -24,6 +24,7 @@ from served import (
     rewards,
 )
 
+from server_app.serve import service
 from server_app.serve.requests import Item
 from server_app.serve.service import Service
 
@@ -145,8 +146,8 @@ def test_what_cannot_be_scored_is_refused_at_once_and_the_round_goes_on(served):
     assert given == pytest.approx(MEAN_OF_TWO)
 
 
-def test_parts_that_do_not_come_are_not_waited_for_beyond_the_deadline_and_get_no_reward(tmp_path):
-    served = Served(tmp_path, serve__deadline=0.05)
+def test_parts_that_do_not_come_are_not_waited_for_beyond_the_deadline_and_get_no_reward(served, monkeypatch):
+    monkeypatch.setattr(service, "DEADLINE_SECONDS", 0.05)
 
     async def ask():
         early = await served.service.score(part(TWO[:1], ["Q0"], of=2))
@@ -164,8 +165,8 @@ def test_parts_that_do_not_come_are_not_waited_for_beyond_the_deadline_and_get_n
     assert len(served.groups.requests) == 2
 
 
-def test_a_part_that_comes_while_a_round_closes_without_it_is_told_so(tmp_path):
-    served = Served(tmp_path, serve__deadline=0.01)
+def test_a_part_that_comes_while_a_round_closes_without_it_is_told_so(served, monkeypatch):
+    monkeypatch.setattr(service, "DEADLINE_SECONDS", 0.01)
     served.groups.gate.clear()
 
     async def ask():
@@ -211,8 +212,8 @@ def test_a_client_that_goes_away_while_its_round_is_scored_finds_it_kept(served)
     assert len(served.groups.requests) == 1
 
 
-def test_what_nobody_waits_for_any_more_is_not_scored_at_its_deadline(tmp_path):
-    served = Served(tmp_path, serve__deadline=0.05)
+def test_what_nobody_waits_for_any_more_is_not_scored_at_its_deadline(served, monkeypatch):
+    monkeypatch.setattr(service, "DEADLINE_SECONDS", 0.05)
 
     async def ask():
         gone = asyncio.create_task(served.service.score(part(TWO[:1], ["Q0"], of=2)))

@@ -7,11 +7,13 @@ import asyncio
 import pytest
 from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, Served, refused, rewards
 
+from server_app.serve import rule_rounds
 from server_app.serve.requests import Item
 
 
-def test_256_single_samples_at_once_are_few_messages_and_close_rounds(tmp_path):
-    served = Served(tmp_path, serve__round_size=100)
+def test_256_single_samples_at_once_are_few_messages_and_close_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(rule_rounds, "ROUND_SIZE", 100)
+    served = Served(tmp_path)
 
     async def ask():
         calls = [served.service.stream("r", [Item(f"s{n}", f"Q{n % 2}", TWO[n % 2])]) for n in range(256)]
@@ -25,8 +27,9 @@ def test_256_single_samples_at_once_are_few_messages_and_close_rounds(tmp_path):
     assert len(served.store.open("r")) == 0
 
 
-def test_a_stream_s_weights_are_those_after_the_last_closed_round(tmp_path):
-    served = Served(tmp_path, "worst", serve__round_size=2)
+def test_a_stream_s_weights_are_those_after_the_last_closed_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(rule_rounds, "ROUND_SIZE", 2)
+    served = Served(tmp_path, "worst")
 
     async def ask():
         first = await served.service.stream(
@@ -48,8 +51,9 @@ def test_a_stream_s_weights_are_those_after_the_last_closed_round(tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["appa", "average", "min", "mix", "group-dro", "nash", "worst"])
-def test_every_rule_scores_between_rounds_and_a_group_may_come_new(tmp_path, rule):
-    served = Served(tmp_path, rule, serve__round_size=2)
+def test_every_rule_scores_between_rounds_and_a_group_may_come_new(tmp_path, monkeypatch, rule):
+    monkeypatch.setattr(rule_rounds, "ROUND_SIZE", 2)
+    served = Served(tmp_path, rule)
 
     async def ask():
         served.groups.silent = {"B"}
@@ -63,8 +67,9 @@ def test_every_rule_scores_between_rounds_and_a_group_may_come_new(tmp_path, rul
     assert 0.745 - 1e-9 <= reward <= 0.915 + 1e-9  # between what B and A give it
 
 
-def test_a_group_that_misses_a_message_of_a_round_is_missing_in_it(tmp_path):
-    served = Served(tmp_path, serve__round_size=3)
+def test_a_group_that_misses_a_message_of_a_round_is_missing_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(rule_rounds, "ROUND_SIZE", 3)
+    served = Served(tmp_path)
 
     async def ask(silent):
         for name, missing in silent.items():

@@ -41,13 +41,15 @@ def body(texts=TWO, questions=TWO_QUESTIONS, **fields):
     return {"run": "r", "round": 1, "items": items, **fields}
 
 
-def test_the_native_endpoint(client):
+def test_the_native_endpoint(client, served):
     given = client.post("/v1/score", json=body(attempt=0, size=2, part=0, parts=1, mode="exact"))
     assert given.status_code == 200
     found = given.json()
     assert (found["run"], found["round"], found["exact"]) == ("r", 1, True)
     assert [item["reward"] for item in found["items"]] == pytest.approx(MEAN_OF_TWO)
     assert [item["id"] for item in found["items"]] == ["1/0/0", "1/0/1"]
+    kept = served.store.answers("r", 0, ["1/0/0", "1/0/1"])
+    assert [item["reward"] for item in found["items"]] == [one.answer["reward"] for one in kept.values()]  # each bit
     assert found["items"][0]["components"] == {"alignment": pytest.approx(0.8), "format": 1.0}
     assert found["metrics"]["weight/A"] == 0.5
     status = client.get("/v1/runs/r").json()
@@ -57,49 +59,43 @@ def test_the_native_endpoint(client):
     assert not streamed["exact"]
 
 
-def test_rewards_come_over_the_wire_bit_for_bit(client, served):
-    texts = [f"{share:.2f},{1 - share:.2f}" for share in (0.13, 0.37, 0.71)]
-    found = client.post("/v1/score", json=body(texts, ["Q0"] * 3)).json()
-    kept = served.store.answers("r", 0, [f"1/0/{n}" for n in range(3)])
-    assert [item["reward"] for item in found["items"]] == [kept[f"1/0/{n}"].answer["reward"] for n in range(3)]
+SCORE, OPENRLHF, SLIME, NEMO = "v1/score", f"openrlhf/{TOKEN}", f"slime/{TOKEN}", f"nemo-gym/{TOKEN}/verify"
+PROMPT = "<|im_start|>Q: what? scores:"
+FOR_OPENRLHF = {"query": [f"{PROMPT}0.70,0.30<|im_end|>\n<pad><pad>"], "prompts": [PROMPT], "labels": ["Q0"]}
 
 
 @pytest.mark.parametrize(
-    ("sent", "status", "says"),
+    ("path", "sent", "status", "says"),
     [
-        ({"content": b'{"run": "r", "items": NaN}'}, 422, "NaN"),
-        ({"content": b'{"run": "r", "round": Infinity}'}, 422, "Infinity"),
-        ({"content": b'{"run": "\xff"}'}, 422, "UTF-8"),
-        ({"content": b'{"run": "\\ud800"}'}, 422, "UTF-8"),
-        ({"content": b"[" * 100_000}, 422, "JSON"),
-        ({"content": b"{"}, 422, "JSON"),
-        ({"content": b"[]"}, 422, "the body"),
-        ({"json": body(["x" * 10 * 2**20], ["Q0"])}, 413, "1 MiB"),
-        ({"json": body(mode="fast")}, 422, "mode"),
-        ({"json": body(run="../r")}, 422, "run"),
-        ({"json": body(round="1")}, 422, "round"),
-        ({"json": body(round=0)}, 422, "round"),
-        ({"json": body(roumd=1)}, 422, "roumd"),
-        ({"json": body([], [])}, 422, "items"),
-        ({"json": body(["x"], ["Q9"])}, 422, "'Q9'"),
-        ({"json": body(part=1)}, 422, "part 1 of 1"),
-        ({"json": body(size=3)}, 422, "3 were announced"),
+        (SCORE, b'{"run": "r", "items": NaN}', 422, "NaN"),
+        (SCORE, b'{"run": "\xff"}', 422, "UTF-8"),
+        (SCORE, b'{"run": "\\ud800"}', 422, "UTF-8"),
+        (SCORE, b"[" * 100_000, 422, "JSON"),
+        (SCORE, b"{", 422, "JSON"),
+        (SCORE, b"[]", 422, "the body"),
+        (SCORE, body(["x" * 10 * 2**20], ["Q0"]), 413, "1 MiB"),
+        (SCORE, body(mode="fast"), 422, "mode"),
+        (SCORE, body(run="../r"), 422, "run"),
+        (SCORE, body(round="1"), 422, "round"),
+        (SCORE, body(round=0), 422, "round"),
+        (SCORE, body(roumd=1), 422, "roumd"),
+        (SCORE, body([], []), 422, "items"),
+        (SCORE, body(["x"], ["Q9"]), 422, "'Q9'"),
+        (OPENRLHF, {**FOR_OPENRLHF, "query": ["scores:0.70,0.30"]}, 422, "does not hold its prompt"),
+        (OPENRLHF, {**FOR_OPENRLHF, "labels": []}, 422, "one text each"),
+        (NEMO, {"question_id": "Q1", "response": {"output": ["?"]}}, 422, "response"),
     ],
 )
-def test_a_bad_request_gets_one_clear_answer(client, served, sent, status, says):
-    given = client.post("/v1/score", **sent)
+def test_a_bad_request_gets_one_clear_answer(client, served, path, sent, status, says):
+    given = client.post(path, content=sent if isinstance(sent, bytes) else json.dumps(sent))
     assert given.status_code == status
     assert says in given.json()["error"]
     assert served.groups.requests == []
 
 
-def test_another_text_under_an_id_is_a_conflict_and_too_few_groups_are_told_when_to_come_again(client, served):
+def test_another_text_under_an_id_is_a_conflict_and_an_unknown_run_is_not_there(client):
     client.post("/v1/score", json=body())
     assert client.post("/v1/score", json=body(TWO[::-1])).status_code == 409
-    served.groups.silent = {"A", "B"}
-    given = client.post("/v1/score", json=body(round=2, items=[{"id": "x", "question_id": "Q0", "completion": "1"}]))
-    assert given.status_code == 503
-    assert int(given.headers["retry-after"]) > 0
     assert client.get("/v1/runs/s").status_code == 404
 
 
@@ -166,17 +162,13 @@ def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
 
 
 def test_openrlhf(client):
-    prompt = "<|im_start|>Q: what? scores:"
-    asked = {"query": [f"{prompt}0.70,0.30<|im_end|>\n<pad><pad>"], "prompts": [prompt], "labels": ["Q0"]}
-    found = client.post(f"/openrlhf/{TOKEN}", json=asked).json()
+    found = client.post(OPENRLHF, json=FOR_OPENRLHF).json()
     assert found["rewards"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
     assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
-    assert client.post(f"/openrlhf/{TOKEN}", json={**asked, "query": ["scores:0.70,0.30"]}).status_code == 422
-    assert client.post(f"/openrlhf/{TOKEN}", json={**asked, "labels": []}).status_code == 422
 
 
 def test_slime(client):
-    found = client.post(f"/slime/{TOKEN}", json={"prompt": "Q: what?", "response": TWO[0], "label": "Q0"})
+    found = client.post(SLIME, json={"prompt": "Q: what?", "response": TWO[0], "label": "Q0"})
     assert found.json()["reward"] == pytest.approx(MEAN_OF_TWO[0])
 
 
@@ -189,28 +181,35 @@ def test_nemo_gym_gets_back_all_that_it_sent(client):
         "country": "Kenya",
     }
     assert client.post(f"/nemo-gym/{TOKEN}/seed_session", json={}).json() == {}
-    found = client.post(f"/nemo-gym/{TOKEN}/verify", json=row).json()
+    found = client.post(NEMO, json=row).json()
     assert {key: found[key] for key in row} == row
     assert found["reward"] == pytest.approx(MEAN_OF_TWO[1])
     assert found["reward_components"]["format"] == 1.0
     assert found["failure_reason"] is None
-    row["response"]["output"] = ["?"]
-    assert client.post(f"/nemo-gym/{TOKEN}/verify", json=row).status_code == 422
 
 
 def test_engines_runs_are_named_and_apart(client):
     for run in ("", "?run=mine"):
-        client.post(f"/slime/{TOKEN}{run}", json={"response": TWO[0], "label": "Q0"})
+        client.post(f"{SLIME}{run}", json={"response": TWO[0], "label": "Q0"})
     assert client.get("/v1/runs/mine").json()["open_answers"] == 1
     assert client.get("/v1/runs/slime").json()["open_answers"] == 1
-    assert client.post(f"/slime/{TOKEN}?run=a/b", json={"response": "", "label": "Q0"}).status_code == 422
+    assert client.post(f"{SLIME}?run=a/b", json={"response": "", "label": "Q0"}).status_code == 422
 
 
-def test_a_failure_is_an_error_for_an_engine_and_never_a_zero(client, served):
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        (SCORE, body()),
+        (OPENRLHF, FOR_OPENRLHF),
+        (SLIME, {"response": TWO[0], "label": "Q0"}),
+        (NEMO, {"response": {"output": []}, "question_id": "Q1"}),
+    ],
+)
+def test_a_failure_is_an_error_that_says_when_to_come_again_and_never_a_zero(client, served, path, sent):
     served.groups.silent = {"A", "B"}
-    row = {"response": {"output": []}, "question_id": "Q1"}
-    assert client.post(f"/nemo-gym/{TOKEN}/verify", json=row).status_code == 503
-    assert client.post(f"/slime/{TOKEN}", json={"response": TWO[0], "label": "Q0"}).status_code == 503
+    given = client.post(path, json=sent)
+    assert given.status_code == 503
+    assert int(given.headers["retry-after"]) > 0
 
 
 def test_many_clients_at_once(client, served):

@@ -5,7 +5,9 @@ Axis letters: G groups, Q questions, J answers.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from appa_flwr.run.served import ServedRuns
 from client_app import scoring
+from server_app.serve import phase
 from server_app.serve.requests import Item, Part, Refused
 from server_app.serve.service import Service
 
@@ -25,7 +28,6 @@ TABLES = {
     "A": np.array([[0.6, 0.4, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]),
     "B": np.array([[0.4, 0.6, 0.0], [0.8, 0.2, 0.0], [0.5, 0.3, 0.2]]),
 }
-KEYS = {"metric": "wasserstein"}
 
 
 class Groups:
@@ -61,13 +63,18 @@ class Served:
 
     def __init__(self, folder, rule="average"):
         self.folder, self.groups, self.broken = folder, Groups(), []
-        self.config = Config.load(KEYS)
+        self.config = Config.load({"metric": "wasserstein"})
         self.rule = aggregation.make(rule, ema_decay=0.8)
         self.open()
 
     def open(self):
         self.store = ServedRuns(self.folder)
-        self.service = Service(self.groups, self.rule, CATALOGUE, self.config, self.store, broken=self.broken.append)
+        self.service = self.scoring(self.groups)
+
+    def scoring(self, groups):
+        """A service over these groups."""
+        told = {"broken": self.broken.append, "closed": lambda run, record: None}
+        return Service(groups, self.rule, CATALOGUE, self.config, self.store, **told)
 
     def reopened(self):
         self.store.close()
@@ -75,6 +82,22 @@ class Served:
 
     def history(self, run="r"):
         return list(self.store.last(run)[0].history.values())
+
+
+@contextmanager
+def serving(folder):
+    """A service that answers over HTTP from a thread of this process; gives its groups, URL and token."""
+    served, end = Served(folder), threading.Event()
+    with phase._listening("127.0.0.1", 0) as listener:
+        answers = phase._answer(served.service, None, "a-token", listener, ended=end.is_set)
+        thread = threading.Thread(target=asyncio.run, args=(answers,))
+        thread.start()
+        try:
+            yield served.groups, f"http://127.0.0.1:{listener.getsockname()[1]}", "a-token"
+        finally:
+            end.set()
+            thread.join()
+            served.store.close()
 
 
 # With two options Wasserstein is 1 - |p1 - t1|. "0.70,0.30" to Q0: A (.6, .4) gives 0.9, B (.4, .6) gives 0.7.

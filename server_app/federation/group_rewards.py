@@ -5,9 +5,8 @@ Axis letters: G groups, J answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,35 +17,6 @@ from appa_flwr.protocol.rewards import training_reward
 from server_app.federation.answers import Answers
 
 FloatArray = npt.NDArray[np.float64]
-
-
-class Groups(Protocol):
-    """Whoever scores answers: `server_app.federation.groups.Federation`, or groups in this process."""
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Names, in the order of the rows of `score`."""
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Group -> how long it took to answer the last question; those that did not answer are not there."""
-
-    def score(
-        self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
-    ) -> Mapping[tuple[str, str], FloatArray]:
-        """Let the groups score answers.
-
-        Args:
-            request: the answers, and by which metrics.
-            iteration: a label of the messages.
-            meanwhile: computed here while the groups score.
-
-        Returns:
-            (metric, side) -> rewards (G, J) in [0, 1], a row of NaN for a group that did not answer.
-
-        Raises:
-            UserError: too few groups answered.
-        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +47,7 @@ def aggregated_reward(
         rule: how group rewards become one.
         state: the rule's, from `rule.init` or the previous result.
         answers: J parsed answers.
-        rewards: of the answers, see `Groups.score`.
+        rewards: of the answers, see `server_app.federation.groups.Federation.score`.
         metric: the reward metric.
         alignment_weight: omega of Equation final-reward, in [0, 1].
     """

@@ -301,7 +301,13 @@ class Federation:
     def score(
         self, request: wire.ScoreRequest, *, iteration: int = 0, meanwhile: Callable[[], None] | None = None
     ) -> dict[tuple[str, str], FloatArray]:
-        """Let the groups score answers; see `server_app.federation.group_rewards.Groups`, and `rewards` below."""
+        """Let the groups score answers; see `rewards` below.
+
+        Args:
+            request: the answers, and by which metrics.
+            iteration: a label of the messages.
+            meanwhile: computed here while the groups score.
+        """
         messages = self.score_messages(request, iteration=iteration)
         replies = self.grid.send_and_receive(messages, timeout=self._timeout, meanwhile=meanwhile)
         return self.rewards(request, replies)

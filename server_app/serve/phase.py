@@ -9,9 +9,7 @@ import asyncio
 import os
 import secrets
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -20,13 +18,11 @@ from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.protocol import wire
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.run_files import SERVE_PHASE, STOP_FILE, TOKEN_FILE
 from appa_flwr.run.served import ServedRuns
 from appa_flwr.secure.roster import read_file
 from appa_flwr.trainers.client import TOKEN
-from server_app.federation.group_rewards import Groups
 from server_app.inputs import RunInputs
 from server_app.serve.engines import engine_routes
 from server_app.serve.models import Models
@@ -73,15 +69,7 @@ def serve(run: RunInputs) -> None:
         where = f"http://{config.serve.host}:{listener.getsockname()[1]}"
         phase.step(0, 1, f"at {where}, its token in {token_source}")
         try:
-            asyncio.run(
-                _answer(
-                    service,
-                    token,
-                    listener,
-                    ended=lambda: bool(failed) or stop.exists(),
-                    models=Models(run),
-                )
-            )
+            asyncio.run(_answer(service, Models(run), token, listener, ended=lambda: bool(failed) or stop.exists()))
         finally:
             store.close()
         stop.unlink(missing_ok=True)
@@ -89,36 +77,14 @@ def serve(run: RunInputs) -> None:
             raise failed[0]
 
 
-@contextmanager
-def serving(groups: Groups, catalogue: wire.Catalogue, config: Config, folder: Path) -> Iterator[tuple[str, str]]:
-    """Serve any groups from a thread of this process, while the block runs; gives the URL and the token."""
-    store, token, end = ServedRuns(folder), secrets.token_urlsafe(TOKEN_BYTES), threading.Event()
-    service = Service(groups, aggregation.configured(config.rule, config.appa), catalogue, config, store)
-    with _listening(config.serve.host, 0) as listener:
-        answers = _answer(service, token, listener, ended=end.is_set)
-        thread = threading.Thread(target=asyncio.run, args=(answers,))
-        thread.start()
-        try:
-            yield f"http://{config.serve.host}:{listener.getsockname()[1]}", token
-        finally:
-            end.set()
-            thread.join()
-            store.close()
-
-
 async def _answer(
-    service: Service,
-    token: str,
-    listener: socket.socket,
-    *,
-    ended: Callable[[], bool],
-    models: Models | None = None,
+    service: Service, models: Models, token: str, listener: socket.socket, *, ended: Callable[[], bool]
 ) -> None:
     """Answer requests until the end, or until a signal has come."""
     door = Door(service, token=token)
     server = uvicorn.Server(
         uvicorn.Config(
-            web_app(door, engine_routes(door), models=models),
+            web_app(door, engine_routes(door), models),
             access_log=False,  # paths may hold the token
             log_config=None,
             timeout_graceful_shutdown=END_SECONDS,

@@ -20,7 +20,8 @@ from appa_flwr.protocol.rewards import training_reward
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.served import Kept, ServedRuns
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.group_rewards import Groups, aggregated_reward, group_means
+from server_app.federation.group_rewards import aggregated_reward, group_means
+from server_app.federation.groups import Federation
 from server_app.serve.requests import Item, Refused
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,7 +39,7 @@ class RuleRounds:
     """The half of the service that waits for nobody: it may be called from one thread at a time.
 
     Args:
-        groups: who scores, through whatever catalogue and targets they were sent.
+        groups: who score.
         rule: how their rewards become one.
         catalogue: the public questions.
         config: task, metric and alignment weight.
@@ -47,12 +48,11 @@ class RuleRounds:
 
     Attributes:
         position: question_id -> place in the catalogue.
-        asked: messages that each group was sent.
     """
 
     def __init__(
         self,
-        groups: Groups,
+        groups: Federation,
         rule: Rule,
         catalogue: wire.Catalogue,
         config: Config,
@@ -61,7 +61,7 @@ class RuleRounds:
         closed: Callable[[str, ServedRound], None],
     ) -> None:
         self._groups, self._rule, self._catalogue, self._store = groups, rule, catalogue, store
-        self._config, self._closed, self.asked = config, closed, 0
+        self._config, self._closed, self._asked = config, closed, 0  # messages that each group was sent
         self.position = {question.question_id: q for q, question in enumerate(catalogue.questions)}
 
     def batch(
@@ -145,10 +145,10 @@ class RuleRounds:
         """The answers parsed, the groups' rewards, and how long these took."""
         question_J = np.array([self.position[item.question_id] for item in items], dtype=np.int64)
         answers = parse_answers(self._config.task, [item.completion for item in items], question_J, self._catalogue)
-        self.asked, started = self.asked + 1, time.monotonic()
+        self._asked, started = self._asked + 1, time.monotonic()
         fresh = self._config.pluralllm.context_resampling == "every-iteration"
-        request = answers.request([self._config.reward_metric], draw=self.asked if fresh else 0)
-        return answers, self._groups.score(request, iteration=self.asked), time.monotonic() - started
+        request = answers.request([self._config.reward_metric], draw=self._asked if fresh else 0)
+        return answers, self._groups.score(request, iteration=self._asked), time.monotonic() - started
 
     def _by_rule(
         self,

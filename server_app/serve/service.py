@@ -26,7 +26,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.served import Kept, ServedRuns
-from server_app.federation.group_rewards import Groups
+from server_app.federation.groups import Federation
 from server_app.serve.requests import Item, Part, Refused, Scored, metrics
 from server_app.serve.rule_rounds import RuleRounds, round_after
 
@@ -91,7 +91,7 @@ class Service:
     Its coroutines belong to one event loop; groups are asked, and rounds written, by a thread of its own.
 
     Args:
-        groups: who scores, through whatever catalogue and targets they were sent.
+        groups: who score.
         rule: how their rewards become one.
         catalogue: the public questions.
         config: task, metric and alignment weight.
@@ -102,14 +102,14 @@ class Service:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: Federation,
         rule: Rule,
         catalogue: wire.Catalogue,
         config: Config,
         store: ServedRuns,
         *,
-        broken: Callable[[Exception], None] = lambda error: None,
-        closed: Callable[[str, ServedRound], None] = lambda run, record: None,
+        broken: Callable[[Exception], None],
+        closed: Callable[[str, ServedRound], None],
     ) -> None:
         self._store, self._broken = store, broken
         self._rounds = RuleRounds(groups, rule, catalogue, config, store, closed=closed)
@@ -117,11 +117,6 @@ class Service:
         self._streams: dict[str, _Stream] = {}
         self._turn, self._worker = asyncio.Lock(), ThreadPoolExecutor(1, "rewards")
         self._num_waiting, self._stopped = 0, False
-
-    @property
-    def asked(self) -> int:
-        """Messages that each group was sent."""
-        return self._rounds.asked
 
     async def close(self) -> None:
         """Refuse whoever still waits, once the groups have answered what they were asked."""

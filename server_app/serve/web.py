@@ -80,9 +80,8 @@ class Door:
         service: behind it.
     """
 
-    def __init__(self, service: Service, *, token: str, body_mib: int = BODY_MIB) -> None:
-        self.service = service
-        self._token, self._most = _digest(token), body_mib * MEBIBYTE
+    def __init__(self, service: Service, *, token: str) -> None:
+        self.service, self._token = service, _digest(token)
 
     def check(self, token: str) -> None:
         """Let a token in. How long that takes does not depend on how much of it is right.
@@ -107,8 +106,8 @@ class Door:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > self._most:
-                raise Refused(413, f"the request is larger than {self._most // MEBIBYTE} MiB")
+            if len(body) > BODY_MIB * MEBIBYTE:
+                raise Refused(413, f"the request is larger than {BODY_MIB} MiB")
         try:
             found = json.loads(body.decode(), parse_constant=_no_number)
             json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
@@ -155,7 +154,7 @@ def checked(found: Any, kind: type[M]) -> M:
         raise Refused(422, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
 
 
-def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> FastAPI:
+def web_app(door: Door, engines: APIRouter, models: Models) -> FastAPI:
     """The application; `engines` are the routes of other clients, `models` judges whole models."""
     app = FastAPI(title="APPA: the groups' rewards", description=__doc__.partition("\n")[0], version="1")
     app.add_exception_handler(Refused, _refusal)
@@ -190,22 +189,19 @@ def web_app(door: Door, *engines: APIRouter, models: Models | None = None) -> Fa
         """Tell a run's rounds, what it waits for, and which groups are missing."""
         return service.status(run)
 
-    if models is not None:
+    @mine.get("/held-out")
+    async def held_out() -> dict[str, Any]:
+        """Give the held-out questions' prompts, which a model is to answer."""
+        return models.questions()
 
-        @mine.get("/held-out")
-        async def held_out() -> dict[str, Any]:
-            """Give the held-out questions' prompts, which a model is to answer."""
-            return models.questions()
-
-        @mine.post("/models/{name}")
-        async def judge(request: Request, name: Annotated[RunName, Path()]) -> Any:
-            """Have the groups score a model's answers; all models' scores, with intervals."""
-            asked = await door.read(request, ModelAnswers)
-            return await service.in_turn(models.judge, name, asked.answers, asked.choices)
+    @mine.post("/models/{name}")
+    async def judge(request: Request, name: Annotated[RunName, Path()]) -> Any:
+        """Have the groups score a model's answers; all models' scores, with intervals."""
+        asked = await door.read(request, ModelAnswers)
+        return await service.in_turn(models.judge, name, asked.answers, asked.choices)
 
     app.include_router(mine)
-    for router in engines:
-        app.include_router(router)
+    app.include_router(engines)
     return app
 
 

@@ -16,12 +16,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from served import CATALOGUE, KEYS, MEAN_OF_TWO, TWO, Groups
+from served import MEAN_OF_TWO, TWO, serving
 
-from appa_flwr.config import Config
 from appa_flwr.run.served import ServedRuns
 from appa_flwr.trainers import client, verl
-from server_app.serve.phase import serving
 
 ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
 pytestmark = [
@@ -33,7 +31,7 @@ PROMPT = "<|im_start|>What about topic 0? scores:"
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    with serving(Groups(), CATALOGUE, Config.load({**KEYS, "rule": "average"}), tmp_path) as (url, token):
+    with serving(tmp_path) as (_, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
         yield SimpleNamespace(url=url, token=token, folder=tmp_path)

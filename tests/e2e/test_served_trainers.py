@@ -11,19 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served import CATALOGUE, KEYS, Groups
+from served import CATALOGUE, serving
 from train_served import BATCH, STEPS, fixed_rewards, train
 from transformers import AutoModelForCausalLM
 
-from appa_flwr.config import Config
 from appa_flwr.run.served import ServedRuns
 from appa_flwr.trainers import client
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe
-from server_app.serve.phase import serving
 
 TESTS = Path(__file__).resolve().parents[1]
-CONFIG = Config.load({**KEYS, "rule": "average"})
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     built, tokenizer = tiny.build(recipe, CATALOGUE.questions)
     built.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with serving(Groups(), CATALOGUE, CONFIG, tmp_path) as (url, token):
+    with serving(tmp_path) as (_, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
         yield tmp_path

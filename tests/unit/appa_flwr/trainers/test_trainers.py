@@ -15,16 +15,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from served import CATALOGUE, HISTORY, KEYS, MEAN_OF_TWO, TWO, TWO_QUESTIONS, Groups
+from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
-from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.served import ServedRuns
 from appa_flwr.trainers import client, verl
 from appa_flwr.trainers.trl import RemoteGroupRewards
-from server_app.serve.phase import serving
 
-CONFIG = Config.load({**KEYS, "rule": "average"})
 ONE_PROCESS = """
 import asyncio, json, os, sys
 from types import SimpleNamespace
@@ -47,8 +44,7 @@ print(json.dumps(found))
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    groups = Groups()
-    with serving(groups, CATALOGUE, CONFIG, tmp_path) as (url, token):
+    with serving(tmp_path) as (groups, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
         monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)

@@ -26,7 +26,6 @@ from served import (
 
 from server_app.serve import service
 from server_app.serve.requests import Item
-from server_app.serve.service import Service
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("average", MEAN_OF_TWO), ("min", LEAST_OF_TWO)])
@@ -330,10 +329,7 @@ def test_too_many_answers_are_told_to_come_later(served, monkeypatch):
     assert found.retry_after
 
 
-def test_a_federation_s_groups_are_scored_through_the_same_path(tmp_path):
+def test_a_federation_s_groups_are_scored_through_the_same_path(served):
     nodes = {node: scoring_node({name: table_QK}) for node, (name, table_QK) in enumerate(TABLES.items())}
-    served = Served(tmp_path)
-    served.service = Service(
-        federated(nodes, CATALOGUE, min_groups=2), served.rule, CATALOGUE, served.config, served.store
-    )
+    served.service = served.scoring(federated(nodes, CATALOGUE, min_groups=2))
     assert rewards(asyncio.run(served.service.score(part(TWO, TWO_QUESTIONS)))) == pytest.approx(MEAN_OF_TWO)

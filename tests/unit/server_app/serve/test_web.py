@@ -12,8 +12,9 @@ import threading
 
 import pytest
 from fastapi.testclient import TestClient
-from served import MEAN_OF_TWO, TWO, TWO_QUESTIONS, Served
+from served import MEAN_OF_TWO, TWO, TWO_QUESTIONS
 
+from server_app.serve import web
 from server_app.serve.engines import engine_routes
 from server_app.serve.web import Door, web_app
 
@@ -21,15 +22,15 @@ TOKEN = "a-token-that-nobody-guesses"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
-@pytest.fixture
-def served(tmp_path):
-    return Served(tmp_path)
+def app_of(served):
+    door = Door(served.service, token=TOKEN)
+    return web_app(door, engine_routes(door), None)
 
 
 @pytest.fixture
-def client(served):
-    door = Door(served.service, token=TOKEN, body_mib=1)
-    with TestClient(web_app(door, engine_routes(door)), headers=HEADERS) as client:
+def client(served, monkeypatch):
+    monkeypatch.setattr(web, "BODY_MIB", 1)
+    with TestClient(app_of(served), headers=HEADERS) as client:
         yield client
 
 
@@ -124,8 +125,7 @@ def test_the_api_describes_itself(client):
 
 
 def test_a_client_that_goes_away_mid_round_leaves_no_trace_of_waiting(served):
-    door = Door(served.service, token=TOKEN, body_mib=1)
-    app = web_app(door)
+    app = app_of(served)
     sent = json.dumps(body(size=4, parts=2)).encode()
     headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"content-type", b"application/json")]
     scope = {

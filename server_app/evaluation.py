@@ -51,7 +51,7 @@ def greedy_answers(
     base: Base,
     config: Config,
     *,
-    prompts: Sequence[Sequence[int]] | Mapping[int, Sequence[int]],
+    prompts: Sequence[Sequence[int]],
     question_J: IntArray,
     catalogue: wire.Catalogue,
     progress: Callable[[int, int], None] = lambda step, of: None,

@@ -94,12 +94,6 @@ def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInp
     return PolicyInputs(base, prompts, fitting.train_J, fitting.test_J, majority_QK, sft_QK)
 
 
-def taught_texts(run: RunInputs, inputs: PolicyInputs) -> list[str]:
-    """SFT's target answer to every question, in the format asked for."""
-    assert inputs.sft_QK is not None  # votes are needed where SFT is
-    return sft.answer_texts(run.config, inputs.sft_QK, run.catalogue.option_QK)
-
-
 def answer_tokens(base: Base, task: str, num_options: int) -> int:
     """Tokens of an answer in the format asked for with the token that ends it.
 

@@ -1,27 +1,24 @@
-"""The rows of summary.json: the groups score what the models, the same models otherwise read, and baselines answer."""
+"""The rows of summary.json: the groups score what the models and baselines answer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from flwr.app import RecordDict
 from transformers import PreTrainedModel
 
 from appa_flwr.protocol import sum_messages
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import put, replace_rows
-from appa_flwr.run.records import DO, FEW_SHOT, MEAN_PREDICTION, SummaryRow
+from appa_flwr.run.records import MEAN_PREDICTION, SummaryRow
 from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
-from server_app import baselines, evaluation, reading
+from server_app import baselines, evaluation
 from server_app.evaluation import Scored
-from server_app.federation.answers import Answers
 from server_app.federation.secure_sums import SecureSums
-from server_app.inputs import IntArray, PolicyInputs, RunInputs, taught_texts
+from server_app.inputs import IntArray, PolicyInputs, RunInputs
 from server_app.lookups import look_ups
 
 FloatArray = npt.NDArray[np.float64]
@@ -30,10 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 def evaluate(
     run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs, *, earlier: Sequence[SummaryRow]
 ) -> Scored:
-    """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json.
-
-    With `eval.extra-rows` the result's rows go on with those of the same model otherwise read.
-    """
+    """Let the groups score a model's answers to the held-out questions; `earlier` rows stay in summary.json."""
     config = run.config
     # The training metric first: the examples in the report show its rewards.
     metrics = sorted(metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
@@ -48,42 +42,10 @@ def evaluate(
             progress=lambda step, of: phase.step(step, of, "batches of questions answered"),
         )
         scored = evaluation.score(run, name, answers, metrics=metrics)
-        rows, pair_scores, shown = scored.rows, [scored.pair_scores], [in_words(scored.rows[0])]
-        for method, others, note in _otherwise_read(run, name, model, inputs) if config.eval.extra_rows else ():
-            found = evaluation.score(run, method, others, metrics=metrics)
-            rows, pair_scores = [*rows, *found.rows], [*pair_scores, found.pair_scores]
-            shown.append(f"{method}, {note}: {in_words(found.rows[0])}")
-        put(run.folder.path, pd.concat(pair_scores))
-        run.folder.write(SUMMARY, (*earlier, *rows))
-        for step, line in enumerate(shown, start=1):
-            phase.step(step, len(shown), line)
-    return replace(scored, rows=rows)
-
-
-def _otherwise_read(
-    run: RunInputs, name: str, model: PreTrainedModel, inputs: PolicyInputs
-) -> Iterator[tuple[str, Answers, str]]:
-    """(method, its answers, a note): the base model behind answered questions, and what each model would choose."""
-    config, catalogue, test_J = run.config, run.catalogue, inputs.test_J
-    if name == "base":
-        seen = getattr(model.config.get_text_config(), "max_position_embeddings", config.policy.max_sequence_length)
-        shots = reading.few_shot(
-            inputs.base,
-            config,
-            catalogue,
-            answers=taught_texts(run, inputs),
-            train_J=inputs.train_J,
-            test_J=test_J,
-            window=seen,
-        )
-        answers = evaluation.greedy_answers(
-            model, inputs.base, config, prompts=shots.prompts, question_J=test_J, catalogue=catalogue
-        )
-        cut = f" ({shots.cut} prompts have room for fewer)" if shots.cut else ""
-        yield FEW_SHOT, answers, f"{shots.num_examples} answered questions first{cut}"
-    if config.task == "dpa":  # a ranking is no draw
-        chosen = reading.chosen_answers(model, inputs.base, config, question_J=test_J, catalogue=catalogue)
-        yield DO[name], chosen.answers, f"{chosen.mass:.0%} of the probability on letters"
+        put(run.folder.path, scored.pair_scores)
+        run.folder.write(SUMMARY, (*earlier, *scored.rows))
+        phase.step(1, 1, in_words(scored.rows[0]))
+    return scored
 
 
 def in_words(row: SummaryRow) -> str:

@@ -33,7 +33,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.protocol import rewards, sum_messages, wire
 from appa_flwr.run.cards import Card, GroupSums, SFTCard
-from appa_flwr.run.records import BASE_ROWS, SummaryRow
+from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
     MACHINE,
@@ -156,7 +156,7 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, given: SFTCard | None) ->
     folder = run.folder.path / SFT_MODEL
     if folder.exists():
         run.folder.progress("sft", 1, 1, f"resumed: the model is that in {SFT_MODEL}", None)
-        return [row for row in SUMMARY.read(run.folder.path) or () if row.method in BASE_ROWS]
+        return [row for row in SUMMARY.read(run.folder.path) or () if row.method == "base"]
     if given:
         sft_checkpoint.take(run.config, given, inputs.base, folder)
         run.folder.progress("sft", 1, 1, f"the model is that in {run.config.sft.checkpoint}", None)

@@ -25,7 +25,6 @@ REPO = Path(__file__).parents[1]
 # As small as the loop can be; every message costs a second or more here, since each starts a process.
 TINY_LOOP = {
     "eval.ceilings": False,
-    "eval.extra-rows": False,
     "eval.every": 0,
     "policy.base-steps": 20,
     "sft.steps": 2,

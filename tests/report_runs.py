@@ -41,7 +41,7 @@ def row(
     # the uniform answer's score is .790, and .690 against the survey
     skills = [100 * (1 - (1 - avg_as) / 0.21), 100 * (1 - (1.1 - avg_as) / 0.31)]
     truth = {**scores, "avg_as": avg_as - 0.1, "min_as": min_as - 0.1, "skill": skills[1]} if survey else None
-    form = 0.95 if method in ("base", "sft", "ppo", "few-shot") else None
+    form = 0.95 if method in ("base", "sft", "ppo") else None
     asked = {"method": method, "metric": metric, **scores, "skill": skills[0]}
     return asked | {"format_score": form, "survey": truth, "readable": readable}
 
@@ -162,10 +162,6 @@ GOOD = {
     "base": (0.700, 0.600),
     "sft": (0.810, 0.770),
     "ppo": (0.860, 0.800),
-    "few-shot": (0.720, 0.610),
-    "base-do": (0.730, 0.640),
-    "sft-do": (0.680, 0.590),
-    "ppo-do": (0.690, 0.600),
     "uniform": (0.790, 0.750),
     "majority": (0.650, 0.550),
     "option-list": (0.820, 0.760),

@@ -310,9 +310,6 @@ class EvaluationSection(Section):
         ge=0,
         description="PPO iterations from one point of the learning curve on held-out questions to the next; 0 = none",
     )
-    extra_rows: bool = Field(
-        True, description="score the base model behind answered questions, and what each model would choose, too"
-    )
     ceilings: bool = Field(
         True, description="report the best shared answers; asks the groups for scores that reveal their targets"
     )

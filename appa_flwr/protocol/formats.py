@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_uppercase
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +74,6 @@ _CUES = {
     ("dpa", "counted"): "{K} scores:",
     ("opa", "counted"): "ranking of {K}:",
 }
-_CHOICE = """\
-Answer as one person who was picked at random would: reply with the letter of that answer and nothing else.
-Letter:"""
 
 # Digits are spelled out: \d would also match those of other scripts, which float() accepts.
 _NUMBER = re.compile(r"(?<![\w.])[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?!\.?\w)")
@@ -113,21 +109,12 @@ def letters(num_options: int) -> tuple[str, ...]:
     return _LABELS[:num_options]
 
 
-class Answered(NamedTuple):
-    """A question with the answer that a prompt shows as an example."""
-
-    question: str
-    options: Sequence[str]
-    answer: str
-
-
 def prompt(
     task: str,
     question: str,
     options: Sequence[str],
     *,
     style: str = "full",
-    examples: Sequence[Answered] = (),
 ) -> str:
     """The text that asks a model for an answer.
 
@@ -139,7 +126,6 @@ def prompt(
         question: as asked in the survey; line breaks become spaces, here and in the K options.
         options: K, as many as `letters` has labels for.
         style: one of `STYLES`.
-        examples: answered questions to show before this one.
 
     Raises:
         UserError: an unknown task or style.
@@ -148,17 +134,11 @@ def prompt(
     if style not in STYLES:
         raise unknown_name("prompt style", style, valid=STYLES)
     if style != "full":
-        cue = _CUES[task, style]
-        shown = [f"{_cued(task, example.question, example.options, cue)}{example.answer}" for example in examples]
-        return "\n\n".join([*shown, _cued(task, question, options, cue)])
-    shown = [f"{_asked(example.question, example.options)}\nReply: {example.answer}" for example in examples]
+        cue = _CUES[task, style].format(K=len(options))
+        return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), cue])
+    asked = "\n".join([f"Question: {_one_line(question)}", "Answers:", *_listed(options)])
     reminder = _FULL_REMINDERS[task].format(K=len(options))
-    return "\n\n".join([_FULL_INSTRUCTIONS[task], *shown, _asked(question, options), reminder])
-
-
-def choice_prompt(question: str, options: Sequence[str]) -> str:
-    """The text that asks a model to choose one option, by its letter; question and options as for `prompt`."""
-    return f"{_asked(question, options)}\n\n{_CHOICE}"
+    return "\n\n".join([_FULL_INSTRUCTIONS[task], asked, reminder])
 
 
 def parse(task: str, text: str, num_options: int) -> Parsed:
@@ -282,14 +262,6 @@ def _normalised(values_K: FloatArray) -> FloatArray | None:
     scaled_K = values_K / values_K.max()
     distribution_K: FloatArray = scaled_K / scaled_K.sum()
     return distribution_K
-
-
-def _cued(task: str, question: str, options: Sequence[str], cue: str) -> str:
-    return "\n".join([task, f"Q: {_one_line(question)}", *_listed(options), cue.format(K=len(options))])
-
-
-def _asked(question: str, options: Sequence[str]) -> str:
-    return "\n".join([f"Question: {_one_line(question)}", "Answers:", *_listed(options)])
 
 
 def _listed(options: Sequence[str]) -> list[str]:

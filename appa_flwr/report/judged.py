@@ -21,8 +21,6 @@ from appa_flwr.report.plots import style
 from appa_flwr.run import pair_scores, run_files
 from appa_flwr.run.records import MODEL, OWN_PREDICTION, SummaryRow
 
-DO = " (do)"
-"""Behind the name of a model: the same one, by the probabilities of the letters that it would choose."""
 MEASURES = ("Avg AS", "Min AS", "FI")
 ARMS = (0, -1)  # of an interval, from its number
 MARKERS = "o^DPvX<>"
@@ -102,21 +100,19 @@ def picture(found: Mapping[str, Any]) -> Figure:
     targets = list(dict.fromkeys(one["against"] for one in own))
     figure = style.figure(5.0)
     panels = figure.subplots(1, len(targets), squeeze=False)[0]
-    said = list(dict.fromkeys(name.removesuffix(DO) for name in models))
     looks = {
         name: (style.GROUP_COLOURS[n % len(style.GROUP_COLOURS)], MARKERS[n % len(MARKERS)])
-        for n, name in enumerate(said)
+        for n, name in enumerate(models)
     }
     for axes, against in zip(panels, targets, strict=True):
         for one in (one for one in own if one["against"] == against):
             name, ((x, *across), (y, *up)) = one["model"], (one[measure] for measure in MEASURES[:2])
             if name in models:
-                (colour, marker), label, size = looks[name.removesuffix(DO)], name, 8
+                (colour, marker), label, size = looks[name], name, 8
             else:
                 label, colour, marker, _ = style.METHOD_STYLE[name]
                 size = 6
-            filled = name in models and not name.endswith(DO)
-            more: style.Look = {"markersize": size, "markerfacecolor": colour if filled else "white"}
+            more: style.Look = {"markersize": size, "markerfacecolor": colour if name in models else "white"}
             more |= {"zorder": 4 if name in models else 3, "alpha": 1.0 if name in models else 0.75}
             arms = {"xerr": np.abs(np.array([across]).T - x), "yerr": np.abs(np.array([up]).T - y), "elinewidth": 0.8}
             axes.errorbar(x, y, fmt=marker, color=colour, label=style.label(label), **arms, **more)

@@ -20,12 +20,12 @@ from appa_flwr.analysis.intervals import Interval
 from appa_flwr.config import Config, to_toml
 from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.core import markdown
-from appa_flwr.report import accuracy, findings, judged, second_rule, template
+from appa_flwr.report import accuracy, findings, second_rule, template
 from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
 from appa_flwr.report.plots.style import METHOD_STYLE
 from appa_flwr.run import cards, records
 from appa_flwr.run.predictions import of_question
-from appa_flwr.run.records import DO, METHODS, MODEL, TRAINED_METHODS
+from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 
 FORMAT, FI_READABLE, SKILL = "Format\nscore", "FI\nreadable", "Skill"
 MEASURES = ("FI", *findings.MEASURES)
@@ -152,7 +152,7 @@ def _name(method: str) -> str:
 def _method_row(run: RunArtifacts, method: str, columns: Iterable[Column]) -> list[str]:
     """The method, its rule, its numbers, and the format score."""
     name = _name(method) + ("‡" if _unreadable(run, method) else "")
-    rule = run.settings.rule if method in ("ppo", DO["ppo"]) else DASH
+    rule = run.settings.rule if method == "ppo" else DASH
     return [name, rule, *(_score(run, method, column) for column in (*columns, Column(FORMAT, run.training_metric)))]
 
 
@@ -172,11 +172,6 @@ def _notes(run: RunArtifacts) -> str:
         notes.append(SUMS_NOTE)
     if any(row.mostly_unreadable for row in run.summary):
         notes.append("‡: most answers could not be read, so FI says nothing.")
-    if records.FEW_SHOT in present:
-        notes.append("Few-shot: the base model, not trained, with answered training questions in its prompt.")
-    if present.intersection(DO.values()) or any(method.endswith(judged.DO) for method in present):
-        model = "(do): the probabilities that the same model gives the letters when asked for one"
-        notes.append(f"{model}; other rows are what it writes.")
     if records.OWN_PREDICTION in present:
         own = "Each group's prediction: every group gets an answer of its own"
         notes.append(f"{own}, perfect against predictions by construction.")
@@ -190,7 +185,6 @@ def training_metric_table(run: RunArtifacts) -> Table:
     kinds = (
         run.models,
         TRAINED_METHODS,
-        (records.FEW_SHOT, *DO.values()),
         (*records.TRIVIAL_BASELINES, records.OWN_PREDICTION, *records.CEILINGS),
     )
     blocks = [[rows[method] for method in kind if method in rows] for kind in kinds]

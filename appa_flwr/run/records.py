@@ -10,11 +10,6 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 TRAINED_METHODS = ("base", "sft", "ppo")
-FEW_SHOT = "few-shot"
-"""The base model, not trained, behind answered training questions."""
-DO = {method: f"{method}-do" for method in TRAINED_METHODS}
-"""Method -> the same model, read by the probabilities of the letters it would choose."""
-BASE_ROWS = ("base", FEW_SHOT, DO["base"])
 OPTION_LIST, NEAREST_QUESTIONS, MEAN_PREDICTION = "option-list", "nearest-questions", "mean-prediction"
 OWN_PREDICTION = "own-prediction"
 """Another answer to each group, its own prediction: what one shared answer costs."""
@@ -23,7 +18,7 @@ LOOK_UPS = (OPTION_LIST, NEAREST_QUESTIONS)
 TRIVIAL_BASELINES = ("uniform", "majority", *LOOK_UPS, MEAN_PREDICTION)
 CEILINGS = {"ceiling-average": "average", "ceiling-min": "min"}
 """Method -> objective of the best shared answer."""
-METHODS = (*TRAINED_METHODS, FEW_SHOT, *DO.values(), *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
+METHODS = (*TRAINED_METHODS, *TRIVIAL_BASELINES, OWN_PREDICTION, *CEILINGS)
 
 MODEL = "model:"
 """What the method of a model that is none of the run's begins with (`appa eval`)."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from appa_flwr.config import Config
-from server_app import reading
 from server_app.models import exports
 from server_app.ppo.rollouts import Decoding, sample
 
@@ -42,8 +41,3 @@ class LocalModel:
             ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
             decoded = sample(self._model, ids, decoding, generator=generator).sequences
             yield from self._base.texts(decoded.response_JT, decoded.mask_JT)
-
-    def choices(self, prompts: Sequence[str], *, sizes: Sequence[int]) -> Iterator[tuple[list[float], float] | None]:
-        """What it would choose of so many options behind each prompt that asks for a letter; see `reading.choices`."""
-        for choice in reading.choices(self._model, self._base, prompts, sizes=sizes):
-            yield None if choice is None else (choice.share_K.tolist(), choice.mass)

@@ -1,6 +1,6 @@
 """Scores for any model: the groups judge its answers to the held-out questions, as they judge a run's own policy.
 
-Legend: Q questions, J answers, K options.
+Legend: Q questions, J answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from appa_flwr.run import pair_scores
 from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import evaluation, rows
-from server_app.federation.answers import Answers, parse_answers
+from server_app.federation.answers import parse_answers
 from server_app.inputs import FloatArray, RunInputs
 from server_app.models import sft
 from server_app.serve.requests import Refused
@@ -34,73 +34,45 @@ class Models:
         self._position = {catalogue.questions[q].question_id: q for q in self._test_J}
 
     def questions(self) -> dict[str, Any]:
-        """The held-out questions: a prompt that asks for an answer, and where answers are shares one for a letter."""
+        """The held-out questions, with the prompts that ask for an answer."""
         config, found = self._run.config, []
         for question in (self._run.catalogue.questions[q] for q in self._test_J):
             text, options = question.text, question.options
             prompt = formats.prompt(config.task, text, options, style=config.policy.prompt_style)
-            choice = {"choice_prompt": formats.choice_prompt(text, options)} if config.task == "dpa" else {}
-            asked = {"question_id": question.question_id, "prompt": prompt, "options": list(options)}
-            found.append({**asked, **choice})
+            found.append({"question_id": question.question_id, "prompt": prompt, "options": list(options)})
         return {"questions": found, "answer_tokens": config.rollout.response_length}
 
-    def judge(
-        self,
-        name: str,
-        answers: Mapping[str, str | Sequence[str]],
-        choices: Mapping[str, Sequence[float] | None] | None = None,
-    ) -> dict[str, Any]:
-        """Have the groups score a model's answers to all held-out questions, and what it would choose where that is
-        known; see `appa_flwr.report.judged.result`.
+    def judge(self, name: str, answers: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
+        """Have the groups score a model's answers to all held-out questions; see `appa_flwr.report.judged.result`.
 
         Raises:
-            Refused: a question is none of them or is left out, or has another number of samples or options.
+            Refused: a question is none of them or is left out, or has another number of samples.
             UserError: too few groups answered.
         """
         if name in METHODS and name not in TRAINED_METHODS:
             raise Refused(422, f"the name '{name}' is taken by a row that is no model's")
-        given = {asked: [one] if isinstance(one, str) else list(one) for asked, one in answers.items()}
-        of = self._of_all(given, "answered")
+        if wrong := next((asked for asked in answers if asked not in self._position), None):
+            raise Refused(422, f"question_id '{wrong}' is no held-out question")
+        if missing := [asked for asked in self._position if asked not in answers]:
+            raise Refused(422, f"{len(missing)} held-out questions are not answered ('{missing[0]}')")
+        given = [answers[asked] for asked in self._position]
+        of = [[one] if isinstance(one, str) else list(one) for one in given]
         if not (samples := len(of[0])) or any(len(one) != samples for one in of):
             raise Refused(422, "every question needs as many samples as the others")
         run, config, method = self._run, self._run.config, f"{MODEL}{name}"
-        task, question_J = config.task, np.repeat(self._test_J, samples)
-        told = [(method, parse_answers(task, [text for one in of for text in one], question_J, run.catalogue), samples)]
-        if choices is not None:
-            told.append((f"{method}{judged.DO}", self._chosen(self._of_all(choices, "chosen from")), 1))
+        question_J = np.repeat(self._test_J, samples)
+        parsed = parse_answers(config.task, [text for one in of for text in one], question_J, run.catalogue)
         kept = list(SUMMARY.read(run.folder.path) or ())
         kept = kept or rows.score_baselines(run, self._test_J, majority_QK=self._majority(), earlier=[])
-        kept = [row for row in kept if row.method not in (method, f"{method}{judged.DO}")]
-        metrics = sorted(metrics_of(task, config.reward_metric), key=lambda metric: metric != config.reward_metric)
-        for step, (of_row, asked, count) in enumerate(told, start=1):
-            scored = evaluation.score(run, of_row, asked, metrics=metrics, samples=count)
-            pair_scores.put(run.folder.path, scored.pair_scores)
-            kept += scored.rows
-            line = f"{of_row.removeprefix(MODEL)}: {rows.in_words(scored.rows[0])}"
-            run.folder.progress("models", step, len(told), line, None)
+        metrics = sorted(
+            metrics_of(config.task, config.reward_metric), key=lambda metric: metric != config.reward_metric
+        )
+        scored = evaluation.score(run, method, parsed, metrics=metrics, samples=samples)
+        pair_scores.put(run.folder.path, scored.pair_scores)
+        kept = [row for row in kept if row.method != method] + scored.rows
+        run.folder.progress("models", 1, 1, f"{name}: {rows.in_words(scored.rows[0])}", None)
         run.folder.write(SUMMARY, tuple(evaluation.with_skill(kept)))
         return judged.result(run.folder.path)
-
-    def _of_all(self, given: Mapping[str, Any], what: str) -> list[Any]:
-        """What was given for each held-out question, in their order."""
-        if wrong := next((asked for asked in given if asked not in self._position), None):
-            raise Refused(422, f"question_id '{wrong}' is no held-out question")
-        if missing := [asked for asked in self._position if asked not in given]:
-            raise Refused(422, f"{len(missing)} held-out questions are not {what} ('{missing[0]}')")
-        return [given[asked] for asked in self._position]
-
-    def _chosen(self, share_J: Sequence[Sequence[float] | None]) -> Answers:
-        """Shares of the options as answers; one that names no option is one that nobody can read."""
-        option_JK = self._run.catalogue.option_QK[self._test_J]
-        prediction_JK = np.full(option_JK.shape, np.nan)
-        for j, (share, count) in enumerate(zip(share_J, option_JK.sum(axis=1), strict=True)):
-            if share is None:
-                continue
-            if len(share) != count or not 0 < sum(share) < np.inf:
-                raise Refused(422, f"choices: question '{list(self._position)[j]}' needs {count} probabilities")
-            prediction_JK[j] = 0.0
-            prediction_JK[j, :count] = np.array(share) / sum(share)
-        return evaluation.given_answers(self._test_J, prediction_JK)
 
     def _majority(self) -> FloatArray | None:
         """The majority's answers, from the groups' votes."""

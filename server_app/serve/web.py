@@ -61,16 +61,9 @@ class ScoreRequest(Asked):
 
 
 class ModelAnswers(Asked):
-    """The body of POST /v1/models/{name}, for every held-out question.
-
-    Attributes:
-        answers: question_id -> the answer, or as many samples for each.
-        choices: question_id -> the probability of each option when the model is asked for one; None where it names
-            none.
-    """
+    """The body of POST /v1/models/{name}: question_id -> the answer, or as many samples for each, of all held out."""
 
     answers: dict[Name, str | list[str]]
-    choices: dict[Name, list[Annotated[float, Field(ge=0)]] | None] | None = None
 
 
 class Door:
@@ -198,7 +191,7 @@ def web_app(door: Door, engines: APIRouter, models: Models) -> FastAPI:
     async def judge(request: Request, name: Annotated[RunName, Path()]) -> Any:
         """Have the groups score a model's answers; all models' scores, with intervals."""
         asked = await door.read(request, ModelAnswers)
-        return await service.in_turn(models.judge, name, asked.answers, asked.choices)
+        return await service.in_turn(models.judge, name, asked.answers)
 
     app.include_router(mine)
     app.include_router(engines)

@@ -24,7 +24,7 @@ from server_app.federation.catalogue import build_catalogue
 from server_app.ppo import rollouts, strategy
 from server_app.ppo.engine import PPOEngine
 
-SHORT = {"eval.extra-rows": False, "sft.steps": 2, "policy.attention": "eager"}
+SHORT = {"sft.steps": 2, "policy.attention": "eager"}
 NF4 = {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}
 FULL = {"policy.tuning": "full", "policy.compute-dtype": "float32"}
 BY_QUESTION = {"rollout.answers-per-question": 4, "ppo.baseline": "question"}

@@ -34,8 +34,6 @@ BASELINES = ("uniform", "majority", "option-list", "nearest-questions", "mean-pr
 OWN = "own-prediction"  # not one answer that all groups share, so that no ceiling is above it
 CEILINGS = ("ceiling-average", "ceiling-min")
 TRAINED = ("base", "sft", "ppo")
-WRITTEN = (*TRAINED, "few-shot")
-CHOSEN = ("base-do", "sft-do", "ppo-do")
 # appa's settings for the fixture: a threshold over 1, so that the groups' weights are used in every iteration
 THRESHOLD, DECAY, TEMPERATURE = 1.1, 0.7, 0.02
 # The ceilings are found by an optimiser; the worst group's is the best mean over questions of the worst group, and not
@@ -129,7 +127,7 @@ def test_every_iteration_has_a_complete_line_and_follows_the_papers_equations_fr
 
 def test_the_summary_has_a_consistent_row_for_every_method_and_metric(finished, survey):
     rows = rows_of(finished)
-    methods = (*WRITTEN, *CHOSEN, *BASELINES, OWN)
+    methods = (*TRAINED, *BASELINES, OWN)
     assert set(rows) == {*product(methods, DPA_METRICS), *product(CEILINGS, WITH_CEILINGS)}
     for (method, metric), row in rows.items():
         uniform = rows["uniform", metric]
@@ -143,7 +141,7 @@ def test_the_summary_has_a_consistent_row_for_every_method_and_metric(finished, 
             assert scores["avg_as"] == pytest.approx(sum(per_group.values()) / len(per_group), abs=1e-12)
             assert scores["min_as"] == min(per_group.values())
             assert 0 <= scores["fi"] <= 1
-        if method in WRITTEN:
+        if method in TRAINED:
             assert 0 <= row["format_score"] <= 1
             assert row["format_score"] == rows[method, "js"]["format_score"]
         else:
@@ -156,7 +154,7 @@ def test_no_answer_beats_the_ceilings(finished):
     rows = rows_of(finished)
     for metric in WITH_CEILINGS:
         average, worst = rows["ceiling-average", metric], rows["ceiling-min", metric]
-        for method in (*WRITTEN, *CHOSEN, *BASELINES, "ceiling-min"):
+        for method in (*TRAINED, *BASELINES, "ceiling-min"):
             assert rows[method, metric]["avg_as"] <= average["avg_as"] + AVERAGE_SLACK
             assert rows[method, metric]["min_as"] <= worst["min_as"] + WORST_SLACK
 
@@ -216,7 +214,7 @@ def test_scores_against_the_survey_can_be_had_without_the_federation(finished, s
 def test_the_report_shows_the_summary(finished):
     page = (finished.folder / "report.html").read_text()
     rows = rows_of(finished)
-    for method in (*WRITTEN, *CHOSEN, *BASELINES, OWN, *CEILINGS):
+    for method in (*TRAINED, *BASELINES, OWN, *CEILINGS):
         for name in ("avg_as", "min_as"):
             assert f"{rows[method, 'js'][name]:.3f}" in page
     assert "5 of 5" in page

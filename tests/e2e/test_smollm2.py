@@ -42,7 +42,6 @@ def finished(appa_run: RealRuns) -> Finished:
         "rollout__answers_per_question": 2,
         "rollout__response_length": RESPONSE_LENGTH,
         "eval__ceilings": "false",
-        "eval__extra_rows": "false",
         "eval__every": 0,
     }
     return appa_run("smollm2", **keys)

@@ -21,7 +21,6 @@ from whole_loop import read_every_answer
 from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.records import BASE_ROWS
 from appa_flwr.run.run_files import METRICS
 from server_app import checkpoint, main
 from server_app import run as server
@@ -240,13 +239,13 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
     session(same)
     found = results(same.run_folder)
     assert found["metrics"] == expected["metrics"]
-    assert found["summary.json"] == [row for row in expected["summary.json"] if row["method"] not in BASE_ROWS]
+    assert found["summary.json"] == [row for row in expected["summary.json"] if row["method"] != "base"]
     other = config_of(shared, "other", rule="average", **given)
     session(other)
     assert not (other.run_folder / "average").exists()
     by_average, beside = results(other.run_folder), results(unbroken / "average")
     assert by_average["metrics"] == beside["metrics"]
-    assert [row for row in beside["summary.json"] if row["method"] not in BASE_ROWS] == by_average["summary.json"]
+    assert [row for row in beside["summary.json"] if row["method"] != "base"] == by_average["summary.json"]
     first, of_appa = beside["metrics"][0], expected["metrics"][0]
     assert first["rewards"] == of_appa["rewards"]  # the first rollouts are the same
     assert beside["metrics"][1]["weights"] != expected["metrics"][1]["weights"]

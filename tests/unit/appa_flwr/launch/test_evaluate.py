@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,10 +11,7 @@ import pytest
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
 
-QUESTIONS = [
-    {"question_id": name, "prompt": f"say {name}", "choice_prompt": f"choose {name}", "options": ["x", "y"]}
-    for name in ("Q0", "Q1", "Q2")
-]
+QUESTIONS = [{"question_id": name, "prompt": f"say {name}", "options": ["x", "y"]} for name in ("Q0", "Q1", "Q2")]
 
 
 class Judge:
@@ -30,7 +26,7 @@ class Judge:
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    """A server; `asked` holds requests, `faults` status codes that come first, `logprobs` what it tells of a letter."""
+    """A server; `asked` holds requests, `faults` status codes that come first."""
     monkeypatch.setattr(evaluation, "PAUSES", (0.0, 0.0))
 
     class Handler(BaseHTTPRequestHandler):
@@ -41,8 +37,6 @@ def endpoint(monkeypatch):
             prompt = body["messages"][0]["content"] if "messages" in body else body["prompt"]
             text = f"to {prompt}, {body.get('seed')}"
             choice = {"message": {"content": text}} if "messages" in body else {"text": text}
-            if body.get("logprobs") and server.logprobs:
-                choice["logprobs"] = server.logprobs
             content = json.dumps({"choices": [choice]} if status == 200 else {"error": "why"}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
@@ -53,7 +47,7 @@ def endpoint(monkeypatch):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.faults, server.logprobs = [], [], None
+    server.asked, server.faults = [], []
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -76,29 +70,13 @@ def evaluated(endpoint, folder, **keys):
     return judge.body, said
 
 
-def test_what_it_writes_and_would_choose(endpoint, tmp_path, monkeypatch):
+def test_what_it_writes(endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv(evaluation.KEY, "secret")
-    # Of " A" and "A" .2 + .1, of "B" .1: of the letters' .4 that is .75 and .25; "C" is no option
-    told = {"A": 0.2, " A": 0.1, "B": 0.1, "C": 0.3, "Maybe": 0.3}
-    alternatives = [{"token": token, "logprob": math.log(share)} for token, share in told.items()]
-    endpoint.logprobs = {"content": [{"token": "C", "top_logprobs": alternatives}]}
-    body, said = evaluated(endpoint, tmp_path)
-    assert body["answers"] == {f"Q{n}": [f"to say Q{n}, None"] for n in range(3)}
-    assert body["choices"] == {f"Q{n}": pytest.approx([0.75, 0.25]) for n in range(3)}
-    assert any("40% of the probability on letters" in line for line in said)
+    body, _ = evaluated(endpoint, tmp_path)
+    assert body == {"answers": {f"Q{n}": [f"to say Q{n}, None"] for n in range(3)}}
     path, asked, key = endpoint.asked[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer secret")
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("m", 0.0, 7)
-    endpoint.logprobs = {"content": [{"top_logprobs": [{"token": "Maybe", "logprob": 0.0}]}]}
-    body, _ = evaluated(endpoint, tmp_path, kept=tmp_path / "other.jsonl")
-    assert body["choices"] == dict.fromkeys(("Q0", "Q1", "Q2"))
-
-
-def test_an_endpoint_that_tells_no_logprobs_gives_no_row_and_says_so(endpoint, tmp_path):
-    body, said = evaluated(endpoint, tmp_path)
-    assert "choices" not in body
-    assert any("no row (do)" in line and "top_logprobs" in line for line in said)
-    assert len(endpoint.asked) == 4  # one question tells
 
 
 def test_samples_are_drawn_apart_and_greedy_ones_refused(endpoint, tmp_path):
@@ -111,11 +89,10 @@ def test_samples_are_drawn_apart_and_greedy_ones_refused(endpoint, tmp_path):
 
 
 def test_plain_text_for_models_without_a_chat_template(endpoint, tmp_path):
-    endpoint.logprobs = {"top_logprobs": [{" B": 0.0}]}
     body, _ = evaluated(endpoint, tmp_path, plain=True)
     path, asked, _ = endpoint.asked[0]
     assert (path, asked["prompt"]) == ("/v1/completions", "say Q0")
-    assert body["choices"]["Q2"] == [0.0, 1.0]
+    assert body["answers"]["Q2"] == ["to say Q2, None"]
 
 
 def test_it_asks_again_and_goes_on_with_what_it_has(endpoint, tmp_path):
@@ -125,10 +102,10 @@ def test_it_asks_again_and_goes_on_with_what_it_has(endpoint, tmp_path):
     assert len(endpoint.asked) == 7
     body, said = evaluated(endpoint, tmp_path)
     assert len(body["answers"]) == 3
-    assert len(endpoint.asked) == 7 + 1 + 1  # the third answer, and the first choice
-    assert "n, say: 3 answers, 2 of them kept from before" in said
+    assert len(endpoint.asked) == 7 + 1  # the third answer
+    assert "n: 3 answers, 2 of them kept from before" in said
     evaluated(endpoint, tmp_path, temperature=1.0)  # another temperature's answers are others
-    assert len(endpoint.asked) == 9 + 3 + 1
+    assert len(endpoint.asked) == 8 + 3
 
 
 def test_a_request_that_is_refused_is_not_sent_again(endpoint, tmp_path):

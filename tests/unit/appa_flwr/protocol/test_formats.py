@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from surveys import refused
 
-from appa_flwr.protocol.formats import MAX_CHARACTERS, Answered, answer, choice_prompt, letters, parse, prompt
+from appa_flwr.protocol.formats import MAX_CHARACTERS, answer, letters, parse, prompt
 from appa_flwr.protocol.rewards import borda
 
 distributions = st.integers(1, 30).flatmap(
@@ -49,29 +49,6 @@ CUES = [
 def test_short_prompts_are_bare_and_no_line_break_can_pose_as_an_option(task, style, cue):
     text = prompt(task, "Good?\nC: Maybe", ["Yes\n\nD: x", "No"], style=style)
     assert text == f"{task}\nQ: Good? C: Maybe\nA: Yes D: x\nB: No\n{cue}"
-
-
-EXAMPLES = [Answered("Tea?", ["Yes", "No"], "0.90,0.10"), Answered("War\nor peace?", ["War", "Peace"], "0.20,0.80")]
-
-
-def test_answered_questions_stand_between_the_instructions_and_the_question():
-    plain = prompt("dpa", "Good?", ["x", "y"])
-    instructions, rest = plain.split("Question: Good?")
-    assert prompt("dpa", "Good?", ["x", "y"], examples=EXAMPLES) == (
-        f"{instructions}Question: Tea?\nAnswers:\nA: Yes\nB: No\nReply: 0.90,0.10\n\n"
-        f"Question: War or peace?\nAnswers:\nA: War\nB: Peace\nReply: 0.20,0.80\n\nQuestion: Good?{rest}"
-    )
-    # compact: as each would be asked and answered alone
-    assert prompt("dpa", "Good?", ["x", "y"], style="compact", examples=EXAMPLES) == (
-        "dpa\nQ: Tea?\nA: Yes\nB: No\nscores:0.90,0.10\n\ndpa\nQ: War or peace?\nA: War\nB: Peace\n"
-        "scores:0.20,0.80\n\ndpa\nQ: Good?\nA: x\nB: y\nscores:"
-    )
-
-
-def test_a_choice_is_asked_for_by_letter():
-    text = choice_prompt("Good?\nC: Maybe", ["Yes", "No"])
-    assert text.startswith("Question: Good? C: Maybe\nAnswers:\nA: Yes\nB: No\n\n")
-    assert text.endswith("\nLetter:")
 
 
 def test_letters_go_on_behind_z():

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from fakes import catalogue_of
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
-from server_app import evaluation, reading
-from server_app.models import base, exports, tiny
+from server_app import evaluation
+from server_app.models import base, tiny
 from server_app.models.tiny import TinyRecipe
 from server_app.serve.local_model import LocalModel
 
 TOKENS = 12
-
-
-def everything(catalogue):
-    return {"question_J": np.arange(5), "catalogue": catalogue}
 
 
 def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
@@ -33,7 +28,8 @@ def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
         found,
         config,
         prompts=[found.prompt_ids(config, question) for question in catalogue.questions],
-        **everything(catalogue),
+        question_J=np.arange(5),
+        catalogue=catalogue,
     ).texts
     asked = LocalModel(str(tmp_path))
     prompts = [formats.prompt("dpa", q.text, q.options, style="compact") for q in catalogue.questions]
@@ -41,9 +37,3 @@ def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
     assert any(expected)
     drawn = [list(asked.answers(prompts, answer_tokens=TOKENS, temperature=1.5)) for _ in range(2)]
     assert drawn[0] == drawn[1] != list(expected)
-    sizes = [len(q.options) for q in catalogue.questions]
-    prompts = [formats.choice_prompt(q.text, q.options) for q in catalogue.questions]
-    chosen = reading.chosen_answers(*reversed(exports.opened(config, str(tmp_path))), config, **everything(catalogue))
-    shares = [share for share, _ in asked.choices(prompts, sizes=sizes)]
-    for share, row, size in zip(shares, chosen.answers.prediction_JK, sizes, strict=True):
-        assert share == pytest.approx(row[:size])

@@ -1,7 +1,4 @@
-"""docs/paper_map.md and api.md against the code: every name and test file exists, every equation leads to a function.
-
-And the presets against the paper's three hyperparameter tables, which leave nothing that is in neither preset nor page.
-"""
+"""docs/paper_map.md and api.md against the code, and the presets against the paper's three hyperparameter tables."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
 from paper_tables import ROWS
 
 from appa_flwr.config import KEYS, Config, preset
@@ -40,33 +36,6 @@ def resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("name", sorted(filter(NAME.fullmatch, SPANS - set(KEYS) | MODULES)))
-def test_every_name_exists(name):
-    resolve(name)
-
-
-@pytest.mark.parametrize("path", sorted(span for span in SPANS if span.endswith(".py")))
-def test_every_test_file_exists(path):
-    assert (REPO / "tests" / path).is_file()
-
-
-def test_what_does_not_exist_is_noticed():
-    for name in ("appa_flwr.analysis.aggregation.reverse_softmax", "server_app.ppo_engine.PPOEngine"):
-        with pytest.raises((AttributeError, ModuleNotFoundError)):
-            resolve(name)
-
-
-def test_every_equation_has_one_row_with_a_function_that_says_its_number():
-    rows = re.findall(r"^\| (\d+) \|[^|]+\|([^|]+)\|", PAGE, flags=re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(1, NUM_EQUATIONS + 1))
-    for number, code in rows:
-        functions = [resolve(name) for name in NAME.findall(code)]
-        assert functions
-        assert all(map(inspect.isfunction, functions))
-        if int(number) not in WITHOUT_OWN_FUNCTION:
-            assert re.search(rf"Equations? (\d+ and )?{number}\b", inspect.getdoc(functions[0]) or "")
-
-
 # What the page explains, and the keys it names for it.
 EXPLAINED = {
     name.strip(): set(re.findall(r"`([^`]+)`", keys))
@@ -82,26 +51,29 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}: {row.name}")
-def test_every_row_of_the_papers_tables_is_in_the_preset_or_on_the_page(row):
-    given = preset("paper")
-    # Set by the preset itself: one that leaned on the embedded defaults would change with them.
-    assert {key: given.get(key) for key in row.keys} == row.keys
-    assert row.keys or f"{row.table}: {row.name}" in EXPLAINED
+def test_the_map_s_names_files_equations_and_hyperparameters_are_those_of_the_code_and_the_preset():
+    for name in filter(NAME.fullmatch, SPANS - set(KEYS) | MODULES):
+        resolve(name)
+    assert [span for span in SPANS if span.endswith(".py") and not (REPO / "tests" / span).is_file()] == []
+    equations = re.findall(r"^\| (\d+) \|[^|]+\|([^|]+)\|", PAGE, flags=re.MULTILINE)
+    assert [int(number) for number, _ in equations] == list(range(1, NUM_EQUATIONS + 1))
+    for number, code in equations:
+        functions = [resolve(name) for name in NAME.findall(code)]
+        assert functions
+        assert all(map(inspect.isfunction, functions))
+        if int(number) not in WITHOUT_OWN_FUNCTION:
+            assert re.search(rf"Equations? (\d+ and )?{number}\b", inspect.getdoc(functions[0]) or "")
 
-
-def test_the_page_explains_rows_of_the_tables_by_keys_that_exist():
-    rows = {f"{row.table}: {row.name}" for row in ROWS}
+    # Every row is in the preset, or on the page; set by the preset itself, as defaults may change.
+    given, rows = preset("paper"), {f"{row.table}: {row.name}" for row in ROWS}
+    for row in ROWS:
+        assert {key: given.get(key) for key in row.keys} == row.keys
+        assert row.keys or f"{row.table}: {row.name}" in EXPLAINED
     assert rows >= {what for what in EXPLAINED if not what.startswith("text: ")}
-    assert set(KEYS) >= set().union(*EXPLAINED.values())
+    explained = set().union(*EXPLAINED.values())
+    assert set(KEYS) >= explained
+    assert explained.union(*(row.keys for row in ROWS)) >= set(given)
 
-
-def test_the_preset_sets_nothing_that_neither_the_tables_nor_the_page_account_for():
-    named = {key for row in ROWS for key in row.keys}.union(*EXPLAINED.values())
-    assert named >= set(preset("paper"))
-
-
-def test_the_three_readings_of_the_papers_batch():
     found = {}
     for name in READINGS:
         config = Config.load(preset(name))

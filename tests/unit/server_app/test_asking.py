@@ -84,7 +84,7 @@ def test_a_policy_answers_as_its_weights_say(adapted, base, run):
 
 def test_a_run_without_a_policy_and_a_question_without_a_choice_are_said(base, run):
     opened = appa_flwr.load_run(run)
-    with pytest.raises(appa_flwr.UserError, match="has no policy/; only a run that has ended with PPO leaves one"):
+    with pytest.raises(appa_flwr.UserError, match="policy/"):
         opened.policy()
     shutil.copytree(base, run / POLICY)
     with pytest.raises(appa_flwr.UserError, match="options: 1 given; a question needs 2 to 30"):

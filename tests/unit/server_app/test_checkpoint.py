@@ -64,9 +64,7 @@ def test_a_spoilt_checkpoint_is_the_user_s_to_know(path, spoil):
         torch.save({"code": {"run": os.system}, "other": {"iteration": 1}, "list": [1]}[spoil], path)
     else:
         path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"no checkpoint", "empty": b""}[spoil])
-    with pytest.raises(
-        UserError, match=r"^/.*checkpoint\.pt: cannot be read \(.*\); without it the run resumes"
-    ) as caught:
+    with pytest.raises(UserError, match=r"^/.*checkpoint\.pt: cannot be read") as caught:
         load(path)
     assert "\n" not in str(caught.value)
 

@@ -166,7 +166,7 @@ def test_a_run_that_is_still_written_is_not_resumed(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_the_user_s_to_know(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"/file/deeper/r: cannot be written \(Not a directory\)"):
+    with pytest.raises(UserError, match=r"/file/deeper/r: .*Not a directory"):
         RunFolder(config_in(tmp_path / "file" / "deeper"))
 
 
@@ -240,7 +240,7 @@ def test_what_runs_beside_a_phase_tells_its_time_left(tmp_path, clock):
 def test_fewer_iterations_than_the_checkpoint_counts_are_an_error(tmp_path):
     folder = RunFolder(config_in(tmp_path))
     folder.append(METRICS, iteration(1))
-    with pytest.raises(UserError, match=r"metrics\.jsonl: has 1 lines, but checkpoint\.pt was written after 2"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: .* 1 .* 2"):
         folder.keep_iterations(2)
 
 
@@ -251,7 +251,7 @@ def test_on_a_full_disk_lines_are_the_user_s_to_know_and_the_failure_tells_nothi
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: .*No space left"):
         folder.append(METRICS, iteration(1))
     folder.fail("the disk is full")
     assert not (folder.path / "error.txt").exists()

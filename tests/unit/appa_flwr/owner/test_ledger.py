@@ -74,7 +74,7 @@ def test_what_is_no_ledger_is_named(tmp_path):
     with pytest.raises(UserError, match=r"a\.sqlite: there is no ledger"):
         Ledger(path).releases()
     path.write_bytes(b"something else, and long enough to be read as a header" * 9)
-    with pytest.raises(UserError, match=r"a\.sqlite: the ledger cannot be used \(file is not a database\)$"):
+    with pytest.raises(UserError, match=r"a\.sqlite: .*not a database"):
         Ledger(path).write(release())
 
 

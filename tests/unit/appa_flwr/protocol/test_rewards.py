@@ -129,7 +129,7 @@ def test_bad_vectors_are_errors(metrics, prediction, options, message):
 def test_metrics_of_tasks():
     assert metrics_of("dpa") == DISTRIBUTION_METRICS
     assert metrics_of("opa") == ("borda",)
-    with pytest.raises(UserError, match=r"unknown task 'dpo': did you mean '[do]pa'\? valid are dpa, opa"):
+    with pytest.raises(UserError, match=r"'dpo'.* dpa, opa"):
         metrics_of("dpo")
 
 

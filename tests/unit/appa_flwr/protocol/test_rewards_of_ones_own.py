@@ -139,5 +139,5 @@ def test_a_config_names_one_for_either_task_and_it_scores_beside_the_usual_ones(
         assert rewards.metrics_of(task, metric) == (*usual, "their_metrics:overlap")
         assert rewards.metrics_of(task, usual[0]) == usual
     for wrong in ("their_metrics", "their-metrics:overlap", "their_metrics:", ":overlap", "a:b:c", "os; x:y"):
-        with pytest.raises(UserError, match=r"^metric = .* is not valid: it must be one of .*, MODULE:NAME"):
+        with pytest.raises(UserError, match=r"^metric = .*MODULE:NAME"):
             Config.load({"metric": wrong})

@@ -227,7 +227,7 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
     with pytest.raises(UserError, match=r"not a run folder, it has no config\.json"):
         build(tmp_path)
     made.write_run(tmp_path, config=made.CONFIG, summary=[made.row("ppo", 0.8, 0.7), made.row("ppo", 0.8, 0.7)])
-    with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 are both method 'ppo', metric 'js'"):
+    with pytest.raises(UserError, match=r"summary\.json: rows 1 and 2 .*'ppo'.*'js'"):
         build(tmp_path)
     assert (tmp_path / "report.html").read_text() == "old"
 

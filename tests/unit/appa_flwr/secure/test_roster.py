@@ -27,7 +27,7 @@ def test_another_roster_than_the_pinned_one_is_refused():
     swapped = {**KEYS, "Avaria": public_key(private_key())}
     invented = {**KEYS, "Zed": public_key(private_key())}
     for keys in (swapped, invented):
-        with pytest.raises(Refused, match="not the one that its owner's policy names") as caught:
+        with pytest.raises(Refused, match="policy") as caught:
             pinned_roster(roster_file(keys).encode(), pinned=pinned)
         assert caught.value.name == "other-roster"
 
@@ -39,7 +39,7 @@ def test_a_group_s_key_is_made_once_for_its_own_account_alone(tmp_path):
     assert len(key) == 32
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("a1")
-    with pytest.raises(UserError, match=r"avaria\.key: must hold a private key, 64 hexadecimal digits"):
+    with pytest.raises(UserError, match=r"avaria\.key: .* 64 "):
         own_key(path)
     with pytest.raises(UserError, match=r"none\.toml: cannot be read"):
         read_file(tmp_path / "none.toml")

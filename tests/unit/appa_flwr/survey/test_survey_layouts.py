@@ -191,14 +191,14 @@ def test_a_reader_s_rows_are_judged_as_a_file_s_are(here):
     ("source", "message"),
     [
         ("their_readers:empty", 'survey "their_readers:empty": gives no rows$'),
-        ("their_readers:number", r"gives no dicts of our columns \(TypeError: 'int' object is not iterable\)"),
-        ("their_readers:texts", r"gives no dicts of our columns \(ValueError"),
-        ("their_readers:fails:x", r"gives no dicts of our columns \(ValueError: first second\)$"),
-        ("their_readers:fails", r"gives no dicts of our columns \(TypeError: fails\(\) missing 1 required"),
-        ("their_readers:ends", r"gives no dicts of our columns \(SystemExit: usage: ends\)$"),
+        ("their_readers:number", "their_readers:number.*TypeError"),
+        ("their_readers:texts", "their_readers:texts.*ValueError"),
+        ("their_readers:fails:x", r"ValueError: first second\)$"),
+        ("their_readers:fails", r"TypeError: fails\(\) missing 1"),
+        ("their_readers:ends", r"SystemExit: usage: ends\)$"),
         ("their_readers:nothing", "their_readers has no function nothing$"),
         ("their_readers:reed", "their_readers has no function reed$"),
-        ("their_raeders:read", r"their_raeders cannot be imported \(ModuleNotFoundError.*lie in the folder"),
+        ("their_raeders:read", "their_raeders.*ModuleNotFoundError"),
     ],
 )
 def test_a_reader_that_gives_no_rows_is_one_line(here, source, message):

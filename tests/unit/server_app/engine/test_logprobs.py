@@ -93,5 +93,5 @@ def test_a_model_that_scales_its_logits_is_refused():
         GraniteForCausalLM(GraniteConfig(logits_scaling=scale, **sizes, **heads)).eval() for scale in (1.0, 8.0)
     )
     Decoding.fitting(known, **given)
-    with pytest.raises(UserError, match="GraniteForCausalLM makes its logits in a way that is not known"):
+    with pytest.raises(UserError, match="GraniteForCausalLM"):
         Decoding.fitting(scaled, **given)

@@ -131,9 +131,7 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing(warnings):
 
 def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
     federation = three(BAD_NODES["no reply"], min_groups=3)
-    with pytest.raises(
-        UserError, match=r"only 2 of 3 groups \(A, C\) could score the answers; federation\.min-groups = 3"
-    ):
+    with pytest.raises(UserError, match=r"2 of 3 groups \(A, C\) .* federation\.min-groups = 3"):
         federation.score(REQUEST)
 
 

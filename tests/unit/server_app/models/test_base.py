@@ -270,7 +270,7 @@ def test_a_hub_that_does_not_give_the_model(name, raised, message, monkeypatch):
 
 def test_the_real_client_without_a_network(monkeypatch):
     monkeypatch.setattr(hub_settings, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="no such folder here, and it cannot be fetched from the hub"):
+    with pytest.raises(UserError, match=r"^model = nobody/has-this: "):
         bases.check(Config.load({"model": "nobody/has-this"}))
     with pytest.raises(UserError, match=r"model = ../some/folder: no such folder"):
         bases.check(Config.load({"model": "../some/folder"}))
@@ -358,7 +358,7 @@ def test_the_processor_s_flags_say_what_torch_finds(monkeypatch):
 
 
 def test_weights_that_all_learn_are_float32():
-    with pytest.raises(UserError, match=r'policy.tuning = "full" needs policy.compute-dtype = "float32"'):
+    with pytest.raises(UserError, match=r"policy.tuning.* policy.compute-dtype"):
         Config.load({"policy.compute-dtype": "bfloat16", "policy.tuning": "full"})
 
 

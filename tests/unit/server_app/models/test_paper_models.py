@@ -198,7 +198,7 @@ def test_what_sft_learned_reaches_ppo_on_four_bits(prepared, tmp_path):
 
 def test_gemma_2_s_capped_attention_scores_cannot_be_had_from_sdpa(folders):
     config = Config.load({"model": str(folders["gemma2"]), "policy.attention": "sdpa"})
-    with pytest.raises(UserError, match=r'cannot be built .* attention = "sdpa" .* "auto" fits every model') as error:
+    with pytest.raises(UserError, match=r'attention = "sdpa" .* "auto"') as error:
         bases.check(config)
     assert "\n" not in str(error.value)
 

@@ -55,26 +55,24 @@ def test_the_model_is_copied_with_its_card(model, tmp_path):
     ],
 )
 def test_another_kind_of_run_is_refused_by_the_key(model, key, value):
-    with pytest.raises(
-        UserError, match=rf"^sft.checkpoint = .*: was trained with {key} = .*, and this run has {value}"
-    ):
+    with pytest.raises(UserError, match=f"^sft.checkpoint = .* {key} = .* {value}"):
         sft_checkpoint.given(config_of(model, **{key: value}), QUESTIONS[2:])
 
 
 def test_a_model_that_has_seen_a_held_out_question_is_refused(model):
     renamed = Question("other-id", *list(vars(QUESTIONS[1]).values())[1:])
-    with pytest.raises(UserError, match=r"trained on 1 of this run's 3 held-out questions, such as 'other-id'; use"):
+    with pytest.raises(UserError, match=r"1 of this run's 3 held-out .*'other-id'"):
         sft_checkpoint.given(config_of(model), [*QUESTIONS[2:], renamed])
 
 
 def test_a_model_of_another_base_is_refused(model, tmp_path):
     other = Base("cache/tiny-dpa-34cd", None, 1, (1,))  # type: ignore[arg-type]
     card = sft_checkpoint.given(config_of(model), QUESTIONS[2:])
-    with pytest.raises(UserError, match=r"made of the base model tiny-dpa-12ab, and this run has tiny-dpa-34cd"):
+    with pytest.raises(UserError, match=r"tiny-dpa-12ab.*tiny-dpa-34cd"):
         sft_checkpoint.take(config_of(model), card, other, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 def test_a_folder_without_a_card_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"there is no sft.json in it; give the sft-model of an earlier run"):
+    with pytest.raises(UserError, match=r"sft\.json"):
         sft_checkpoint.given(config_of(tmp_path), QUESTIONS)

@@ -57,7 +57,7 @@ STRETCH = 3.0
 CAP = 2.0
 CAPPED: Mapping[str, Rule] = {
     f"{name}, cap {CAP:g}": study.RULES[name].model_copy(update={"weight_cap": CAP})
-    for name in ("appa-open, T = .02", "mix", "group-dro")
+    for name in ("appa-open, T = .02", "mix", "mix, worst-share 1")
 }
 HONEST = "nobody"
 LIES: Mapping[str, Callable[[study.FloatArray], study.FloatArray]] = {

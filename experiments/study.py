@@ -153,13 +153,11 @@ Groups = Annotated[int, typer.Option(help="Groups of a population.")]
 RULES: Mapping[str, Rule] = {
     "average": make("average"),
     "min": make("min"),
-    "nash": make("nash"),
-    "worst": make("worst"),
     "appa": make("appa"),
     "appa-open": make("appa", fairness_threshold=NEVER),
     "appa-open, T = .02": make("appa", fairness_threshold=NEVER, temperature=0.02),
     "mix": make("mix"),
-    "group-dro": make("group-dro"),
+    "mix, worst-share 1": make("mix", worst_share=1.0),
 }
 
 

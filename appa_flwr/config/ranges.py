@@ -48,7 +48,7 @@ WorstShare = Annotated[float, Field(ge=0, le=1)]
 
 WEIGHT_STEP = 3.0
 WeightStep = Annotated[float, Field(gt=0)]
-"""eta of rules mix and group-dro: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
+"""eta of rule mix: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 

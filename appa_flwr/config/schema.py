@@ -48,7 +48,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
 """A module and what it holds: code of the user's own."""
-RuleName = Literal["appa", "average", "min", "alpha", "mix", "group-dro", "nash", "worst"] | OwnName
+RuleName = Literal["appa", "average", "min", "alpha", "mix"] | OwnName
 """A rule that is there, or the module and the class of another (`aggregation.find`)."""
 MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] | OwnName
 """A metric, or the module and the function of another (`rewards.find`)."""
@@ -202,6 +202,12 @@ def _in_names(config: Config) -> Iterator[str]:
     if ":" not in config.metric and config.reward_metric not in TASK_METRICS[config.task]:
         fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
         yield f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}'
+    for key, rule in {"rule": config.rule, "baseline-rule": config.baseline_rule}.items():
+        if rule == "alpha" and config.appa.alpha == 0:
+            yield (
+                f'appa.alpha = 0 makes {key} = "alpha" the mean of the groups, which is {key} = "average"; give '
+                "appa.alpha a number below 0, towards the minimum, or above 0, towards the maximum"
+            )
     if config.run_name and not _RUN_NAME.fullmatch(config.run_name):
         yield f'run-name = {to_toml(config.run_name)} must be letters, digits, ".", "_" and "-", starting with one'
     for key, names in {"groups": config.group_names, "pluralllm.unseen-groups": config.unseen_group_names}.items():

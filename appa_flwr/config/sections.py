@@ -290,15 +290,17 @@ class APPASection(Section):
         ranges.ALIGNMENT_WEIGHT,
         description="omega: share of alignment in the reward, the rest is format (APPA table)",
     )
-    alpha: ranges.Alpha = Field(0.0, description="of rule alpha: -inf is the minimum, 0 the mean, inf the maximum")
+    alpha: ranges.Alpha = Field(
+        0.0, description="of rule alpha, which needs another: -inf is the minimum, inf the maximum"
+    )
     weight_cap: ranges.WeightCap = Field(
-        0.0, description="of rules appa, group-dro, mix: most weight of a group, in shares of 1 / groups; 0 = no bound"
+        0.0, description="of rules appa and mix: most weight of a group, in shares of 1 / groups; 0 = no bound"
     )
     worst_share: ranges.WorstShare = Field(
         ranges.WORST_SHARE, description="of rule mix: share of weight for groups that fell behind, the rest is equal"
     )
     weight_step: ranges.WeightStep = Field(
-        ranges.WEIGHT_STEP, description="of rules mix and group-dro: how fast weights follow rewards that fall behind"
+        ranges.WEIGHT_STEP, description="of rule mix: how fast weights follow rewards that fall behind"
     )
 
 

@@ -26,9 +26,6 @@ GAIN = LARGEST
 WINDOW, STEP = 14.0, 7.0
 """A sum of exponentials is right to 1e-10 of itself where the largest is above exp(-14); log 1024 < 7 then overlap."""
 
-LEAST_UTILITY = 1e-3
-"""As rule nash has it."""
-
 LEAD_SLACK, LEAD_ROOM, LARGEST_STEP = 8.0, 512.0, 12.0
 
 
@@ -70,17 +67,17 @@ class Public:
 
 def check_rule(rule: str, settings: APPASection) -> None:
     """Raise a UserError where a rule cannot be computed from sums."""
-    if rule in ("min", "worst") or (rule == "alpha" and abs(settings.alpha) > WINDOW):
+    if rule == "min" or (rule == "alpha" and abs(settings.alpha) > WINDOW):
         raise UserError(
             f"rule={rule} takes single groups' rewards, which no sum holds; federation.sums = plain, or beside secure "
             f"sums rule=alpha with appa.alpha={-WINDOW:g}, which is nearer to the minimum than the mean (at most "
             f"+-{WINDOW:g})"
         )
-    if rule not in ("average", "alpha", "appa", "mix", "group-dro", "nash"):
+    if rule not in ("average", "alpha", "appa", "mix"):
         raise UserError(f"rule={rule}: what it needs of the groups is not known as sums; federation.sums = plain")
-    if rule in ("mix", "group-dro") and (settings.weight_cap or settings.weight_step > LARGEST_STEP):
+    if rule == "mix" and (settings.weight_cap or settings.weight_step > LARGEST_STEP):
         raise UserError(
-            f"rule={rule} beside secure sums goes without appa.weight-cap, and with appa.weight-step up to "
+            f"rule=mix beside secure sums goes without appa.weight-cap, and with appa.weight-step up to "
             f"{LARGEST_STEP:g}; federation.sums = plain"
         )
 
@@ -110,9 +107,9 @@ def terms(
     after = Standing(
         public.iteration,
         settings.ema_decay * now.history + (1 - settings.ema_decay) * mean,
-        now.lead - settings.weight_step * mean if rule in ("mix", "group-dro") else now.lead,
+        now.lead - settings.weight_step * mean if rule == "mix" else now.lead,
     )
-    weight, term_J = _weighted(rule, settings, public, now, after, mean, training_J)
+    weight, term_J = _weighted(rule, settings, public, now, after, training_J)
     found = {
         "reward": reward_J,
         "square": reward_J**2,
@@ -133,7 +130,6 @@ def _weighted(
     public: Public,
     now: Standing,
     after: Standing,
-    mean: float,
     training_J: FloatArray,
 ) -> tuple[float, FloatArray]:
     """A group's weight, and what the rule sums of its training rewards beside themselves: one number an answer.
@@ -142,10 +138,7 @@ def _weighted(
     """
     if rule == "alpha":
         return 1.0, alpha_term(settings.alpha, training_J)
-    if rule == "nash":
-        weight = LEAST_UTILITY / max(mean, LEAST_UTILITY)
-        return weight, weight * training_J
-    if rule in ("mix", "group-dro"):
+    if rule == "mix":
         weight = math.exp(after.lead - public.reference - LEAD_SLACK)
         return weight, weight * training_J
     if rule == "appa":

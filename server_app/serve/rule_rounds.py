@@ -104,11 +104,9 @@ class RuleRounds:
         if last is None or all(last[0].rewards.get(name) is None for name in names):
             reward_J = self._by_rule(None, answers, rewards)[2]
         else:
-            mean_G = np.array([_number(last[0].rewards.get(name)) for name in names])
             weight, parsed_J = config.appa.alignment_weight, answers.parsed_J
             training_GJ = training_reward(reward_GJ, answers.format_score_J, parsed_J, alignment_weight=weight)
-            fairness = last[0].fairness_index
-            reward_J = self._rule.between(self._state(last), training_GJ, fairness=fairness, mean_G=mean_G)
+            reward_J = self._rule.between(self._state(last), training_GJ, fairness=last[0].fairness_index)
         kept = list[Kept]()
         for j, (item, digest) in enumerate(given):
             answer, of_round = _answer(reward_J[j], reward_GJ[:, j], answers.format_score_J[j]), None

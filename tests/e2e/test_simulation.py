@@ -246,7 +246,7 @@ def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, m
     assert str(finished.folder / "report.html") in said
     for other, measure in product(("sft", "uniform"), ("Avg AS", "Min AS", "FI")):
         assert f"ppo - {other}, {measure}: " in said
-    assert "group-dro" in said
+    assert "appa-printed" in said
     assert names["answer"].text
 
 

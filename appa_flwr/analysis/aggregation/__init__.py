@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from appa_flwr.analysis.aggregation.beyond import GroupDRO, Mix, Nash, Worst
+from appa_flwr.analysis.aggregation.beyond import Mix
 from appa_flwr.analysis.aggregation.equations import (
     adaptive_aggregate,
     alpha_aggregate,
@@ -32,15 +32,12 @@ __all__ = [
     "Appa",
     "Average",
     "Combination",
-    "GroupDRO",
     "Minimum",
     "Mix",
-    "Nash",
     "Past",
     "Result",
     "Rule",
     "State",
-    "Worst",
     "adaptive_aggregate",
     "alpha_aggregate",
     "alpha_weights",
@@ -55,7 +52,7 @@ __all__ = [
 
 _NUM_TRIED = 16  # rollouts that a rule of the user's own is tried on
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, Mix, GroupDRO, Nash, Worst)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Average, Minimum, Alpha, Appa, Mix)}
 """Rules by the name they have in config and reports."""
 
 

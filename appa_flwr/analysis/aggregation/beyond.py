@@ -1,4 +1,4 @@
-"""Rules beside the paper's. All take a weighted mean of the groups' rewards, and differ in where weights come from.
+"""A rule beside the paper's, a weighted mean of the groups' rewards, and the bound on weights.
 
 Legend: G groups, J rollouts.
 """
@@ -15,9 +15,6 @@ from appa_flwr.config.ranges import WEIGHT_STEP, WORST_SHARE
 
 MAX_LEAD = 12.0
 """No group falls further behind the first in log-weight: exp(-12) is nothing, and it has a way back."""
-
-LEAST_UTILITY = 1e-3
-"""Under it a mean reward counts as this much, so that a group with nothing has a finite weight."""
 
 
 def capped(weight_G: FloatArray, *, cap: float) -> FloatArray:
@@ -42,60 +39,24 @@ def capped(weight_G: FloatArray, *, cap: float) -> FloatArray:
     return found_G
 
 
-def _weighted(reward_GJ: FloatArray, weight_G: FloatArray) -> Combination:
-    return Combination(weight_G @ reward_GJ, weight_G)
+class Mix(Rule):
+    """A share c of group DRO's weights, and every group at least (1 - c) / G: it climbs (1 - c) mean + c minimum.
 
-
-class GroupDRO(Rule):
-    """Group DRO by exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards for losses).
-
-    A group's weight grows by exp(eta times what its reward is short of the mean) in each iteration. So weights settle
-    only where the worst groups are equal: at the fair optimum, the policy of the highest minimum. With a cap c no
-    weight exceeds c / G, and that optimum is given up where it needs more.
+    Group DRO is exponentiated gradient (Sagawa et al. 2020, Algorithm 1, with rewards for losses): a group's weight
+    grows by exp(eta times what its reward is short of the mean) in each iteration. So weights settle only where the
+    worst groups are equal. With a cap no weight exceeds cap / G, and that optimum is given up where it needs more.
     """
 
-    name = "group-dro"
+    name = "mix"
     weight_step: ranges.WeightStep = WEIGHT_STEP
     weight_cap: ranges.WeightCap = 0.0
+    worst_share: ranges.WorstShare = WORST_SHARE
 
     def lead(self, lead_G: FloatArray, mean_G: FloatArray) -> FloatArray:  # noqa: D102
         moved_G = lead_G + self.weight_step * (mean_G.mean() - mean_G)
         return np.asarray(np.maximum(moved_G, moved_G.max() - MAX_LEAD))
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        weight_G = capped(self.weights(past), cap=self.weight_cap)
+        fallen_G = np.asarray(softmax(past.lead_G))
+        weight_G = capped((1 - self.worst_share) / len(fallen_G) + self.worst_share * fallen_G, cap=self.weight_cap)
         return Combination(weight_G @ reward_GJ, weight_G)
-
-    def weights(self, past: Past) -> FloatArray:
-        """Before the cap: (G,), which sum to 1."""
-        return np.asarray(softmax(past.lead_G))
-
-
-class Mix(GroupDRO):
-    """A share c of group DRO's weights, and every group at least (1 - c) / G: it climbs (1 - c) mean + c minimum."""
-
-    name = "mix"
-    worst_share: ranges.WorstShare = WORST_SHARE
-
-    def weights(self, past: Past) -> FloatArray:  # noqa: D102
-        return (1 - self.worst_share) / len(past.lead_G) + self.worst_share * super().weights(past)
-
-
-class Nash(Rule):
-    """Nash welfare, sum_g log u_g of the groups' mean rewards: its gradient weights each group by 1 / u_g."""
-
-    name = "nash"
-
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        inverse_G = 1 / np.maximum(past.mean_G, LEAST_UTILITY)
-        return _weighted(reward_GJ, inverse_G / inverse_G.sum())
-
-
-class Worst(Rule):
-    """The reward of the group with the lowest history alone; groups that tie share."""
-
-    name = "worst"
-
-    def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        lowest_G = past.history_G == past.history_G.min()
-        return _weighted(reward_GJ, lowest_G / lowest_G.sum())

@@ -56,7 +56,7 @@ class Result:
         state: to be passed to the next iteration.
         fairness_index: of this iteration's alignment rewards, in [0, 1].
         weight_G: (G,) the groups' weights, 0 for a missing group; sums to 1. `appa`: the paper's alpha_g, also where
-            it fell back; `min` and `alpha`: `alpha_weights`; of rules that take a weighted mean, its weights.
+            it fell back; `min` and `alpha`: `alpha_weights`; `mix`: those of its weighted mean.
         fell_back: whether the fairness threshold turned the rule into a plain mean; None for rules without a threshold.
     """
 
@@ -81,13 +81,11 @@ class Past(NamedTuple):
     Attributes:
         history_G: their history before this iteration.
         lead_G: their lead, this iteration's included.
-        mean_G: their mean alignment reward in this iteration.
         fairness: the Fairness Index of this iteration's alignment rewards.
     """
 
     history_G: FloatArray
     lead_G: FloatArray
-    mean_G: FloatArray
     fairness: float
 
 
@@ -146,9 +144,8 @@ class Rule(BaseModel, ABC):
 
         fairness = fairness_index(reward_GJ)
         history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
-        mean_G = reward_GJ[present_G].mean(axis=1)
-        lead_G[present_G] = self.lead(lead_G[present_G], mean_G)
-        past = Past(history_G[present_G], lead_G[present_G], mean_G, fairness)
+        lead_G[present_G] = self.lead(lead_G[present_G], reward_GJ[present_G].mean(axis=1))
+        past = Past(history_G[present_G], lead_G[present_G], fairness)
         present_GJ = training_reward_GJ[present_G]
         aggregate_J, present_weight_G, fell_back = self._combined(present_GJ, past)
         weight_G = np.zeros(present_G.size)
@@ -157,18 +154,14 @@ class Rule(BaseModel, ABC):
         next_state = State(history_G, state.answered_G | present_G, lead_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
-    def between(
-        self, state: State, training_reward_GJ: FloatArray, *, fairness: float, mean_G: FloatArray
-    ) -> FloatArray:
+    def between(self, state: State, training_reward_GJ: FloatArray, *, fairness: float) -> FloatArray:
         """The rewards (J,) of rollouts that come before their iteration is complete; nothing is learned from them.
 
-        History and lead are those of `state`, the Fairness Index and the groups' mean alignment rewards (G,) those of
-        the last iteration, in which a row of NaN is a group that was missing then: it counts as the mean of the others.
+        History and lead are those of `state`, the Fairness Index that of the last iteration.
         """
         present_G = present_groups(training_reward_GJ)
         history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
-        mean_G = np.where(np.isnan(mean_G), np.nanmean(mean_G), mean_G)
-        past = Past(history_G[present_G], lead_G[present_G], mean_G[present_G], fairness)
+        past = Past(history_G[present_G], lead_G[present_G], fairness)
         return self._combined(training_reward_GJ[present_G], past).aggregate_J
 
     def _combined(self, reward_GJ: FloatArray, past: Past) -> Combination:

@@ -79,8 +79,7 @@ def combine(
             raise Unsettled
         aggregate_J = np.log1p(math.expm1(1) * term_J / groups)
     else:
-        share = settings.worst_share if rule == "mix" else 1.0
-        aggregate_J = (1 - share) * mean_J + share * term_J / weight
+        aggregate_J = (1 - settings.worst_share) * mean_J + settings.worst_share * term_J / weight
     return FromSums(aggregate_J, _next(rule, settings, public, sums, groups), fairness, fell_back)
 
 
@@ -115,7 +114,7 @@ def _next(rule: str, settings: APPASection, public: Public, sums: Mapping[str, F
     history = float(sums["history"][0]) / groups
     lead = terms.LEAD_ROOM * float(sums["lead"][0]) / groups
     added, floor, reference = 0.0, -math.inf, public.reference
-    if rule in ("mix", "group-dro"):
+    if rule == "mix":
         added = settings.weight_step * float(sums["reward"].mean()) / groups
         reference += terms.LEAD_SLACK + math.log(float(sums["weight"][0])) + added
         # The highest lead is no sum; this is never above the rule's own bound, which goes by it.

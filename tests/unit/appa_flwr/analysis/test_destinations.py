@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from appa_flwr.analysis.aggregation import make
+from appa_flwr.analysis.aggregation import Rule, make
 from appa_flwr.analysis.ceilings import ceiling
 from appa_flwr.analysis.destinations import destination, ends, rules
 from appa_flwr.config import Config
@@ -26,25 +26,25 @@ def targets(seed: int = 0, groups: int = 4) -> np.ndarray:
     return share_GQK / share_GQK.sum(2, keepdims=True)
 
 
-def reached(rule: str, target_GQK: np.ndarray, *, metric: str, against: np.ndarray | None = None):
-    found = {name: destination(make(name), target_GQK, OPTIONS, metric=metric, seed=0) for name in ("average", rule)}
-    return ends(found, target_GQK if against is None else against, OPTIONS, metric=metric)[rule]
+def reached(rule: Rule, target_GQK: np.ndarray, *, metric: str, against: np.ndarray | None = None):
+    found = {one.name: destination(one, target_GQK, OPTIONS, metric=metric, seed=0) for one in (make("average"), rule)}
+    return ends(found, target_GQK if against is None else against, OPTIONS, metric=metric)[rule.name]
 
 
 @pytest.mark.parametrize("metric", ["js", "wasserstein", "cosine"])
 def test_the_mean_ends_at_its_ceiling_and_the_worst_group_s_rule_near_the_other(metric):
     target_GQK = targets()
     best, fairest = (ceiling(target_GQK, OPTIONS, metric=metric, objective=name).value for name in ("average", "min"))
-    average = reached("average", target_GQK, metric=metric)
+    average = reached(make("average"), target_GQK, metric=metric)
     assert best - 0.02 < average.avg_as <= best + 1e-9
-    lifted = reached("group-dro", target_GQK, metric=metric)
+    lifted = reached(make("mix", worst_share=1.0), target_GQK, metric=metric)
     assert fairest - 0.03 < lifted.min_as <= fairest + 1e-9
     assert lifted.over_average.value == pytest.approx(lifted.min_as - average.min_as)
     assert lifted.over_average.low > 0
 
 
 def test_answers_are_shares_of_the_options_that_are_there():
-    answer_QK = destination(make("nash"), targets(), OPTIONS, metric="js", seed=1, visits=20).answer_QK
+    answer_QK = destination(make("mix"), targets(), OPTIONS, metric="js", seed=1, visits=20).answer_QK
     np.testing.assert_allclose(answer_QK.sum(1), 1.0)
     assert (answer_QK[~OPTIONS] == 0).all()
     assert (answer_QK[OPTIONS] > 0).all()
@@ -74,14 +74,14 @@ def test_a_group_without_an_answer_neither_pulls_nor_scores():
     target_GQK = targets()
     holed_GQK = target_GQK.copy()
     holed_GQK[-1, :4] = np.nan
-    end = reached("average", target_GQK, metric="js", against=holed_GQK)
+    end = reached(make("average"), target_GQK, metric="js", against=holed_GQK)
     answer_QK = destination(make("average"), target_GQK, OPTIONS, metric="js", seed=0).answer_QK
     known_Q = js(answer_QK[4:], target_GQK[-1, 4:], OPTIONS[4:])  # of the last group, the worst served
     assert end.min_as == pytest.approx(known_Q.mean())
-    filled = reached("average", holed_GQK, metric="js")
+    filled = reached(make("average"), holed_GQK, metric="js")
     assert filled.avg_as > end.avg_as  # without those answers, the mean of the others is all there is to meet
     nobody_GQK = np.concatenate([holed_GQK, np.full((1, *OPTIONS.shape), np.nan)])
-    assert reached("average", target_GQK, metric="js", against=nobody_GQK) == end
+    assert reached(make("average"), target_GQK, metric="js", against=nobody_GQK) == end
 
 
 def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_differ():

@@ -14,7 +14,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question, Survey
 
 EVERY_RULE = rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.02}))
-RULES = {name: EVERY_RULE[name] for name in ("average", "min", "appa", "group-dro", "appa-open")}
+RULES = {name: EVERY_RULE[name] for name in ("average", "min", "appa", "mix", "appa-open")}
 
 
 def survey_of(*answers, options=2):
@@ -51,7 +51,7 @@ def test_a_minority_that_wants_the_opposite_is_worth_a_rule_and_is_named():
     # the mean of the groups serves the majority, the fairest answer lies in the middle
     assert found.differences.gap > 0.1
     assert "WARNING: no rule" not in text
-    for rule in ("min", "group-dro", "appa-open"):
+    for rule in ("min", "mix", "appa-open"):
         assert found.ends[rule].over_average.low > 0.05
     over = found.ends["average"].over_average
     assert (over.value, over.low, over.high) == (0, 0, 0)

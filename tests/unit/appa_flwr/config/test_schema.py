@@ -95,6 +95,13 @@ def test_metric_auto_follows_the_task():
     assert Config.load({"metric": "auto-ordinal", "task": "opa"}).reward_metric == "borda"
 
 
+@pytest.mark.parametrize("key", ["rule", "baseline-rule"])
+def test_alpha_at_0_is_refused_as_another_name_of_the_average(key):
+    with pytest.raises(UserError, match=f'appa.alpha = 0 makes {key} = "alpha" .* {key} = "average"'):
+        Config.load({key: "alpha"})
+    assert Config.load({key: "alpha", "appa.alpha": -1e-3}).appa.alpha == -1e-3
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi"])
 def test_a_groups_own_optimizer_follows_the_strategy(strategy):
     def chosen(**keys):

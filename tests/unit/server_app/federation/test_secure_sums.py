@@ -35,7 +35,7 @@ RULES = {
     "average": {"rule": "average"},
     "appa": {"rule": "appa", "appa.fairness-threshold": 2.0},
     "appa capped": {"rule": "appa", "appa.fairness-threshold": 2.0, "appa.weight-cap": 1.2},
-    "group-dro": {"rule": "group-dro"},
+    "mix": {"rule": "mix"},
 }
 
 

@@ -22,7 +22,6 @@ from appa_flwr.run import pair_scores, run_files
 from appa_flwr.run.records import MODEL, OWN_PREDICTION, SummaryRow
 
 MEASURES = ("Avg AS", "Min AS", "FI")
-ARMS = (0, -1)  # of an interval, from its number
 MARKERS = "o^DPvX<>"
 
 

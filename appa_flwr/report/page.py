@@ -167,12 +167,12 @@ def _unreadable(run: RunArtifacts, method: str) -> bool:
 
 def _notes(run: RunArtifacts) -> str:
     """Notes a reader needs on the rows and columns that are there."""
-    present, notes = set(_present(run)), [TABLE_NOTE]
+    notes = [TABLE_NOTE]
     if summed(run):
         notes.append(SUMS_NOTE)
     if any(row.mostly_unreadable for row in run.summary):
         notes.append("‡: most answers could not be read, so FI says nothing.")
-    if records.OWN_PREDICTION in present:
+    if records.OWN_PREDICTION in _present(run):
         own = "Each group's prediction: every group gets an answer of its own"
         notes.append(f"{own}, perfect against predictions by construction.")
     return " ".join(notes)

@@ -179,6 +179,14 @@ def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> 
     return tables
 
 
+QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
+CATALOGUE = catalogue_of([2, 3, 3], train=[True, True, False])
+REQUEST = wire.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
+"""Three answers to the first two questions of the catalogue."""
+KEY = ("js", wire.TARGET_SIDE)
+GOOD = np.array([0.25, 0.5, 0.75])
+"""Rewards for them that are ones."""
+
 VOCABULARY = 61
 ARCHITECTURES = ("qwen3", "llama", "gemma2")
 PAD_ID = 0

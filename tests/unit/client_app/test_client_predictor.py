@@ -11,12 +11,12 @@ import torch
 from client_node import config_of
 from client_node import weights as named_weights
 from flwr.app import Array, ArrayRecord
-from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
+from appa_flwr.protocol.rewards import js_distance
 from client_app import predictor, survey_answers
 from client_app.predictor import Predictor
 from pluralllm.architectures import build
@@ -261,11 +261,9 @@ def split(whole: GroupData, num_training: int) -> tuple[GroupData, GroupData]:
 
 
 def distances(prediction_QK, truth: GroupData, embedding) -> list[float]:
-    """Natural Jensen-Shannon distances, by SciPy."""
-    return [
-        jensenshannon(prediction_QK[row][embedding.option_QK[row]], answer_K[embedding.option_QK[row]])
-        for row, answer_K in zip(truth.question_N, truth.answer_NK, strict=True)
-    ]
+    """Natural Jensen-Shannon distances."""
+    rows = truth.question_N
+    return (1 - js_distance(prediction_QK[rows], truth.answer_NK, embedding.option_QK[rows], base=np.e)).tolist()
 
 
 @pytest.mark.parametrize(("changes", "num_choices"), [(ATTENTION, 1), ({"pluralllm.rank": 0}, 3), ({}, 7)])

@@ -13,23 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from fakes import FakeGrid, catalogue_of, scoring_node
+from fakes import CATALOGUE, KEY, REQUEST, FakeGrid, scoring_node
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.credentials import make_node_key
-from appa_flwr.protocol import wire
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
 
 NAMES = ("A", "B of the north")
-CATALOGUE = catalogue_of([2, 2], train=[True, False])
-REQUEST = wire.ScoreRequest(np.array([0, 1]), np.full((2, 2), 0.5), ("js",))
 
 
 def node(name: str):
-    return scoring_node({name: np.full((2, 2), 0.5)})
+    return scoring_node({name: np.where(CATALOGUE.option_QK, 0.5, 0.0)})
 
 
 @pytest.fixture
@@ -80,11 +77,10 @@ def test_nor_does_it_when_the_group_s_own_node_goes_on_the_way(at_work):
     federation.send_catalogue(CATALOGUE)
     grid.nodes[1] = lambda message: None
     federation.grid.online = lambda: frozenset({2, 3})
-    scores = federation.score(REQUEST)["js", wire.TARGET_SIDE]
-    assert np.isnan(scores[0]).all()
+    assert np.isnan(federation.score(REQUEST)[KEY][0]).all()
     grid.nodes[4], grid.keys[4] = node(NAMES[0]), grid.keys[1]
     federation.grid.online = lambda: frozenset({2, 3, 4})
-    assert not np.isnan(federation.score(REQUEST)["js", wire.TARGET_SIDE]).any()
+    assert not np.isnan(federation.score(REQUEST)[KEY]).any()
 
 
 def test_nodes_without_keys_speak_for_nobody_then(at_work):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import FakeGrid, catalogue_of, replying
+from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, replying
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
@@ -19,11 +19,7 @@ from server_app.predictor.pooled_scores import fault
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
-KEY = ("js", wire.TARGET_SIDE)
 TRUTH_KEY = ("js", wire.TRUTH_SIDE)
-CATALOGUE = catalogue_of([2, 3, 3], train=[True, True, False])
-REQUEST = wire.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
-GOOD = np.array([0.25, 0.5, 0.75])
 
 
 def gathered(nodes, expected=(), *, min_groups=1, timeout=0.02, patience=0.0):

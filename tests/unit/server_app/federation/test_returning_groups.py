@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import FakeGrid, catalogue_of
+from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid
 from flwr.app import Array, ArrayRecord, Error, Message
 
 from appa_flwr.protocol import wire
@@ -12,11 +12,6 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
-
-KEY = ("js", wire.TARGET_SIDE)
-CATALOGUE = catalogue_of([2, 3, 3], train=[True, True, False])
-REQUEST = wire.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
-GOOD = np.array([0.25, 0.5, 0.75])
 
 
 def living(name, reward_J=GOOD):

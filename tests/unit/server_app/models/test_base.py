@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes import catalogue_of, tiny_causal_lm
+from fakes import QUESTIONS, tiny_causal_lm
 from huggingface_hub import constants as hub_settings
 from huggingface_hub import errors as hub
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -26,8 +26,6 @@ from server_app.models import base as bases
 from server_app.models import folder as model_folder
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe
-
-QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
 
 
 def save_tokenizer(folder, *, special, **roles):

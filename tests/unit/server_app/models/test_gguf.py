@@ -16,7 +16,7 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from fakes import catalogue_of
+from fakes import QUESTIONS
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,7 +25,6 @@ from appa_flwr.core.errors import UserError
 from server_app.models import base as bases
 from server_app.models import gguf as unpacking
 
-QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
 TEXTS = ("0.25,0.75", "What do you think?\n\n12 of  3 people say: it's so.", "<|eot_id|>ok", "naïve 100%")
 Q8, Q4 = gguf_files.gguf.GGMLQuantizationType.Q8_0, gguf_files.gguf.GGMLQuantizationType.Q4_1
 

@@ -59,18 +59,6 @@ def test_whiten_scores_have_unit_variance_and_are_clamped():
         assert whitened_J[0] == pytest.approx(sign * -0.1, rel=1e-5)
 
 
-def test_shaped_rewards_by_hand():
-    mask_JT = lengths_mask([2, 3], 3)
-    logprob_JT, reference_JT = (
-        tensor([-1.0, -2.0, 9.0], [-3.0, -1.0, -1.5]),
-        tensor([-1.5, -1.0, 7.0], [-1.0, -1.0, -2.0]),
-    )
-    found_JT = ppo.shaped_rewards(torch.tensor([10.0, 20.0]), logprob_JT, reference_JT, mask_JT, kl_coefficient=0.1)
-    # row 0: -.1 (-1 + 1.5) = -.05; -.1 (-2 + 1) + 10 = 10.1; padding
-    # row 1: -.1 (-3 + 1) = .2; -.1 (-1 + 1) = 0; -.1 (-1.5 + 2) + 20 = 19.95
-    torch.testing.assert_close(found_JT, tensor([-0.05, 10.1, 0.0], [0.2, 0.0, 19.95]))
-
-
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.7, 1.0)])
 def test_gae_against_the_sum_over_future_errors(batch, gamma, gae_lambda):
     # A_t = sum_l (gamma lambda)^l delta_(t+l), summed forward token by token instead of the backward recursion
@@ -116,29 +104,6 @@ def test_policy_loss_of_one_token_by_hand(ratio, advantage, loss, clipped):
     found.loss.backward()
     # d(-A ratio) / d log pi = -A ratio where it is not clipped, else nothing
     assert new_JT.grad.item() == pytest.approx(0.0 if clipped else -advantage * ratio)
-
-
-@pytest.mark.parametrize(
-    ("value", "target", "loss", "pulled"),
-    [
-        # old value 1, clip .2, so the near value lies in [.8, 1.2]
-        # inside: .5 (1.1 - 2)^2 = .405
-        (1.1, 2.0, 0.405, True),
-        # gone beyond towards the target: the near error (1.2 - 2)^2 = .64 is the larger one; no gradient
-        (1.5, 2.0, 0.32, False),
-        # gone away from the target: the plain error (.5 - 2)^2 = 2.25 is the larger one
-        (0.5, 2.0, 1.125, True),
-        # the same downwards: (.8 - 0)^2 = .64, and (1.4 - 0)^2 = 1.96
-        (0.5, 0.0, 0.32, False),
-        (1.4, 0.0, 0.98, True),
-    ],
-)
-def test_value_loss_of_one_token_by_hand(value, target, loss, pulled):
-    value_JT = tensor([value]).requires_grad_()
-    found = ppo.value_loss(value_JT, tensor([1.0]), tensor([target]), torch.tensor([[True]]), clip_range=0.2)
-    assert found.item() == pytest.approx(loss)
-    found.backward()
-    assert value_JT.grad.item() == pytest.approx(value - target if pulled else 0.0)
 
 
 def test_losses_add_up_over_any_split_and_ignore_padding(batch):

@@ -13,6 +13,7 @@ import torch
 from fakes import catalogue_of, federated, random_tables, scoring_node
 from flwr.app import ArrayRecord
 from small import VALUE_MODEL
+from three_groups import GROUPS
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.fairness import fairness_index
@@ -27,7 +28,6 @@ from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
 from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
 
-GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
 TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
@@ -224,33 +224,6 @@ def test_weights_history_and_scores_are_the_rule_s():
     assert lines[1].reward == pytest.approx(expected_J.mean())
     assert lines[1].fell_back is False
     assert list(lines[1].history.values()) == pytest.approx((0.8 * history_G + 0.2 * reward_GJ.mean(1)).tolist())
-
-
-def test_a_resumed_strategy_counts_on_and_ends_as_one_that_was_not_stopped():
-    kept: list = []
-    settings = {"temperature": 0.1, "fairness_threshold": 1.1, "ema_decay": 0.8, "contexts": "every-iteration"}
-    strategy, federation, engine, lines = build(checkpoints=kept, **settings)
-    run(strategy, federation, 3)
-    assert [iteration for iteration, _ in kept] == [1, 2, 3]
-    assert [list(line.history.values()) for line in lines] == [state.history_G.tolist() for _, state in kept]
-    done, state = kept[0]
-    later: list = []
-    resumed, federation_again, engine_again, rest = build(
-        checkpoints=later, resumed={"done": done, "state": state}, **settings
-    )
-    run(resumed, federation_again, 2)
-    assert [iteration for iteration, _ in later] == [2, 3]
-    once, again = (
-        [(line.model_dump(exclude={"seconds"}), score_J.tolist()) for line, score_J in zip(*pair, strict=True)]
-        for pair in ((lines[1:], engine.scores[1:]), (rest, engine_again.scores))
-    )
-    assert again == once
-
-    def draws(over):
-        messages = [m for m in over.grid._grid.pushed if m.metadata.message_type == wire.SCORE]
-        return [(m.metadata.group_id, wire.unpack_score_request(m.content).draw) for m in messages]
-
-    assert draws(federation_again) == draws(federation)[len(GROUPS) :]
 
 
 def test_a_missing_group_is_null_and_keeps_its_history():

@@ -32,9 +32,9 @@ BATCH = PROMPTS * 3
 LONG_BATCH = [PREFIX + prompt for prompt in BATCH]
 
 
-def make(tuning="full", *, architecture="qwen3", vocabulary=61, shared_prefix=True, **changes):
+def make(tuning="full", *, vocabulary=61, **changes):
     # Double precision, and an Adam that does not turn a vanishing gradient's rounding error into a whole step.
-    model = tiny_causal_lm(architecture, vocabulary=vocabulary, window=WIDE_WINDOW).double()
+    model = tiny_causal_lm(vocabulary=vocabulary, window=WIDE_WINDOW).double()
     if tuning == "full":
         models = FullModels(model)
     else:
@@ -52,7 +52,7 @@ def make(tuning="full", *, architecture="qwen3", vocabulary=61, shared_prefix=Tr
         stop_ids=stops,
         pad_id=PAD_ID,
         seed=7,
-        shared_prefix=shared_prefix,
+        shared_prefix=True,
     )
     for group in engine._optimizer.param_groups:
         group["eps"] = EPSILON

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,46 +113,23 @@ class RealRuns:
             name: of the run.
             changes: config keys, with two underscores for the dot.
         """
-        return self._finish(name, self._flags(name, changes))
-
-    def resumed(self, name: str) -> Finished:
-        """Go on with a run by `appa run --resume`."""
-        return self._finish(name, ["--resume", str(self.folder / "runs" / name)])
-
-    def killed(self, name: str, *, after: str, **changes: object) -> None:
-        """Start a run and kill all of it once it prints a line that begins so."""
-        with _temporary() as temporary:
-            process = self._start(self._flags(name, changes), self._here(name), temporary, stdout=subprocess.PIPE)
-            with process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    if line.decode().startswith(after):
-                        break
-                assert len(_belonging_to(temporary)) > 5  # the search does see the run
-                kill_all(temporary)
-
-    def _flags(self, name: str, changes: Mapping[str, object]) -> list[str]:
         given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
-        return [part for key, value in given.items() for part in ("-c", f"{key}={value}")]
-
-    def _here(self, name: str) -> Path:
+        command = [*APPA, "run", *(part for key, value in given.items() for part in ("-c", f"{key}={value}"))]
         here = self.folder / f"{name}-here"
         here.mkdir(exist_ok=True)
-        return here
-
-    def _start(self, arguments: list[str], here: Path, temporary: Path, **streams: Any) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-        command = [*APPA, "run", *arguments]
-        return subprocess.Popen(command, cwd=here, env=environment, stdin=subprocess.DEVNULL, **streams)
-
-    def _finish(self, name: str, arguments: list[str]) -> Finished:
-        here = self._here(name)
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         seen: dict[int, str] = {}
         with _temporary() as temporary:
             with out.open("wb") as stdout, err.open("wb") as stderr:
-                process = self._start(arguments, here, temporary, stdout=stdout, stderr=stderr)
+                process = subprocess.Popen(
+                    command,
+                    cwd=here,
+                    env=os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
             try:
                 deadline = time.monotonic() + LIMIT_SECONDS
                 while process.poll() is None and time.monotonic() < deadline:

@@ -98,13 +98,3 @@ def test_every_ledger_accounts_for_every_word(whole_run):
         masks = [reply for reply in left if reply.kind == wire.MASK]
         sizes = [sum(a.numpy().size for a in reply.message.content.array_records["words"].values()) for reply in masks]
         assert [line.numbers for line in written if line.kind == wire.MASK] == sizes
-
-
-def test_other_owners_refuse_a_server_that_asks_for_plain_numbers(tmp_path):
-    world = make_world(tmp_path)
-    grid = pinned(world.config, world.files)
-    with pytest.raises(Exception, match="no node sent weights"):
-        run(grid, world.config)
-    refused = [reply for reply in grid.replies if reply.message.has_error()]
-    assert refused
-    assert {reply.message.error.code for reply in refused} == {wire.ONLY_SUMS}

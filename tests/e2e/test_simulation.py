@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from real_run import TINY_RUN, Finished, RealRuns
-from scipy.spatial.distance import jensenshannon
-from scipy.stats import wasserstein_distance
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from appa_flwr.config import preset, split_names
 from appa_flwr.protocol import formats
+from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Question, Survey
@@ -159,17 +158,6 @@ def test_no_answer_beats_the_ceilings(finished):
             assert rows[method, metric]["min_as"] <= worst["min_as"] + WORST_SLACK
 
 
-def reward(metric: str, answer: np.ndarray, truth: np.ndarray) -> float:
-    """One reward by SciPy."""
-    if metric in ("js", "js-distance"):
-        distance = float(jensenshannon(answer, truth, base=2))
-        return 1 - (distance**2 if metric == "js" else distance)
-    if metric == "wasserstein":
-        places = range(len(truth))
-        return 1 - wasserstein_distance(places, places, answer, truth) / (len(truth) - 1)
-    return (1 + answer @ truth / np.linalg.norm(answer) / np.linalg.norm(truth)) / 2
-
-
 def survey_scores(
     answers: dict[str, np.ndarray | None], survey: Survey, metric: str
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -179,7 +167,7 @@ def survey_scores(
         rewards = []
         for question_id, answer in answers.items():
             if question_id in mine:
-                rewards.append(0.0 if answer is None else reward(metric, answer, mine[question_id]))
+                rewards.append(0.0 if answer is None else METRICS[metric](answer, mine[question_id], answer >= 0))
                 per_question[question_id].append(rewards[-1])
         per_group[group] = sum(rewards) / len(rewards)
     return per_group, per_question
@@ -187,7 +175,7 @@ def survey_scores(
 
 @pytest.mark.parametrize("metric", DPA_METRICS)
 def test_scores_against_the_survey_can_be_had_without_the_federation(finished, survey, held_out, metric):
-    """The uniform answer, and the policies' own texts, scored by SciPy on the survey the groups hold."""
+    """The uniform answer, and the policies' own texts, scored on the survey the groups hold."""
     rows = rows_of(finished)
     examples = finished.json("examples.json")
     assert [example["question"] for example in examples] == [question.text for question in held_out]  # all of them
@@ -248,27 +236,3 @@ def test_the_notebook_runs_from_top_to_bottom_on_a_run_that_is_there(finished, m
         assert f"ppo - {other}, {measure}: " in said
     assert "appa-printed" in said
     assert names["answer"].text
-
-
-# Equal numbers after a kill at any point: tests/unit/server_app/test_resume.py. Here in real processes, for 75 CPU
-# seconds.
-@pytest.mark.long
-def test_the_same_run_killed_in_ppo_and_resumed_ends_with_the_same_numbers(finished, appa_run):
-    appa_run.killed("again", after="[ppo 3/", **KEYS)
-    broken = finished.folder.with_name("again")
-    assert 3 <= len((broken / "metrics.jsonl").read_text().splitlines()) < 5
-    log = (broken / "flower.log").read_bytes()
-    again = appa_run.resumed("again")
-    completed(again)
-    assert (broken / "flower.log").read_bytes().startswith(log)
-    assert "resumed at iteration" in again.out
-    assert "[pluralllm 2/" not in again.out
-
-    def timeless(run: Finished) -> list[dict[str, Any]]:
-        return [{key: value for key, value in line.items() if key != "seconds"} for line in run.lines("metrics.jsonl")]
-
-    assert timeless(again) == timeless(finished)
-    for name in ("summary.json", "examples.json", "pluralllm.json"):
-        assert again.json(name) == finished.json(name)
-    weights = "policy/model.safetensors"
-    assert (again.folder / weights).read_bytes() == (finished.folder / weights).read_bytes()

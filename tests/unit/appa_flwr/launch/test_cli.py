@@ -78,7 +78,8 @@ def test_bad_input_is_one_line_and_exit_code_2_before_anything_starts(monkeypatc
 
 
 def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finished(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(flower, "launch", None)
+    launched = []
+    monkeypatch.setattr(flower, "launch", lambda config, **_: launched.append(config) or config.run_folder)
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     write_config(folder, Config.load({"run.output-dir": "elsewhere", "run-name": "before-it-was-moved", "seed": 3}))
@@ -92,6 +93,8 @@ def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finish
     for more in (["-c", "seed=4"], ["my.toml"]):
         assert appa(monkeypatch, "run", "--resume", str(folder), *more) == 2
         assert "it takes no FILE and no -c\n" in capsys.readouterr().err
+    assert appa(monkeypatch, "run", "--resume", str(folder)) == 0
+    assert launched == [Config.load({"seed": 3, **here})]
     progress.write_text(json.dumps({**line, "phase": "report"}) + "\n")
     assert appa(monkeypatch, "run", "--resume", str(folder)) == 2
     assert "the run is finished" in capsys.readouterr().err

@@ -106,6 +106,29 @@ def test_policy_loss_of_one_token_by_hand(ratio, advantage, loss, clipped):
     assert new_JT.grad.item() == pytest.approx(0.0 if clipped else -advantage * ratio)
 
 
+@pytest.mark.parametrize(
+    ("value", "target", "loss", "pulled"),
+    [
+        # old value 1, clip .2, so the near value lies in [.8, 1.2]
+        # inside: .5 (1.1 - 2)^2 = .405
+        (1.1, 2.0, 0.405, True),
+        # gone beyond towards the target: the near error (1.2 - 2)^2 = .64 is the larger one; no gradient
+        (1.5, 2.0, 0.32, False),
+        # gone away from the target: the plain error (.5 - 2)^2 = 2.25 is the larger one
+        (0.5, 2.0, 1.125, True),
+        # the same downwards: (.8 - 0)^2 = .64, and (1.4 - 0)^2 = 1.96
+        (0.5, 0.0, 0.32, False),
+        (1.4, 0.0, 0.98, True),
+    ],
+)
+def test_value_loss_of_one_token_by_hand(value, target, loss, pulled):
+    value_JT = tensor([value]).requires_grad_()
+    found = ppo.value_loss(value_JT, tensor([1.0]), tensor([target]), torch.tensor([[True]]), clip_range=0.2)
+    assert found.item() == pytest.approx(loss)
+    found.backward()
+    assert value_JT.grad.item() == pytest.approx(value - target if pulled else 0.0)
+
+
 def test_losses_add_up_over_any_split_and_ignore_padding(batch):
     def losses(rows, columns=slice(None)):
         cut = [x[rows][:, columns] for x in batch]

@@ -1,26 +1,70 @@
-"""TRL's trainers on a served run: in this process, and in two that `accelerate` starts."""
+"""TRL's trainers on a served run."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from served import CATALOGUE, serving
-from train_served import BATCH, STEPS, fixed_rewards, train
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from appa_flwr.run.served import ServedRuns
 from appa_flwr.trainers import client
+from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.models import tiny
 from server_app.models.tiny import TinyRecipe
 
-TESTS = Path(__file__).resolve().parents[1]
+TRAINERS = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
+STEPS, BATCH = 2, 4
+
+
+class Dressed(RemoteGroupRewards):
+    """A random model writes no answers, so the length of its noise decides which answer is scored in its place."""
+
+    def __init__(self, **keys):
+        super().__init__(**keys)
+        self.returned = []
+
+    async def group_reward(self, prompts, completions, **columns):
+        shares = [len(text) % 10 / 10 for text in completions]
+        dressed = [f"{share:.2f},{1 - share:.2f}" for share in shares]
+        self.returned.append(await super().group_reward(prompts, dressed, **columns))
+        return self.returned[-1]
+
+
+def train(folder: Path, name: str) -> tuple[Dressed, object]:
+    """Train the model of the folder."""
+    trainer, settings = TRAINERS[name]
+    rewards = Dressed(run=name)
+    arguments = settings(
+        output_dir=str(folder / "out"),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        num_generations=2,
+        max_completion_length=4,
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=False,
+        use_cpu=True,
+    )
+    rows = [{"prompt": q.text, "question_id": q.question_id} for q in CATALOGUE.questions[:2]]
+    running = trainer(
+        str(folder / "model") if name == "rloo" else AutoModelForCausalLM.from_pretrained(folder / "model"),
+        rewards.group_reward,
+        arguments,
+        Dataset.from_list(rows * BATCH),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+    )
+    running.train()
+    return rewards, running
 
 
 @pytest.fixture
@@ -46,7 +90,7 @@ def rounds(folder, run):
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_two_steps_in_one_process(folder, name):
     before = dict(AutoModelForCausalLM.from_pretrained(folder / "model").named_parameters())
-    rewards, running = train(folder, name, per_device=BATCH)
+    rewards, running = train(folder, name)
     found = rounds(folder, name)
     assert [line.round for line in found] == [1, 1001]
     assert [line.size for line in found] == [BATCH] * STEPS
@@ -57,32 +101,3 @@ def test_two_steps_in_one_process(folder, name):
     )
     assert [line["group_reward/group/A"] for line in lines] == pytest.approx([line.rewards["A"] for line in found])
     assert any(not torch.equal(before[name], p) for name, p in running.model.named_parameters())
-
-
-def launched(folder, *more):
-    # By its name of several GPUs, for else accelerate starts processes on CPUs by MPI alone; `use_cpu` makes it gloo.
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(TESTS / "train_served.py"), str(folder), "grpo", *more],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"found.{rank}.json").read_text()) for rank in (0, 1)]
-
-
-@pytest.mark.long
-def test_two_processes_train_and_get_the_rewards_of_one_bit_for_bit(folder):
-    first, second = launched(folder)
-    assert first["backend"] == second["backend"] == "gloo"
-    assert first["fixed"] + second["fixed"] == fixed_rewards(0, 1)
-    found = rounds(folder, "grpo")
-    assert [(line.round, line.size, line.exact) for line in found] == [(1, 4, True), (1001, 4, True)]
-    for step, line in enumerate(found):
-        assert line.reward == pytest.approx(np.mean(first["returned"][step] + second["returned"][step]))
-    launched(folder, "--resume")  # its checkpoint is of the second step
-    assert [(line.round, line.attempt) for line in rounds(folder, "grpo")] == [(n * 1000 + 1, 0) for n in range(4)]

@@ -1,11 +1,8 @@
-"""What a service has answered is kept: after a restart, or kill -9, trainers go on where they were."""
+"""What a service has answered is kept: after a restart trainers go on where they were."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import multiprocessing
-import time
 
 import numpy as np
 import pytest
@@ -34,35 +31,6 @@ def test_after_a_restart_a_trainer_goes_on_where_it_was(tmp_path, monkeypatch):
     asyncio.run(cut.service.stream("s", [Item("c", "Q0", TWO[0])]))  # the third of its round
     assert cut.history("s") == pytest.approx([0.2 * 0.8, 0.2 * (0.7 + 0.9 + 0.7) / 3])
     assert {name: len(lines) for name, lines in read_rounds(tmp_path / "b").items()} == {"r": 2, "s": 1}
-
-
-def _rounds_without_end(folder, answered):
-    served = Served(folder)
-
-    async def ask():
-        for number in itertools.count(1):
-            await served.service.score(part(TWO, TWO_QUESTIONS, number=number))
-            answered.value = number
-
-    asyncio.run(ask())
-
-
-def test_kill_9_loses_no_round_that_was_answered(tmp_path):
-    forked = multiprocessing.get_context("fork")  # a fresh one would import torch
-    answered = forked.Value("i", 0)
-    process = forked.Process(target=_rounds_without_end, args=(tmp_path, answered))
-    process.start()
-    while answered.value < 20:
-        time.sleep(0.01)
-    process.kill()
-    process.join()
-    served = Served(tmp_path)
-    last = served.store.last("r")[0]
-    assert last.iteration == last.round
-    assert answered.value <= last.round <= answered.value + 1
-    h = 1 - 0.8**last.round
-    assert served.history() == pytest.approx([h * 0.75, h * 0.8])
-    asyncio.run(served.service.score(part(TWO, TWO_QUESTIONS, number=last.round + 1)))
 
 
 def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):

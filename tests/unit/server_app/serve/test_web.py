@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 
 import pytest
 from fastapi.testclient import TestClient
@@ -210,18 +209,3 @@ def test_a_failure_is_an_error_that_says_when_to_come_again_and_never_a_zero(cli
     given = client.post(path, json=sent)
     assert given.status_code == 503
     assert int(given.headers["retry-after"]) > 0
-
-
-def test_many_clients_at_once(client, served):
-    found = []
-
-    def ask(n):
-        item = {"id": f"s{n}", "question_id": "Q0", "completion": TWO[0]}
-        found.append(client.post("/v1/score", json={"run": "r", "mode": "stream", "items": [item]}).json())
-
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [one["items"][0]["reward"] for one in found] == pytest.approx(MEAN_OF_TWO[:1] * 8)

@@ -69,14 +69,6 @@ def answer(value: np.ndarray, row: np.ndarray) -> None:
     np.put(value, np.arange(len(row)), row)
 
 
-def one_share(value: np.ndarray, row: np.ndarray) -> None:
-    value[0] = row[0]
-
-
-def soft(value: np.ndarray, row: np.ndarray) -> None:
-    np.copyto(value, 0.9 * value + 0.01)
-
-
 def held_out(row: np.ndarray) -> ArrayRecord:
     """What a simulated group sends for the mean of the others."""
     return ArrayRecord({"0": Array(row[None])})
@@ -90,21 +82,15 @@ LEAKS = [
     (VOTE, put("groups", "names", lambda row: [f"it is {row[0]:.7f}"]), "a private answer as text"),
     (wire.CATALOGUE, put("counts", "0|known", share), "counts"),
     (wire.CATALOGUE, put("", "held-out", held_out), "a record held-out of type ArrayRecord"),
-    (wire.CATALOGUE, put("", "held-out", held_out), "a private answer in held-out 0"),
     (TARGETS, put("sums", f"{UNIFORM}|js", share), "a private share in sums"),
     (TARGETS, put("sums", f"{UNIFORM}|diary", 1.0), "sums that nobody asked for"),
-    (TARGETS, put("sums", f"{UNIFORM}|js", [0.5, 0.25]), f"{UNIFORM}|js = [0.5, 0.25]"),
     (TARGETS, both(*ONE_ANSWER), "0|training|uniform|js: a sum over 1.0 training answers"),
     (EVALUATE, both(*MANY), "an error over 30 held-out answers"),
     (EVALUATE, put("metrics", "errors", lambda row: [0.5, share(row), 0.5]), "a private share in metrics"),
-    (EVALUATE, put("metrics", "errors", lambda row: row.tolist()), "errors ["),
-    (TRAIN, put("metrics", "loss", share), "a private share in metrics"),
     (TRAIN, put("arrays", "more", Array(np.zeros(1))), "weights other than those that came"),
     (TRAIN, edit("arrays", "", weights), "a private answer in arrays"),
     (SCORE, edit("rewards", "0|js|truth", answer), "a private answer in rewards 0|js|truth"),
-    (SCORE, edit("rewards", "0|js|targets", one_share), "a private share in rewards 0|js|targets"),
     (VOTE, edit("votes", "0", first_vote), "a private answer in votes"),
-    (VOTE, edit("votes", "0", soft), "a vote"),
 ]
 
 

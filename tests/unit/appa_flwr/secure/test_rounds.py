@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.secure import member as member_module
@@ -18,7 +17,6 @@ from appa_flwr.secure.messages import Unmasking
 from appa_flwr.secure.primitives import public_key
 from appa_flwr.secure.refusals import Refused
 from appa_flwr.secure.roster import read_roster, roster_file
-from appa_flwr.secure.shamir import join
 from appa_flwr.secure.summing import TooFew, unmasking, usable
 from tests.secure_rounds import SESSION, Round, key_of, member, pairs_of, roster_of
 
@@ -192,61 +190,6 @@ def test_swapped_keys_give_noise_and_no_part():
 
 
 # --- what the server sees -------------------------------------------------------------------------
-
-
-def test_a_late_reply_of_a_group_that_counted_as_missing_stays_masked():
-    run = Round(numbers(5, 4096))
-    run.mask()
-    late_name = run.roster.names[2]
-    late = run.masked.pop(late_name)
-    run.unmask()
-    np.testing.assert_allclose(decode(run.total(), groups=4), np.delete(run.x_GN, 2, 0).sum(axis=0), atol=2e-9)
-    # the server now has all of its pairs' seeds, and takes these masks off its late words
-    given = {run.roster.point_of[holder]: of[late_name] for holder, of in run.shares.items()}
-    seeds = member_module.unseal(
-        join(given), run.prepared[late_name].sealed_seeds, member_module.about("pair seeds", SESSION, 1, late_name)
-    )
-    nonce, left = member_module.nonce(run.task.digest(run.roster)), late.words
-    for place, other in enumerate(run.roster.neighbours(late_name)):
-        mask = member_module.stream(seeds[32 * place : 32 * place + 32], nonce, run.task.count)
-        left = left - mask if late_name < other else left + mask
-    assert uniform(left.view(np.uint8)) > 1e-6
-    assert np.abs(np.corrcoef(left.view(np.int64).astype(float), run.x_GN[2])[0, 1]) < 0.06  # 4 / sqrt(4096)
-
-
-def uniform(bytes_N):
-    """Chi-square's p that these bytes are uniform."""
-    return stats.chisquare(np.bincount(bytes_N.ravel(), minlength=256)).pvalue
-
-
-def opened(x_GN, rounds):
-    """Per round the parts without the self masks, all that a server of an honest round has."""
-    parts = []
-    for number in range(rounds):
-        run = Round(x_GN, number=number)
-        run.mask()
-        run.unmask()
-        nonce = member_module.nonce(run.task.digest(run.roster))
-        for name in run.roster.names:
-            seed = join({run.roster.point_of[h]: run.shares[h][name] for h in run.roster.holders(name)})
-            mask = member_module.stream(seed, nonce, run.task.count)
-            parts.append(run.masked[name].words - mask)
-        np.testing.assert_allclose(decode(run.total(), groups=3), np.sum(x_GN, axis=0), atol=2e-9)
-    return np.array(parts).reshape(rounds, 3, -1)
-
-
-def test_two_data_sets_with_the_same_sum_look_the_same_to_the_server():
-    one = opened(np.repeat([[1.0], [0.0], [0.5]], 64, axis=1), rounds=30)
-    other = opened(np.repeat([[0.0], [1.0], [0.5]], 64, axis=1), rounds=30)
-    # joint cells of the first two groups' highest bits, 8 by 8: the numbers themselves stand far below
-    tables = [np.histogram2d(*(seen[:, g].ravel() >> np.uint64(61) for g in (0, 1)), bins=[range(9)] * 2)[0].ravel()
-              for seen in (one, other)]  # fmt: skip
-    assert stats.chi2_contingency(np.stack(tables)).pvalue > 1e-6
-    for seen in (one, other):
-        assert all(uniform(seen[:, g].copy().view(np.uint8)) > 1e-6 for g in range(3))
-        # and the lowest bits, where a fraction would show
-        low = np.histogram2d(*(seen[:, g].ravel() >> np.uint64(38) & np.uint64(7) for g in (0, 1)), bins=[range(9)] * 2)
-        assert stats.chisquare(low[0].ravel()).pvalue > 1e-6
 
 
 def test_a_wrong_share_is_found_out():

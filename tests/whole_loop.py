@@ -64,9 +64,9 @@ class InLine(Executor):
     def __init__(self, **_) -> None:
         pass
 
-    def submit(self, task, *args):
+    def submit(self, task, *args, **keys):
         done = Future()
-        done.set_result(task(*args))
+        done.set_result(task(*args, **keys))
         return done
 
 

@@ -1,0 +1,162 @@
+"""The grid: which trials a file asks for and what they share, each run once, and tables whose numbers are known."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import report_runs
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import lock
+from appa_flwr.launch.checks import claim_run_folder
+from appa_flwr.launch.endings import RUN_FAILED, RunFailed
+from appa_flwr.run import pair_scores
+from appa_flwr.run.run_files import write_config
+from experiments.grid import __main__ as command
+from experiments.grid import grid_results, plan, runner
+
+TEXT = """
+seeds = [0, 1]
+keys = { ppo.num-iterations = 7 }
+datasets = { globalqa = { data.num-questions = 40 }, two = { data.num-questions = 50 } }
+tasks = { dpa = { task = "dpa" } }
+models = { gemma-2-2b = { policy.base-steps = 20 }, other = { policy.base-steps = 30 } }
+rules = { average = {}, open = { rule = "appa", appa.fairness-threshold = 2.0 } }
+hours = { all = { predictor = 0.5 }, gemma-2-2b = { sft = 1, rule = 2 } }
+"""
+ENDED = '{"phase": "report", "step": 1, "of": 1, "message": "", "seconds_left": null}'
+# What made-up runs score: method or rule -> reward of each group on each question.
+REWARDS = {"sft": 0.6, "uniform": 0.65, "option-list": 0.72, "average": 0.7, "appa": 0.75}
+
+
+def write_run(config) -> None:
+    folder, phases = config.run_folder, config.run.phases
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config)
+    (folder / "progress.jsonl").write_text(ENDED)
+    if phases == "pluralllm":
+        return
+    as_rows = partial(pair_scores.as_rows, groups=("a", "b"), questions=[f"q{n}" for n in range(20)])
+    own = {"ppo": REWARDS[config.rule]} if phases == "all" else {"sft": REWARDS["sft"]}
+    values = {**own, "uniform": REWARDS["uniform"], "option-list": REWARDS["option-list"]}
+    rows, scores = [], []
+    for method, value in values.items():
+        # group b is .1 worse, and has no survey answer to the last half; all is .02 better in seed 1
+        reward_GQ = value + 0.02 * config.seed - np.array([[0.0], [0.1]]) * np.ones((2, 20))
+        scores.append(as_rows(method, "js", pair_scores.PREDICTIONS, reward_GQ))
+        reward_GQ = reward_GQ - 0.1
+        reward_GQ[1, 10:] = np.nan
+        scores.append(as_rows(method, "js", pair_scores.SURVEY, reward_GQ))
+        rows.append(report_runs.row(method, value - 0.05, value - 0.1))
+    pair_scores.put(folder, pd.concat(scores))
+    lines = [report_runs.line(i, planned=2, fell_back=None) for i in (1, 2)] if phases == "all" else []
+    report_runs.write_run(folder, summary=rows, metrics=lines)
+
+
+def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("appa_flwr.core.files.sync", lambda file: None)  # a disk takes a second for a run's files
+    monkeypatch.setattr("appa_flwr.core.files.sync_folder", lambda folder: None)
+    file, out, started = tmp_path / "grid.toml", tmp_path / "out", list[tuple[str, bool]]()
+    killed_at, fails = 0, ()
+
+    def launch(config, **_):  # in Flower's place
+        started.append((config.run_name, config.run.resume))
+        claim_run_folder(config)
+        if len(started) == killed_at:  # before its server has begun
+            raise KeyboardInterrupt
+        if config.run_name.startswith(fails):
+            raise RunFailed("the disk is full\nand more")
+        write_run(config)
+
+    monkeypatch.setattr(command, "launch", launch)
+
+    def planned(text=TEXT, **given):
+        file.write_text(text)
+        return plan.trials(plan.read_grid(file, **given), out, here=tmp_path)
+
+    def names(trials):
+        return {(c.stage, c.dataset, c.model, c.rule, c.seed): c.name for c in trials}
+
+    # What rules share is made once, and each trial begins with what it needs.
+    trials = planned()
+    assert [sum(trial.stage == stage for trial in trials) for stage in plan.STAGES] == [4, 8, 16]
+    for trial in filter(lambda one: one.needs, trials):
+        assert trials.index(trial.needs) < trials.index(trial)
+        assert (trial.needs.dataset, trial.needs.seed) == (trial.dataset, trial.seed)
+    (rule,) = (c for c in trials if (c.dataset, c.model, c.rule, c.seed) == ("two", "other", "open", 1))
+    config, sft, predictor = rule.config, rule.needs, rule.needs.needs
+    assert (config.rule, config.appa.fairness_threshold, config.seed) == ("appa", 2.0, 1)
+    assert (config.data.num_questions, config.policy.base_steps, config.ppo.num_iterations) == (50, 30, 7)
+    assert config.sft.checkpoint == str(sft.folder / "sft-model")
+    weights = str(predictor.folder / "pluralllm.safetensors")
+    assert config.pluralllm.checkpoint == sft.config.pluralllm.checkpoint == weights
+    assert [one.config.run.phases for one in (rule, sft, predictor)] == ["all", "sft", "pluralllm"]
+
+    # A trial's name changes with its keys, with what it needs and with the code; a mistake is one line.
+    first = names(trials)
+    assert len(set(first.values())) == 28
+    changed = names(planned(TEXT.replace("num-questions = 50", "num-questions = 60")))
+    assert {key for key in first if first[key] != changed[key]} == {key for key in first if key[1] == "two"}
+    with monkeypatch.context() as patched:
+        patched.setattr(plan, "code_version", lambda: "another")
+        assert set(names(planned()).values()).isdisjoint(first.values())
+    with pytest.raises(UserError, match=r"grid\.toml: unknown table 'rule': did you mean 'rules'"):
+        planned(TEXT.replace("rules", "rule"))
+    assert {c.dataset for c in planned(only=["two", "open"])} == {"two"}
+    command.main(file, output=out, dry_run=True)
+    assert "28 trials (4 predictor, 8 sft, 16 rule), 0 done; left: 22.0 h and those" in capsys.readouterr().out
+
+    # Killed twice, it goes on with what it was in; a failed trial stops only those that need it, and is tried again.
+    write_run(trials[0].config)  # it had ended, but was not marked
+    for killed_at in (3, 10):  # noqa: B007 `launch` reads it
+        with pytest.raises(KeyboardInterrupt):
+            command.main(file, output=out)
+    fails = ("globalqa-dpa-other-sft-s1", "two-dpa-other-open-s1")
+    held = lock(out / runner.LOCKS / predictor.name)  # another process runs it, and ends while this one waits
+
+    def pause(seconds):
+        write_run(predictor.config)
+        runner.mark(out, predictor).write_text('{"seconds": 60}')
+        held.release()
+
+    monkeypatch.setattr(runner.time, "sleep", pause)
+    with monkeypatch.context() as patched:
+        patched.setattr(grid_results.pictures, "write", lambda *_: None)  # they take long to draw
+        with pytest.raises(SystemExit, match=f"^{RUN_FAILED}$"):
+            command.main(file, output=out)
+    failed = dict(line.split(": ", 2)[1:] for line in capsys.readouterr().err.splitlines())
+    sft_name, *of_sft = (first[key] for key in first if (*key[1:3], key[4]) == ("globalqa", "other", 1))
+    assert failed.pop(sft_name) == failed.pop(rule.name) == "the disk is full"
+    assert failed == dict.fromkeys(of_sft, f"needs {sft_name}")
+    fails = ()
+    command.main(file, output=out)
+    starts, resumed = [n for n, _ in started], [n for n, again in started if again]
+    assert set(starts) == {trial.name for trial in trials} - {trials[0].name, predictor.name}
+    assert (len(starts), resumed[:2]) == (26 + 2 + 2, [starts[2], starts[9]])
+
+    # Groups have .7 and .6 by `average` in seed 0, .02 more in seed 1; differences are alike in all questions.
+    frame = pd.read_csv(out / "results.csv").query("dataset == 'globalqa' and model == 'gemma-2-2b' and metric == 'js'")
+    found = frame.fillna({"less": ""}).set_index(["method", "less", "against", "measure"])[["value", "low", "high"]]
+    expected = {
+        ("average", "", "predictions", "Avg AS"): (0.66, 0.65, 0.67),
+        ("sft", "", "survey", "Min AS"): (0.41, 0.40, 0.42),
+        ("open", "average", "predictions", "Min AS"): (0.05, 0.05, 0.05),
+        ("open", "uniform", "survey, common", "Min AS"): (0.10, 0.10, 0.10),
+        ("open", "option-list", "predictions", "Avg AS"): (0.03, 0.03, 0.03),
+    }
+    for at, numbers in expected.items():
+        assert tuple(found.loc[at]) == pytest.approx(numbers), at
+    text = (out / "results.md").read_text()
+    assert "| open - average | js | predictions | **+0.050 (+0.050 to +0.050)** |" in text
+    assert "[paper 0.839, -0.179]" in text  # the paper's table has .839 for AVERAGE
+    assert len({key[:4] for key in grid_results._paper()}) == 60
+    assert len(list((out / "plots").iterdir())) == 4 * 4  # two groups are too few for a spider plot
+
+    monkeypatch.setenv("APPA_SURVEYS", str(tmp_path))
+    for name, count in {"tiny": 10, "small": 180, "blocs": 42, "paper": 50}.items():
+        file = Path(plan.__file__).parents[1] / f"{name}.toml"
+        assert len(plan.trials(plan.read_grid(file), out, here=tmp_path)) == count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.survey.types import Survey
 
 REPO = Path(__file__).parents[1]
+SHORT_WAITS = Path(__file__).parent / "short_waits"
 # As small as the loop can be; every message costs a second or more here, since each starts a process.
 TINY_LOOP = {
     "eval.ceilings": False,
@@ -116,6 +118,7 @@ def deployed(
         if everywhere:
             patched.setattr(deploy, "LOOPBACK", "0.0.0.0")
         patched.setenv("XDG_CACHE_HOME", str(sites.server / "cache"))  # where a test can see what the server keeps
+        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(SHORT_WAITS), os.environ.get("PYTHONPATH")))))
         try:
             yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
         finally:

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
 ALL = {"groups": ";".join(SURVEY.groups), "run__checkpoint_every": 1}
-STALL = 60.0  # seconds at least for which a hung node is waited for
+STALL = 60.0  # seconds at most until a hung node is missing
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
 LIAR = """
 import sys

@@ -1,4 +1,4 @@
-"""A simulation whose metric and survey reader are the guides' examples, in files beside it."""
+"""A simulation whose metric, survey reader and rule are the guides' examples, in files beside it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def example(page: str, first: str) -> str:
     return found
 
 
-def test_a_metric_and_a_reader_of_ones_own_run_where_the_groups_are(appa_run: RealRuns):
+def test_a_metric_a_reader_and_a_rule_of_ones_own_run_where_they_belong(appa_run: RealRuns):
     here = appa_run.folder / "own-here"
     here.mkdir()
-    section = (DOCS / "rules.md").read_text().split("## A metric of your own")[1]
-    (here / "my_metrics.py").write_text(section.split("```")[1].removeprefix("python"))
+    for name, heading in (("my_rules.py", "A rule"), ("my_metrics.py", "A metric")):
+        section = (DOCS / "rules.md").read_text().split(f"## {heading} of your own")[1]
+        (here / name).write_text(section.split("```")[1].removeprefix("python"))
     (here / "my_readers.py").write_text(example("surveys.md", "import json\n\n\ndef read"))
     rng = np.random.default_rng(0)
     polls = [
@@ -37,7 +38,7 @@ def test_a_metric_and_a_reader_of_ones_own_run_where_the_groups_are(appa_run: Re
         for number in range(60)
     ]
     (here / "polls.json").write_text("\n".join(map(json.dumps, polls)))
-    run = appa_run("own", survey="my_readers:read:polls.json", metric=METRIC)
+    run = appa_run("own", survey="my_readers:read:polls.json", metric=METRIC, rule="my_rules:Median")
     assert run.code == 0, run.out + run.err
     rows = {(row["method"], row["metric"]): row for row in run.json("summary.json")}
     for method in ("sft", "ppo", "uniform", "majority", "option-list"):
@@ -47,5 +48,7 @@ def test_a_metric_and_a_reader_of_ones_own_run_where_the_groups_are(appa_run: Re
     for method in ("uniform", "option-list"):
         assert rows[method, METRIC]["survey"]["avg_as"] < rows[method, "wasserstein"]["survey"]["avg_as"]
     assert not [method for method, metric in rows if metric == METRIC and method.startswith("ceiling")]
-    assert run.lines("metrics.jsonl")[0]["rewards"].keys() == {"North", "South", "East", "West"}
+    for line in run.lines("metrics.jsonl"):
+        assert line["rewards"].keys() == {"North", "South", "East", "West"}
+        assert set(line["weights"].values()) == {0.25}
     assert str(here / "polls.json") in run.json("config.json")["survey"]

@@ -38,9 +38,9 @@ Setting = tuple[Any, ...]
 """A setting, by names and numbers: a rule and a lie, say."""
 
 
-def mean(values: pd.Series[float], *, form: str = ".3f") -> str:
+def mean(values: pd.Series[float]) -> str:
     """The mean over seeds; empty where one has none."""
-    return "" if values.isna().any() else f"{values.mean():{form}}"
+    return "" if values.isna().any() else f"{values.mean():.3f}"
 
 
 def spread(values: pd.Series[float], *, form: str = ".3f", ddof: int = 1) -> str:

@@ -188,42 +188,34 @@ def loss_apart(steps: pd.DataFrame) -> float:
     return float(apart)
 
 
-def rows_of(survey: Survey, base: Base, config: Config) -> tuple[Rows, Rows]:
-    """Training and held-out questions, each shuffled, with the answer that SFT would teach of the groups' own votes.
+def rows_of(survey: Survey, base: Base, config: Config) -> Rows:
+    """Training questions, shuffled, with the answer that SFT would teach of the groups' own votes.
 
     Questions that are too long, or whose answer is, are left out.
     """
     by_id = {question.question_id: question for question in survey.questions}
     split = split_questions(survey.questions, test_fraction=config.data.test_fraction, seed=config.seed)
     rng = np.random.default_rng(child_seed(config.seed, "benchmark"))
-
-    def rows(ids: Sequence[str]) -> Rows:
-        found = []
-        for question in (by_id[question_id] for question_id in rng.permutation(ids)):
-            given_G1K = np.array(
-                [[of[question.question_id]] for of in survey.answers.values() if question.question_id in of]
-            )
-            option_1K = np.ones((1, len(question.options)), dtype=bool)
-            votes_G1K = votes.cast(given_G1K, option_1K, kind="mode")
-            scores_1K = sft.sft_targets(votes_G1K, option_1K, target=config.sft.target)
-            (answer,) = sft.answer_texts(config, scores_1K, option_1K)
-            prompt, taught = base.prompt_ids(config, question), len(completion(base, answer))
-            if taught <= config.rollout.response_length and len(prompt) + taught <= config.policy.max_sequence_length:
-                found.append((prompt, answer))
-        return found
-
-    return rows(split.train), rows(split.test)
-
-
-def completion(base: Base, answer: str) -> list[int]:
-    """An answer's tokens, with the one that ends it."""
-    return [*base.tokenizer(answer, add_special_tokens=False)["input_ids"], base.end_id]
+    rows = []
+    for question in (by_id[question_id] for question_id in rng.permutation(split.train)):
+        given_G1K = np.array(
+            [[of[question.question_id]] for of in survey.answers.values() if question.question_id in of]
+        )
+        option_1K = np.ones((1, len(question.options)), dtype=bool)
+        votes_G1K = votes.cast(given_G1K, option_1K, kind="mode")
+        scores_1K = sft.sft_targets(votes_G1K, option_1K, target=config.sft.target)
+        (answer,) = sft.answer_texts(config, scores_1K, option_1K)
+        prompt = base.prompt_ids(config, question)
+        taught = len(base.tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1  # with its end
+        if taught <= config.rollout.response_length and len(prompt) + taught <= config.policy.max_sequence_length:
+            rows.append((prompt, answer))
+    return rows
 
 
 def prepared(
     prompt_style: str, surveys: Path | None, overrides: list[str] | None, *, steps: int
-) -> tuple[Config, Base, Rows, Rows]:
-    """The config, the base, and GlobalQA's rows of the paper's countries: those of so many steps, and held-out."""
+) -> tuple[Config, Base, Rows]:
+    """The config, the base, and GlobalQA's rows of the paper's countries, for so many steps."""
     torch.set_num_threads(1)
     given: dict[str, Scalar] = {**KEYS, "policy.prompt-style": prompt_style, "sft.steps": steps}
     config = with_dtype(Config.load({**given, **dict(map(parse_override, overrides or []))}))
@@ -233,9 +225,9 @@ def prepared(
         print(f"{error}; the generated survey stands in for it")
         survey = generate(seed=config.seed)
     base = prepare(config, survey.questions)
-    training, held_out = rows_of(survey, base, config)
+    training = rows_of(survey, base, config)
     number = steps * config.sft.batch_size * config.sft.gradient_accumulation_steps
-    return config, base, list(islice(cycle(training), number)), held_out
+    return config, base, list(islice(cycle(training), number))
 
 
 @app.command("sft")
@@ -247,7 +239,7 @@ def sft_step(
     out: Out = Path("runs/sft"),
 ) -> None:
     """Compare SFT's step with that of TRL's SFTTrainer."""
-    config, base, rows, _ = prepared(prompt_style, surveys, overrides, steps=1 + updates)
+    config, base, rows = prepared(prompt_style, surveys, overrides, steps=1 + updates)
     done: list[pd.DataFrame] = []
     for side in (OURS, TRL):
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:

@@ -35,7 +35,7 @@ from experiments.pluralllm.measures import PredictorScores, coverages, measure
 from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
-from pluralllm.encoders import Encoder, hashed_ngrams
+from pluralllm.encoders import Encoder
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.model import ModelConfig, PluralLLM
@@ -68,7 +68,6 @@ UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
 NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT = "unseen/held-out", "unseen/training", "seen/held-out"
-PARTS = (UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT)
 # a round of many groups asks this many of them
 MOST_IN_A_ROUND = 16
 
@@ -123,10 +122,9 @@ def load_problem(
     name: Dataset,
     *,
     seed: int,
-    folder: Path | None = None,
-    texts_to_vectors: Encoder = hashed_ngrams,
-    dim: int = 128,
-    num_training: int | None = None,
+    folder: Path | None,
+    texts_to_vectors: Encoder,
+    num_training: int | None,
 ) -> Problem:
     """Read a survey from `survey_file`, or generate one, and part its groups and questions by this seed.
 
@@ -150,7 +148,7 @@ def load_problem(
     else:
         order = np.random.default_rng(seed).permutation(len(names))
         seen = [names[place] for place in order[: NUM_SEEN[name]]]
-    embedding = embed_questions(survey.questions, dim=dim, encoder=texts_to_vectors)
+    embedding = embed_questions(survey.questions, encoder=texts_to_vectors)
     return split_problem(survey, embedding, seen=seen, seed=seed)
 
 
@@ -252,7 +250,7 @@ class Report:
 
 
 def report(
-    problem: Problem, trained: TrainedPredictor, config: Config, *, seed: int, sizes: Sequence[int] = (), draws: int = 1
+    problem: Problem, trained: TrainedPredictor, config: Config, *, seed: int, sizes: Sequence[int], draws: int
 ) -> Report:
     """Score a trained network on all parts, next to what costs nothing, and with other numbers of context questions.
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fakes import CATALOGUE, GOOD, KEY, REQUEST, FakeGrid, replying
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
 from server_app.federation import groups as federations
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
-from server_app.predictor.pooled_scores import fault
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -264,27 +263,3 @@ def test_too_few_votes_are_an_error():
         voting({"A": GOOD_VOTES, "B": None}).votes()
     assert voting({"A": GOOD_VOTES, "B": None}).votes(needed=False) is None
     assert len(voting({"A": GOOD_VOTES, "B": GOOD_VOTES}).votes(needed=False)) == 2
-
-
-def test_target_replies_without_the_predictor_s_scores_are_left_out(warnings):
-    def reported(name, num_answers, predictors=("pluralllm", "uniform", "nearest-question")):
-        sums = {
-            "answers": num_answers,
-            "js": 0.9 * num_answers,
-            "js_distance": 0.7 * num_answers,
-            "wasserstein": 0.8 * num_answers,
-        }
-        spread = {"pluralllm": {"spread": 0.0}}
-        return replying(
-            wire.GroupReply(name, sums={(wire.HELD_OUT_PART, p): sums | spread.get(p, {}) for p in predictors})
-        )
-
-    nodes = {1: reported("A", 1), 2: reported("B", 2), 3: reported("C", 0), 4: reported("D", 1, ("pluralllm",))}
-    federation = gathered(nodes, min_groups=2)
-    federation.send_catalogue(CATALOGUE)
-    weights = ArrayRecord({"w": Array(np.ones(2, np.float32))})
-    sizes = {wire.TRAINING_PART: 2, wire.HELD_OUT_PART: 1}
-    assert list(federation.send_targets(weights, fault=lambda reply: fault(reply.sums, sizes))) == ["A", "C"]
-    assert wire.unpack_weights(federation.grid._grid.pushed[-1].content)["weights"].numpy().tolist() == [1.0, 1.0]
-    assert any("group B " in text for text in warnings())
-    assert any("group D " in text for text in warnings())

@@ -192,7 +192,7 @@ def targets(message: Message, context: Context) -> Message:
             own = truth if name in totals.groups else None
             others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own)
         parts = ours.scores(mine, found, truth, least=owner_policy.least_answers, mean_of_others=others)
-        state.remember_targets(memory, name, ours.reward_table(mine, found, draw=0))
+        state.remember_targets(memory, name, found)
         if config.federation.sums == "secure":
             unseen = name in config.unseen_group_names
             state.remember_predictor_scores(memory, name, summands.predictor_scores(parts, public, unseen=unseen))

@@ -23,11 +23,11 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
 from pluralllm.architectures import build, choices
-from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
+from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.prediction import OwnAnswers, Targets, predict_choices, predict_targets
-from pluralllm.scores import CONTEXT_SIZES, MEASURES, PREDICTOR, by_size, local_sums, measure_sums
+from pluralllm.prediction import predict_choices, predict_targets
+from pluralllm.scores import PREDICTOR, local_sums, measure_sums
 from pluralllm.training import local_update, step_size_factor
 
 # sums over a few training answers would tell what these answers are
@@ -104,7 +104,7 @@ class Predictor:
         model: with the weights of a round, or the final ones.
         embedding: the public table.
         train_Q: which questions are for training.
-        settings: context size and kind of targets.
+        settings: context size.
         seed: the run's.
     """
 
@@ -114,45 +114,20 @@ class Predictor:
     settings: PluralLLMSection
     seed: int
 
-    def table(
-        self,
-        data: GroupData,
-        *,
-        draw: int,
-        rows: IntArray | None = None,
-        num_context: int | None = None,
-        own: OwnAnswers = "left-out",
-    ) -> Targets:
-        """The group's predicted distribution on every public question, (Q, K), and how uncertain it is.
+    def table(self, data: GroupData, *, draw: int) -> FloatArray:
+        """The group's predicted distribution on every public question, (Q, K): the targets of the rollouts' rewards.
 
         Its training answers `data` are the only source of context; `draw` is 0 for the contexts of a run's fixed table.
-        `num_context` is another size than the config's; the rest is as in `predict_targets`.
         """
         torch.set_num_threads(1)
-        found = predict_targets(
+        return predict_targets(
             self.model,
             data,
             self.embedding,
-            num_context=self.settings.num_context_questions if num_context is None else num_context,
+            num_context=self.settings.num_context_questions,
             seed=child_seed(self.seed, "context", draw),
             trained=self.train_Q,
-            rows=rows,
-            own=own,
         )
-        if found.deviation_QK is None:  # rounding is no uncertainty
-            return Targets(found.probability_QK, np.zeros_like(found.spread_Q))
-        return found
-
-    def reward_table(self, data: GroupData, predicted: Targets, *, draw: int) -> FloatArray:
-        """Targets of the rollouts' rewards, (Q, K): `predicted`, or for its own questions what the config says."""
-        table_QK = predicted.probability_QK.copy()
-        match self.settings.reward_target:
-            case "own-answer":
-                table_QK[data.question_N] = data.answer_NK
-            case "posterior" if len(data):
-                rows = data.question_N
-                table_QK[rows] = self.table(data, draw=draw, rows=rows, own="posterior").probability_QK
-        return table_QK
 
     def validate(self, groups: Sequence[tuple[GroupData, GroupData]]) -> tuple[int, list[float]]:
         """Number of held-out answers of these groups, and the mean natural Jensen-Shannon distance to them.
@@ -174,7 +149,8 @@ class Predictor:
                 trained=self.train_Q,
                 rows=truth.question_N,
             )
-            sums = [self._measured(predicted_NK, truth) for predicted_NK in predicted_VNK]
+            option_NK = self.embedding.option_QK[truth.question_N]
+            sums = [measure_sums(predicted_NK, truth.answer_NK, option_NK) for predicted_NK in predicted_VNK]
             num_answers += sums[0]["answers"]
             error_V += [one["answers"] - one["js_distance"] for one in sums]
         return int(num_answers), [float(error) / num_answers if num_answers else 0.0 for error in error_V]
@@ -182,7 +158,7 @@ class Predictor:
     def scores(
         self,
         data: GroupData,
-        targets: Targets,
+        targets: FloatArray,
         held_out: GroupData,
         *,
         least: int,
@@ -198,8 +174,7 @@ class Predictor:
             mean_of_others: (Q, K) what the other groups answered on average, rows of 0 where unknown.
 
         Returns:
-            The part of the training answers is left out where they are so few. "context-4" and the like are PluralLLM
-            with so many context questions, left out for both parts then.
+            The part of the training answers is left out where they are so few.
         """
         parts, least_training = {wire.HELD_OUT_PART: held_out}, max(MIN_TRAINING_ANSWERS, least)
         if len(data) >= least_training:
@@ -209,32 +184,7 @@ class Predictor:
         for part, truth in parts.items():
             told = local_sums(targets, truth=truth, known=data, embedding=self.embedding, mean_of_others=mean_of_others)
             found[part] = _without_small_differences(told, fewest[part])
-        if wire.TRAINING_PART in parts:
-            for size in CONTEXT_SIZES:
-                for part, sums in self._sums_by_size(data, parts, size=size).items():
-                    found[part][by_size(size)] = sums
         return found
-
-    def _sums_by_size(self, data: GroupData, parts: dict[str, GroupData], *, size: int) -> dict[str, dict[str, float]]:
-        """Part -> sums of PluralLLM's scores with `size` context questions.
-
-        Small contexts are drawn so often that at least `MIN_TRAINING_ANSWERS` answers have been in one: the server
-        knows the weights, and the scores that follow from a single answer would tell it.
-        """
-        answered = np.sort(np.concatenate([truth.question_N for truth in parts.values()]))
-        num_draws = -(-MIN_TRAINING_ANSWERS // size)
-        total = {part: dict.fromkeys((*MEASURES, "answers"), 0.0) for part in parts}
-        for draw in range(num_draws):
-            found = self.table(data, draw=draw, rows=answered, num_context=size)
-            for part, truth in parts.items():
-                places = np.searchsorted(answered, truth.question_N)
-                for name, value in self._measured(found.probability_QK[places], truth).items():
-                    total[part][name] += value / num_draws
-        # a number of answers divided and added up again may miss itself by a bit
-        return {part: sums | {"answers": float(round(sums["answers"]))} for part, sums in total.items()}
-
-    def _measured(self, prediction_NK: FloatArray, truth: GroupData) -> dict[str, float]:
-        return measure_sums(prediction_NK, truth.answer_NK, self.embedding.option_QK[truth.question_N])
 
 
 def load(config: Config, weights: ArrayRecord, embedding: OptionEmbedding, train_Q: BoolArray) -> Predictor:

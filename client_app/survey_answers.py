@@ -34,7 +34,7 @@ def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
     """Refuse a run that asks for training answers, predictions or a foreign metric where the owner has not allowed it.
 
     Raises:
-        Refused: `sft.target` is a mean, `pluralllm.reward-target` is another than "predicted", or `metric` is foreign.
+        Refused: `sft.target` is a mean, or `metric` is foreign.
     """
     if not owner_policy.allows(config.reward_metric):
         raise Refused(wire.METRIC_REFUSED)
@@ -43,8 +43,6 @@ def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
     # The mean of predictions over groups that the owner knows tells no group's own.
     if config.sft.target == "predicted-mean" and not (owner_policy.probes or owner_policy.roster):
         raise Refused(wire.PREDICTIONS_REFUSED)
-    if config.pluralllm.reward_target != "predicted" and not owner_policy.own_answers:
-        raise Refused(wire.OWN_ANSWERS_REFUSED)
 
 
 def check_training(config: Config, owner_policy: OwnerPolicy) -> None:

@@ -57,5 +57,4 @@ def _fresh_targets(context: Context, group: str, *, draw: int) -> npt.NDArray[np
     memory, config = state.memory_of(context), survey_answers.context_config(context)
     public = state.catalogue(memory)
     ours = predictor.load(config, state.weights(memory), option_embedding(public), public.train_Q)
-    mine = state.data(memory, group)
-    return ours.reward_table(mine, ours.table(mine, draw=draw), draw=draw)
+    return ours.table(state.data(memory, group), draw=draw)

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.rewards import js_distance
 from pluralllm.architectures import choices
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
@@ -29,17 +24,12 @@ from pluralllm.model import PluralLLM
 from pluralllm.questions import Questions
 from pluralllm.residual import ExactResidual, Shares, View
 
-OwnAnswers = Literal["left-out", "posterior"]
-
 # bounds memory: real surveys ask thousands of questions
 QUESTIONS_PER_BATCH = 1024
 HASH_BYTES = 8
 # a difference from the mean that a single answer shows may be chance
 MIN_ANSWERS = 2
 UNIFORM_TOLERANCE = 1e-4
-COVERAGE = 0.9
-HALF_WIDTH = NormalDist().inv_cdf(0.5 + COVERAGE / 2)
-LARGEST_SPREAD = math.sqrt(math.log(2))
 
 NOTHING_TO_TELL = "its answers are too few, or all alike, to say how it differs; it gets the mean of all groups"
 NOT_SOLVED = "its answers cannot be solved for; it gets the mean of all groups"
@@ -58,34 +48,6 @@ def _mix(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return key ^ (key >> np.uint64(31))
-
-
-@dataclass(frozen=True)
-class Targets:
-    """One group's predicted answers.
-
-    Attributes:
-        probability_QK: (Q, K) distributions, the mean over the draws; rows sum to 1, padding is 0.
-        spread_Q: (Q,) the error to be expected, as a natural Jensen-Shannon distance in [0, 0.833]. With "residual"
-            it follows from the predictive variance, with "attention" it is the mean distance of the draws to their
-            mean: how much the prediction depends on the answers it was shown, 0 where there is one draw only.
-        deviation_QK: (Q, K) standard deviation of the square root of a share; None with "attention".
-    """
-
-    probability_QK: FloatArray
-    spread_Q: FloatArray
-    deviation_QK: FloatArray | None = None
-
-    def interval(self, scale: float = 1.0) -> tuple[FloatArray, FloatArray] | None:
-        """Low and high (Q, K): where `COVERAGE` of the survey's shares should lie; None without deviations.
-
-        `scale` multiplies the deviations. Those of a trained network are too small by a factor that its card knows
-        (`interval_scale`, see `scores.interval_scale`).
-        """
-        if self.deviation_QK is None:
-            return None
-        root_QK, half_QK = np.sqrt(self.probability_QK), scale * HALF_WIDTH * self.deviation_QK
-        return np.clip(root_QK - half_QK, 0.0, 1.0) ** 2, np.clip(root_QK + half_QK, 0.0, 1.0) ** 2
 
 
 def context_order(
@@ -133,12 +95,11 @@ def predict_targets(
     num_draws: int = 1,
     trained: BoolArray | None = None,
     rows: IntArray | None = None,
-    own: OwnAnswers = "left-out",
-) -> Targets:
+) -> FloatArray:
     """Predict one group's distribution over the options of every public question.
 
     The model is used frozen, conditioned on answers from `D_g` (paper, appendix "PluralLLM Preference Probability
-    Modeling"). A question the group answered is predicted from its other answers only, unless `own` says otherwise.
+    Modeling"). A question the group answered is predicted from its other answers only.
 
     Args:
         model: trained on an embedding of the same size.
@@ -149,14 +110,12 @@ def predict_targets(
         num_draws: contexts to average over, >= 1.
         trained: (Q,) the questions that the network was trained on; none of them if None. Only "residual" asks.
         rows: questions to predict, ascending; all Q if None.
-        own: "posterior" keeps a question's own answer in the context; "residual" only.
 
     Returns:
-        The predictions of the questions in `rows`, and how uncertain they are.
+        Distributions (Q, K) for the questions in `rows`, the mean over the draws; rows sum to 1, padding is 0.
 
     Raises:
-        UserError: the embedding has another size than the model was built for, `num_draws` < 1, or "posterior" of a
-            network of the other architecture.
+        UserError: the embedding has another size than the model was built for, or `num_draws` < 1.
     """
     if embedding.dim != model.config.embedding_dim:
         raise UserError(
@@ -170,27 +129,17 @@ def predict_targets(
     table = table.map(lambda value: value.to(next(model.parameters()).device))
     wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
     draw_RQK = np.zeros((num_draws, len(wanted), embedding.option_QK.shape[1]))
-    variance_RQK = np.zeros_like(draw_RQK)
     for draw in range(num_draws):
         order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
         if isinstance(model, ExactResidual):
             known_Q = np.zeros(len(wanted), dtype=np.bool_) if trained is None else trained[wanted]
             shared = np.sort(order[:num_context])
-            draw_RQK[draw], variance_RQK[draw] = _from_residual(
-                model, table, data, shared, wanted, known_Q, posterior=own == "posterior"
-            )
+            draw_RQK[draw] = _from_residual(model, table, data, shared, wanted, known_Q)
         elif isinstance(model, FewShotAttention):
-            if own == "posterior":
-                raise UserError('a posterior needs pluralllm.architecture = "residual"')
             draw_RQK[draw] = _from_attention(model, table, data, order, num_context, wanted)
-    mean_QK = draw_RQK.mean(axis=0)
+    mean_QK: FloatArray = draw_RQK.mean(axis=0)
     mean_QK /= mean_QK.sum(axis=1, keepdims=True)
-    if isinstance(model, ExactResidual):
-        variance_QK = variance_RQK.mean(axis=0)
-        spread_Q = np.minimum(np.sqrt(0.5 * variance_QK.sum(axis=1)), LARGEST_SPREAD)
-        return Targets(mean_QK, spread_Q, np.sqrt(variance_QK))
-    spread_Q = (1.0 - js_distance(draw_RQK, mean_QK, embedding.option_QK[wanted], base=np.e)).mean(axis=0)
-    return Targets(mean_QK, spread_Q)
+    return mean_QK
 
 
 @torch.inference_mode()
@@ -210,8 +159,7 @@ def predict_choices(
     """
 
     def predicted() -> FloatArray:
-        found = predict_targets(model, data, embedding, num_context=num_context, seed=seed, trained=trained, rows=rows)
-        return found.probability_QK
+        return predict_targets(model, data, embedding, num_context=num_context, seed=seed, trained=trained, rows=rows)
 
     if not isinstance(model, ExactResidual):
         return predicted()[None]
@@ -255,12 +203,10 @@ def _from_residual(
     shared: IntArray,
     wanted: IntArray,
     trained_Q: BoolArray,
-    *,
-    posterior: bool,
 ) -> FloatArray:
-    """Answers to the wanted questions and the variance of their roots, (2, Q, K), averaged over the views that count.
+    """Answers to the wanted questions (Q, K), averaged over the views that count.
 
-    The context are the rows `shared` of `data`, ascending; `posterior` keeps a question's own answer in it.
+    The context are the rows `shared` of `data`, ascending.
     """
     answer_NK = data.answer_NK[shared]
     if len(shared) < MIN_ANSWERS or _constant(answer_NK, table.options[data.question_N[shared]].cpu().numpy()):
@@ -275,22 +221,22 @@ def _from_residual(
     context = asked(own_N)._replace(answer=torch.from_numpy(answer_NK)[None].to(table.embedding.device))
 
     def seen_by(view: View, chosen: IntArray) -> FloatArray:
-        found_2QK = np.zeros((2, len(wanted), table.options.shape[1]))
+        found_QK = np.zeros((len(wanted), table.options.shape[1]))
         if not len(chosen):
-            return found_2QK
+            return found_QK
         conditioned = model.condition(context, view)
         if len(own_N) and not conditioned.known:
             log.warning("group %s: %s", data.group, NOT_SOLVED)
-        found_2QK[:, chosen] = conditioned.predict(asked(wanted[chosen]))
+        found_QK[chosen] = conditioned.predict(asked(wanted[chosen]))
         own = np.isin(own_N, wanted[chosen])
-        if own.any() and conditioned.known and not posterior:
-            found_2QK[:, np.searchsorted(wanted, own_N[own])] = conditioned.left_out()[:, own]
-        return found_2QK
+        if own.any() and conditioned.known:
+            found_QK[np.searchsorted(wanted, own_N[own])] = conditioned.left_out()[own]
+        return found_QK
 
-    answer_2QK = np.zeros((2, len(wanted), table.options.shape[1]))
+    answer_QK = np.zeros((len(wanted), table.options.shape[1]))
     for view, weight_Q in model.views(trained_Q).items():
-        answer_2QK += weight_Q[:, None] * seen_by(view, np.flatnonzero(weight_Q))
-    return answer_2QK
+        answer_QK += weight_Q[:, None] * seen_by(view, np.flatnonzero(weight_Q))
+    return answer_QK
 
 
 def _constant(answer_NK: npt.NDArray[np.float32], option_NK: BoolArray) -> bool:

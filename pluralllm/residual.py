@@ -309,16 +309,15 @@ class Conditioned:
         return kernel_MN @ weight_N, variance_M.clamp_min(SMALLEST_VARIANCE)
 
     def predict(self, target: Questions) -> FloatArray:
-        """The group's answers to M questions, (1, M, ...): expected shares, and the variance of their roots, (2, M, K).
+        """The group's answers to M questions, (1, M, ...): expected shares (M, K), which sum to 1; padding is 0.
 
-        Shares of a question sum to 1; the variance is of a root as a survey would find it, noise included. Padding is
-        0. A question of the context among them is predicted with its own answer as one more observation.
+        A question of the context among them is predicted with its own answer as one more observation.
         """
         read = self.model._read(target, self.view)
         return self._estimate(read, *self.residual(read))
 
     def left_out(self) -> FloatArray:
-        """Each question of the context predicted from the others, (2, C, K): block leave-one-out in closed form.
+        """Each question of the context predicted from the others, (C, K): block leave-one-out in closed form.
 
         With A the inverse of the covariance, the residual of block b is `y_b - inv(A_bb) (A y)_b`, of variance
         `inv(A_bb)` (Rasmussen and Williams, Gaussian Processes for Machine Learning, section 5.4.2, for blocks).
@@ -335,8 +334,8 @@ class Conditioned:
         return self._estimate(self.context, residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))
 
     def _estimate(self, read: _Read, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
-        both = (_shares(read, residual_P, variance_P), variance_P + self.model._noise(self.view))
-        return torch.stack([read.padded(value_P) for value_P in both]).cpu().numpy()
+        found: FloatArray = read.padded(_shares(read, residual_P, variance_P)).cpu().numpy()
+        return found
 
 
 def _shares(read: _Read, residual_P: Tensor, variance_P: Tensor) -> Tensor:

@@ -104,5 +104,5 @@ class AskedPredictor:
             trained=self._catalogue.train_Q,
         )
         questions = self._catalogue.questions
-        table = predictions.as_rows(found.probability_QK[None], groups=(ASKED,), questions=questions)
+        table = predictions.as_rows(found[None], groups=(ASKED,), questions=questions)
         return table.drop(columns="group")

@@ -20,7 +20,6 @@ from appa_flwr.run.cards import Card
 from appa_flwr.run.run_files import SCHEMA, SCHEMA_KEY
 
 COUNTRIES = ("Nigeria", "Argentina", "Egypt", "Australia", "United States", "Canada", "Germany", "India")
-SIZES = ["1", "2", "4", "8", "16", "32", "64"]
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
@@ -87,12 +86,6 @@ def predictor_card(groups: Sequence[str] = COUNTRIES, **changed: object) -> dict
         "groups": {
             group: {f"{'unseen' if g == 0 else 'seen'}/held-out": {"pluralllm": predictor_scores(0.9 - 0.01 * g)}}
             for g, group in enumerate(groups)
-        },
-        "calibration": {"seen/held-out": {"spread": 0.0421, "rank_correlation": 0.31, "coverage": 0.88}},
-        "interval_scale": 1.5,
-        "by_context": {
-            "seen/held-out": {str(2**i): predictor_scores(0.80 + 0.02 * i) for i in range(7)},
-            "unseen/held-out": {str(2**i): predictor_scores(0.70 + 0.01 * i, 240 - i) for i in (4, 0, 1, 3)},
         },
     }
     return card | changed

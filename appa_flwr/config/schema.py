@@ -259,8 +259,6 @@ def _in_models(config: Config) -> Iterator[str]:
         yield f'embedding.encoder = "{encoder}" needs embedding.model, a model folder or a hub id'
     if by_itself and model:
         yield f'embedding.model = {to_toml(model)} needs embedding.encoder = "sentence-transformers" or "causal-lm"'
-    if config.pluralllm.reward_target == "posterior" and config.pluralllm.architecture != "residual":
-        yield 'pluralllm.reward-target = "posterior" needs pluralllm.architecture = "residual"'
     if config.policy.compute_dtype == "bfloat16" and config.policy.tuning == "full":
         yield 'policy.tuning = "full" needs policy.compute-dtype = "float32": weights of 16 bits lose most steps'
 

@@ -127,11 +127,6 @@ class PluralLLMSection(Section):
     num_context_questions: int = Field(
         512, ge=1, description="most answered questions of a group that a prediction rests on"
     )
-    reward_target: Literal["predicted", "own-answer", "posterior"] = Field(
-        "predicted",
-        description="what rollouts on questions a group answered are scored against: the prediction from its other "
-        "answers, its own answer, or the prediction with that answer known",
-    )
     context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
     checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")

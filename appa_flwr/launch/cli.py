@@ -160,8 +160,7 @@ def pluralllm(file: File = None, overrides: Overrides = None, verbose: Verbose =
 
     found = read_run(folder).pluralllm
     if found is not None:
-        show(accuracy.table(found), accuracy.by_context(found), accuracy.kept(found), accuracy.note(found))
-        show(*accuracy.uncertainty(found))
+        show(accuracy.table(found), accuracy.kept(found), accuracy.note(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 

@@ -65,7 +65,6 @@ class OwnerPolicy(BaseModel):
         "(sft.target=predicted-mean): both tell predictions",
     )
     mean: bool = Field(False, description="vote with distributions (sft.target=mean, look-ups): training answers leave")
-    own_answers: bool = Field(False, description="take part in runs that score against training answers themselves")
     least_answers: int = Field(
         10,
         ge=1,
@@ -129,7 +128,7 @@ AS_IN_SIMULATION: dict[str, object] = {
 }
 """Values that make a node's PluralLLM that of a simulation, to every digit."""
 
-SIMULATION = OwnerPolicy(metrics=None, truth=True, probes=True, mean=True, own_answers=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
+SIMULATION = OwnerPolicy(metrics=None, truth=True, probes=True, mean=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
 
 
 def read_owner_policy(path: Path) -> OwnerPolicy:

@@ -48,7 +48,7 @@ ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
 """Kinds of scored answers: those of a model or a trivial baseline, or probes, made to find the ceilings."""
 
 FAILED, FORGOTTEN = 100, 101
-MEAN_REFUSED, OWN_ANSWERS_REFUSED, TRAINING_REFUSED = range(110, 113)
+MEAN_REFUSED, TRAINING_REFUSED = 110, 112
 VOTES_REFUSED, PROBES_REFUSED, PREDICTIONS_REFUSED = range(113, 116)
 SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING, UNKNOWN_ACTION, METRIC_REFUSED = range(
     116, 124
@@ -69,8 +69,6 @@ LONGEST_ID = 1000
 REFUSALS = {
     MEAN_REFUSED: "sft.target = mean, or votes as distributions, would send training answers themselves; a deployed"
     " node allows that only by mean = true in its owner's policy",
-    OWN_ANSWERS_REFUSED: "pluralllm.reward-target = own-answer or posterior would score against training answers"
-    " themselves; a deployed node allows that only by own-answers = true in its owner's policy",
     TRAINING_REFUSED: "its owner's policy has training = false: it trains no PluralLLM; pluralllm.checkpoint does"
     " without",
     VOTES_REFUSED: "its owner's policy has votes = false: it does not vote for SFT; sft.checkpoint does without",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -20,13 +20,11 @@ PREDICTORS: Mapping[str, str] = {
     "pluralllm-shared": "PluralLLM, same answers",
 }
 """In the order of the table. The last is PluralLLM on the answers where the mean of the other groups is known."""
-BASELINES = ("mean-of-others", "nearest-question", "uniform")
 HELD_OUT = "held-out"
 NOTE = (
     "Agreement with the groups' own survey answers, mean over answers, 0 to 1, higher is better. Groups computed it "
     "themselves and sent sums. Training questions are predicted from the group's other answers."
 )
-CONTEXT_TITLE = "PluralLLM's JS by number of context answers"
 
 
 @dataclass(frozen=True)
@@ -36,25 +34,6 @@ class GroupScores:
     name: str
     unseen: bool
     js: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ContextCurve:
-    """PluralLLM's score when it is shown few or many answers of a group.
-
-    Attributes:
-        part: such as "seen / held-out".
-        js: number of context answers, ascending -> JS.
-        answers: how many were scored, as a range where it depends on the size.
-        levels: what does not depend on the size: predictor, one of `BASELINES` -> JS on the same part.
-        fewer: answers to which the mean of the other groups is known, and all answers; None where these are the same.
-    """
-
-    part: str
-    js: Mapping[int, float]
-    answers: str
-    levels: Mapping[str, float]
-    fewer: tuple[float, float] | None
 
 
 def blocks(found: Card) -> dict[str, list[tuple[str, ...]]]:
@@ -109,58 +88,6 @@ def kept(found: Card) -> str | None:
         f"{chosen.validation:.3f}; this flatters them a little, and unseen groups had no say"
     )
     return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
-
-
-def context_curves(found: Card) -> list[ContextCurve]:
-    """PluralLLM's score by context size, a curve a part that has any."""
-    curves = []
-    for part, sizes in found.by_context.items():
-        if sizes:
-            counts = [score["answers"] for score in sizes.values()]
-            answers = " to ".join(f"{count:.0f}" for count in dict.fromkeys((min(counts), max(counts))))
-            others = found.scores.get(part, {})
-            js = {size: sizes[size]["js"] for size in sorted(sizes)}
-            levels = {name: others[name]["js"] for name in BASELINES if name in others}
-            curves.append(ContextCurve(_part(part), js, answers, levels, _fewer(others)))
-    return curves
-
-
-def context_rows(curves: Sequence[ContextCurve]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and body of the table by context size: a row a curve, a column a size, a dash where it was not measured."""
-    sizes = sorted({size for curve in curves for size in curve.js})
-    head = (HEAD[0], *map(str, sizes), HEAD[-1])
-    body = []
-    for curve in curves:
-        body.append((curve.part, *(number(curve.js.get(size)) for size in sizes), curve.answers))
-    return head, body
-
-
-def by_context(found: Card) -> Table | None:
-    """PluralLLM's JS by number of context answers for a terminal; None where it was not measured."""
-    head, body = context_rows(context_curves(found))
-    shown = Table(*head, title=CONTEXT_TITLE, title_justify="left")
-    for texts in body:
-        shown.add_row(*texts)
-    return shown if body else None
-
-
-def uncertainty(found: Card) -> list[str]:
-    """A sentence a part on the predictor's own uncertainty; empty where it was not computed."""
-    sentences = []
-    for part, measured in found.calibration.items():
-        if measured.get("spread"):
-            ranked = measured.get("rank_correlation")
-            known = "unknown" if ranked is None else f"{ranked:.2f}"
-            sentence = (
-                f"{_part(part)}: expected error {measured['spread']:.3f}, its rank correlation with the error "
-                f"{known} (mean over groups)"
-            )
-            if "coverage" in measured:
-                sentence += f"; {measured['coverage']:.0%} of the shares lie in their 90 % interval"
-                if found.interval_scale is not None:
-                    sentence += f" (deviations times {found.interval_scale:.2f})"
-            sentences.append(sentence)
-    return sentences
 
 
 def trust(found: Card) -> list[str]:

@@ -350,12 +350,6 @@ def predictor_table(found: cards.Card) -> Table:
     return Table(dict.fromkeys(accuracy.HEAD, ()), list(accuracy.blocks(found).items()), accuracy.note(found), texts=2)
 
 
-def context_table(found: cards.Card) -> Table | None:
-    """Its scores by number of context answers, None where these were not measured."""
-    head, rows = accuracy.context_rows(accuracy.context_curves(found))
-    return Table(dict.fromkeys(head, ()), [("", [row]) for row in rows], accuracy.CONTEXT_TITLE) if rows else None
-
-
 _JINJA = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
 _JINJA.filters |= {"base64": lambda png: base64.b64encode(png).decode("ascii"), "number": number}
 _JINJA.globals |= {"findings": findings, "accuracy": accuracy, "second_rule": second_rule}
@@ -363,7 +357,7 @@ _JINJA.globals |= {
     made.__name__: made
     for made in (
         facts, truths, metric_name, training_metric_table, all_metrics_table, per_group_table, predictor_table,
-        context_table, config_table, rules_table, served_groups_table, targets_table,
+        config_table, rules_table, served_groups_table, targets_table,
     )
 }  # fmt: skip
 

@@ -169,12 +169,9 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 {% set found = run.pluralllm %}
 {% if found and found.scores %}
 {{ table(predictor_table(found)) }}
-{{ bullets(([accuracy.kept(found)] + accuracy.uncertainty(found))|select) }}
+{{ bullets([accuracy.kept(found)]|select) }}
 {% endif %}
 {{ picture("pluralllm") }}
-{% call folded("By number of context answers") %}
-{% if found and context_table(found) %}{{ table(context_table(found)) }}{% endif %}
-{% endcall %}
 {{ picture("pluralllm_groups") }}
 {% endcall %}
 {% call section("Example answers") %}

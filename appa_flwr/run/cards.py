@@ -8,9 +8,9 @@ from pydantic import AfterValidator, Field
 
 from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
-from appa_flwr.run.records import Means, PartScores, Record
+from appa_flwr.run.records import PartScores, Record
 
-CARD_FORMAT = 5
+CARD_FORMAT = 6
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
 
 
@@ -123,11 +123,6 @@ class Card(Record):
         group_sums: the sums over the groups, None where none were made.
         scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
         groups: group -> the same for it alone.
-        calibration: part -> the mean "spread" and its "rank_correlation" with the error; with intervals, the share of
-            survey answers within them as "coverage", of seen groups each by the other groups' scale.
-        interval_scale: factor of the predictor's deviations, in .7 to 2.8, at which its intervals hold 90 % of the
-            seen groups' held-out answers, or come nearest; None where these have none.
-        by_context: part -> number of context answers -> measure -> mean over answers, and "answers".
     """
 
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
@@ -142,6 +137,3 @@ class Card(Record):
     group_sums: GroupSums | None = None
     scores: PartScores = Field({})
     groups: dict[str, PartScores] = Field({})
-    calibration: dict[str, Means] = Field({})
-    interval_scale: float | None = None
-    by_context: dict[str, dict[Annotated[int, Field(ge=1)], Means]] = Field({})

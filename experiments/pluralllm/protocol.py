@@ -31,7 +31,7 @@ from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from client_app.predictor import Predictor, load, train_round
 from experiments.pluralllm.federation import LocalGrid, flower_task
-from experiments.pluralllm.measures import PredictorScores, coverages, measure
+from experiments.pluralllm.measures import PredictorScores, measure
 from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
@@ -39,9 +39,9 @@ from pluralllm.encoders import Encoder
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.prediction import Targets, predict_targets
+from pluralllm.prediction import predict_targets
 from pluralllm.residual import ExactResidual
-from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, interval_scale, nearest_question
+from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, nearest_question
 from pluralllm.training import train_centrally
 from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.predictor.strategies import SERVER_LEARNING_RATE
@@ -259,7 +259,7 @@ def report(
     embedding, settings = problem.embedding, config.pluralllm
     begin = time.process_time()
 
-    def tables(part: Part, num_context: int) -> list[Targets]:
+    def tables(part: Part, num_context: int) -> list[FloatArray]:
         return [
             predict_targets(
                 trained.model,
@@ -273,14 +273,8 @@ def report(
             for data in part.context
         ]
 
-    def measured(found: Mapping[str, list[Targets]]) -> dict[str, PredictorScores]:
-        scale = None
-        if (seen := found.get(SEEN_HELD_OUT)) and (within := coverages(seen, problem.validation, embedding)):
-            scale = interval_scale(within.share_LS.mean(axis=0))
-        return {
-            name: measure(found[name], part.truth, embedding, scale=None if name == SEEN_HELD_OUT else scale)
-            for name, part in problem.parts.items()
-        }
+    def measured(found: Mapping[str, list[FloatArray]]) -> dict[str, PredictorScores]:
+        return {name: measure(found[name], part.truth, embedding) for name, part in problem.parts.items()}
 
     found = {name: tables(part, settings.num_context_questions) for name, part in problem.parts.items()}
     table_seconds = time.process_time() - begin
@@ -295,7 +289,7 @@ def report(
     return Report(scores, by_context, trained.round, trained.cpu_seconds, table_seconds)
 
 
-def baselines(problem: Problem, part: Part) -> dict[str, list[Targets]]:
+def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:
     """Baselines that need no training, a table a group.
 
     The mean of the others reads what the seen groups answered to the very question, held-out ones too: no predictor of
@@ -304,16 +298,13 @@ def baselines(problem: Problem, part: Part) -> dict[str, list[Targets]]:
     embedding = problem.embedding
     uniform_QK = embedding.option_QK / embedding.option_QK.sum(axis=1, keepdims=True)
 
-    def certain(table_QK: FloatArray) -> Targets:
-        return Targets(table_QK, np.zeros(len(table_QK)))
-
     means = []
     for data in part.truth:
         others = [other for other in (*problem.training, *problem.validation) if other.group != data.group]
         mean_QK = mean_from_sums(*group_sums(others, embedding), min_groups=1)
-        means.append(certain(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK)))
+        means.append(np.where(mean_QK.any(axis=1, keepdims=True), mean_QK, uniform_QK))
     return {
-        UNIFORM: [certain(uniform_QK)] * len(part.truth),
-        NEAREST: [certain(nearest_question(data, embedding)) for data in part.context],
+        UNIFORM: [uniform_QK] * len(part.truth),
+        NEAREST: [nearest_question(data, embedding) for data in part.context],
         MEAN_OF_OTHERS: means,
     }

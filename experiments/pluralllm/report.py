@@ -28,7 +28,7 @@ from pluralllm.encoders import encoder
 from pluralllm.scores import PREDICTOR
 from server_app.models.base import cache_folder
 
-MEASURES = ("js", "js_distance", "r", "r2", "order", "spearman", "coverage", "scaled")
+MEASURES = ("js", "js_distance", "r", "r2", "order")
 DATASETS = (*REAL, "generated")
 SIZES = (1, 4, 16, 64, 128)
 ATTENTION = ("pluralllm.architecture=attention", "pluralllm.num-context-questions=16")

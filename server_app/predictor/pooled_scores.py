@@ -13,32 +13,14 @@ from flwr.app import RecordDict
 from appa_flwr.protocol import sum_messages as messages
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import Means, PartScores
-from pluralllm.scores import (
-    AT_SCALES,
-    CALIBRATION,
-    CONTEXT_SIZES,
-    COVERAGE,
-    MEAN_OF_OTHERS,
-    MEASURES,
-    NEAREST,
-    PREDICTOR,
-    SHARED,
-    UNIFORM,
-    by_size,
-    coverage_at,
-    interval_scale,
-    summed,
-)
+from pluralllm.scores import MEAN_OF_OTHERS, MEASURES, NEAREST, PREDICTOR, SHARED, UNIFORM, summed
 from server_app.federation.secure_sums import SecureSums
 
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
-ANSWERS, SPREAD, RANK_CORRELATION = "answers", "spread", "rank_correlation"
+ANSWERS = "answers"
 ALWAYS = (PREDICTOR, UNIFORM, NEAREST)
 SOMETIMES = (MEAN_OF_OTHERS, SHARED)
-BY_SIZE = {by_size(size): size for size in CONTEXT_SIZES}
-# what says whether the stated uncertainty is right -> its measures
-UNCERTAINTY = {CALIBRATION: (RANK_CORRELATION,), COVERAGE: AT_SCALES}
 NAME_LENGTH = 40  # of a foreign name in a message
 SEEN, UNSEEN = "seen", "unseen"
 # sums of rewards that are all 1 may end just above their number
@@ -51,11 +33,10 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
         if (wire.HELD_OUT_PART, name) not in sums:
             return f"no score of {name} on held-out questions"
     for (part, name), measures in sums.items():
-        if part not in sizes or name not in (*ALWAYS, *SOMETIMES, *BY_SIZE, *UNCERTAINTY):
+        if part not in sizes or name not in (*ALWAYS, *SOMETIMES):
             return f"a score of '{name[:NAME_LENGTH]}' on '{part[:NAME_LENGTH]}', which nobody asked for"
-        expected = {ANSWERS, *UNCERTAINTY[name]} if name in UNCERTAINTY else {ANSWERS, *MEASURES}
-        if set(measures) != (expected | {SPREAD} if name == PREDICTOR else expected):
-            return f"other measures of {name} than {', '.join(sorted(expected))}"
+        if set(measures) != {ANSWERS, *MEASURES}:
+            return f"other measures of {name} than {', '.join(sorted((ANSWERS, *MEASURES)))}"
         num_answers = measures[ANSWERS]
         if not 0 <= num_answers <= sizes[part] or num_answers != int(num_answers):
             return f"{num_answers} answers scored of {sizes[part]}"
@@ -63,8 +44,7 @@ def fault(sums: Sums, sizes: Mapping[str, int]) -> str | None:
         # Scores are compared with each other, so they must be of the same answers.
         if name != SHARED and num_answers != sums.get((part, like), {}).get(ANSWERS):
             return f"{num_answers} answers scored of {name}, others of {like}"
-        low = -1.0 if name == CALIBRATION else 0.0
-        if not all(low * num_answers - ROUNDING <= value <= num_answers + ROUNDING for value in measures.values()):
+        if not all(-ROUNDING <= value <= num_answers + ROUNDING for value in measures.values()):
             return f"scores of {name} out of range"
     return None
 
@@ -77,9 +57,7 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
         unseen: groups that did not train.
 
     Returns:
-        The fields "scores", "groups", "by_context", "calibration" and "interval_scale", which the seen groups' held-out
-        answers choose. Means are over all answers of these groups; the rank correlation is that of spread and error,
-        over the groups where it is defined.
+        The fields "scores" and "groups". Means are over all answers of these groups.
     """
     pooled: dict[tuple[str, str], dict[str, float]] = {}
     groups: dict[str, PartScores] = {name: {} for name in by_group}
@@ -91,42 +69,15 @@ def scores(by_group: Mapping[str, Sums], unseen: Collection[str]) -> dict[str, A
             total = pooled.setdefault((part_name, name), {})
             for measure, value in measures.items():
                 total[measure] = total.get(measure, 0.0) + value
-            if name not in UNCERTAINTY and name not in BY_SIZE:
-                groups[group].setdefault(part_name, {})[name] = _means(measures)
-    held_out = (f"{SEEN}/{wire.HELD_OUT_PART}", COVERAGE)
-    scale = interval_scale(_at_scales(pooled[held_out])) if held_out in pooled else 1.0
+            groups[group].setdefault(part_name, {})[name] = _means(measures)
     found: PartScores = {}
-    calibration: dict[str, Means] = {}
-    by_context: dict[str, dict[int, Means]] = {}
     for (part_name, name), total in pooled.items():
-        means = _means(total)
-        if name == CALIBRATION:
-            calibration.setdefault(part_name, {})[RANK_CORRELATION] = means[RANK_CORRELATION]
-            continue
-        if name == COVERAGE:
-            calibration.setdefault(part_name, {})[COVERAGE] = coverage_at(scale, _at_scales(total))
-            continue
-        if name in BY_SIZE:
-            by_context.setdefault(part_name, {})[BY_SIZE[name]] = means
-            continue
-        if name == PREDICTOR:
-            calibration.setdefault(part_name, {})[SPREAD] = means[SPREAD]
-        found.setdefault(part_name, {})[name] = {key: value for key, value in means.items() if key != SPREAD}
-    if held_out in pooled:
-        del calibration[held_out[0]][COVERAGE]  # by a factor of its own
-        if (share := _crossed_coverage(by_group, unseen)) is not None:
-            calibration[held_out[0]][COVERAGE] = share
-    return {
-        "scores": found,
-        "groups": groups,
-        "by_context": by_context,
-        "calibration": calibration,
-        "interval_scale": scale if held_out in pooled else None,
-    }
+        found.setdefault(part_name, {})[name] = _means(total)
+    return {"scores": found, "groups": groups}
 
 
 def from_sums(secure: SecureSums, catalogue: wire.Catalogue) -> dict[str, Any]:
-    """The same from sums over the groups: without tables of single groups, and seen groups' intervals are not crossed.
+    """The same from sums over the groups: without tables of single groups.
 
     Raises:
         TooFew: see `SecureSums.total`.
@@ -139,30 +90,6 @@ def from_sums(secure: SecureSums, catalogue: wire.Catalogue) -> dict[str, Any]:
             of = by_kind.setdefault(kind, {}).setdefault((part, name), {})
             of[measure] = float(round(value)) if measure == ANSWERS else value
     return scores(by_kind, (UNSEEN,)) | {"groups": {}}
-
-
-def _crossed_coverage(by_group: Mapping[str, Sums], unseen: Collection[str]) -> float | None:
-    """Share of the seen groups' held-out answers within their intervals, each group's by the scale of the others.
-
-    By a scale of its own it would be right by making. None where fewer than two groups can be compared.
-    """
-    curves = {
-        group: sums[wire.HELD_OUT_PART, COVERAGE]
-        for group, sums in by_group.items()
-        if group not in unseen and sums.get((wire.HELD_OUT_PART, COVERAGE), {}).get(ANSWERS)
-    }
-    if len(curves) < 2:
-        return None
-    every = {measure: sum(curve[measure] for curve in curves.values()) for measure in (ANSWERS, *AT_SCALES)}
-    within = 0.0
-    for curve in curves.values():
-        scale = interval_scale(_at_scales({measure: every[measure] - curve[measure] for measure in every}))
-        within += curve[ANSWERS] * coverage_at(scale, _at_scales(curve))
-    return within / every[ANSWERS]
-
-
-def _at_scales(sums: Mapping[str, float]) -> list[float]:
-    return [sums[measure] / sums[ANSWERS] for measure in AT_SCALES]
 
 
 def _means(sums: Mapping[str, float]) -> Means:

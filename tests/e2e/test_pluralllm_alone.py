@@ -82,12 +82,8 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     for part, scores in found.pluralllm.scores.items():
         others = {"mean-of-others", "pluralllm-shared"} if part.endswith("held-out") else set()
         assert scores.keys() == {"pluralllm", "uniform", "nearest-question"} | others
-    assert found_card["by_context"].keys() == parts
-    for sizes in found_card["by_context"].values():
-        assert list(sizes) == ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert found_card["chosen"] == 3
     assert found_card["group_sums"]["held_out"] > 0
-    assert all(measured["spread"] > 0 for measured in found.pluralllm.calibration.values())
     assert found_card["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
     assert found_card["survey"]["unseen_groups"].keys() == {"Castria"}
 

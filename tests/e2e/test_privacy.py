@@ -93,7 +93,6 @@ votes = false
 truth = false
 probes = false
 mean = false
-own-answers = false
 reward-decimals = 2
 reward-noise = 0.05
 scores-per-question = 40

@@ -23,7 +23,6 @@ from server_app.federation.catalogue import build_catalogue
 
 DISTRIBUTIONS = f"{wire.VOTE} as distributions"
 
-pytestmark = pytest.mark.usefixtures("few_scores")
 
 # --- who lives here -------------------------------------------------------------------------------
 
@@ -224,24 +223,18 @@ def owned(folder, owner_policy):
 MEANS = [
     ("mean", None, wire.MEAN_REFUSED),
     ("mean", "", wire.MEAN_REFUSED),
-    ("mean", "own-answers = true\nprobes = true", wire.MEAN_REFUSED),
+    ("mean", "probes = true", wire.MEAN_REFUSED),
     ("mean", "mean = true", None),
     ("predicted-mean", "mean = true", wire.PREDICTIONS_REFUSED),
     ("predicted-mean", "probes = true", None),
 ]
-OWN = [(None, wire.OWN_ANSWERS_REFUSED), ("mean = true", wire.OWN_ANSWERS_REFUSED), ("own-answers = true", None)]
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "owner_policy", "code"),
     [
         *((kind, {"sft__target": to}, text, code) for kind in (wire.CATALOGUE, wire.VOTE) for to, text, code in MEANS),
-        *(
-            (kind, {"pluralllm__reward_target": target}, owner_policy, code)
-            for kind in (wire.CATALOGUE, wire.TARGETS)
-            for target in ("own-answer", "posterior")
-            for owner_policy, code in OWN
-        ),
+        (wire.TARGETS, {"sft__target": "mean"}, None, wire.MEAN_REFUSED),
         (TRAIN, {}, "training = false", wire.TRAINING_REFUSED),
         ("evaluate", {}, "training = false", wire.TRAINING_REFUSED),
         (wire.VOTE, {}, "votes = false", wire.VOTES_REFUSED),
@@ -280,37 +273,6 @@ def test_without_a_ledger_nothing_leaves(place, tmp_path):
     node.context.node_config = {"group": "Avaria", **({"ledger": str(tmp_path / place)} if place else {})}
     for kind in (wire.ROLL_CALL, wire.VOTE, wire.SCORE):
         assert node.ask(kind, node.content(kind, catalogue)).has_error()
-
-
-# --- targets --------------------------------------------------------------------------------------
-
-
-def test_in_simulation_rollouts_can_be_scored_against_the_groups_own_training_answers():
-    usual, catalogue = prepared_node()
-    node, _ = prepared_node(pluralllm__reward_target="own-answer")
-    for group in state.groups(state.memory_of(node.context)):
-        predicted_QK, table_QK = (state.targets(state.memory_of(n.context), group) for n in (usual, node))
-        truth_QK = state.truth(state.memory_of(node.context), group)
-        own_Q = ~np.isnan(truth_QK).any(1) & catalogue.train_Q
-        assert own_Q.any()
-        np.testing.assert_allclose(table_QK[own_Q], truth_QK[own_Q], atol=1e-7)
-        assert (np.abs(predicted_QK - truth_QK)[own_Q].max(1) > 1e-4).all()  # no prediction hits its answer
-        np.testing.assert_array_equal(table_QK[~own_Q], predicted_QK[~own_Q])
-        asked = uniform_request(catalogue, prediction_JK=np.where(own_Q[:, None], np.nan_to_num(truth_QK), table_QK))
-        reply = node.groups(wire.SCORE, wire.pack_score_request(asked))[group]
-        assert (reply.rewards["js", wire.TARGET_SIDE] > 1 - 1e-6).all()
-
-
-def test_a_fresh_draw_keeps_the_kind_of_target():
-    every = {"pluralllm__context_resampling": "every-iteration"}
-    node, catalogue = prepared_node(pluralllm__reward_target="posterior", **every)
-    usual, _ = prepared_node(**every)
-    for group in state.groups(state.memory_of(node.context)):
-        own_Q = ~np.isnan(state.truth(state.memory_of(node.context), group)).any(1) & catalogue.train_Q
-        asked = wire.pack_score_request(uniform_request(catalogue, draw=3))
-        with_it, without = (n.groups(wire.SCORE, asked)[group].rewards["js", wire.TARGET_SIDE] for n in (node, usual))
-        np.testing.assert_array_equal(with_it[~own_Q], without[~own_Q])
-        assert (with_it[own_Q] != without[own_Q]).any()
 
 
 # --- scores ---------------------------------------------------------------------------------------

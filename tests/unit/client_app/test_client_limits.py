@@ -20,8 +20,6 @@ from appa_flwr.survey.generate import generate
 from client_app import state, survey_answers
 from server_app.federation.catalogue import build_catalogue
 
-pytestmark = pytest.mark.usefixtures("few_scores")
-
 SURVEY = generate(num_questions=160, num_groups=2, seed=3)
 GROUP = SURVEY.groups[0]
 

@@ -13,8 +13,6 @@ from appa_flwr.protocol import votes, wire
 from client_app import outgoing, predictor, scoring, state, survey_answers
 from client_app.main import app
 
-pytestmark = pytest.mark.usefixtures("few_scores")
-
 SECRET = "secret 0.123456 question text"
 
 FAULTS = [

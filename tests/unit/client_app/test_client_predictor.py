@@ -23,7 +23,6 @@ from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
 from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
-from pluralllm.prediction import context_order
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.training import local_update
 from server_app.federation.catalogue import build_catalogue
@@ -154,33 +153,6 @@ def loaded(embedding, given, *, train_Q=None, **changes) -> Predictor:
     )
 
 
-def test_few_shots_say_nothing_of_uncertainty(embedding, groups):
-    config = Config.load({**CONFIG.flat(), **ATTENTION})
-    found = loaded(embedding, weights(config), **ATTENTION).table(groups[1], draw=0)
-    assert not found.spread_Q.any()
-
-
-@pytest.mark.parametrize("target", ["predicted", "own-answer", "posterior"])
-def test_only_the_groups_own_questions_are_scored_against_another_target(target, embedding, groups):
-    mine = groups[1]
-    ours = loaded(embedding, weights(CONFIG), **{"pluralllm.reward-target": target})
-    found = ours.table(mine, draw=0)
-    table_QK = ours.reward_table(mine, found, draw=0)
-    others = np.setdiff1d(np.arange(len(table_QK)), mine.question_N)
-    assert len(others) > 3
-    np.testing.assert_array_equal(table_QK[others], found.probability_QK[others])
-    distance, predicted = (
-        np.abs(value_QK[mine.question_N] - mine.answer_NK).sum(1) for value_QK in (table_QK, found.probability_QK)
-    )
-    if target == "posterior":  # the answer is known, but it was a sample's
-        assert distance.min() > 0
-        assert distance.mean() < predicted.mean()
-    else:
-        np.testing.assert_array_equal(distance, predicted if target == "predicted" else 0.0)
-    mean = ours.table(mine.first(0), draw=0)
-    np.testing.assert_array_equal(ours.reward_table(mine.first(0), mean, draw=0), mean.probability_QK)
-
-
 def scored(start, embedding, answers: GroupData, *, count: int, least=1, mean_of_others=None, **changes):
     """What a group tells whose first answers are training answers, with all other questions held out; their number."""
     train_Q = np.zeros(len(embedding.option_QK), dtype=bool)
@@ -199,7 +171,6 @@ def test_few_training_answers_are_not_scored_for_the_server(start, embedding, gr
     for count, least in ((9, 1), (10, 11)):
         few, _ = scored(start, embedding, groups[1], count=count, least=least)
         assert few.keys() == {"held-out"}
-        assert not any(name.startswith("context-") for name in few["held-out"])
     enough, held_out = scored(start, embedding, groups[1], count=10)
     assert enough["training"]["pluralllm"]["answers"] == 10
     assert enough["held-out"]["pluralllm"]["answers"] == held_out
@@ -215,36 +186,6 @@ def test_no_two_sums_differ_by_a_few_training_answers(start, embedding, groups):
         found, _ = scored(start, embedding, answers, count=len(answers), mean_of_others=known_QK)
         assert ("mean-of-others" in found["training"], "pluralllm-shared" in found["training"]) == (sent, sent), unknown
         assert "mean-of-others" in found["held-out"]
-
-
-def test_every_context_size_is_scored_by_contexts_of_that_size(embedding, groups):
-    found, held_out = scored(weights(CONFIG), embedding, groups[1], count=12, **{"pluralllm.num-context-questions": 16})
-    for part, num_answers in (("held-out", held_out), ("training", 12)):
-        sums = found[part]
-        by_size = [name for name in sums if name.startswith("context-")]
-        assert by_size == [f"context-{size}" for size in (1, 2, 4, 8, 16, 32, 64, 128)]
-        assert {sums[name]["answers"] for name in by_size} == {num_answers}
-        assert sums["context-16"]["js"] == pytest.approx(sums["pluralllm"]["js"], abs=1e-6)
-        assert sums["context-1"]["js"] != pytest.approx(sums["context-8"]["js"], abs=1e-4)
-        assert sums["context-32"] == sums["context-64"]  # more than the group has
-
-
-def test_no_score_rests_on_a_few_context_answers(start, embedding, groups, monkeypatch):
-    """The server knows the weights and the held-out answers: from the score by one answer it could tell that answer."""
-    drawn: dict[int, list[set[int]]] = {}
-    table = Predictor.table
-
-    def recorded(ours, mine, *, draw, rows=None, num_context=None, own="left-out"):
-        if num_context is not None:
-            seed = child_seed(ours.seed, "context", draw)
-            order = context_order(mine, embedding.question_ids, num_context=num_context, seed=seed)
-            drawn.setdefault(num_context, []).append(set(order[:num_context].tolist()))
-        return table(ours, mine, draw=draw, rows=rows, num_context=num_context, own=own)
-
-    monkeypatch.setattr(Predictor, "table", recorded)
-    scored(start, embedding, groups[1], count=len(groups[1]))
-    assert all(size * len(contexts) >= 10 for size, contexts in drawn.items())
-    assert len(set.union(*drawn[1])) > 4  # several answers, not one again and again
 
 
 def test_a_group_without_held_out_answers_has_a_table_and_scores(start, embedding, groups):
@@ -295,7 +236,7 @@ def test_validation_tells_what_each_share_of_the_views_would_be_worth(embedding,
 
     def predicted(shares):
         chosen = ArrayRecord({**given, SHARES_KEY: Array(np.array(shares, dtype=np.float32))})
-        return loaded(embedding, wire.join_weights(chosen), train_Q=train_Q).table(mine, draw=0).probability_QK
+        return loaded(embedding, wire.join_weights(chosen), train_Q=train_Q).table(mine, draw=0)
 
     expected = [np.mean(distances(predicted(shares), truth, embedding)) for shares in SHARES]
     assert np.ptp(expected) > 1e-3

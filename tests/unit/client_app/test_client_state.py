@@ -12,7 +12,7 @@ from flwr.app import Context
 from in_process import InProcessGrid, request
 
 from appa_flwr.protocol import wire
-from client_app import predictor, state
+from client_app import state
 from client_app.main import app
 
 
@@ -29,9 +29,7 @@ def remembered(tmp_path_factory):
     folder.chmod(0o700)
     umask = os.umask(0o000)
     try:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(predictor, "CONTEXT_SIZES", ())
-            return world, talked(world)
+        return world, talked(world)
     finally:
         os.umask(umask)
 

@@ -38,11 +38,6 @@ from appa_flwr.core.errors import UserError
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "A, B, C"]),
         ({"groups": "A;B", "pluralllm.unseen-groups": "A;B"}, ["pluralllm.unseen-groups", "all groups"]),
         ({"pluralllm.architecture": "mean"}, ["pluralllm.architecture", "residual, attention"]),
-        ({"pluralllm.reward-target": "mine"}, ["pluralllm.reward-target", "predicted, own-answer, posterior"]),
-        (
-            {"pluralllm.reward-target": "posterior", "pluralllm.architecture": "attention"},
-            ['pluralllm.reward-target = "posterior"', 'pluralllm.architecture = "residual"'],
-        ),
         ({"embedding.encoder": "minilm", "embedding.model": "x"}, ["embedding.model", '"sentence-transformers"']),
         ({"embedding.encoder": "causal-lm"}, ['embedding.encoder = "causal-lm"', "embedding.model"]),
         ({"run-name": "../escape"}, ["run-name"]),

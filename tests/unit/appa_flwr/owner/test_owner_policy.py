@@ -34,7 +34,7 @@ def test_a_file_decides_what_it_names_and_no_more(tmp_path):
 def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     assert owner_policy_of({"partition-id": 0}) is SIMULATION
     assert owner_policy_of({"group": "Avaria"}) == OwnerPolicy()
-    assert not any(getattr(OwnerPolicy(), key) for key in ("mean", "own_answers", "truth", "probes"))
+    assert not any(getattr(OwnerPolicy(), key) for key in ("mean", "truth", "probes"))
     path = written(tmp_path, "truth = true")
     assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(truth=True)
     assert owner_policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION

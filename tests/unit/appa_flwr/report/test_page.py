@@ -14,7 +14,6 @@ from report_runs import (
     COUNTRIES,
     GOOD,
     PNG_START,
-    SIZES,
     built_page,
     cells,
     fake_run,
@@ -29,7 +28,6 @@ from report_runs import (
 )
 
 from appa_flwr.config import Config, assemble
-from appa_flwr.report import accuracy
 from appa_flwr.report.page import command
 from appa_flwr.run.records import METHODS
 
@@ -189,10 +187,8 @@ def test_all_text_is_escaped(tmp_path):
         metrics=[line(1, planned=9, fell_back=None, groups=tuple(run)) | {"missing_groups": [evil]}],
         phases=[{"phase": evil, "seconds": 1.0}],
         pluralllm=predictor_card(
-            by_context={f"{evil}/held-out": {"1": predictor_scores(0.5)}},
             scores={f"{evil}/held-out": {evil: predictor_scores(0.5), "pluralllm": predictor_scores(0.5)}},
             groups={evil: {f"seen{evil}/held-out": {evil: predictor_scores(0.5)}}},
-            calibration={evil: {"spread": 0.5, "rank_correlation": 0.1}},
         ),
         examples=[{"question": evil, "options": [evil], "sft": evil, "ppo": evil, "mean_reward": 0.5}],
     )
@@ -264,10 +260,6 @@ def test_the_targets_own_error_stands_next_to_the_alignment_scores(tmp_path):
     )
     # the table: PluralLLM first in each part, its natural JS distance and its Wasserstein score beside it
     assert cells(rest, "seen / held-out") == ["seen / held-out", "PluralLLM", "0.930", "0.780", "0.880", "240"]
-    assert (
-        "expected error 0.042, its rank correlation with the error 0.31 (mean over groups); 88% of the shares lie in "
-        "their 90 % interval (deviations times 1.50)" in rest
-    )
 
 
 def test_two_spokes_are_no_plane(tmp_path):
@@ -281,37 +273,12 @@ def test_unseen_groups_are_marked(tmp_path):
     assert marked.count("(unseen)") == marked.count("<th>b (unseen)</th>") == 1
 
 
-def test_scores_by_context_size_stand_in_the_page_and_the_terminal(tmp_path):
-    found = found_predictor(tmp_path)
-    page = page_of(tmp_path)
-    table = page[: page.index(escape(accuracy.CONTEXT_TITLE))].rpartition("<table")[2]
-    assert cells(table, "Groups / questions") == ["Groups / questions", *SIZES, "Answers"]
-    # 0.80 and 0.02 more a doubling
-    seen = ["0.800", "0.820", "0.840", "0.860", "0.880", "0.900", "0.920", "240"]
-    assert cells(table, "seen / held-out")[1:] == seen
-    # not measured at 4, 32 and 64; 240 answers scored at size 1 and 236 at 16
-    unseen = ["0.700", "0.710", "–", "0.730", "0.740", "–", "–", "236 to 240"]
-    assert cells(table, "unseen / held-out")[1:] == unseen
-    shown = accuracy.by_context(found)
-    assert shown is not None
-    assert [tuple(column.cells) for column in shown.columns[1:]] == list(zip(seen, unseen, strict=True))
-    assert [column.header for column in shown.columns[1:]] == [*SIZES, "Answers"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "absent", "drawn"),
-    [
-        ({"by_context": {"seen/held-out": {}}}, escape(accuracy.CONTEXT_TITLE), "pluralllm"),
-        ({"rounds": [], "chosen": 0, "by_context": {}}, "were kept", "pluralllm_groups"),
-    ],
-)
-def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(tmp_path, changed, absent, drawn):
-    found = found_predictor(tmp_path, COUNTRIES[:2], **changed)
-    assert accuracy.by_context(found) is None
+def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(tmp_path):
+    found_predictor(tmp_path, COUNTRIES[:2], rounds=[], chosen=0)
     page = built_page(tmp_path)
-    assert absent not in page
+    assert "were kept" not in page
     assert ">None<" not in page
-    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {drawn, "pluralllm_groups"}
+    assert [path.stem for path in (tmp_path / "plots").iterdir()] == ["pluralllm_groups"]
 
 
 def test_missing_methods_are_named_and_leave_the_verdict_open(tmp_path):

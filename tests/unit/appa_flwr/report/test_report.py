@@ -158,7 +158,7 @@ def test_the_worst_group_is_named_before_and_after_ppo(tmp_path):
     for entry in summary:  # the targets of "a" and the answers of "b" end up served worst; "c" gave no held-out answers
         answers = {"a": 0.81, "b": 0.75} if entry["method"] == "ppo" else {"a": 0.77, "b": 0.9}
         entry["survey"]["per_group"] = {"c": math.nan, **answers}
-    run = made.read(tmp_path, config=made.CONFIG | {"rule": "alpha"}, summary=summary)
+    run = made.read(tmp_path, config=made.CONFIG | {"rule": "alpha", "appa.alpha": -2.0}, summary=summary)
     said = [findings.worst_group(run, survey=survey) for survey in (False, True)]
     assert said == [
         "The worst-served group was a with 0.770 after SFT and is a with 0.800 after PPO (+0.030), by rule alpha.",

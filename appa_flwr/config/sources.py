@@ -100,7 +100,7 @@ def parse_override(text: str) -> tuple[str, Scalar]:
     key, equals, raw = text.partition("=")
     key, raw = key.strip(), raw.strip()
     if not equals or not key:
-        raise UserError(f"{to_toml(text)} is not key=value, as in -c seed=1")
+        raise UserError(f"{to_toml(text)} is not key=value, as in seed=1")
     try:
         read = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):
@@ -112,25 +112,39 @@ def parse_override(text: str) -> tuple[str, Scalar]:
     return key, value
 
 
-def assemble(
-    file: Path | None, overrides: Sequence[str], *, folder: Path | None, beneath: Mapping[str, Scalar] = {}
-) -> Config:
-    """The config of a run: defaults, then the preset, then the file, then the overrides.
+def read_words(words: Sequence[str]) -> dict[str, Scalar]:
+    """The keys of a command line: names of TOML files, then `key=value`; later words win.
+
+    Raises:
+        UserError: as for `read_toml` and `parse_override`; or a file comes after a key.
+    """
+    keys: dict[str, Scalar] = {}
+    typed = ""
+    for word in words:
+        if "=" in word:
+            typed = word
+            keys |= dict([parse_override(word)])
+        elif typed:
+            raise UserError(f"{to_toml(word)} comes after {typed}; a command takes files first, then key=value")
+        elif os.path.exists(word):
+            keys |= read_toml(Path(word))
+        else:
+            raise UserError(f"{to_toml(word)} is neither a TOML file that exists nor key=value, as in seed=1")
+    return keys
+
+
+def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str, Scalar] = {}) -> Config:
+    """The config of a run: defaults, then the preset, then the files, then the keys of the command line.
 
     Args:
-        file: a TOML file of keys, or None.
-        overrides: `key=value` texts; later ones win. `preset=NAME` is allowed here and in the file.
+        words: as for `read_words`. `preset=NAME` is allowed among the keys and in a file.
         folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them as they are.
         beneath: keys that all these stand on.
 
     Raises:
-        UserError: as for `read_toml`, `preset`, `parse_override` and `Config.load`.
+        UserError: as for `read_words`, `preset` and `Config.load`.
     """
-    given: dict[str, Scalar] = {}
-    if file is not None:
-        given |= read_toml(file)
-    given |= dict(parse_override(text) for text in overrides)
-    config = Config.load({**beneath, **on_its_preset(given)})
+    config = Config.load({**beneath, **on_its_preset(read_words(words))})
     if folder is None:
         return config
     flat = config.flat()

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
 from appa_flwr.launch.group import app as group
-from appa_flwr.launch.options import File, Overrides, Verbose
+from appa_flwr.launch.options import Verbose, Words
 from appa_flwr.launch.shown import show
 from appa_flwr.launch.survey_commands import diagnose, export, survey
 from appa_flwr.run.resume import resumable
@@ -32,7 +33,6 @@ from appa_flwr.secure.roster import read_file
 from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
 
 _SCREEN = (100, 24)  # of a pipe, which has none
-_WIDEST_VALUE = 24
 
 app = typer.Typer(
     help="Fair federated RLHF on Flower: one policy, many groups, their data stays home.",
@@ -62,27 +62,24 @@ def shared(
 
 @app.command()
 def run(
-    file: File = None,
-    overrides: Overrides = None,
+    words: Words = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped, from its folder.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Align a policy: the whole loop, in a local Flower simulation."""
-    written = (folder := _launched(file, overrides, resume, verbose=verbose)) / REPORT_FILE
+    written = (folder := _launched(words, resume, verbose=verbose)) / REPORT_FILE
     typer.echo(f"report: {written}" if written.exists() else f"no report yet: appa report {folder} builds it")
 
 
-def _launched(file: Path | None, overrides: list[str] | None, resume: Path | None, *more: str, verbose: bool) -> Path:
+def _launched(words: list[str] | None, resume: Path | None, *more: str, verbose: bool) -> Path:
     """Start a run or go on with one, and wait for its end; its folder."""
     here = Path.cwd()
     if resume is None:
-        config = settings.assemble(file, [*(overrides or []), *more], folder=here)
-    elif file or overrides:
-        raise UserError(f"--resume {resume} goes on with the keys the run began with; it takes no FILE and no -c")
+        config = settings.assemble([*(words or []), *more], folder=here)
     else:
-        config = resumable(resume)
+        config = resumable(resume, settings.read_words(words or []))
     from appa_flwr.launch.flower import launch
 
     return launch(config, app_folder=find_app_folder(here), verbose=verbose)
@@ -90,15 +87,14 @@ def _launched(file: Path | None, overrides: list[str] | None, resume: Path | Non
 
 @app.command()
 def serve(
-    file: File = None,
-    overrides: Overrides = None,
+    words: Words = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that has served, from its folder.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Give the groups' rewards to other trainers over HTTP, until Ctrl-C."""
-    folder = _launched(file, overrides, resume, "run.phases=serve", verbose=verbose)
+    folder = _launched(words, resume, "run.phases=serve", verbose=verbose)
     typer.echo(f"report: {folder / REPORT_FILE}\nserve again: appa serve --resume {folder}")
 
 
@@ -149,9 +145,9 @@ def evaluate(
 
 
 @app.command()
-def pluralllm(file: File = None, overrides: Overrides = None, verbose: Verbose = False) -> None:
+def pluralllm(words: Words = None, verbose: Verbose = False) -> None:
     """Pretrain the preference predictor alone, and show its errors."""
-    config = settings.assemble(file, [*(overrides or []), "run.phases=pluralllm"], folder=Path.cwd())
+    config = settings.assemble([*(words or []), "run.phases=pluralllm"], folder=Path.cwd())
     from appa_flwr.launch.flower import launch
 
     folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
@@ -162,39 +158,35 @@ def pluralllm(file: File = None, overrides: Overrides = None, verbose: Verbose =
     if found is not None:
         show(accuracy.table(found), accuracy.kept(found), accuracy.note(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
-    typer.echo(f"checkpoint: -c pluralllm.checkpoint={folder / WEIGHTS_FILE}")
+    typer.echo(f"checkpoint: pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 
 
 @app.command()
 def deploy(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the parties' folders go.")],
-    file: File = None,
-    overrides: Overrides = None,
+    words: Words = None,
     local: Annotated[bool, typer.Option("--local", help="Start all parties here, run, and end them.")] = False,
     host: Annotated[str, typer.Option(help="Name or IP address by which groups reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's.")] = 9100,
-    groups: Annotated[int, typer.Option(help="Groups of the generated survey; 0 = as -c says.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="With --local: go on with the newest run there.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Make a folder for each party of a deployment, to be carried there."""
-    if resume and (file or overrides or groups or not local):
-        raise UserError(
-            "--resume goes on with the keys the run began with: it takes --local, no FILE, no -c, no --groups"
-        )
+    if resume and not local:
+        raise UserError("--resume goes on with a run on this machine: add --local")
     from appa_flwr.launch import deploy as deployment
 
     app_folder = find_app_folder(Path.cwd())
-    more = [f"data.num-groups={groups}"] if groups else []
+    if resume:
+        changes = settings.read_words(words or [])
+        ended = deployment.resume_local(folder, changes, app_folder=app_folder, verbose=verbose)
+        typer.echo(f"report: {ended / REPORT_FILE}")
+        return
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
     beneath = {**settings.preset("deployed"), "federation.sums": "secure"}
-    config = settings.assemble(file, [*(overrides or []), *more], folder=Path.cwd(), beneath=beneath)
+    config = settings.assemble(words or [], folder=Path.cwd(), beneath=beneath)
     if local:
-        ended = (
-            deployment.resume_local(folder, app_folder=app_folder, verbose=verbose)
-            if resume
-            else deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)
-        )
+        ended = deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
     bundle = bundle_hash(app_folder)
@@ -298,13 +290,12 @@ def ask(
 
 @app.command()
 def config(
-    file: File = None,
-    overrides: Overrides = None,
-    every: Annotated[bool, typer.Option("--all", help="Show the keys of every section in full.")] = False,
+    words: Words = None,
+    every: Annotated[bool, typer.Option("--all", help="Say what each key does and may be.")] = False,
     toml: Annotated[bool, typer.Option("--toml", help="Print all keys as a TOML file instead.")] = False,
 ) -> None:
-    """Show the config keys: their values, what they may be and do."""
-    values = settings.assemble(file, overrides or [], folder=None).flat()
+    """Show the config keys and their values."""
+    values = settings.assemble(words or [], folder=None).flat()
     if toml:
         typer.echo(settings.to_toml_table(values), nl=False)
         return
@@ -320,20 +311,17 @@ def config(
 
 
 def _on_one_screen(values: Mapping[str, settings.Scalar]) -> None:
-    """Print the keys on top and what each section holds, a line each, cut to the width there is."""
-    rows = [(key.name, settings.to_toml(values[key.name]), key.doc) for key in settings.keys_in("")]
-    for section, purpose in settings.SECTIONS.items():
-        rows.append((f"[{section}]", f"{len(settings.keys_in(section))} keys", purpose))
-    name, value = max(len(row[0]) for row in rows), min(_WIDEST_VALUE, max(len(row[1]) for row in rows))
+    """Print every key with its value as a command line takes it, a paragraph a section."""
     width = shutil.get_terminal_size(fallback=_SCREEN).columns
-    lines = [f"{row[0]:{name}}  {_cut(row[1], value):{value}}  {row[2]}" for row in rows]
-    lines.append(f"presets: {', '.join(settings.preset_purposes())}")
-    lines.append("-c [SECTION.]KEY=VALUE sets one, -c preset=NAME many; appa config --all says more")
-    show(*(_cut(line, width) for line in lines))
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    margin = max(map(len, settings.SECTIONS)) + 2
+    for section in ("", *settings.SECTIONS):
+        pairs = (f"{key.leaf}={settings.to_word(values[key.name])}" for key in settings.keys_in(section))
+        lines = textwrap.wrap(" ".join(pairs), width - margin, break_long_words=False, break_on_hyphens=False)
+        show(
+            *(Text(f"{name:{margin}}{line}") for name, line in zip([section, *len(lines) * [""]], lines, strict=False))
+        )
+    show(f"presets: {', '.join(settings.preset_purposes())}")
+    show("set SECTION.KEY=VALUE, or preset=NAME; appa config --all says what each key does")
 
 
 for read in (survey, diagnose):

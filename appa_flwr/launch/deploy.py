@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
@@ -84,17 +84,23 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
     return _deployed(Config.load(placed), sites, app_folder=app_folder, bundle=bundle, verbose=verbose)
 
 
-def resume_local(root: Path, *, app_folder: Path, verbose: bool = False) -> Path:
+def resume_local(root: Path, changes: Mapping[str, Scalar], *, app_folder: Path, verbose: bool = False) -> Path:
     """Go on with the newest run of the parties' folders at `root`, which `deploy_local` began; else as that.
 
+    Args:
+        root: folder of the parties' folders.
+        changes: as for `resumable`.
+        app_folder: see `checks.find_app_folder`.
+        verbose: copy Flower's log to standard output too.
+
     Raises:
-        UserError: there is none, it is finished, or an owner's policy pins another app.
+        UserError: there is none, `resumable` refuses it, or an owner's policy pins another app.
         RunFailed, Stopped: see `deploy_local`.
     """
     runs = sorted((root / "server" / "runs").glob(f"*/{CONFIG_FILE}"), key=lambda path: path.stat().st_mtime)
     if not runs:
         raise UserError(f"{root}: holds no run to go on with; appa deploy {root} --local begins one")
-    config = resumable(runs[-1].parent)
+    config = resumable(runs[-1].parent, changes)
     sites = Sites(root.resolve(), LOOPBACK, free_port(), slugs(config.group_names))
     return _deployed(config, sites, app_folder=app_folder, bundle=bundle_hash(app_folder), verbose=verbose)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-File = Annotated[Path | None, typer.Argument(help="TOML file of config keys.", show_default=False)]
-Overrides = Annotated[
+Words = Annotated[
     list[str] | None,
-    typer.Option(
-        "-c", "--config", metavar="KEY=VALUE", help="Set a key, or preset=NAME (appa config lists them); repeatable."
+    typer.Argument(
+        metavar="[FILE]... [KEY=VALUE]...",
+        help="TOML files of config keys, then keys; preset=NAME sets many. The last wins; appa config lists them.",
+        show_default=False,
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's log too.")]

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from appa_flwr import config as settings
 from appa_flwr.launch.checks import read_survey
-from appa_flwr.launch.options import Overrides
+from appa_flwr.launch.options import Words
 from appa_flwr.launch.shown import show
 from appa_flwr.survey.types import Survey
 
@@ -22,28 +22,24 @@ Source = Annotated[
 ]
 
 
-def _surveyed(source: str, overrides: list[str] | None) -> tuple[settings.Config, Survey]:
-    config = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+def _surveyed(source: str, words: list[str] | None) -> tuple[settings.Config, Survey]:
+    config = settings.assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     return config, read_survey(config, config.group_names)
 
 
 def survey(
     source: Source,
-    overrides: Overrides = None,
+    words: Words = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
     ] = None,
-    group_by: Annotated[
-        str, typer.Option(metavar="COLUMNS", help="Columns of groups, if a row is a respondent: data.group-by.")
-    ] = "",
     write: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the survey as one .csv or .jsonl instead.", show_default=False),
     ] = None,
 ) -> None:
     """Show what a survey holds, and split it into a file a group."""
-    grouped = [f"data.group-by={group_by}"] if group_by else []
-    chosen, found = _surveyed(source, [*(overrides or []), *grouped])
+    chosen, found = _surveyed(source, words)
     from appa_flwr.report import survey_picture as picture
     from appa_flwr.report import survey_summary as report
     from appa_flwr.survey import export
@@ -69,9 +65,9 @@ def survey(
     )
 
 
-def diagnose(source: Source, overrides: Overrides = None) -> None:
+def diagnose(source: Source, words: Words = None) -> None:
     """Say before training whether a survey can tell rules apart."""
-    chosen, survey = _surveyed(source, overrides)
+    chosen, survey = _surveyed(source, words)
     from appa_flwr.analysis.destinations import rules
     from appa_flwr.analysis.diagnosis import diagnose as diagnosed
     from appa_flwr.report.diagnosis_tables import tables
@@ -83,11 +79,11 @@ def diagnose(source: Source, overrides: Overrides = None) -> None:
 @export.command("lm-eval")
 def lm_eval(
     source: Source,
-    overrides: Overrides = None,
+    words: Words = None,
     out: Annotated[Path, typer.Option(help="Folder of the task.")] = Path("lm-eval"),
 ) -> None:
     """Write a survey's held-out questions as a task for lm-evaluation-harness, with every group's answers in it."""
-    chosen, found = _surveyed(source, overrides)
+    chosen, found = _surveyed(source, words)
     from appa_flwr.launch.lm_eval import export_task
 
     path = export_task(found, chosen, out)
@@ -97,12 +93,12 @@ def lm_eval(
 @export.command("prompts")
 def prompts(
     source: Source,
-    overrides: Overrides = None,
+    words: Words = None,
     out: Annotated[Path, typer.Option(help="Folder of the files.")] = Path("prompts"),
     plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
 ) -> None:
     """Write a survey's prompts as TRL, OpenRLHF, verl, slime and NeMo Gym read them (docs/engines.md)."""
-    chosen = settings.assemble(None, [*(overrides or []), f"survey={source}"], folder=Path.cwd())
+    chosen = settings.assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     # By name: the server's code lies above this package, which a group has without it.
     written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
     typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

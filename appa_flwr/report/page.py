@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from appa_flwr.analysis.intervals import Interval
-from appa_flwr.config import Config, to_toml
+from appa_flwr.config import Config, to_word
 from appa_flwr.config.ranges import AUTO_METRICS
 from appa_flwr.core import markdown
 from appa_flwr.report import accuracy, findings, second_rule, template
@@ -307,10 +307,8 @@ def command(config: Config) -> str:
     """The command that makes the same run in a simulation, under another name."""
     default, apart = Config.load({}).flat(), ("run-name", "run.output-dir", "run.resume")
     set_here = {key: value for key, value in config.flat().items() if value != default[key] and key not in apart}
-    texts = [f"{key}={value if isinstance(value, str) else to_toml(value)}" for key, value in set_here.items()]
-    return shlex.join(
-        ["appa", "serve" if config.run.phases == "serve" else "run", *(part for text in texts for part in ("-c", text))]
-    )
+    texts = [f"{key}={to_word(value)}" for key, value in set_here.items()]
+    return shlex.join(["appa", "serve" if config.run.phases == "serve" else "run", *texts])
 
 
 def targets_table(run: RunArtifacts, example: records.Example) -> Table | None:

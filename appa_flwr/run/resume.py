@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files as files
 from appa_flwr.run.records import Progress
 from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
-# Where a run lies, how long it waits and how often it saves changes none of its numbers.
-FREE_KEYS = (
-    "run-name",
-    "run.output-dir",
+# How long a run waits, how often it saves and who hears of it changes none of its numbers.
+CHANGEABLE_KEYS = (
     "federation.reply-timeout",
     "federation.join-timeout",
     "run.checkpoint-every",
     "run.tracker",
-    "run.resume",
     "serve.host",
     "serve.port",
 )
+FREE_KEYS = ("run-name", "run.output-dir", "run.resume", *CHANGEABLE_KEYS)
 # What the server writes once it has begun. Before that, the launcher has written the config and Flower its log.
 _BEGUN = (
     *(file.name for file in (PROGRESS, files.METRICS, files.PHASES, files.CARD, files.QUESTIONS)),
@@ -35,17 +33,25 @@ _SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
 _OF_A_FAILURE = _SAYS_WHY | {CONFIG_FILE, PROGRESS.name, files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}
 
 
-def resumable(folder: Path) -> Config:
+def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:
     """The config of the run in this folder, set to resume it where it lies now.
 
+    Args:
+        folder: of the run.
+        changes: keys that get another value; of `CHANGEABLE_KEYS` alone.
+
     Raises:
-        UserError: there is no run that this version can read, or it is finished.
+        UserError: there is no run that this version can read, it is finished, or a change is of another key.
     """
     config = read_config(folder)
     if finished(folder):
         raise UserError(f"{folder}: the run is finished, there is nothing to resume; appa report {folder} shows it")
+    for key in changes:
+        if key not in CHANGEABLE_KEYS:
+            raise UserError(f"{key}: a resumed run keeps its keys; it may change {', '.join(CHANGEABLE_KEYS)}")
     here = folder.resolve()
-    return Config.load({**config.flat(), "run.output-dir": str(here.parent), "run-name": here.name, "run.resume": True})
+    place: dict[str, Scalar] = {"run.output-dir": str(here.parent), "run-name": here.name, "run.resume": True}
+    return Config.load({**config.flat(), **changes, **place})
 
 
 def check_resumable(config: Config) -> None:

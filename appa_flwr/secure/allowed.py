@@ -23,7 +23,7 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
     for key, why in _beside(config, groups):
         raise UserError(
             f"{key} cannot be beside federation.sums = secure, the default of appa deploy: {why}; change it, or choose "
-            "-c federation.sums=plain, where the server sees each group's numbers"
+            "federation.sums=plain, where the server sees each group's numbers"
         )
 
 

@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "vocab32k": {**SHORT_PROMPTS, "vocabulary": 32_000},
 }
 
-Keys = Annotated[list[str] | None, typer.Option("-c", "--config", metavar="KEY=VALUE", help="A key; repeatable.")]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys.")]
 Style = Annotated[Literal["full", "counted", "compact"], typer.Option(help="As the key `policy.prompt-style`.")]
 Surveys = Annotated[Path | None, typer.Option(help=f"Folder of the real files; else {SURVEYS}.")]
 Updates = Annotated[int, typer.Option(min=1, help="Counted steps or updates a process, after one to warm up.")]

@@ -31,7 +31,7 @@ def grown(groups: int, folder: Path) -> RunArtifacts:
         keys = ["policy.threads=1", "pluralllm.validate-every=0"]
         keys += [f"pluralllm.rounds={ROUNDS}", f"ppo.num-iterations={ITERATIONS}", f"data.num-groups={groups}"]
         keys += [f"run-name={name}", f"run.output-dir={folder}"]
-        launch(assemble(None, keys, folder=Path.cwd()), app_folder=find_app_folder(Path.cwd()))
+        launch(assemble(keys, folder=Path.cwd()), app_folder=find_app_folder(Path.cwd()))
     return read_run(folder / name)
 
 

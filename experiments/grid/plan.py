@@ -218,7 +218,7 @@ def _config(
         keys["eval.ceilings"] = False
     label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
     try:
-        config = assemble(None, [f"{key}={to_toml(value)}" for key, value in keys.items()], folder=here)
+        config = assemble([f"{key}={to_toml(value)}" for key, value in keys.items()], folder=here)
         changed: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
         if needs is not None:
             changed["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)

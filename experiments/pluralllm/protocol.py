@@ -101,7 +101,7 @@ class Problem:
 
 def recipe(*given: str) -> Config:
     """A run's defaults but for `SHORT_ROUNDS` and these, each `KEY=VALUE`; only `pluralllm.*` is read."""
-    return assemble(None, (*SHORT_ROUNDS, *given), folder=Path(__file__).parents[2])
+    return assemble((*SHORT_ROUNDS, *given), folder=Path(__file__).parents[2])
 
 
 def survey_file(name: Dataset, folder: Path | None) -> Path:

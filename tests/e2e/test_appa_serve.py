@@ -62,7 +62,7 @@ def ask(rewards, questions, step):
 
 def test_a_server_that_is_killed_goes_on_and_one_that_is_stopped_ends_well(tmp_path):
     keys = TINY_RUN | {"run-name": "r", "run.output-dir": str(tmp_path / "runs"), "serve.port": 0}
-    flags = [part for key, value in keys.items() for part in ("-c", f"{key}={value}")]
+    flags = [f"{key}={value}" for key, value in keys.items()]
     folder = tmp_path / "runs" / "r"
     questions = build_catalogue(Config.load(keys)).questions
 

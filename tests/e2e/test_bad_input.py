@@ -50,7 +50,7 @@ def write_survey(path: Path, distribution: list[float]) -> Path:
 def test_the_command_ends_with_one_line_and_starts_nothing(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    flags = ["-c", f"model={tmp_path}", "-c", f"run.output-dir={tmp_path}/runs"]
+    flags = [f"model={tmp_path}", f"run.output-dir={tmp_path}/runs"]
     done = subprocess.run([str(APPA), "run", *flags], cwd=here, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     *warnings, line = done.stderr.splitlines()

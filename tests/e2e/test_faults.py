@@ -226,7 +226,7 @@ KILLS = 3
 def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(sums, tmp_path, appa_run):
     """By the command, `kill -9` of all its processes each time; which moments these are is printed."""
     deployed_keys = SMALL | {"federation.sums": sums, "federation.min-groups": 2 if sums == "plain" else 3}
-    keys = [part for key, value in deployed_keys.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+    keys = [f"{key}={json.dumps(value)}" for key, value in deployed_keys.items()]
     rng = random.Random(time.time_ns())
     folder, temporary = tmp_path / "trial", tmp_path / "temporary"
     temporary.mkdir()

@@ -346,5 +346,5 @@ def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_p
 def test_the_model_s_folder_is_found_from_where_it_was_named(tmp_path):
     (tmp_path / "m").mkdir()
     given = ["embedding.encoder=causal-lm", "embedding.model=m"]
-    assert assemble(None, given, folder=tmp_path).embedding.model == str(tmp_path.resolve() / "m")
-    assert assemble(None, given, folder=tmp_path / "m").embedding.model == "m"
+    assert assemble(given, folder=tmp_path).embedding.model == str(tmp_path.resolve() / "m")
+    assert assemble(given, folder=tmp_path / "m").embedding.model == "m"

@@ -111,7 +111,7 @@ def test_a_groups_own_optimizer_follows_the_strategy(strategy):
 
 @pytest.mark.parametrize("preset", ["paper", "paper-oqa"])
 def test_the_paper_s_presets_have_its_predictor(preset):
-    settings = assemble(None, ["preset=" + preset], folder=None).pluralllm
+    settings = assemble(["preset=" + preset], folder=None).pluralllm
     assert (settings.architecture, settings.strategy) == ("attention", "fedavg")
     assert (settings.num_context_questions, settings.context_resampling) == (16, "every-iteration")
 

@@ -25,7 +25,7 @@ def test_the_other_presets_of_the_paper_differ_from_it_only_where_they_say():
 def test_a_preset_that_starts_from_another_is_overridden_like_any(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('preset = "paper-oqa"\n[sft]\nbatch-size = 4\n')
-    config = assemble(file, ["ppo.epochs=3"], folder=tmp_path)
+    config = assemble([str(file), "ppo.epochs=3"], folder=tmp_path)
     # the first from `paper`, where the default is 2e-4; the second from `paper-oqa`; then the file, the command line
     assert (config.ppo.learning_rate, config.sft.epochs, config.sft.batch_size, config.ppo.epochs) == (1e-5, 4, 4, 3)
 
@@ -35,7 +35,7 @@ def test_a_preset_that_starts_from_another_is_overridden_like_any(tmp_path):
 def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
     # Section "Reward Metrics": JS for GLOBALQA, Wasserstein for OQA, Borda for rankings.
     expected = "borda" if task == "opa" else "wasserstein" if name == "paper-oqa" else "js"
-    assert assemble(None, [f"preset={name}", f"task={task}"], folder=None).reward_metric == expected
+    assert assemble([f"preset={name}", f"task={task}"], folder=None).reward_metric == expected
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -83,6 +83,12 @@ def test_override_is_a_toml_scalar_or_bare_text(text, expected):
     assert parse_override(text) == expected
 
 
+@pytest.mark.parametrize(("words", "part"), [(["seed=1", "a.toml"], "files first"), (["seed"], "neither a TOML file")])
+def test_words_are_files_and_then_keys(words, part):
+    with pytest.raises(UserError, match=part):
+        assemble(words, folder=None)
+
+
 @pytest.mark.parametrize("text", ["se\ned", "=3", ""])
 def test_override_without_a_key_and_a_value_is_refused_in_one_line(text):
     with pytest.raises(UserError, match=r"^[^\n]*key=value[^\n]*$"):
@@ -92,26 +98,28 @@ def test_override_without_a_key_and_a_value_is_refused_in_one_line(text):
 def test_later_sources_win_preset_file_command_line(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('preset = "paper"\nseed = 1\n[ppo]\nepochs = 3\n')
-    config = assemble(file, ["seed=2", "seed=4"], folder=tmp_path)
+    other = tmp_path / "other.toml"
+    other.write_text("[ppo]\nepochs = 5\nnum-mini-batches = 3\n")
+    config = assemble([str(other), str(file), "seed=2", "seed=4"], folder=tmp_path)
     assert (config.lora.rank, config.policy.attention) == (16, "eager")  # paper, where the default is sdpa
-    assert config.ppo.epochs == 3  # the file; the preset says 2
+    assert (config.ppo.epochs, config.ppo.num_mini_batches) == (3, 3)  # the last file, the only one; the preset says 2
     assert config.seed == 4
 
 
 def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "packed.gguf").touch()
-    assert assemble(None, ["model=packed.gguf"], folder=tmp_path).model == str(tmp_path.resolve() / "packed.gguf")
-    config = assemble(None, ["survey=a/b.jsonl", "model=weights", "run.output-dir=out"], folder=tmp_path)
+    assert assemble(["model=packed.gguf"], folder=tmp_path).model == str(tmp_path.resolve() / "packed.gguf")
+    config = assemble(["survey=a/b.jsonl", "model=weights", "run.output-dir=out"], folder=tmp_path)
     paths = [tmp_path.resolve() / name for name in ("a/b.jsonl", "weights", "out")]
     assert [config.survey, config.model, config.run.output_dir] == [str(path) for path in paths]
-    assert assemble(None, ["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000  # no folder's name
+    assert assemble(["model=" + "x" * 9000], folder=tmp_path).model == "x" * 9000  # no folder's name
     (tmp_path / "smollm2").mkdir()  # where somebody has unpacked it, say
-    assert assemble(None, ["model=smollm2"], folder=tmp_path).model == "smollm2"
+    assert assemble(["model=smollm2"], folder=tmp_path).model == "smollm2"
     for reader, file in (("mine:read", ""), ("mine.polls:read", ":a/b.json")):
-        read = assemble(None, [f"survey={reader}{file}"], folder=tmp_path).survey
+        read = assemble([f"survey={reader}{file}"], folder=tmp_path).survey
         assert read == reader + (f":{tmp_path.resolve()}/a/b.json" if file else "")
-    plain = assemble(None, ["model=org/name"], folder=tmp_path)
+    plain = assemble(["model=org/name"], folder=tmp_path)
     assert (plain.survey, plain.model) == ("generated", "org/name")
     assert plain.run.output_dir == str(tmp_path.resolve() / "runs")
 
@@ -146,23 +154,23 @@ def test_bad_config_file_is_named(tmp_path, text, part):
 
 def test_unknown_preset_lists_the_known_ones(tmp_path):
     with pytest.raises(UserError, match=", ".join(PRESETS)):
-        assemble(None, ["preset=papr"], folder=tmp_path)
+        assemble(["preset=papr"], folder=tmp_path)
 
 
 @pytest.mark.parametrize("key", ["survey", "model", "run.output-dir"])
 def test_a_path_that_leads_nowhere_is_one_line(tmp_path, key):
     with pytest.raises(UserError, match=f'^{key} = "~nosuchuser/x"') as caught:
-        assemble(None, [f"{key}=~nosuchuser/x"], folder=tmp_path)
+        assemble([f"{key}=~nosuchuser/x"], folder=tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_that_is_not_there_is_told_before_anything_starts(tmp_path):
     (tmp_path / "there.safetensors").touch()
-    found = assemble(None, ["pluralllm.checkpoint=there.safetensors"], folder=tmp_path)
+    found = assemble(["pluralllm.checkpoint=there.safetensors"], folder=tmp_path)
     assert found.pluralllm.checkpoint == str(tmp_path / "there.safetensors")
     with pytest.raises(UserError, match=r"^pluralllm\.checkpoint = .*/none\.safetensors"):
-        assemble(None, ["pluralllm.checkpoint=none.safetensors"], folder=tmp_path)
+        assemble(["pluralllm.checkpoint=none.safetensors"], folder=tmp_path)
     (tmp_path / "sft-model").mkdir()
-    assert assemble(None, ["sft.checkpoint=sft-model"], folder=tmp_path).sft.checkpoint == str(tmp_path / "sft-model")
+    assert assemble(["sft.checkpoint=sft-model"], folder=tmp_path).sft.checkpoint == str(tmp_path / "sft-model")
     with pytest.raises(UserError, match=r"^sft\.checkpoint = .*/there\.safetensors"):
-        assemble(None, ["sft.checkpoint=there.safetensors"], folder=tmp_path)
+        assemble(["sft.checkpoint=there.safetensors"], folder=tmp_path)

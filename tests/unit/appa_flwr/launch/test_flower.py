@@ -152,7 +152,7 @@ def test_why_a_run_failed(tmp_path, file, content, says):
 
 def command(tmp_path: Path, *overrides: str) -> list[str]:
     given = (f"run.output-dir={tmp_path / 'out'}", "run-name=r", *overrides)
-    return [*APPA, "run", *(part for text in given for part in ("-c", text))]
+    return [*APPA, "run", *given]
 
 
 def seen(tmp_path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from itertools import pairwise
 
 import pytest
 from markupsafe import escape
@@ -74,8 +73,7 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     config = Config.load({**keys, "survey": "/s.jsonl", "seed": 3, "run-name": "r", "run.output-dir": "/there"})
     words = shlex.split(command(config))
     assert words[:2] == ["appa", "run"]
-    given = [text for word, text in pairwise(words) if word == "-c"]
-    again = assemble(None, [*given, "run-name=r", "run.output-dir=/there"], folder=None)
+    again = assemble([*words[2:], "run-name=r", "run.output-dir=/there"], folder=None)
     assert again == config
     folder = scored_run(tmp_path)
     assert "Made by" not in page_of(folder)
@@ -83,7 +81,7 @@ def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
     (folder / "progress.jsonl").write_text(json.dumps(line) + "\n")
     page = page_of(folder)
     assert "<dt>Made by</dt><dd>2 cores, no GPU</dd>" in page
-    assert "<dt>Again by</dt><dd>appa run -c metric=js -c seed=7 -c appa.fairness-threshold=0.99</dd>" in page
+    assert "<dt>Again by</dt><dd>appa run metric=js seed=7 appa.fairness-threshold=0.99</dd>" in page
 
 
 def test_a_summary_of_few_and_old_rows_is_still_read_and_explains_no_others(tmp_path):

@@ -260,7 +260,7 @@ def test_the_short_report_has_verdict_scores_and_how_to_have_it_again(tmp_path):
     cells = dict(zip(head.split(" | "), ppo.split(" | "), strict=True))
     assert (cells["Avg AS, predictions"], cells["Min AS, survey answers |"]) == ("0.860", "0.700 |")
     assert "- Made by: 2 cores, no GPU" in found
-    assert found[-1] == "- Again by: `appa run -c metric=js -c seed=7 -c appa.fairness-threshold=0.99`"
+    assert found[-1] == "- Again by: `appa run metric=js seed=7 appa.fairness-threshold=0.99`"
     assert (build(folder).parent / "report.md").read_text().splitlines() == found
 
 

@@ -80,7 +80,7 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
         row("q2", "[red]Small[/red]", [0.9, 0.9, 0.9], options=options),
     ]
     write(tmp_path / "mine.jsonl", rows)
-    result = CliRunner().invoke(cli.app, ["survey", "mine.jsonl", "-c", "data.refusals=separate"])
+    result = CliRunner().invoke(cli.app, ["survey", "mine.jsonl", "data.refusals=separate"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     (small,) = [line for line in lines if line.startswith("│ [red]Small")]
@@ -97,6 +97,6 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     assert lines[-1] == "picture of all groups: mine-split/survey.png"
     small = read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate")
     assert small.refusal_rates == {"[red]Small[/red]": {"q1": 0.25}}
-    args = ["survey", "mine.jsonl", "--out", "o", "-c", "data.min-questions=2", "-c", "data.min-respondents=60"]
+    args = ["survey", "mine.jsonl", "--out", "o", "data.min-questions=2", "data.min-respondents=60"]
     assert "no usable answer" in str(CliRunner().invoke(cli.app, args).exception)
     assert not (tmp_path / "o").exists()

@@ -158,7 +158,7 @@ def test_the_hub_data_set_and_a_way_out_where_it_is_out_of_reach(monkeypatch, tm
     survey, local = read.read_survey(HUB_SURVEY), read.read_survey(path)
     assert (survey.questions, shares(survey)) == (local.questions, shares(local))
     # The id is no path: it stays as it is, and a run finds its groups.
-    config = assemble(None, [f"survey={HUB_SURVEY}"], folder=tmp_path)
+    config = assemble([f"survey={HUB_SURVEY}"], folder=tmp_path)
     assert config.survey == HUB_SURVEY
     assert participants(config) == ("France", "Peru")
 

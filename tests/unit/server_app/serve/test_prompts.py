@@ -19,7 +19,7 @@ CONFIG = Config.load({"data.num-questions": 20, "data.num-groups": 3})
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prompts")
-    keys = [part for key in ("data.num-questions=20", "data.num-groups=3") for part in ("-c", key)]
+    keys = ["data.num-questions=20", "data.num-groups=3"]
     done = CliRunner().invoke(app, ["export", "prompts", "generated", *keys, "--out", str(folder)])
     assert done.exit_code == 0, done.output
     return folder

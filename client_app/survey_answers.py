@@ -78,12 +78,7 @@ def all_groups(config: Config) -> tuple[str, ...]:
         return config.group_names
     if config.survey == GENERATED_SURVEY:
         return _generated(config).groups
-    return read.group_names(
-        read.Source.of(config.survey, config.data),
-        refusals=config.data.refusals,
-        min_respondents=config.data.min_respondents,
-        min_questions=config.data.min_questions,
-    )
+    return read.group_names(read.Source.of(config.survey, config.data))
 
 
 def answers(
@@ -110,10 +105,10 @@ def answers(
             group: everyone.get(group) or UserError(f"group '{group}' is {known}") for group in groups
         }
     else:
-        answer_filter = read.AnswerFilter(config.data.refusals, config.data.min_respondents, config.data.min_questions)
+        answer_filter = read.AnswerFilter(config.data.refusals, config.data.min_respondents)
         source = read.Source.of(path, config.data)
         try:
-            found, options = read.read_groups(source, groups, answer_filter=answer_filter, strict=config.data.strict)
+            found, options = read.read_groups(source, groups, answer_filter=answer_filter)
         except ModuleNotFoundError as missing:
             raise UserError(
                 f"{path} cannot be read without {missing.name}, which is not among a group's requirements; "

@@ -50,7 +50,6 @@ SETTINGS: dict[str, Scalar] = {
     "pluralllm.hidden-dim": 8,
     "pluralllm.blocks": 1,
     "pluralllm.rank": 0,
-    "data.min-questions": 1,
     "pluralllm.strategy": "fedavg",
     "pluralllm.local-steps": 16,
     "pluralllm.learning-rate": 0.003,

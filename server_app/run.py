@@ -171,7 +171,7 @@ def join(run: RunInputs) -> dict[str, int]:
     """Call the roll and hand out the catalogue; training questions that each group has answered."""
     config, federation, catalogue = run.config, run.federation, run.catalogue
     with run.folder.phase("join") as phase:
-        federation.gather(config.group_names, patience=config.federation.join_timeout)
+        federation.gather(config.group_names, patience=config.federation.reply_timeout)
         for name in config.unseen_group_names:  # a misspelt one would train unnoticed
             if name not in federation.groups and not config.group_names:
                 there = ", ".join(federation.groups)
@@ -180,11 +180,6 @@ def join(run: RunInputs) -> dict[str, int]:
         if config.federation.sums == "secure":
             federation.secure = SecureSums(federation, config)
             phase.step(1, 1, federation.secure.start())
-        lost = [name for name in federation.present if name not in answered]
-        if config.data.strict and lost:
-            raise UserError(
-                f"data.strict = true, and the answers of {', '.join(lost)} cannot be used; their logs say why"
-            )
         questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
         if others := int(catalogue.unanswered_Q.sum()):
             questions += f", {others} that nobody answered"

@@ -34,15 +34,13 @@ def write(path, rows):
     return path
 
 
-def read_group(path, group, *, strict=False, **answer_filter):
+def read_group(path, group, **answer_filter):
     """One group's answers.
 
     Raises:
         UserError: it has none that count.
     """
-    found, _ = read.read_groups(
-        path, (group,), answer_filter=read.AnswerFilter(**{"refusals": "keep"} | answer_filter), strict=strict
-    )
+    found, _ = read.read_groups(path, (group,), answer_filter=read.AnswerFilter(**{"refusals": "keep"} | answer_filter))
     if isinstance(mine := found[group], UserError):
         raise mine
     return mine

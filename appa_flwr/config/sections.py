@@ -63,8 +63,9 @@ class FederationSection(Section):
     """[federation]: how the server waits for the groups, and what it learns of them."""
 
     min_groups: int = Field(2, ge=1, description="groups that must answer, else the iteration fails")
-    reply_timeout: float = Field(600.0, gt=0, description="seconds the server waits for the groups' replies")
-    join_timeout: float = Field(120.0, ge=0, description="seconds the server waits for the groups to join")
+    reply_timeout: float = Field(
+        600.0, gt=0, description="seconds the server waits for the groups to join, and for their replies"
+    )
     group_keys: str = Field(
         "",
         description="TOML file at the server, group = its node's public key; empty = a node may speak for any name",
@@ -94,14 +95,12 @@ class DataSection(Section):
         "keep", description="refused answers: an option like others, removed, or removed with their rate reported"
     )
     min_respondents: int = Field(0, ge=0, description="leave out answers of fewer people, where the survey tells")
-    min_questions: int = Field(1, ge=1, description="leave out groups with fewer usable questions")
     group_by: str = Field(
         "", description="columns of a file with one row a respondent, separated by commas: each value is a group"
     )
     weight: str = Field(
         "", description="column of respondents' weights in such a file; empty = one named weight or the like, if any"
     )
-    strict: bool = Field(False, description="a rejected survey row is an error instead of being left out")
 
 
 class EmbeddingSection(Section):

@@ -52,10 +52,10 @@ def find_app_folder(start: Path) -> Path:
 
 
 def read_survey(config: Config, groups: Sequence[str]) -> Survey:
-    """The survey of a run, read or generated; of a file these groups, or all with enough questions if empty.
+    """The survey of a run, read or generated; of a file these groups, or all if empty.
 
     Raises:
-        UserError: it cannot be read; `data.strict` is set and an answer is left out; or a group has too few answers.
+        UserError: it cannot be read, or a group has no usable answer.
     """
     data = config.data
     if config.survey == GENERATED_SURVEY:
@@ -68,9 +68,7 @@ def read_survey(config: Config, groups: Sequence[str]) -> Survey:
         read.Source.of(config.survey, data),
         groups=groups or None,
         refusals=data.refusals,
-        strict=data.strict,
         min_respondents=data.min_respondents,
-        min_questions=data.min_questions,
     )
 
 
@@ -81,27 +79,20 @@ def participants(config: Config) -> tuple[str, ...]:
         UserError: the survey does not exist or cannot be read, `groups` names one it does not have, or the keys about
             groups do not fit those there are.
     """
-    data = config.data
     if config.survey == GENERATED_SURVEY:
-        known = present = read_survey(config, ()).groups
+        known = read_survey(config, ()).groups
     elif config.survey != HUB_SURVEY and not reader_of(config.survey).name and not Path(config.survey).exists():
         raise UserError(
             f'survey = "{config.survey}" does not exist; give "{GENERATED_SURVEY}" or the path of a survey file'
         )
     else:
-        known = present = read.group_names(source := read.Source.of(config.survey, data))
-        # A group asked for by name is not left out silently: `read_survey` refuses it, and says why.
-        if data.min_questions > 1 and not config.group_names:
-            limits = {"min_respondents": data.min_respondents, "min_questions": data.min_questions}
-            known = read.group_names(source, refusals=data.refusals, **limits)
+        known = read.group_names(read.Source.of(config.survey, config.data))
     for name in config.group_names:
         if name not in known:
             some = ", ".join(known)
             raise UserError(f'groups names "{name}", which survey = "{config.survey}" does not have; it has: {some}')
     chosen = config.group_names or known
     check_groups(config, chosen)
-    if few := ", ".join(name for name in present if name not in known):
-        print(f"left out: {few}: fewer usable questions than data.min-questions = {data.min_questions}", flush=True)
     return chosen
 
 

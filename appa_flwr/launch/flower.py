@@ -81,7 +81,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
     check_config(config, groups=len(groups))
     left_out = read_survey(config, groups).rejections
     if config.data.extra_questions:  # the server reads them once it has started
-        read_questions(config.data.extra_questions, refusals=config.data.refusals, strict=config.data.strict)
+        read_questions(config.data.extra_questions, refusals=config.data.refusals)
     check_server(config, app_folder)
     folder = claim_run_folder(config)
     show_left_out(left_out)

@@ -16,7 +16,6 @@ LAST_PHASE = "report"
 # How long a run waits, how often it saves and who hears of it changes none of its numbers.
 CHANGEABLE_KEYS = (
     "federation.reply-timeout",
-    "federation.join-timeout",
     "run.checkpoint-every",
     "run.tracker",
     "serve.host",

@@ -69,7 +69,6 @@ class Reason(StrEnum):
     BAD_COUNT = "n is not a number of respondents"
     BAD_RATE = "refusal rate is not between 0 and 1"
     FEW_RESPONDENTS = "fewer respondents than the minimum"
-    FEW_QUESTIONS = "group has fewer questions than the minimum"
     BAD_SELECTIONS = "selections are not a dict of groups and lists"
     NO_COLUMN = "responses have no column of this question"
     BAD_WEIGHT = "weight of a respondent is not a finite number >= 0"

@@ -82,9 +82,7 @@ def read_survey(
     *,
     groups: Sequence[str] | None = None,
     refusals: Refusals = "keep",
-    strict: bool = False,
     min_respondents: int = 0,
-    min_questions: int = 1,
 ) -> Survey:
     """A survey as questions and answers of all groups, or of some.
 
@@ -96,9 +94,7 @@ def read_survey(
             a usable answer, in the order of the file. Other groups' answers are not looked at.
         refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out of every question and
             renormalises the rest; "separate" does the same and gives the share they had in `refusal_rates`.
-        strict: the first bad row is an error.
         min_respondents: answers of fewer people are rejected; those without a number stay.
-        min_questions: groups with fewer usable questions are left out, each of their answers a rejection.
 
     Returns:
         Questions with at least one usable answer, in the order of the file; distributions (K,), >= 0, sum 1; the
@@ -106,27 +102,15 @@ def read_survey(
 
     Raises:
         UserError: a file that is missing, unreadable, of another format or without a needed column; an unknown or
-            ambiguous group; a wanted group, or the whole file, without a usable answer; a wanted group with fewer than
-            `min_questions`; with `strict` any rejection.
+            ambiguous group; a wanted group, or the whole file, without a usable answer.
     """
-    return _survey(_open(path, refusals), groups, AnswerFilter(refusals, min_respondents, min_questions), strict=strict)
-
-
-def _survey(
-    table: SurveyTable, groups: Sequence[str] | None, answer_filter: AnswerFilter, *, strict: bool = False
-) -> Survey:
+    table = _open(path, refusals)
     table.require(*PUBLIC_REQUIRED, "group", PRIVATE)
     wanted = _wanted(table, groups)
-    entries, answers, rejections = _collect(table, wanted, answer_filter)
-    least = answer_filter.min_questions
-    if wanted is None:
-        few = [answer.row for mine in answers.values() if len(mine) < least for answer in mine.values()]
-        rejections += [_rejection(table, row, Reason.FEW_QUESTIONS) for row in few]
-    if strict and rejections:
-        raise _bad_row(rejections[0])
+    entries, answers, rejections = _collect(table, wanted, AnswerFilter(refusals, min_respondents))
     for name in wanted or ():
-        _check_group(table, name, answers[name], rejections, least)
-    answers = {name: mine for name, mine in answers.items() if len(mine) >= max(1, least)}
+        _check_group(table, name, answers[name], rejections)
+    answers = {name: mine for name, mine in answers.items() if mine}
     if not answers:
         raise _unusable(table, "no usable answer", rejections)
     answered = {question_id for mine in answers.values() for question_id in mine}
@@ -141,7 +125,7 @@ def _survey(
 
 
 def read_questions(
-    path: PathLike, *, groups: Sequence[str] | None = None, refusals: Refusals = "keep", strict: bool = False
+    path: PathLike, *, groups: Sequence[str] | None = None, refusals: Refusals = "keep"
 ) -> tuple[Question, ...]:
     """The public side of a survey file, the only one a server needs; no answer is looked at.
 
@@ -150,7 +134,6 @@ def read_questions(
         groups: only questions that the file has a row of for one of these groups, be its distribution usable or not;
             None for all. Ignored for a file without a `group` column, which holds what everybody may see.
         refusals: as in `read_survey`; the same options are left in `read_groups`.
-        strict: the first bad public cell of a row that counts is an error.
 
     Returns:
         Q >= 1 questions in the order of the file.
@@ -167,25 +150,22 @@ def read_questions(
         for row in public_rows(table, entries, refusals=refusals)
         if wanted is None or not row.group or row.group in wanted
     ]
-    rejections = [_rejection(table, row, row.reason) for row in rows if row.reason is not None]
-    if strict and rejections:
-        raise _bad_row(rejections[0])
     asked = {row.question_id for row in rows if row.reason is None}
     if not asked:
+        rejections = [_rejection(table, row, row.reason) for row in rows if row.reason is not None]
         raise _unusable(table, "no usable question", rejections)
     return tuple(entry.question for question_id, entry in entries.items() if question_id in asked)
 
 
 def read_groups(
-    path: PathLike, groups: Sequence[str], *, answer_filter: AnswerFilter, strict: bool = False
+    path: PathLike, groups: Sequence[str], *, answer_filter: AnswerFilter
 ) -> tuple[dict[str, Mapping[str, FloatArray] | UserError], dict[str, tuple[str, ...]]]:
     """Several groups' answers, each alone, and the options they are about; other groups' answers are not looked at.
 
     Args:
         path: as in `read_survey`; a file of a single group may leave the column `group` out.
         groups: names, as in `read_survey`.
-        answer_filter: which answers count; a group with fewer usable questions than its minimum has none.
-        strict: a group with a bad row has none.
+        answer_filter: which answers count.
 
     Returns:
         Group -> question id -> distribution of shape (K,) over the options that `read_questions` gives with the same
@@ -211,31 +191,20 @@ def read_groups(
     for group in groups:
         try:
             name = full(group)
-            concerned = [rejection for rejection in rejections if rejection.group in ("", name)]
-            if strict and concerned:
-                raise _bad_row(concerned[0])
-            _check_group(table, name, answers[name], concerned, answer_filter.min_questions)
+            _check_group(table, name, answers[name], rejections)
             found[group] = _known(answers[name], lambda answer: answer.shares)
         except UserError as error:
             found[group] = error
     return found, {question_id: entry.question.options for question_id, entry in entries.items()}
 
 
-def group_names(
-    path: PathLike, *, refusals: Refusals = "keep", min_respondents: int = 0, min_questions: int = 1
-) -> tuple[str, ...]:
-    """The groups a survey has rows of, in its order; none in a public question file.
-
-    No answer is decoded, unless `min_questions` asks for more than one: then only groups with so many usable ones are
-    named, and the other arguments are as in `read_survey`.
+def group_names(path: PathLike) -> tuple[str, ...]:
+    """The groups a survey has rows of, in its order; none in a public question file. No answer is decoded.
 
     Raises:
         UserError: the file is missing, unreadable or of another format.
     """
-    table = _open(path, refusals)
-    if min_questions > 1 and PRIVATE in table.columns:
-        return _survey(table, None, AnswerFilter(refusals, min_respondents, min_questions)).groups
-    return tuple(dict.fromkeys(name.full for name in groups_of(table)))
+    return tuple(dict.fromkeys(name.full for name in groups_of(_open(path))))
 
 
 def summary(survey: Survey) -> pd.DataFrame:
@@ -255,7 +224,7 @@ def summary(survey: Survey) -> pd.DataFrame:
     return pd.DataFrame(data, index=pd.Index(groups, name="group"))
 
 
-def _open(path: PathLike, refusals: str) -> SurveyTable:
+def _open(path: PathLike, refusals: str = "keep") -> SurveyTable:
     """The rows of a source, one per question and group."""
     source = path if isinstance(path, Source) else Source(path)
     path = source.path
@@ -302,16 +271,11 @@ def _collect(
     return entries, answers, rejections
 
 
-def _check_group(
-    table: SurveyTable, name: str, mine: Mapping[str, Answer], rejections: Iterable[Rejection], least: int
-) -> None:
-    """A UserError where a group that was asked for has too few answers."""
+def _check_group(table: SurveyTable, name: str, mine: Mapping[str, Answer], rejections: Iterable[Rejection]) -> None:
+    """A UserError where a group that was asked for has no answer."""
     if not mine:
         concerned = [rejection for rejection in rejections if rejection.group in ("", name)]
         raise _unusable(table, f"group {name!r} has no usable answer", concerned)
-    if len(mine) < least:
-        count = f"{len(mine)} usable questions, fewer than min-questions = {least}"
-        raise UserError(f"{table.source}: group {name!r} has {count}")
 
 
 def _known(mine: Mapping[str, Answer], of: Callable[[Answer], T | None]) -> dict[str, T]:
@@ -320,11 +284,6 @@ def _known(mine: Mapping[str, Answer], of: Callable[[Answer], T | None]) -> dict
 
 def _rejection(table: SurveyTable, row: PublicRow, reason: Reason) -> Rejection:
     return Rejection(row.row.file or table.source, row.row.number, row.question_id, row.group, reason.value)
-
-
-def _bad_row(one: Rejection) -> UserError:
-    where = f"question {one.question_id!r}, group {one.group!r}: " if one.question_id or one.group else ""
-    return UserError(f"{one.source}, row {one.row}: {where}{one.reason}")
 
 
 def _unusable(table: SurveyTable, what: str, rejections: Iterable[Rejection]) -> UserError:

@@ -41,7 +41,6 @@ class AnswerFilter:
 
     refusals: Refusals
     min_respondents: int = 0
-    min_questions: int = 1
 
 
 class Entry(NamedTuple):
@@ -79,9 +78,8 @@ class PublicRow(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One usable answer, the row it came from, and what the source has next to it."""
+    """One usable answer, and what the source has next to it."""
 
-    row: PublicRow
     shares: FloatArray
     respondents: float | None
     refusal_rate: float | None
@@ -189,7 +187,7 @@ def answer_of(row: PublicRow, answer_filter: AnswerFilter) -> Answer:
         rate = _reported_rate(cells)
     else:
         rate = float(np.delete(parse_distribution(cells[PRIVATE], len(entry.options)), entry.kept).sum())
-    return Answer(row, shares, respondents, rate)
+    return Answer(shares, respondents, rate)
 
 
 def _reported_rate(cells: Mapping[str, object]) -> float | None:

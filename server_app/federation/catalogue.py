@@ -35,9 +35,7 @@ def public_questions(config: Config) -> tuple[Question, ...]:
     if config.survey == GENERATED_SURVEY:
         questions, _ = generate.ground_truth(**generate.population(config.data, config.seed))
     else:
-        questions = read.read_questions(
-            source, groups=config.group_names or None, refusals=config.data.refusals, strict=config.data.strict
-        )
+        questions = read.read_questions(source, groups=config.group_names or None, refusals=config.data.refusals)
     if config.data.max_questions and len(questions) > config.data.max_questions:
         # Not the first ones: a file's first questions often come from one battery.
         order = np.random.default_rng(child_seed(config.seed, "data.max-questions")).permutation(len(questions))
@@ -65,9 +63,7 @@ def unanswered_questions(config: Config, questions: Sequence[Question]) -> tuple
         every = read.read_questions(source, refusals=config.data.refusals)
         found += [question for question in every if question.question_id not in known]
     if config.data.extra_questions:
-        found += read.read_questions(
-            config.data.extra_questions, refusals=config.data.refusals, strict=config.data.strict
-        )
+        found += read.read_questions(config.data.extra_questions, refusals=config.data.refusals)
     ids, others = {question.question_id for question in questions}, []
     for question in found:
         if question.question_id in ids:

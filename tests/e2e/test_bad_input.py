@@ -11,11 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from client_app import state
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -24,25 +22,21 @@ from server_app.federation.groups import Federation
 APPA = Path(sys.executable).with_name("appa")
 GROUPS = ("North", "South", "West")
 NUM_QUESTIONS = 6
-BAD_ROW = 8  # rows count from 1: the second question of South
-OFF_ONE = [0.5, 0.25, 0.5]
 
 
-def write_survey(path: Path, distribution: list[float]) -> Path:
-    """Three groups with six questions each; one answer as given, in row BAD_ROW."""
+def write_survey(path: Path, *, spoilt: str) -> Path:
+    """Three groups with six questions each; one group's answers are none."""
     rows = [
         {
             "question_id": f"q{q}",
             "question": f"What about {'abcdef'[q]}?",
             "options": ["yes", "no", "perhaps"],
             "group": group,
-            "distribution": [0.5, 0.25, 0.25],
+            "distribution": [0.0] if group == spoilt else [0.5, 0.25, 0.25],
         }
         for group in GROUPS
         for q in range(NUM_QUESTIONS)
     ]
-    assert (rows[BAD_ROW - 1]["group"], rows[BAD_ROW - 1]["question_id"]) == ("South", "q1")
-    rows[BAD_ROW - 1]["distribution"] = distribution
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -61,12 +55,11 @@ def test_the_command_ends_with_one_line_and_starts_nothing(tmp_path):
     assert list(here.iterdir()) == []
 
 
-def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, InProcessGrid, dict[str, int]]:
+def join(path: Path) -> tuple[Federation, InProcessGrid, dict[str, int]]:
     """The first phase of a run: roll call and catalogue, by two nodes for three groups."""
     flat = {
         "survey": str(path),
-        "federation.min-groups": min_groups,
-        "data.strict": strict,
+        "federation.min-groups": 2,
         "embedding.dim": 8,
         "data.test-fraction": 0.3,
     }
@@ -79,19 +72,8 @@ def join(path: Path, *, strict: bool, min_groups: int = 3) -> tuple[Federation, 
     return federation, grid, answered
 
 
-def test_strict_costs_the_group_with_the_bad_row_and_no_other(tmp_path, caplog):
-    path = write_survey(tmp_path / "survey.jsonl", OFF_ONE)
-    with pytest.raises(UserError, match=r"2 of 3 groups \(North, West\)"):
-        join(path, strict=True)
-    assert f"row {BAD_ROW}: question 'q1', group 'South'" in caplog.text  # the group's own log
-
-
 def test_a_group_without_a_usable_answer_does_not_take_its_neighbours_along(tmp_path):
-    path = write_survey(tmp_path / "survey.jsonl", [1.0, 0.0, 0.0])
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    spoilt = [row | {"distribution": [0.0]} if row["group"] == "North" else row for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in spoilt))
-    federation, grid, answered = join(path, strict=False, min_groups=2)
+    federation, grid, answered = join(write_survey(tmp_path / "survey.jsonl", spoilt="North"))
     assert set(answered) == {"South", "West"}  # North and West share a node
     assert [state.groups(state.memory_of(context)) for context in grid.contexts.values()] == [("West",), ("South",)]
     assert federation.groups == GROUPS

@@ -76,7 +76,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         started, sites = deployment.started, deployment.sites
         for name in (A, B):
             started.start_node(sites, name)
-        keys = {**ALL, "ppo__num_iterations": 24, "federation__join_timeout": 10.0}
+        keys = {**ALL, "ppo__num_iterations": 24, "federation__reply_timeout": 30.0}
         deployment.submit(**keys)
         deployment.wait(lambda: bool(deployment.iterations), seconds=240)
         assert missing(deployment) == [C]
@@ -147,7 +147,7 @@ def test_a_group_runs_the_bundle_that_its_owner_pinned_and_no_other(tmp_path):
         for name, pinned in ((A, bundle_hash(REPO)), (B, "0" * 64)):
             (deployment.sites.group(name) / "policy.toml").write_text(f'bundle = "{pinned}"\n')
             deployment.started.start_node(deployment.sites, name)
-        deployment.submit(groups=f"{A};{B}", federation__min_groups=1, federation__join_timeout=30.0)
+        deployment.submit(groups=f"{A};{B}", federation__min_groups=1, federation__reply_timeout=30.0)
         ended(deployment)
         assert all(line["missing_groups"] == [B] for line in deployment.iterations)
         assert NOT_PINNED in warnings(deployment)

@@ -64,7 +64,7 @@ def test_flwr_run_keeps_a_section_s_keys_in_one_string_only():
     [
         ("seed=3", ("seed", 3)),
         ("ppo.learning-rate = 1e-3", ("ppo.learning-rate", 0.001)),
-        ("data.strict=true", ("data.strict", True)),
+        ("eval.ceilings=true", ("eval.ceilings", True)),
         ("appa.alpha=-inf", ("appa.alpha", float("-inf"))),
         ('groups="Nigeria,Egypt"', ("groups", "Nigeria,Egypt")),
         ("groups=Nigeria, Egypt", ("groups", "Nigeria, Egypt")),

@@ -188,9 +188,9 @@ def test_an_audit_lists_sums_by_the_groups_they_were_over(monkeypatch, capsys, t
 
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, capsys, tmp_path):
     rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
-    survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B"), row("q1", "East")])
+    survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B")])
     folder, own = tmp_path / "parties", "ab" * 32
-    arguments = ["deploy", str(folder), f"survey={survey}", "data.min-questions=2"]
+    arguments = ["deploy", str(folder), f"survey={survey}"]
     assert appa(monkeypatch, *arguments) == 2
     refused = capsys.readouterr().err
     assert "2 groups cannot be beside federation.sums = secure" in refused
@@ -200,7 +200,6 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     monkeypatch.setattr(cli, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0
     first = capsys.readouterr().out
-    assert "left out: East: fewer usable questions than data.min-questions = 2\n" in first
     assert f"left out: {survey}, row 5, , q1: {Reason.BAD_GROUP}\n" in first
     assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}

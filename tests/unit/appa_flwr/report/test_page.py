@@ -69,7 +69,12 @@ def test_a_method_whose_answers_were_mostly_unreadable_is_marked(tmp_path):
 
 
 def test_a_run_tells_the_command_that_makes_it_again_and_what_made_it(tmp_path):
-    keys = {"groups": "Côte d'Ivoire;A, B", "data.strict": True, "ppo.learning-rate": 0.5, "appa.alpha": float("inf")}
+    keys = {
+        "groups": "Côte d'Ivoire;A, B",
+        "eval.ceilings": False,
+        "ppo.learning-rate": 0.5,
+        "appa.alpha": float("inf"),
+    }
     config = Config.load({**keys, "survey": "/s.jsonl", "seed": 3, "run-name": "r", "run.output-dir": "/there"})
     words = shlex.split(command(config))
     assert words[:2] == ["appa", "run"]

@@ -97,6 +97,6 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
     assert lines[-1] == "picture of all groups: mine-split/survey.png"
     small = read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate")
     assert small.refusal_rates == {"[red]Small[/red]": {"q1": 0.25}}
-    args = ["survey", "mine.jsonl", "--out", "o", "data.min-questions=2", "data.min-respondents=60"]
+    args = ["survey", "mine.jsonl", "--out", "o", "groups=Large", "data.min-respondents=80"]
     assert "no usable answer" in str(CliRunner().invoke(cli.app, args).exception)
     assert not (tmp_path / "o").exists()

@@ -61,18 +61,6 @@ def test_the_first_row_decides_a_question_whoever_reads(jsonl):
     refused("1 x ordinal differs", read_group, path, "C")
 
 
-def test_strict_stops_at_the_first_bad_row_that_concerns_who_reads(jsonl):
-    path = jsonl(row("q1", "A"), row("q2", "A", [0.5, 0.5]), row("q3", "A", [-1, 1, 1]), row("q1", "B"))
-    first = refused(
-        r"survey\.jsonl, row 2: question 'q2', group 'A': .*differ in length", read.read_survey, path, strict=True
-    )
-    found, _ = read.read_groups(path, ("A", "B"), answer_filter=read.AnswerFilter("keep"), strict=True)
-    assert str(found["A"]) == first
-    assert set(found["B"]) == {"q1"}
-    assert len(read.read_questions(path, strict=True)) == 3  # no answer is looked at
-    refused("row 2: line is not a JSON object", read.read_questions, jsonl(row(), "{", row("q2")), strict=True)
-
-
 def test_nothing_usable_says_why(jsonl):
     path = jsonl(row("q1", "A", [1, 1, 1]), row("q2", "A", [1]), row("q3", "A", [2]), row("q1", "B"))
     why = r"group 'A' has no usable answer \(2 x .*length; 1 x .*off one"
@@ -153,8 +141,8 @@ def test_aliases_join_two_spellings(jsonl):
 
 def test_other_groups_private_cells_may_be_anything(jsonl):
     path = jsonl(json.dumps(row("q1", "B")).replace("[0.5, 0.3, 0.2]", '[0.1, oops, "]", {}]'), row("q1", "A"))
-    assert set(read_group(path, "A", strict=True)) == {"q1"}
-    assert read.read_survey(path, groups=["A"], strict=True).rejections == ()
+    assert set(read_group(path, "A")) == {"q1"}
+    assert read.read_survey(path, groups=["A"]).rejections == ()
     assert reasons(read.read_survey(path)) == [(1, Reason.BAD_DISTRIBUTION)]
 
 
@@ -236,27 +224,18 @@ def test_cells_of_few_respondents_are_left_out(tmp_path, extension):
     assert read.read_survey(path).respondents["B"] == {"q1": 29}
 
 
-def test_groups_with_few_questions_are_left_out(jsonl):
+def test_a_group_without_a_usable_answer_is_left_out(jsonl):
     path = jsonl(
-        row("q1", "A"), row("q2", "A"), row("q1", "B"), row("q2", "B", [1, 1, 1]), row("q3", "B", n=4), row("q2", "C"),
-        row("q4", "C", n=4),
+        row("q1", "A"), row("q2", "A"), row("q2", "B", [1, 1, 1]), row("q3", "B", n=4),
     )  # fmt: skip
-    survey = read.read_survey(path, min_questions=2, min_respondents=5)
+    survey = read.read_survey(path, min_respondents=5)
     assert survey.groups == ("A",)
     assert ids(survey.questions) == ["q1", "q2"]
-    questions, people = Reason.FEW_QUESTIONS, Reason.FEW_RESPONDENTS
-    assert sorted(reasons(survey)) == [(3, questions), (4, Reason.SUM), (5, people), (6, questions), (7, people)]
-    assert int(read.summary(survey).to_numpy().sum()) == 7
-    assert read.group_names(path, min_questions=2, min_respondents=5) == ("A",)
-    assert read.group_names(path, min_questions=2) == ("A", "B", "C")
-    assert read.group_names(path) == ("A", "B", "C")
+    assert sorted(reasons(survey)) == [(3, Reason.SUM), (4, Reason.FEW_RESPONDENTS)]
+    assert int(read.summary(survey).to_numpy().sum()) == 4
+    assert read.group_names(path) == ("A", "B")
     # A group that was asked for is not left out silently.
-    few = "group 'A' has 2 usable questions, fewer than min-questions = 3"
-    refused(few, read.read_survey, path, groups=["A", "C"], min_questions=3)
-    refused(few, read_group, path, "A", min_questions=3)
-    refused("no usable answer", read.read_survey, path, min_questions=4)
-    few = "row 1: question 'q1', group 'A': group has fewer questions"
-    refused(few, read.read_survey, jsonl(row("q1", "A")), min_questions=2, strict=True)
+    refused("group 'B' has no usable answer", read.read_survey, path, groups=["A", "B"], min_respondents=5)
 
 
 def test_options_off_the_scale_leave_it_only_if_they_are_dropped(jsonl):

@@ -78,9 +78,8 @@ def test_a_bad_row_costs_its_group_that_question_and_no_more(tmp_path, line, row
     (rejected,) = found.rejections
     assert rejected.row == row
     assert reason in rejected.reason
-    refused(f"row {row}: .*{reason}", read, tmp_path, good + line + "\n", strict=True)
     if ",East," in line and not line.startswith(","):
-        read(tmp_path, good + line + "\n", strict=True, groups=["South"])  # who never looks at it
+        assert read(tmp_path, good + line + "\n", groups=["South"]).rejections == ()  # who never looks at it
 
 
 THREE_ROWS = "question_id;question;group;option;count;ordinal\nq;Tea?;North;Yes;3;1\nq;Tea?;North;No;1;2\n"

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from flwr.common.config import parse_config_args
 
-from appa_flwr.config import Config, assemble, parse_override, preset, preset_purposes, to_toml_table
+from appa_flwr.config import Config, assemble, parse_override, preset, preset_purposes
 from appa_flwr.config.sources import read_toml
 from appa_flwr.core.errors import UserError
 
@@ -36,27 +35,6 @@ def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
     # Section "Reward Metrics": JS for GLOBALQA, Wasserstein for OQA, Borda for rankings.
     expected = "borda" if task == "opa" else "wasserstein" if name == "paper-oqa" else "js"
     assert assemble([f"preset={name}", f"task={task}"], folder=None).reward_metric == expected
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_flwr_run_takes_a_preset_that_is_written_out(tmp_path, name):
-    # Flower refuses a run whose keys are not among those of pyproject.toml, and `preset` is not.
-    config = Config.load(preset(name))
-    file = tmp_path / "keys.toml"
-    file.write_text(to_toml_table(config.flat()))
-    assert parse_config_args([str(file)]) == config.flat()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_says_what_it_is_for(name):
-    assert len(PRESETS[name]) > 20
-    assert not PRESETS[name].startswith(("#", "preset"))
-
-
-def test_flwr_run_keeps_a_section_s_keys_in_one_string_only():
-    # The guide tells it: of two strings, the later one's table replaces the whole section.
-    assert parse_config_args(["ppo.epochs=3 ppo.gamma=0.5"]) == {"ppo.epochs": 3, "ppo.gamma": 0.5}
-    assert parse_config_args(["ppo.epochs=3", "ppo.gamma=0.5"]) == {"ppo.gamma": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -346,15 +346,6 @@ def test_auto_is_bfloat16_where_the_machine_computes_in_it(key, tuning, gpu, fla
     assert bases.with_dtype(asked).flat() == {**asked.flat(), "policy.compute-dtype": dtype}
 
 
-@pytest.mark.skipif(not hasattr(torch.cpu, "get_capabilities"), reason="this torch does not tell what processors can")
-def test_the_processor_s_flags_say_what_torch_finds(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    can = torch.cpu.get_capabilities()
-    native = any(can.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    auto = Config.load({"policy.compute-dtype": "auto", "policy.tuning": "lora"})
-    assert bases.with_dtype(auto).policy.compute_dtype == ("bfloat16" if native else "float32")
-
-
 def test_weights_that_all_learn_are_float32():
     with pytest.raises(UserError, match=r"policy.tuning.* policy.compute-dtype"):
         Config.load({"policy.compute-dtype": "bfloat16", "policy.tuning": "full"})

@@ -46,11 +46,12 @@ SMALL = {
 
 
 def read_every_answer(patched):
-    """Let each text mean a random distribution, so that rewards differ whatever the policy happens to write."""
+    """Let each text mean a random answer, so that rewards differ whatever the policy happens to write."""
 
     def parse(task, text, num_options):
-        share_K = np.random.default_rng(zlib.crc32(text.encode())).dirichlet(np.ones(num_options))
-        return formats.Parsed(share_K, 1.0, parsed=True)
+        rng = np.random.default_rng(zlib.crc32(text.encode()))
+        meant_K = rng.permutation(num_options) + 1.0 if task == "opa" else rng.dirichlet(np.ones(num_options))
+        return formats.Parsed(meant_K, 1.0, parsed=True)
 
     patched.setattr(answers, "formats", SimpleNamespace(parse=parse))
 

@@ -21,7 +21,6 @@ from fakes import (
     tiny_causal_lm,
 )
 from transformers import GenerationConfig
-from transformers.integrations import sdpa_attention
 
 from server_app.engine.logprobs import response_logprobs
 from server_app.engine.prefix import Prefix, why_not
@@ -211,17 +210,6 @@ def test_a_seed_fixes_the_answers_and_leaves_the_global_generator_alone(model, m
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.sequences.response_JT, again.sequences.response_JT)
     assert not torch.equal(first.logprob_JT, other.logprob_JT)
-
-
-def test_a_decoded_token_copies_no_keys_for_the_heads_that_share_them(monkeypatch):
-    """By Transformers' sdpa, as on a GPU, with a mask: only the first pass over the prompts may copy."""
-    made, copied = tiny_causal_lm("llama"), []
-    plain = sdpa_attention.repeat_kv
-    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda states, groups: copied.append(1) or plain(states, groups))
-    draw(made, LONG_PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=1)
-    at_first, copied[:] = len(copied), []
-    draw(made, LONG_PROMPTS, stop_ids=(VOCABULARY,), max_new_tokens=9)
-    assert len(copied) == at_first > 0
 
 
 def test_answers_that_memory_does_not_hold_are_sampled_in_halves(model, monkeypatch, caplog):

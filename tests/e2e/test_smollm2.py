@@ -67,13 +67,15 @@ def test_the_whole_loop_runs_on_smollm2(finished):
     assert (finished.folder / "report.html").is_file()
 
 
-def test_the_unpacked_model_answers_in_english(finished):
+def test_the_unpacked_model_knows_english(finished):
     (folder,) = cache_folder().glob("gguf-*")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    made = model.generate(**prompt, do_sample=False, max_new_tokens=12)
-    text = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert "The capital of France is Paris" in text
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    begun = tokenizer(prompt + "The capital of France is", add_special_tokens=False, return_tensors="pt")
+    with torch.no_grad():
+        share_V = model(**begun).logits[0, -1].softmax(-1)
+    (city,) = tokenizer(" Paris", add_special_tokens=False)["input_ids"]
+    assert share_V[city] > 0.5
     assert AutoTokenizer.from_pretrained(finished.folder / "policy").chat_template == tokenizer.chat_template

@@ -225,7 +225,7 @@ def test_a_rewarded_token_becomes_likelier():
         rollout = engine.rollout(FEW_PROMPTS * 16)
         score_J = (rollout.sequences.response_JT[:, 0] == wanted).float()
         engine.update(rollout, engine.reference_pass(rollout.sequences), score_J)
-    assert next_logprobs(engine).exp()[:, wanted].mean() > before + 0.2
+    assert next_logprobs(engine).exp()[:, wanted].mean() > before + 0.1
 
 
 def test_the_penalty_pulls_back_to_the_reference():

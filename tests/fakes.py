@@ -17,7 +17,7 @@ from flwr.app import Message, Metadata, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Phi3Config, PreTrainedModel, Qwen3Config
 
 from appa_flwr.protocol import wire
 from appa_flwr.survey.types import Question
@@ -226,7 +226,8 @@ def random_lm(
     if architecture == "gemma2":
         sizes |= {"query_pre_attn_scalar": hidden_size // 4, "sliding_window": sliding_window}
     of_model = {key: settings.pop(key) for key in ("attn_implementation", "dtype") if key in settings}
-    config = {"gemma2": Gemma2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**sizes, **settings)
+    configs = {"gemma2": Gemma2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "phi3": Phi3Config}
+    config = configs[architecture](**sizes, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, **of_model)

@@ -15,14 +15,21 @@ import psutil
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
-from server_app.models import gguf, tiny
+from server_app.models import gguf, lora_targets, tiny
 from server_app.models.folder import attention, describe, locate, read_config
 
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -143,15 +150,18 @@ def prepare(
 
 
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
-    """Tell what is wrong with `model` or `attention` before the federation starts.
+    """Tell what is wrong with `model`, `attention` or the layers that LoRA adapts before the federation starts.
 
     A hub id is fetched for it and a GGUF file unpacked, which `say` tells.
 
     Raises:
-        UserError: as for `prepare`.
+        UserError: as for `prepare` and `lora_targets.check`.
     """
-    if config.model != TINY_MODEL:
-        prepare(config, (), say=say)
+    if config.model == TINY_MODEL:
+        lora_targets.check(config, tiny.architecture(tiny.TinyRecipe(config.task)))
+    else:
+        base = prepare(config, (), say=say)
+        lora_targets.check(config, AutoConfig.from_pretrained(base.source, trust_remote_code=False))
 
 
 def with_dtype(config: Config) -> Config:

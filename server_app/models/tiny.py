@@ -131,6 +131,22 @@ def load_or_build(
     return folder
 
 
+def architecture(recipe: TinyRecipe, **of_tokenizer: int) -> Qwen3Config:
+    """The tiny model's layers; what its tokenizer decides is given, or may be anything."""
+    return Qwen3Config(
+        hidden_size=recipe.hidden_size,
+        intermediate_size=3 * recipe.hidden_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads // 2,
+        head_dim=recipe.hidden_size // recipe.num_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        **of_tokenizer,
+    )
+
+
 def build(
     recipe: TinyRecipe,
     questions: Sequence[Question],
@@ -141,22 +157,8 @@ def build(
     tokenizer = build_tokenizer(recipe, questions)
     torch_state = torch.get_rng_state()
     torch.manual_seed(recipe.seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=recipe.hidden_size,
-            intermediate_size=3 * recipe.hidden_size,
-            num_hidden_layers=recipe.num_layers,
-            num_attention_heads=recipe.num_heads,
-            num_key_value_heads=recipe.num_heads // 2,
-            head_dim=recipe.hidden_size // recipe.num_heads,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
-    )
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = Qwen3ForCausalLM(architecture(recipe, vocab_size=len(tokenizer), **tokens))
     torch.set_rng_state(torch_state)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -195,9 +195,15 @@ def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_loaded
     assert "\n" not in str(error.value)
 
 
-def test_nothing_is_checked_and_nothing_built_where_the_model_is_the_tiny_one(monkeypatch):
+def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_loaded_or_built(folder, monkeypatch):
+    monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
     monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
-    bases.check(Config.load({}))
+    for keys in ({"model": str(folder), "policy.tuning": "qlora"}, {"policy.tuning": "lora"}):
+        bases.check(Config.load(keys))
+        for key in ("lora.sft-targets", "lora.ppo-targets"):
+            with pytest.raises(UserError, match=f"^{key}: .* has no linear layer 'c_attn'"):
+                bases.check(Config.load({**keys, key: "q_proj,c_attn"}))
+    bases.check(Config.load({"lora.ppo-targets": "c_attn"}))  # all weights are tuned
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 @outgoing.guarded
 def evaluate(message: Message, context: Context) -> Message:
-    """Score a round's weights on the training groups' held-out questions: the server keeps the best round's."""
+    """Score the last round's weights on training groups' held-out questions, for each choice of what views count."""
     from client_app import predictor
 
     owner_policy, config = owner_policy_of(context.node_config), survey_answers.context_config(context)

@@ -65,7 +65,7 @@ def train_round(
     total: OrderedDict[str, torch.Tensor] = OrderedDict()
     examples, loss = 0, 0.0
     settings = config.pluralllm
-    model = build(ModelConfig.of(config.embedding, settings))
+    model = build(ModelConfig.of(settings.architecture))
     sent = _state(model, start)
     learning_rate = settings.local_learning_rate
     if settings.strategy in AVERAGING:  # in the others the server's own step falls
@@ -136,7 +136,7 @@ class Predictor:
         `architectures.choices`.
         """
         torch.set_num_threads(1)
-        num_answers, error_V = 0.0, np.zeros(len(choices(self.model.config)))
+        num_answers, error_V = 0.0, np.zeros(len(choices(self.model.config.architecture)))
         for data, truth in groups:
             if not len(truth):
                 continue
@@ -189,7 +189,7 @@ class Predictor:
 
 def load(config: Config, weights: ArrayRecord, embedding: OptionEmbedding, train_Q: BoolArray) -> Predictor:
     """The predictor that a run is configured to have, with these joined weights."""
-    model = build(ModelConfig.of(config.embedding, config.pluralllm))
+    model = build(ModelConfig.of(config.pluralllm.architecture))
     model.load_state_dict(_state(model, weights))
     return Predictor(model, embedding, train_Q, config.pluralllm, config.seed)
 

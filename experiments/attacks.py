@@ -33,7 +33,6 @@ from experiments.pluralllm.federation import flower_task
 from pluralllm.architectures import choices
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.embedding import embed_questions
-from pluralllm.encoders import hashed_ngrams
 from pluralllm.prediction import predict_choices
 from pluralllm.residual import SHARES_KEY, START_SHARES
 from server_app.predictor.pretraining import initial_weights
@@ -44,12 +43,7 @@ OPTIONS = 3
 NOTHING_LIMITED = OwnerPolicy.model_validate(AS_IN_SIMULATION)
 """As before owners' limits were there."""
 
-# the smallest network: the server chooses it
 SETTINGS: dict[str, Scalar] = {
-    "embedding.dim": 16,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
-    "pluralllm.rank": 0,
     "pluralllm.strategy": "fedavg",
     "pluralllm.local-steps": 16,
     "pluralllm.learning-rate": 0.003,
@@ -116,7 +110,7 @@ class Victim:
         """A new run with this catalogue."""
         self.runs += 1
         self.enter()
-        table = embed_questions(questions, dim=self.config.embedding.dim, encoder=hashed_ngrams)
+        table = embed_questions(questions)
         self.embedding = OptionEmbedding(tuple(q.question_id for q in questions), table.value_QKE, table.option_QK)
         self.train_Q = np.asarray(train, dtype=np.bool_)
         nowhere_Q = np.zeros_like(self.train_Q)
@@ -140,6 +134,7 @@ class Victim:
         for name, value in start.items():
             if not name.startswith("log_") and name != SHARES_KEY:
                 value += SPREAD * torch.randn(value.shape, generator=generator)
+        start["log_feature"][:] = NO_KERNEL
         for name, given in (("log_weight", kernel), ("log_noise", noise)):
             if given is not None:
                 start[name][:] = given
@@ -235,7 +230,7 @@ def by_errors(victim: Victim, *, number: int, messages: int, kind: str = "evalua
         mean_NK = predict_choices(
             ours.model, nobody, victim.embedding, num_context=1, seed=0, trained=train, rows=np.arange(number)
         )[0]
-        counted = choices(ours.model.config) if kind == "evaluate" else (START_SHARES,)
+        counted = choices(victim.config.pluralllm.architecture) if kind == "evaluate" else (START_SHARES,)
         predicted += [(1.0 - shares.plain) * mean_NK + shares.plain / OPTIONS for shares in counted if shares]
     if not got:
         return None

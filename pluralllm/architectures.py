@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from appa_flwr.config.sections import Architecture
 from pluralllm.attention import FewShotAttention
 from pluralllm.model import ModelConfig, PluralLLM
 from pluralllm.residual import SHARES, ExactResidual, Shares
@@ -12,8 +13,6 @@ def build(config: ModelConfig) -> PluralLLM:
     return ExactResidual(config) if config.architecture == "residual" else FewShotAttention(config)
 
 
-def choices(config: ModelConfig) -> tuple[Shares | None, ...]:
-    """Shares of views that validation chooses from beside the round; None alone where there are none."""
-    if config.architecture != "residual":
-        return (None,)
-    return SHARES if config.rank else tuple(shares for shares in SHARES if not shares.features)
+def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
+    """Shares of views that validation chooses from; None alone where there are none."""
+    return SHARES if architecture == "residual" else (None,)

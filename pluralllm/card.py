@@ -16,24 +16,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.config.sections import Architecture
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files
 from appa_flwr.run.cards import Card, EmbeddingSummary
 from appa_flwr.survey.types import Question
-from pluralllm.model import ModelConfig
 
 KEY = "pluralllm.checkpoint"
 HASH_BYTES = 8
 # the same texts give the same features but for the arithmetic of another machine
 PROBE_TOLERANCE = 1e-2
-# the config key of each size
-NETWORK_KEYS = {
-    "architecture": "pluralllm.architecture",
-    "embedding_dim": "embedding.dim",
-    "hidden_dim": "pluralllm.hidden-dim",
-    "num_blocks": "pluralllm.blocks",
-    "rank": "pluralllm.rank",
-}
 
 
 def question_hash(question: Question) -> str:
@@ -91,7 +83,7 @@ def check_fit(
     card: Card,
     weights: Path,
     *,
-    network: ModelConfig,
+    architecture: Architecture,
     embedding: EmbeddingSummary,
     questions: Sequence[Question],
     held_out: Sequence[Question],
@@ -100,8 +92,8 @@ def check_fit(
     """Refuse a checkpoint (`card`, and its `weights` for messages) that this run cannot use, or only worthlessly.
 
     Raises:
-        UserError: the features are of another kind, size or table, the network has other sizes, a held-out question
-            was trained on, or an unseen group has trained.
+        UserError: the features are of another kind or table, the network is of another architecture, a held-out
+            question was trained on, or an unseen group has trained.
     """
     where = f'{KEY} = "{weights}"'
 
@@ -110,7 +102,6 @@ def check_fit(
             raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
 
     same("embedding.encoder", embedding.kind, card.embedding.kind)
-    same("embedding.dim", embedding.dim, card.embedding.dim)
     if table_hash(questions) != card.survey.table:
         raise UserError(
             f"{where}: was trained on another table of {card.survey.num_questions} questions, and this run has "
@@ -127,8 +118,7 @@ def check_fit(
     if not np.allclose(embedding.probe, card.embedding.probe, atol=PROBE_TOLERANCE):
         model = card.embedding.model or card.embedding.kind
         raise UserError(f"{where}: the features of its questions are others than this run's; it used {model}")
-    for field, key in NETWORK_KEYS.items():
-        same(key, getattr(network, field), getattr(card.network, field))
+    same("pluralllm.architecture", architecture, card.architecture)
     both = sorted(set(unseen_groups) & card.survey.groups.keys())
     if both:
         raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")

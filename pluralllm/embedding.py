@@ -17,6 +17,7 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from appa_flwr.survey.types import Question
 from pluralllm.data import ORDINAL_FEATURES, OptionEmbedding, embedding_parts
 from pluralllm.encoders import Encoder, Matrix, hashed_ngrams
+from pluralllm.model import EMBEDDING_DIM
 
 SVD_SEED = 0
 SVD_ITERATIONS = 7
@@ -60,7 +61,7 @@ def _ordinal_features(ordinal: tuple[float, ...] | None, num_options: int) -> np
 
 
 def embed_questions(
-    questions: Sequence[Question], *, dim: int = 128, encoder: Encoder = hashed_ngrams
+    questions: Sequence[Question], *, dim: int = EMBEDDING_DIM, encoder: Encoder = hashed_ngrams
 ) -> OptionEmbedding:
     """Embed every option as [its question's text; its own text; its place on an ordered scale].
 

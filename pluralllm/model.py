@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from appa_flwr.config.sections import HEADS, Architecture, EmbeddingSection, PluralLLMSection
+from appa_flwr.config.sections import Architecture
 from pluralllm.episodes import Episodes
+
+EMBEDDING_DIM = 128  # features of an option
+HIDDEN_DIM = 64  # width of the network
+NUM_BLOCKS = 2  # of option mixing, and with "attention" of attention
+NUM_HEADS = 4  # of "attention"; they divide the width
+RANK = 16  # learned features by which "residual" compares questions
 
 
 @dataclass(frozen=True)
@@ -21,21 +27,20 @@ class ModelConfig:
         hidden_dim: D, a multiple of `num_heads`.
         num_blocks: blocks of option mixing, and with "attention" of attention, at least 1.
         num_heads: H, heads of "attention".
-        rank: R, learned features in the kernel of "residual"; 0 for none.
+        rank: R, learned features in the kernel of "residual", at least 1.
     """
 
     architecture: Architecture = "residual"
-    embedding_dim: int = 128
-    hidden_dim: int = 64
-    num_blocks: int = 2
-    num_heads: int = HEADS
-    rank: int = 0
+    embedding_dim: int = EMBEDDING_DIM
+    hidden_dim: int = HIDDEN_DIM
+    num_blocks: int = NUM_BLOCKS
+    num_heads: int = NUM_HEADS
+    rank: int = RANK
 
     @classmethod
-    def of(cls, embedding: EmbeddingSection, pluralllm: PluralLLMSection) -> ModelConfig:
-        """The sizes a run is configured to have: both sides build from them, since their weights must fit."""
-        keys = pluralllm
-        return cls(keys.architecture, embedding.dim, keys.hidden_dim, keys.blocks, rank=keys.rank)
+    def of(cls, architecture: Architecture) -> ModelConfig:
+        """The sizes of all runs."""
+        return cls(architecture, EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, NUM_HEADS, RANK)
 
 
 class PluralLLM(nn.Module, ABC):

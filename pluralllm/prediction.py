@@ -17,12 +17,11 @@ import numpy.typing as npt
 import torch
 
 from appa_flwr.core.errors import UserError
-from pluralllm.architectures import choices
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 from pluralllm.model import PluralLLM
 from pluralllm.questions import Questions
-from pluralllm.residual import ExactResidual, Shares, View
+from pluralllm.residual import SHARES, ExactResidual, Shares, View
 
 # bounds memory: real surveys ask thousands of questions
 QUESTIONS_PER_BATCH = 1024
@@ -171,11 +170,7 @@ def predict_choices(
     model.choose(chosen)
     none, features, plain = ends
     return np.stack(
-        [
-            (1.0 - to.plain) * ((1.0 - to.features) * none + to.features * features) + to.plain * plain
-            for to in choices(model.config)
-            if to
-        ]
+        [(1.0 - to.plain) * ((1.0 - to.features) * none + to.features * features) + to.plain * plain for to in SHARES]
     )
 
 

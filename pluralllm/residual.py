@@ -49,6 +49,7 @@ PLACE_FEATURES = 3
 KERNEL_STEP = 8.0
 # question and option, question and place, question and both; option, place and both, whatever the question
 NUM_PRODUCTS = 6
+NUM_VIEWS = 5
 START_WEIGHT, START_LENGTH, START_NOISE, START_FEATURE = 5e-3, 0.7, 1e-2, 0.02
 # of the Gaussian likelihood in the loss, beside the cross entropy
 LIKELIHOOD_SHARE = 0.5
@@ -128,16 +129,14 @@ class ExactResidual(PluralLLM):
         self.unread = nn.Parameter(torch.zeros(dim))
         self.mixing = nn.ModuleList(OptionMixing(dim) for _ in range(config.num_blocks))
         self.head = Head(dim)
-        views = 5 if config.rank else 3
-        self.log_weight = nn.Parameter(torch.full((views, NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
-        self.log_length = nn.Parameter(torch.full((views, 3), math.log(START_LENGTH) / KERNEL_STEP))
-        self.log_noise = nn.Parameter(torch.full((views,), math.log(START_NOISE) / KERNEL_STEP))
-        if config.rank:
-            self.feature_option = nn.Linear(config.embedding_dim + PLACE_FEATURES, dim)
-            self.feature_mixing = OptionMixing(dim)
-            self.feature_norm = nn.LayerNorm(dim)
-            self.feature = nn.Linear(dim, config.rank, bias=False)
-            self.log_feature = nn.Parameter(torch.full((2,), math.log(START_FEATURE) / KERNEL_STEP))
+        self.log_weight = nn.Parameter(torch.full((NUM_VIEWS, NUM_PRODUCTS), math.log(START_WEIGHT) / KERNEL_STEP))
+        self.log_length = nn.Parameter(torch.full((NUM_VIEWS, 3), math.log(START_LENGTH) / KERNEL_STEP))
+        self.log_noise = nn.Parameter(torch.full((NUM_VIEWS,), math.log(START_NOISE) / KERNEL_STEP))
+        self.feature_option = nn.Linear(config.embedding_dim + PLACE_FEATURES, dim)
+        self.feature_mixing = OptionMixing(dim)
+        self.feature_norm = nn.LayerNorm(dim)
+        self.feature = nn.Linear(dim, config.rank, bias=False)
+        self.log_feature = nn.Parameter(torch.full((2,), math.log(START_FEATURE) / KERNEL_STEP))
         self.register_buffer(SHARES_KEY, torch.tensor(START_SHARES))
 
     def loss(self, episodes: Episodes) -> Tensor:
@@ -146,7 +145,7 @@ class ExactResidual(PluralLLM):
         for b, (blind, features, plain) in enumerate(episodes.view_B3.tolist()):
             context, target = episodes.context.episode(b), episodes.target.episode(b)
             noise_C, noise_M = (noise[b] for noise in episodes.noise)
-            view = PLAIN if plain else View(blind, features and self.config.rank > 0)
+            view = PLAIN if plain else View(blind, features)
             conditioned = self.condition(context, view, noise=noise_C)
             read = self._read(target, view, noise=noise_M)
             residual_M, variance_M = conditioned.residual(read)
@@ -168,7 +167,7 @@ class ExactResidual(PluralLLM):
         shares = self.shares
         plain_Q = np.where(trained_Q, 0.0, shares.plain)
         blind_Q = np.where(trained_Q, 0.0, 0.5)
-        features_Q = np.where(trained_Q, 1.0, shares.features) * (self.config.rank > 0)
+        features_Q = np.where(trained_Q, 1.0, shares.features)
         weights = {
             View(blind, features): (1.0 - plain_Q)
             * (blind_Q if blind else 1.0 - blind_Q)

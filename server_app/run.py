@@ -233,8 +233,6 @@ def train_predictor(
                 progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
             )
             save_weights(path, kept)
-            if kept.chosen != config.pluralllm.rounds:
-                phase.step(1, 1, f"the weights are those of round {kept.chosen}, the best on held-out questions")
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]
 
 

@@ -1,4 +1,7 @@
-"""Puts this folder on the path, so that tests of every folder can share `fakes`; one cache for a session's tests."""
+"""Puts this folder on the path, so that tests of every folder can share `fakes`; one cache for a session's tests.
+
+What they build is small from the first import on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from short_waits.on_import import SIZES, set_constants
 
+set_constants(SIZES)
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_run import small_environment
 from small import AS_OWNERS_ASK
 
 from appa_flwr.launch import deploy
@@ -23,7 +23,6 @@ from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, Sites, prepare
 from appa_flwr.survey.types import Survey
 
 REPO = Path(__file__).parents[1]
-SHORT_WAITS = Path(__file__).parent / "short_waits"
 # As small as the loop can be; every message costs a second or more here, since each starts a process.
 TINY_LOOP = {
     "eval.ceilings": False,
@@ -33,8 +32,6 @@ TINY_LOOP = {
     "baseline-rule": "",
     "ppo.num-iterations": 4,
     "pluralllm.rounds": 1,
-    "pluralllm.validate-every": 0,
-    "embedding.dim": 16,
     "rollout.batch-size": 16,
     "sft.target": "smoothed-votes",  # what every owner allows
     **AS_OWNERS_ASK,
@@ -118,7 +115,7 @@ def deployed(
         if everywhere:
             patched.setattr(deploy, "LOOPBACK", "0.0.0.0")
         patched.setenv("XDG_CACHE_HOME", str(sites.server / "cache"))  # where a test can see what the server keeps
-        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(SHORT_WAITS), os.environ.get("PYTHONPATH")))))
+        patched.setenv("PYTHONPATH", small_environment()["PYTHONPATH"])
         try:
             yield Deployment(sites, start(sites, home, nodes=sites.groups if nodes else ()), home)
         finally:

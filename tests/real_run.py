@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+SHORT_WAITS = Path(__file__).parent / "short_waits"
 LIMIT_SECONDS = 300.0
 POLL_SECONDS = 0.5
 APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
@@ -27,7 +28,6 @@ TINY_RUN: dict[str, object] = {
     "data.num-questions": 60,
     "data.num-groups": 4,
     "federation.min-groups": 4,
-    "embedding.dim": 16,
     "pluralllm.rounds": 4,
     "pluralllm.local-steps": 2,
     "policy.base-steps": 20,
@@ -40,6 +40,11 @@ TINY_RUN: dict[str, object] = {
     "ppo.num-mini-batches": 4,
     "rollout.response-length": 48,
 }
+
+
+def small_environment() -> dict[str, str]:
+    """Environment of a process whose waits are short, and what it builds is small."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(SHORT_WAITS), os.environ.get("PYTHONPATH"))))}
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class RealRuns:
                 process = subprocess.Popen(
                     command,
                     cwd=here,
-                    env=os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+                    env=small_environment() | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,

@@ -1,11 +1,7 @@
 """The smallest parts that a run can have, as config keys."""
 
 SMALL_PREDICTOR = {
-    "embedding.dim": 8,
-    "pluralllm.hidden-dim": 8,
-    "pluralllm.blocks": 1,
     "pluralllm.num-context-questions": 4,
-    "pluralllm.rank": 8,
     "pluralllm.strategy": "fedadam",
     "pluralllm.local-steps": 2,
     "pluralllm.learning-rate": 0.0,

@@ -19,7 +19,6 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from appa_flwr.config.keys import Key, Scalar, first_problem, keys_of, sections_of, to_toml, unknown_key
 from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS
 from appa_flwr.config.sections import (
-    HEADS,
     APPASection,
     DataSection,
     EmbeddingSection,
@@ -238,7 +237,7 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _in_sizes(config: Config) -> Iterator[str]:
-    rollout, ppo, pluralllm = config.rollout, config.ppo, config.pluralllm
+    rollout, ppo = config.rollout, config.ppo
     if rollout.batch_size % ppo.num_mini_batches:
         yield f"ppo.num-mini-batches = {ppo.num_mini_batches} must divide rollout.batch-size = {rollout.batch_size}"
     if rollout.batch_size % rollout.answers_per_question:
@@ -248,8 +247,6 @@ def _in_sizes(config: Config) -> Iterator[str]:
         )
     if ppo.baseline == "question" and rollout.answers_per_question == 1:
         yield 'ppo.baseline = "question" needs rollout.answers-per-question of 2 or more'
-    if pluralllm.hidden_dim % HEADS:
-        yield f"pluralllm.hidden-dim = {pluralllm.hidden_dim} must be a multiple of {HEADS}, its attention heads"
 
 
 def _in_models(config: Config) -> Iterator[str]:

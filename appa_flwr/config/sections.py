@@ -17,7 +17,6 @@ Architecture = Literal["residual", "attention"]
 LocalOptimizer = Literal["sgd", "adam"]
 # strategies without a server optimizer, so clients use Adam
 AVERAGING = ("fedavg", "fedprox")
-HEADS = 4  # of the attention architecture; they divide its width
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
@@ -111,7 +110,6 @@ class EmbeddingSection(Section):
         description="what makes vectors of the public texts: hashed n-grams, MiniLM from its package, or another model",
     )
     model: str = Field("", description="folder or hub id of that other model; empty for ngrams and minilm")
-    dim: int = Field(128, ge=5, description="numbers in the embedding of a question-answer text")
 
 
 class PluralLLMSection(Section):
@@ -119,9 +117,6 @@ class PluralLLMSection(Section):
 
     architecture: Architecture = Field(
         "residual", description="a mean with each group's residual in closed form, or the paper's few-shot attention"
-    )
-    rank: int = Field(
-        16, ge=0, description="learned features by which the residual compares questions; 0 = texts alone"
     )
     num_context_questions: int = Field(
         512, ge=1, description="most answered questions of a group that a prediction rests on"
@@ -138,15 +133,6 @@ class PluralLLMSection(Section):
         0.03,
         ge=0,
         description="step size of a group's optimizer; 0 = 0.003 of Adam, 0.1 of SGD, as the strategy has it",
-    )
-    hidden_dim: int = Field(64, ge=1, description="width of the predictor")
-    blocks: int = Field(2, ge=1, description="attention blocks of the predictor")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of nodes that train in a round")
-    validate_every: int = Field(
-        100,
-        ge=0,
-        description="rounds between scores on the training groups' held-out questions, the last always; "
-        "the best is kept; 0 = none",
     )
 
     @property

@@ -156,7 +156,7 @@ def pluralllm(words: Words = None, verbose: Verbose = False) -> None:
 
     found = read_run(folder).pluralllm
     if found is not None:
-        show(accuracy.table(found), accuracy.kept(found), accuracy.note(found))
+        show(accuracy.table(found), accuracy.validated(found), accuracy.note(found))
     typer.echo(f"report: {folder / REPORT_FILE}")
     typer.echo(f"checkpoint: pluralllm.checkpoint={folder / WEIGHTS_FILE}")
 

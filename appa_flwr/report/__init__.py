@@ -65,9 +65,8 @@ def _pictures(run: RunArtifacts) -> Iterable[Picture]:
 
 def _predictor_pictures(found: Card) -> Iterable[Picture]:
     of = "of the preference predictor"
-    if found.rounds:
-        picture = predictor_plots.loss_curve(found.rounds, chosen=found.chosen)
-        yield "pluralllm", picture, f"loss and validation error {of} over its rounds"
+    if found.losses:
+        yield "pluralllm", predictor_plots.loss_curve(found.losses), f"loss {of} over its rounds"
     if found.groups:
         yield "pluralllm_groups", predictor_plots.predictor_by_group(accuracy.by_group(found)), f"score {of} by group"
 

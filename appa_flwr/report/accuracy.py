@@ -76,18 +76,14 @@ def note(found: Card) -> str:
     return f"{NOTE} {others}"
 
 
-def kept(found: Card) -> str | None:
-    """A sentence on the round whose weights were kept; None where nothing was trained."""
-    chosen = next((entry for entry in found.rounds if entry.round == found.chosen), None)
-    if chosen is None:
+def validated(found: Card) -> str | None:
+    """A sentence on the error by which the shares of views were chosen; None without it."""
+    if found.validation is None:
         return None
-    why = (
-        "none was validated"
-        if chosen.validation is None
-        else "its error on the training groups' held-out questions is the lowest, a JS distance (natural) of "
-        f"{chosen.validation:.3f}; this flatters them a little, and unseen groups had no say"
+    return (
+        "How much each view counts was chosen by the error on the training groups' held-out questions, a JS distance "
+        f"(natural) of {found.validation:.3f}; this flatters them a little, and unseen groups had no say."
     )
-    return f"Weights of round {chosen.round} of {len(found.rounds)} were kept: {why}."
 
 
 def trust(found: Card) -> list[str]:

@@ -169,7 +169,7 @@ fairness index {{ lines[-1].fairness_index|number(4) }}; rounds that a group mis
 {% set found = run.pluralllm %}
 {% if found and found.scores %}
 {{ table(predictor_table(found)) }}
-{{ bullets([accuracy.kept(found)]|select) }}
+{{ bullets([accuracy.validated(found)]|select) }}
 {% endif %}
 {{ picture("pluralllm") }}
 {{ picture("pluralllm_groups") }}

@@ -10,19 +10,8 @@ from appa_flwr.config import Scalar
 from appa_flwr.config.sections import Architecture
 from appa_flwr.run.records import PartScores, Record
 
-CARD_FORMAT = 6
+CARD_FORMAT = 7
 """Version of PluralLLM's card and of what its weights expect; it travels with them, out of the run's folder."""
-
-
-class Network(Record):
-    """PluralLLM's architecture and sizes, see `pluralllm.model.ModelConfig`."""
-
-    architecture: Architecture
-    embedding_dim: int
-    hidden_dim: int
-    num_blocks: int
-    num_heads: int
-    rank: int
 
 
 class EpisodeShape(Record):
@@ -41,13 +30,11 @@ class EmbeddingSummary(Record):
     Attributes:
         kind: as the config's `embedding.encoder`.
         model: folder or name of a pretrained model, empty without one.
-        dim: E.
         probe: (E,) the features of the first question's first option: another encoder gives others.
     """
 
     kind: str
     model: str
-    dim: int
     probe: tuple[float, ...]
 
 
@@ -69,19 +56,6 @@ class SurveySummary(Record):
     test_fraction: float
     groups: dict[str, int]
     unseen_groups: dict[str, int]
-
-
-class Round(Record):
-    """A federated round of PluralLLM's pretraining, counted from 1, with the groups' mean loss.
-
-    Attributes:
-        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
-            answers to held-out questions; None in a round that was not validated.
-    """
-
-    round: int
-    loss: float
-    validation: float | None = None
 
 
 class GroupSums(Record):
@@ -117,9 +91,9 @@ class Card(Record):
     Attributes:
         weights: SHA-256 of the file of weights.
         training: the config's keys of the training.
-        rounds: every round.
-        chosen: the round whose weights these are: the one of the lowest validation error, the last where none was
-            validated, 0 without training.
+        losses: the groups' mean loss in every round.
+        validation: mean natural Jensen-Shannon distance, in [0, 0.833], of the training groups' predictions to their
+            answers to held-out questions; None where there were none.
         group_sums: the sums over the groups, None where none were made.
         scores: agreement with the groups' own survey answers; see `server_app.predictor.pooled_scores`.
         groups: group -> the same for it alone.
@@ -127,13 +101,13 @@ class Card(Record):
 
     format: Annotated[int, AfterValidator(_readable)] = CARD_FORMAT
     weights: str = ""
-    network: Network
+    architecture: Architecture
     episodes: EpisodeShape
     embedding: EmbeddingSummary
     survey: SurveySummary
     training: dict[str, Scalar]
-    rounds: tuple[Round, ...] = ()
-    chosen: int = Field(0, ge=0)
+    losses: tuple[float, ...] = ()
+    validation: float | None = None
     group_sums: GroupSums | None = None
     scores: PartScores = Field({})
     groups: dict[str, PartScores] = Field({})

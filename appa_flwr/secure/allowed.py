@@ -29,8 +29,6 @@ def check_config(config: Config, *, groups: int | None = None) -> None:
 
 def _beside(config: Config, groups: int | None) -> Iterator[tuple[str, str]]:
     trains = config.pluralllm.rounds > 0 and not config.pluralllm.checkpoint
-    if trains and config.pluralllm.fraction < 1:
-        yield f"pluralllm.fraction = {config.pluralllm.fraction}", "sums over other groups tell what differs"
     if config.sft.target == "mean":
         yield "sft.target = mean", "it is made of training answers themselves; predicted-mean is of predictions"
     if config.task == "opa" and config.sft.target == "majority":

@@ -48,7 +48,6 @@ from server_app.predictor.strategies import SERVER_LEARNING_RATE
 
 SHORT_ROUNDS = (
     "pluralllm.strategy=fedadam",
-    "pluralllm.rank=8",
     "pluralllm.rounds=100",
     "pluralllm.local-steps=2",
     "pluralllm.learning-rate=0.0",
@@ -68,8 +67,6 @@ UNSEEN_COUNTRIES = ("China", "Japan", "France", "Spain", "New Zealand")
 NUM_SEEN: dict[Dataset, int] = {"gss": 13, "generated": 6}
 OPINIONQA_FOLDS = 3
 UNSEEN_HELD_OUT, UNSEEN_TRAINING, SEEN_HELD_OUT = "unseen/held-out", "unseen/training", "seen/held-out"
-# a round of many groups asks this many of them
-MOST_IN_A_ROUND = 16
 
 
 @dataclass(frozen=True)
@@ -180,10 +177,9 @@ def split_problem(survey: Survey, embedding: OptionEmbedding, *, seen: Sequence[
 
 @dataclass(frozen=True)
 class TrainedPredictor:
-    """A frozen network, the round it is of, and what training took."""
+    """A frozen network, and what training took."""
 
     model: PluralLLM
-    round: int
     cpu_seconds: float
 
 
@@ -193,11 +189,9 @@ def train(problem: Problem, config: Config, *, seed: int, central: bool = False)
     `central` pools the answers instead and takes as many steps with Adam; it ends with the last step's weights and
     chooses how much learned features count as a run does.
     """
-    fraction = min(config.pluralllm.fraction, MOST_IN_A_ROUND / len(problem.training))
-    given = {"seed": seed, "embedding.dim": problem.embedding.dim, "pluralllm.fraction": fraction}
-    config = Config.load({**config.flat(), **given})
+    config = Config.load({**config.flat(), "seed": seed})
     settings = config.pluralllm
-    model = build(ModelConfig.of(config.embedding, settings))
+    model = build(ModelConfig.of(settings.architecture))
     start = initial_weights(config)
     begin = time.process_time()
     if central:
@@ -211,13 +205,13 @@ def train(problem: Problem, config: Config, *, seed: int, central: bool = False)
             episodes=EpisodeConfig.of(settings),
             generator=torch.Generator().manual_seed(child_seed(seed, "central")),
         )
-        if isinstance(model, ExactResidual) and settings.validate_every:
+        if isinstance(model, ExactResidual):
             pairs = list(zip(problem.training, problem.validation, strict=True))
             _, errors = Predictor(model, problem.embedding, problem.trained_Q, settings, seed).validate(pairs)
-            best = choices(model.config)[int(np.argmin(errors))]
+            best = choices(settings.architecture)[int(np.argmin(errors))]
             assert best is not None
             model.choose(best)
-        return TrainedPredictor(model, settings.rounds, time.process_time() - begin)
+        return TrainedPredictor(model, time.process_time() - begin)
 
     def answer(message: Message) -> RecordDict:
         group = message.metadata.dst_node_id
@@ -235,7 +229,7 @@ def train(problem: Problem, config: Config, *, seed: int, central: bool = False)
     with flower_task():
         found = pretrain(LocalGrid(answer), config, start, nodes=range(len(problem.training)), progress=lambda *_: None)
     model.load_state_dict(OrderedDict(found.weights.to_torch_state_dict()))
-    return TrainedPredictor(model, found.chosen, time.process_time() - begin)
+    return TrainedPredictor(model, time.process_time() - begin)
 
 
 @dataclass(frozen=True)
@@ -244,7 +238,6 @@ class Report:
 
     scores: dict[str, dict[str, PredictorScores]]
     by_context: dict[str, dict[int, PredictorScores]]
-    round: int
     train_cpu_seconds: float
     table_cpu_seconds: float
 
@@ -286,7 +279,7 @@ def report(
     }
     by_size = {size: measured({name: tables(part, size) for name, part in problem.parts.items()}) for size in sizes}
     by_context = {name: {size: of[name] for size, of in by_size.items()} for name in problem.parts}
-    return Report(scores, by_context, trained.round, trained.cpu_seconds, table_seconds)
+    return Report(scores, by_context, trained.cpu_seconds, table_seconds)
 
 
 def baselines(problem: Problem, part: Part) -> dict[str, list[FloatArray]]:

@@ -1,7 +1,7 @@
 """The tables of the results page: surveys x seeds, beside what costs nothing.
 
     python -m experiments.pluralllm.report main              # strategies, the paper's architecture, context sizes
-    python -m experiments.pluralllm.report variants          # no learned features, partial participation, n-grams
+    python -m experiments.pluralllm.report variants          # n-grams
     python -m experiments.pluralllm.report countries --datasets globalqa   # how many train
 
 Every command prints Markdown, means over seeds with the lowest and highest. Context sizes are those of the first row.
@@ -55,11 +55,7 @@ TABLES: dict[str, tuple[TableRow, ...]] = {
         TableRow("residual, central", central=True),
         TableRow("attention, FedAvg", (*ATTENTION, "pluralllm.strategy=fedavg"), draws=4),
     ),
-    "variants": (
-        TableRow("without learned features", ("pluralllm.rank=0",)),
-        TableRow("half of the groups a round", ("pluralllm.fraction=0.5",)),
-        TableRow("n-grams", embedding="ngrams"),
-    ),
+    "variants": (TableRow("n-grams", embedding="ngrams"),),
     "countries": (TableRow("110 countries", num_training=110),),
 }
 
@@ -120,7 +116,7 @@ def main(
             train_seconds = spread_text([one.train_cpu_seconds for one in runs])
             print(
                 f"\n{name}: CPU s of training {train_seconds}, of all tables "
-                f"{spread_text([one.table_cpu_seconds for one in runs])}; rounds kept {[one.round for one in runs]}",
+                f"{spread_text([one.table_cpu_seconds for one in runs])}",
                 flush=True,
             )
 

@@ -101,7 +101,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     texts_to_vectors = encoder(
         config.embedding.encoder, config.embedding.model, cache=cache_folder(), progress=progress
     )
-    table = embed_questions(questions, dim=config.embedding.dim, encoder=texts_to_vectors)
+    table = embed_questions(questions, encoder=texts_to_vectors)
     return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 
 

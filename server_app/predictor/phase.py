@@ -13,10 +13,9 @@ from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
-from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, Network, SurveySummary
+from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, SurveySummary
 from pluralllm import card as cards
 from pluralllm.episodes import EpisodeConfig
-from pluralllm.model import ModelConfig
 from server_app.predictor.pretraining import Pretraining
 from server_app.predictor.weights import load_weights
 
@@ -38,7 +37,7 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
     cards.check_fit(
         card,
         path,
-        network=ModelConfig.of(config.embedding, config.pluralllm),
+        architecture=config.pluralllm.architecture,
         embedding=_embedding(config, catalogue),
         questions=catalogue.questions,
         held_out=[catalogue.questions[q] for q in np.flatnonzero(catalogue.held_out_Q)],
@@ -54,7 +53,7 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
     return Card(
-        network=Network(**vars(ModelConfig.of(config.embedding, config.pluralllm))),
+        architecture=config.pluralllm.architecture,
         episodes=EpisodeShape(**vars(EpisodeConfig.of(config.pluralllm))),
         embedding=_embedding(config, catalogue),
         survey=SurveySummary(
@@ -68,8 +67,8 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
             unseen_groups={name: count for name, count in answered.items() if name in unseen},
         ),
         training={key: value for key, value in config.flat().items() if key.startswith(SETTINGS) and key != cards.KEY},
-        rounds=pretraining.rounds,
-        chosen=pretraining.chosen,
+        losses=pretraining.losses,
+        validation=pretraining.validation,
     )
 
 
@@ -77,6 +76,5 @@ def _embedding(config: Config, catalogue: wire.Catalogue) -> EmbeddingSummary:
     return EmbeddingSummary(
         kind=config.embedding.encoder,
         model=config.embedding.model,
-        dim=config.embedding.dim,
         probe=cards.probe(catalogue.embedding_QKE, catalogue.questions),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,10 +19,9 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.run.cards import Round
 from pluralllm.architectures import build, choices
 from pluralllm.model import ModelConfig
-from pluralllm.residual import SHARES_KEY, Shares
+from pluralllm.residual import SHARES_KEY
 from pluralllm.training import step_size_factor
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.replies import Most, bound, fault, validation_errors
@@ -38,23 +36,20 @@ log = logging.getLogger("appa.server")
 
 
 class _Watched(Strategy):
-    """One of Flower's strategies, which reports every round and keeps the best one's weights.
+    """One of Flower's strategies, which reports every round and keeps the last one's weights.
 
     A round without a single result is refused, which Flower itself would pass over. A node whose reply does not follow
     the protocol is left out of that round: Flower would end the run over it, or average it in.
     """
 
     def __init__(self, inner: Strategy, config: Config, most: Most, progress: Progress) -> None:
-        self._inner, self._config, self._most, self._progress = inner, config, most, progress
+        self._inner, self._most, self._progress = inner, most, progress
         self._num_rounds = config.pluralllm.rounds
-        self._validate_every = config.pluralllm.validate_every
         self._largest_eta = inner.eta if isinstance(inner, FedOpt) else 0.0
-        self._choices = choices(ModelConfig.of(config.embedding, config.pluralllm))
-        self._lowest_error = math.inf
-        self._most_answers = 0
-        self.rounds: list[Round] = []
-        self.chosen: ArrayRecord | None = None
-        self.chosen_round = 0
+        self._choices = choices(config.pluralllm.architecture)
+        self.losses: list[float] = []
+        self.weights = ArrayRecord()
+        self.validation: float | None = None
 
     def summary(self) -> None:
         self._inner.summary()
@@ -62,8 +57,6 @@ class _Watched(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        # Who takes part in a round is drawn by Flower from Python's one generator.
-        random.seed(child_seed(self._config.seed, "participants", server_round))
         self._sent = arrays
         if isinstance(self._inner, FedOpt):  # the server's step size rises and falls over the rounds
             self._inner.eta = self._largest_eta * step_size_factor(server_round - 1, self._num_rounds)
@@ -79,14 +72,13 @@ class _Watched(Strategy):
             raise UserError(
                 f"PluralLLM round {server_round}: no node sent weights that could be used; the groups' own logs say why"
             )
-        self.rounds.append(Round(round=server_round, loss=float(str(metrics["loss"]))))
-        self._progress(server_round, self._num_rounds, self.rounds[-1].loss)
+        self.losses.append(float(str(metrics["loss"])))
+        self._progress(server_round, self._num_rounds, self.losses[-1])
         # Adaptive strategies' arithmetic ends in float64, which would double what travels.
         narrow = ArrayRecord({name: Array(array.numpy().astype(np.float32)) for name, array in arrays.items()})
         if SHARES_KEY in narrow:  # nobody trains it: no node's to change
             narrow[SHARES_KEY] = self._sent[SHARES_KEY]
-        if self._lowest_error == math.inf:  # without validation the last round's weights are kept
-            self.chosen, self.chosen_round = narrow, server_round
+        self.weights = narrow
         return narrow, metrics
 
     def _most_of(self, node: int) -> tuple[float, float]:
@@ -110,20 +102,15 @@ class _Watched(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        every = self._validate_every
-        if not every or (server_round % every and server_round != self._num_rounds):
+        if server_round != self._num_rounds:
             return []
-        self._validated = arrays
         return _joined(self._inner.configure_evaluate(server_round, arrays, config, grid), arrays)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Keep these weights where the groups' mean error on held-out questions is the lowest so far.
+        """Choose how much each view counts, where the network has several (`pluralllm.residual.Shares`).
 
-        So is chosen how much each view counts, where the network has several (`pluralllm.residual.Shares`).
-
-        Groups differ in how well they can be predicted, so only rounds over the same number of answers compare. A round
-        in which a node is lost, and its answers with it, records its error but is not kept; one with more answers than
-        any before starts the comparison anew. Nodes without such answers say 0 of them, by which Flower would divide.
+        It is what gives the groups' mean error on held-out questions its lowest value. Nodes without such answers say 0
+        of them, by which Flower would divide.
         """
         count = len(self._choices)
         reported = [
@@ -136,14 +123,10 @@ class _Watched(Strategy):
             return None
         error_V = np.sum([number * np.array(means) for number, means in reported], axis=0) / num_answers
         best = int(error_V.argmin())
-        error = float(error_V[best])
-        self.rounds[-1] = self.rounds[-1].model_copy(update={"validation": error})
-        if num_answers > self._most_answers:
-            self._most_answers, self._lowest_error = num_answers, math.inf
-        if num_answers == self._most_answers and error < self._lowest_error:
-            self._lowest_error, self.chosen_round = error, server_round
-            self.chosen = _with_shares(self._validated, self._choices[best])
-        return MetricRecord({"error": error})
+        self.validation = float(error_V[best])
+        if (shares := self._choices[best]) is not None:
+            self.weights[SHARES_KEY] = Array(np.array(shares, np.float32))
+        return MetricRecord({"error": self.validation})
 
 
 def _joined(messages: Iterable[Message], arrays: ArrayRecord) -> Iterator[Message]:
@@ -154,12 +137,6 @@ def _joined(messages: Iterable[Message], arrays: ArrayRecord) -> Iterator[Messag
         yield message
 
 
-def _with_shares(weights: ArrayRecord, shares: Shares | None) -> ArrayRecord:
-    if shares is None:
-        return weights
-    return ArrayRecord({**weights, SHARES_KEY: Array(np.array(shares, np.float32))})
-
-
 def _content(reply: Message) -> str:
     return "" if reply.has_error() else str(dict(reply.content.metric_records))
 
@@ -167,7 +144,7 @@ def _content(reply: Message) -> str:
 def initial_weights(config: Config) -> ArrayRecord:
     """PluralLLM before any training, by the run's seed."""
     torch.manual_seed(child_seed(config.seed, "pluralllm"))
-    return ArrayRecord(build(ModelConfig.of(config.embedding, config.pluralllm)).state_dict())
+    return ArrayRecord(build(ModelConfig.of(config.pluralllm.architecture)).state_dict())
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,14 +152,14 @@ class Pretraining:
     """Result of pretraining.
 
     Attributes:
-        weights: of the chosen round.
-        rounds: loss and, where it was validated, error of every round.
-        chosen: that round: of the lowest validation error, the last where none was validated, 0 without rounds.
+        weights: of the last round.
+        losses: the groups' mean loss in every round.
+        validation: error of the weights, as on the card; None where no group has an answer to a held-out question.
     """
 
     weights: ArrayRecord
-    rounds: tuple[Round, ...] = ()
-    chosen: int = 0
+    losses: tuple[float, ...] = ()
+    validation: float | None = None
 
 
 def pretrain(
@@ -197,9 +174,9 @@ def pretrain(
 ) -> Pretraining:
     """Train PluralLLM over the groups; only weights travel (appendix "PluralLLM Preference Probability Modeling").
 
-    Which round's weights are kept is decided on the training groups' held-out questions. The nodes hold the catalogue
-    already; their order decides who takes part in a round, and `most` bounds how much each counts. With `summed` their
-    results come as sums, of all groups alike. `progress` is called with (round, rounds, mean loss).
+    How much each view counts is chosen after the last round, on the training groups' held-out questions. The nodes hold
+    the catalogue already, and `most` bounds how much each counts. With `summed` their results come as sums, of all
+    groups alike. `progress` is called with (round, rounds, mean loss).
 
     Raises:
         UserError: a round in which no node trained.
@@ -215,5 +192,4 @@ def pretrain(
         strategy.start(through, start, num_rounds=config.pluralllm.rounds, timeout=config.federation.reply_timeout)
     finally:
         grid.members = members
-    assert strategy.chosen is not None  # a round without weights has raised
-    return Pretraining(strategy.chosen, tuple(strategy.rounds), strategy.chosen_round)
+    return Pretraining(strategy.weights, tuple(strategy.losses), strategy.validation)

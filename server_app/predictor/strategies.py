@@ -26,11 +26,8 @@ STRATEGIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 def flower_strategy(config: Config, num_nodes: int) -> Strategy:
     """The strategy that `pluralllm.strategy` names, for so many nodes."""
-    keys = config.pluralllm
-    strategy_class, settings = STRATEGIES[keys.strategy]
+    strategy_class, settings = STRATEGIES[config.pluralllm.strategy]
     strategy: Strategy = strategy_class(
-        fraction_train=keys.fraction,
-        fraction_evaluate=1.0,
         min_train_nodes=1,
         min_evaluate_nodes=1,
         min_available_nodes=num_nodes,

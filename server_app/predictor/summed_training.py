@@ -16,7 +16,6 @@ from appa_flwr.config import Config
 from appa_flwr.protocol import sum_messages as messages
 from appa_flwr.protocol import wire
 from pluralllm.architectures import choices
-from pluralllm.model import ModelConfig
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.secure_sums import SecureSums
 
@@ -49,7 +48,7 @@ class SummedTraining:
 
     def validated(self, content: RecordDict) -> RecordDict:
         """The groups' mean errors on held-out questions, as one reply's records."""
-        size = len(choices(ModelConfig.of(self.config.embedding, self.config.pluralllm)))
+        size = len(choices(self.config.pluralllm.architecture))
         shapes = {"share": (1,), "error": (size,)}
         sums = self.secure.total(messages.VALIDATION, content, shapes).sums
         share = float(sums["share"][0])

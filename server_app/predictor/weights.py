@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.run.cards import Round
 from pluralllm.architectures import build
 from pluralllm.model import ModelConfig, PluralLLM
 from server_app.predictor.pretraining import Pretraining
@@ -29,7 +28,7 @@ def save_weights(path: Path, pretraining: Pretraining) -> None:
     """
     arrays = {name: np.ascontiguousarray(array.numpy()) for name, array in pretraining.weights.items()}
     # One entry: safetensors writes several in the order of a hash, and the same weights would be other bytes.
-    known = {"rounds": [entry.model_dump() for entry in pretraining.rounds], "chosen": pretraining.chosen}
+    known = {"losses": pretraining.losses, "validation": pretraining.validation}
     replace_file(path, safetensors.numpy.save(arrays, metadata={PRETRAINING: json.dumps(known)}))
 
 
@@ -45,8 +44,7 @@ def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
         with safe_open(path, "np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             known = json.loads((file.metadata() or {})[PRETRAINING])
-            rounds = tuple(Round.model_validate(entry) for entry in known["rounds"])
-            chosen = int(known["chosen"])
+            losses, validation = tuple(known["losses"]), known["validation"]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(
             f"{path}: cannot be read ({str(error).partition(chr(10))[0]}); without it PluralLLM is trained anew"
@@ -54,11 +52,11 @@ def load_weights(path: Path, start: ArrayRecord) -> Pretraining | None:
     expected = {name: tuple(array.shape) for name, array in start.items()}
     if {name: array.shape for name, array in arrays.items()} != expected:
         raise UserError(f"{path}: holds other weights than PluralLLM's of this config; without it it is trained anew")
-    return Pretraining(ArrayRecord({name: Array(arrays[name]) for name in start}), rounds, chosen)
+    return Pretraining(ArrayRecord({name: Array(arrays[name]) for name in start}), losses, validation)
 
 
 def network(config: Config, weights: ArrayRecord) -> PluralLLM:
     """The network of these weights."""
-    model = build(ModelConfig.of(config.embedding, config.pluralllm))
+    model = build(ModelConfig.of(config.pluralllm.architecture))
     model.load_state_dict(weights.to_torch_state_dict())
     return model

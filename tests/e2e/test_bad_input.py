@@ -60,7 +60,6 @@ def join(path: Path) -> tuple[Federation, InProcessGrid, dict[str, int]]:
     flat = {
         "survey": str(path),
         "federation.min-groups": 2,
-        "embedding.dim": 8,
         "data.test-fraction": 0.3,
     }
     config = Config.load(flat)

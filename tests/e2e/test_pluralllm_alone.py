@@ -76,25 +76,16 @@ def test_the_predictor_alone_joins_trains_scores_and_ends(alone):
     found = read_run(config.run_folder)
     assert found.missing == ()
     assert found.pluralllm is not None
-    assert len(found.pluralllm.rounds) == 3
+    assert len(found.pluralllm.losses) == 3
     parts = {f"{groups}/{questions}" for groups in ("seen", "unseen") for questions in ("training", "held-out")}
     assert found.pluralllm.scores.keys() == parts
     for part, scores in found.pluralllm.scores.items():
         others = {"mean-of-others", "pluralllm-shared"} if part.endswith("held-out") else set()
         assert scores.keys() == {"pluralllm", "uniform", "nearest-question"} | others
-    assert found_card["chosen"] == 3
+    assert 0.0 < found_card["validation"] < 0.833
     assert found_card["group_sums"]["held_out"] > 0
     assert found_card["survey"]["groups"].keys() == set(GROUPS) - {"Castria"}
     assert found_card["survey"]["unseen_groups"].keys() == {"Castria"}
-
-
-def test_the_progress_says_which_round_was_the_best_where_it_is_not_the_last(tmp_path):
-    worse_and_worse = {"pluralllm.validate-every": 1, "pluralllm.strategy": "fedavg", "pluralllm.learning-rate": 1.0}
-    config, _ = run(tmp_path, "worse", **worse_and_worse)
-    best = card(config)["chosen"]
-    assert best < config.pluralllm.rounds
-    said = [line["message"] for line in progress(config) if line["phase"] == "pluralllm"]
-    assert said[-1] == f"the weights are those of round {best}, the best on held-out questions"
 
 
 def test_an_unseen_group_leaves_no_trace_in_the_weights(alone, tmp_path):
@@ -118,7 +109,7 @@ def test_a_node_of_unseen_and_seen_groups_trains_for_the_seen_ones(alone, togeth
     assert all(np.allclose(one[key], other[key], atol=2e-3) for key in one)
 
 
-def test_unseen_groups_have_no_say_in_which_round_is_kept(alone, together):
+def test_unseen_groups_have_no_say_in_how_much_each_view_counts(alone, together):
     def validated(grid: InProcessGrid) -> int:
         replies = [reply.message.content for reply in grid.replies if reply.kind == "evaluate"]
         return sum(int(content.metric_records["metrics"]["num-examples"]) for content in replies)
@@ -136,7 +127,7 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
     keys = {"pluralllm.architecture": architecture, **UNSEEN}
     first, before = alone if architecture == "residual" else run(tmp_path, "first", **keys)
     assert not any(reply.message.has_error() for reply in before.replies)
-    assert card(first)["network"]["architecture"] == architecture
+    assert card(first)["architecture"] == architecture
     assert tuple(weights(first).get(SHARES_KEY, np.zeros(0)).tolist()) in shares
     path = first.run_folder / FILE
     second, grid = run(tmp_path, "second", **{"pluralllm.checkpoint": str(path)}, **keys)
@@ -159,9 +150,7 @@ def test_a_checkpoint_of_either_architecture_stands_for_pretraining(architecture
             {"data.test-fraction": 0.4},
             r"trained on \d+ of this run's \d+ held-out questions.*use its seed = 0 and data.test-fraction = 0.2",
         ),
-        ({"pluralllm.hidden-dim": 16}, r"pluralllm\.hidden-dim = 8, and this run has 16"),
         ({"pluralllm.architecture": "attention"}, r"pluralllm\.architecture = residual, and this run has attention"),
-        ({"pluralllm.rank": 2}, r"pluralllm\.rank = 8, and this run has 2"),
         ({"pluralllm.unseen-groups": "Avaria"}, "group 'Avaria' has trained it"),
     ],
 )

@@ -11,31 +11,16 @@ from matplotlib.figure import Figure
 
 from appa_flwr.report.accuracy import GroupScores
 from appa_flwr.report.plots import style
-from appa_flwr.run.cards import Round
 
 
 @style.picture
-def loss_curve(rounds: Sequence[Round], *, chosen: int) -> Figure:
-    """The predictor's loss over its federated rounds, and its validation error below where a round has one.
-
-    The chosen round is the one whose weights were kept, 0 for none.
-    """
-    losses = {entry.round: entry.loss for entry in rounds}
-    errors = {entry.round: entry.validation for entry in rounds if entry.validation is not None}
-    panels = [("loss\n(mean over groups)", losses, style.BLUE, "o")]
-    if errors:
-        panels.append(("error, held-out\n(natural JS distance)", errors, style.VERMILION, "s"))
-    figure = style.figure(1.0 + 2.2 * len(panels))
-    stacked = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axes, (name, points, colour, marker) in zip(stacked, panels, strict=True):
-        style.curve(axes, points, points.values(), color=colour, marker=marker)
-        if chosen:
-            axes.axvline(chosen, color=style.DARK_GREY, linestyle=":", linewidth=1.4)
-        axes.set_ylabel(name)
-    style.whole_numbers(stacked[-1].xaxis)
-    stacked[-1].set_xlabel("federated round")
-    kept = f"; dotted: round {chosen}, the one kept" if chosen else ""
-    stacked[0].set_title(f"PluralLLM pretraining; lower is better{kept}")
+def loss_curve(losses: Sequence[float]) -> Figure:
+    """The predictor's loss over its federated rounds."""
+    figure = style.figure(3.2)
+    axes = figure.add_subplot(xlabel="federated round", ylabel="loss\n(mean over groups)")
+    style.curve(axes, range(1, len(losses) + 1), losses, color=style.BLUE, marker="o")
+    style.whole_numbers(axes.xaxis)
+    axes.set_title("PluralLLM pretraining; lower is better")
     return figure
 
 

@@ -332,7 +332,7 @@ def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name
 
 def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    keys = {"data.num-questions": 6, "data.num-groups": 2, "embedding.dim": 16}
+    keys = {"data.num-questions": 6, "data.num-groups": 2}
     model = {"embedding.encoder": "sentence-transformers", "embedding.model": str(folders["bert"])}
     calls = []
     catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch(calls))

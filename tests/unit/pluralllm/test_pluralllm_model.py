@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from appa_flwr.config import Config
 from pluralllm.architectures import build
 from pluralllm.attention import FewShotAttention
 from pluralllm.model import ModelConfig
@@ -177,11 +176,3 @@ def test_a_network_is_built_by_the_name_of_its_architecture_and_drawn_by_torchs_
 
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
-
-
-def test_a_run_is_configured_to_a_network_of_these_sizes():
-    given = {"architecture": "attention", "rank": 5, "hidden-dim": 24, "blocks": 3}
-    keys = {f"pluralllm.{name}": value for name, value in given.items()}
-    config = Config.load({**keys, "embedding.dim": 7})
-    found = ModelConfig.of(config.embedding, config.pluralllm)
-    assert found == ModelConfig(architecture="attention", embedding_dim=7, hidden_dim=24, num_blocks=3, rank=5)

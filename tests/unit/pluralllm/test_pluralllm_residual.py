@@ -172,8 +172,6 @@ def test_questions_trained_on_are_read_and_others_seen_from_both_sides(model):
     assert weights[View(blind=False, features=True)].tolist() == [1.0, 0.0625]
     assert weights[View(blind=True, features=False)].tolist() == [0.0, 0.1875]
     assert weights[PLAIN].tolist() == [0.0, 0.5]
-    without = build(ModelConfig(embedding_dim=E, hidden_dim=16, num_heads=2, rank=0))
-    assert {view.features for view in without.views(np.array([True, False]))} == {False}
 
 
 def test_every_choice_is_the_prediction_with_its_shares_of_views(model, table, data):

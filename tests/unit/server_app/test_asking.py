@@ -150,7 +150,7 @@ def test_aggregate_is_the_rule_s_first_iteration():
 @pytest.fixture(scope="module")
 def predicting(tmp_path_factory):
     """A run's folder with the weights of an untrained network and their card, and what a group's node makes of them."""
-    config = Config.load({"data.num-groups": 2, "data.num-questions": 40, "embedding.dim": 32})
+    config = Config.load({"data.num-groups": 2, "data.num-questions": 40})
     folder, catalogue, start = tmp_path_factory.mktemp("run"), build_catalogue(config), initial_weights(config)
     write_config(folder, config)
     save_weights(folder / WEIGHTS_FILE, Pretraining(start))

@@ -15,7 +15,6 @@ from three_groups import GROUPS
 
 from appa_flwr.analysis.aggregation import State
 from appa_flwr.core.errors import UserError
-from appa_flwr.run.cards import Round
 from server_app.checkpoint import Checkpoint, load, save
 from server_app.predictor.pretraining import Pretraining
 from server_app.predictor.weights import load_weights, save_weights
@@ -62,13 +61,13 @@ def record(**arrays: np.ndarray) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def test_weights_and_rounds_read_back_in_their_order(tmp_path):
+def test_weights_and_losses_read_back_in_their_order(tmp_path):
     rng = np.random.default_rng(0)
     weights = record(z=rng.normal(size=(2, 3)).astype(np.float32), a=rng.normal(size=4).astype(np.float32).T)
-    rounds = (Round(round=1, loss=1 / 3), Round(round=2, loss=0.1 + 0.2, validation=0.25))
-    save_weights(tmp_path / "w.safetensors", Pretraining(weights, rounds, 2))
+    losses = (1 / 3, 0.1 + 0.2)
+    save_weights(tmp_path / "w.safetensors", Pretraining(weights, losses, 0.25))
     found = load_weights(tmp_path / "w.safetensors", record(z=np.zeros((2, 3)), a=np.zeros(4)))
-    assert (found.rounds, found.chosen) == (rounds, 2)
+    assert (found.losses, found.validation) == (losses, 0.25)
     read = found.weights
     assert list(read) == ["z", "a"]
     for name in weights:

@@ -33,7 +33,6 @@ from appa_flwr.core.errors import UserError
         ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "384"]),
         ({"rollout.answers-per-question": 7}, ["rollout.answers-per-question", "384"]),
         ({"rollout.answers-per-question": 1}, ["ppo.baseline", "rollout.answers-per-question"]),
-        ({"pluralllm.hidden-dim": 6}, ["pluralllm.hidden-dim", "multiple of 4"]),
         ({"pluralllm.unseen-groups": "A;B;A"}, ["pluralllm.unseen-groups", "A", "twice"]),
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "A, B, C"]),
         ({"groups": "A;B", "pluralllm.unseen-groups": "A;B"}, ["pluralllm.unseen-groups", "all groups"]),

@@ -277,7 +277,7 @@ def test_unseen_groups_are_marked(tmp_path):
 
 
 def test_what_the_predictor_did_not_do_has_no_text_and_no_picture(tmp_path):
-    found_predictor(tmp_path, COUNTRIES[:2], rounds=[], chosen=0)
+    found_predictor(tmp_path, COUNTRIES[:2], losses=[], validation=None)
     page = built_page(tmp_path)
     assert "were kept" not in page
     assert ">None<" not in page

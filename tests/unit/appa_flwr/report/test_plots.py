@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 from report_runs import figure_of, found_predictor, line, page_of, read
 
 from appa_flwr.report.plots import predictor_plots, training_curves
@@ -18,20 +17,13 @@ def curve_of(axes: Any) -> dict[float, float]:
     return {float(x): float(y) for x, y in line.get_xydata()}
 
 
-@pytest.mark.parametrize("validated", [True, False])
-def test_the_kept_round_is_marked_on_loss_and_validation_error(tmp_path, validated):
-    rounds = {} if validated else {"rounds": [{"round": r, "loss": 1 / r} for r in (1, 2, 3)], "chosen": 3}
-    found = found_predictor(tmp_path, **rounds)
-    loss, *errors = figure_of(predictor_plots.loss_curve, found.rounds, chosen=found.chosen).axes
-    if validated:
-        assert curve_of(errors[0]) == pytest.approx({r: 0.25 + 0.0004 * (r - 20) ** 2 for r in range(5, 31, 5)})
-        assert "Weights of round 20 of 30 were kept: its error on the training groups" in page_of(tmp_path)
-    else:
-        assert curve_of(loss) == pytest.approx({1: 1.0, 2: 0.5, 3: 1 / 3})
-        assert "Weights of round 3 of 3 were kept: none was validated." in page_of(tmp_path)
-    assert len(errors) == validated
-    marks = [{*line.get_xdata()} for axes in (loss, *errors) for line in axes.lines if line.get_linestyle() == ":"]
-    assert marks == [{found.chosen}] * (1 + validated)
+def test_the_loss_of_every_round_is_drawn_and_the_validation_error_told(tmp_path):
+    found = found_predictor(tmp_path / "a", losses=[1.0, 0.5, 0.25])
+    (axes,) = figure_of(predictor_plots.loss_curve, found.losses).axes
+    assert curve_of(axes) == {1: 1.0, 2: 0.5, 3: 0.25}
+    assert "a JS distance (natural) of 0.250; this flatters them a little" in page_of(tmp_path / "a")
+    found_predictor(tmp_path / "b", validation=None)
+    assert "How much each view counts" not in page_of(tmp_path / "b")
 
 
 def test_the_reward_by_the_rule_and_the_plain_mean_have_a_line_each(tmp_path):

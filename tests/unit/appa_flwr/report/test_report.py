@@ -210,7 +210,7 @@ def test_a_run_that_stopped_midway_says_where_and_a_repeated_iteration_counts_on
 
 
 def test_pictures_are_not_written_through_a_link(tmp_path):
-    folder = made.write_run(tmp_path / "run", config=made.CONFIG, pluralllm=made.predictor_card(rounds=[]))
+    folder = made.write_run(tmp_path / "run", config=made.CONFIG, pluralllm=made.predictor_card(losses=[]))
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (folder / "plots").symlink_to(theirs)

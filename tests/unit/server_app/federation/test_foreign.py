@@ -158,7 +158,7 @@ def test_so_do_the_errors_of_pluralllm_s_rounds(run_log):
         content = {"arrays": message.content["arrays"], "metrics": metrics}
         return Message(wire.RecordDict(content), reply_to=message)
 
-    config = Config.load({"pluralllm.validate-every": 1, "pluralllm.rounds": 1})
+    config = Config.load({"pluralllm.rounds": 1})
     with flower_task():
         grid = OverlapGrid(FakeGrid({1: trained, 2: error(HUGE)}))
         pretrain(grid, config, WEIGHTS, nodes=(1, 2), progress=lambda *_: None)

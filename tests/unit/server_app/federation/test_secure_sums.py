@@ -199,10 +199,8 @@ def test_pluralllm_learns_the_same(strategy):
                 )
             )
     plain, summed = found
-    assert plain.chosen == summed.chosen
-    for one, other in zip(plain.rounds, summed.rounds, strict=True):
-        assert other.loss == pytest.approx(one.loss, rel=1e-5)
-        assert other.validation == pytest.approx(one.validation, abs=1e-5)
+    assert summed.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert summed.validation == pytest.approx(plain.validation, abs=1e-5)
     moved = 0.0
     for name, array in plain.weights.items():
         # FedAdam divides by a gradient's size, which magnifies the last bits of small ones
@@ -213,7 +211,6 @@ def test_pluralllm_learns_the_same(strategy):
 
 BAD = {
     "min": {"rule": "min"},
-    "fraction": {"pluralllm.fraction": 0.5},
     "sft.target": {"sft.target": "mean"},
     "serve": {"run.phases": "serve"},
 }

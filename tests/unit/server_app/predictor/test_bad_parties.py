@@ -16,11 +16,14 @@ from pluralllm.residual import SHARES_KEY
 from server_app.federation.grid import OverlapGrid
 from server_app.predictor.pretraining import pretrain
 
-PLAIN = {"pluralllm.validate-every": 0, "pluralllm.strategy": "fedavg"}
+PLAIN = {"pluralllm.strategy": "fedavg"}
 
 
 def node(step, *, num_examples=10):
     def answer(message: Message) -> Message:
+        if message.metadata.message_type == "evaluate":  # nobody has answers to held-out questions
+            metrics = MetricRecord({"num-examples": 0, "errors": [0.0] * 7})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
         size = len(message.content["arrays"]["weights"].numpy()) // len(step)  # all arrays are of one size here
         sent = wire.split_weights(message.content["arrays"], dict.fromkeys(step, (size,)))
         moved = ArrayRecord({name: Array(sent[name].numpy() + np.float32(step[name])) for name in sent})

@@ -27,9 +27,9 @@ STRATEGIES = get_args(PluralLLMSection.model_fields["strategy"].annotation)
 
 
 def pretrained(grid, nodes, *, size=2, seed=0, start=None, **changes):
-    """What weights at 0 become on a grid, without validation unless it is asked for."""
+    """What weights at 0 become on a grid."""
     keys = {"pluralllm." + name.replace("_", "-"): value for name, value in changes.items()}
-    config = Config.load({"pluralllm.validate-every": 0, "seed": seed, **keys})
+    config = Config.load({"seed": seed, **keys})
     start = start or ArrayRecord({"w": Array(np.zeros(size, dtype=np.float32))})
     grid = grid if isinstance(grid, OverlapGrid) else OverlapGrid(grid)
     with flower_task():
@@ -44,14 +44,16 @@ def rounds(**changes):
     """Weights after each of 2 rounds, and the messages sent: two nodes that always move by `STEPS`."""
     grid = FakeGrid({n: moving(n) for n in range(2)})
     done = pretrained(grid, range(2), rounds=2, **changes)
-    sent = [message.content["arrays"]["weights"].numpy() for message in grid.pushed]
-    return sent[2], done.weights["w"].numpy(), [message.content for message in grid.pushed]
+    contents = [message.content for message in grid.pushed if message.metadata.message_type == "train"]
+    return contents[2]["arrays"]["weights"].numpy(), done.weights["w"].numpy(), contents
 
 
 def trainer(step, *, num_examples=5, loss=0.5):
-    """A node that moves the weights by `step` in every round."""
+    """A node that moves the weights by `step` in every round, and has no answers to held-out questions."""
 
     def answer(message: Message) -> Message:
+        if message.metadata.message_type == "evaluate":
+            return Message(record(num_examples=0, errors=[0.0] * 7), reply_to=message)
         here = message.content["arrays"]
         content = {
             "arrays": ArrayRecord({"weights": Array((here["weights"].numpy() + step).astype(np.float32))}),
@@ -74,7 +76,7 @@ def test_the_order_in_which_nodes_answer_changes_no_bit(strategy):
     for places in itertools.islice(itertools.permutations(range(5)), 0, None, 29):
         late = {node: 2 * place for node, place in enumerate(places)}
         done = pretrained(FakeGrid(nodes, polls_to_wait=late), range(5), size=1000, strategy=strategy, rounds=1)
-        found.add((done.weights["w"].numpy().tobytes(), done.rounds))
+        found.add((done.weights["w"].numpy().tobytes(), done.losses))
     assert len(found) == 1
 
 
@@ -185,7 +187,7 @@ def trained_with(spoilt: dict[int, Spoil | None]):
         def answer(message: Message) -> Message:
             reply = moving(n % 2)(message)
             content = RecordDict(dict(reply.content))
-            if spoil is not None:
+            if spoil is not None and message.metadata.message_type == "train":
                 spoil(content)
             return Message(content, reply_to=message)
 
@@ -193,7 +195,7 @@ def trained_with(spoilt: dict[int, Spoil | None]):
 
     grid = FakeGrid({n: node(n, spoil) for n, spoil in spoilt.items()})
     done = pretrained(grid, tuple(spoilt), strategy="fedadam", rounds=2)
-    return done.weights["w"].numpy().tobytes(), done.rounds
+    return done.weights["w"].numpy().tobytes(), done.losses
 
 
 @pytest.mark.parametrize("what", MALFORMED)
@@ -210,41 +212,23 @@ def test_a_malformed_training_reply_leaves_what_the_sound_nodes_make_of_it(what,
         trained_with({0: spoil, 1: spoil})
 
 
-def test_who_takes_part_depends_on_the_seed_and_the_round_alone():
-    def asked(seed, nodes):
-        grid = FakeGrid({n: moving(0) for n in nodes})
-        overlapping = OverlapGrid(grid)
-        overlapping.members = (99,)
-        pretrained(overlapping, nodes, seed=seed, rounds=8, fraction=0.5)
-        assert overlapping.members == (99,)  # as before
-        return [nodes.index(message.metadata.dst_node_id) for message in grid.pushed]
+def validated(errors_N, *, num_answers=(20, 10), late=None, **changes):
+    """What is kept of two rounds after whose last the nodes report these errors.
 
-    chosen = asked(1, (4, 5, 6, 7))
-    assert len(chosen) == 16
-    assert set(chosen) == {0, 1, 2, 3}
-    assert chosen == asked(1, (17, 3, 12, 9))  # ids are chance
-    assert chosen != asked(2, (4, 5, 6, 7))
-
-
-def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
-    """What is kept of rounds in which every weight is the round's number and the nodes report these errors.
-
-    Without learned features there are three choices: none, half or all of the plain view. A single error stands for
-    the same one for each. None is a lost node; a RecordDict goes out as it is.
+    There are seven choices: none, half or all of the learned features with none of the plain view, the same with half
+    of it, and all of it. A single error stands for the same one for each. None is a lost node; a RecordDict goes out as
+    it is.
     """
-    asked = []
 
     def node(n):
         def answer(message: Message) -> Message:
             if message.metadata.message_type != "evaluate":
                 return trainer(1)(message)
-            now = round(float(message.content["arrays"]["weights"].numpy()[-1]))
-            asked.append(now)
-            error = errors_RN[now - 1][n]
+            error = errors_N[n]
             if error is None:
                 return Message(Error(5, "node is gone"), reply_to=message)
             if not isinstance(error, RecordDict):
-                errors = list(error) if isinstance(error, tuple) else [error] * 3
+                errors = list(error) if isinstance(error, tuple) else [error] * 7
                 error = record(num_examples=num_answers[n], errors=errors)
             return Message(error, reply_to=message)
 
@@ -252,50 +236,23 @@ def validated(errors_RN, *, num_answers=(20, 10), late=None, **changes):
 
     nodes = range(len(num_answers))
     grid = FakeGrid({n: node(n) for n in nodes}, polls_to_wait=late)
-    settings = {"validate_every": 1, "strategy": "fedavg", "rounds": len(errors_RN), "rank": 0, **changes}
-    done = pretrained(grid, nodes, **settings)
-    assert done.weights["w"].numpy()[0] == done.chosen
-    return done, asked
+    done = pretrained(grid, nodes, strategy="fedavg", rounds=2, **changes)
+    assert sum(message.metadata.message_type == "evaluate" for message in grid.pushed) == len(nodes)
+    assert done.weights["w"].numpy()[0] == 2
+    return done
 
 
-@pytest.mark.parametrize(
-    ("errors_RN", "num_answers", "validation", "chosen"),
-    [
-        # the lowest: (20 x .3 + 10 x .3) / 30, (20 x .1 + 10 x .4) / 30, (20 x .4 + 10 x .1) / 30
-        ([(0.3, 0.3), (0.1, 0.4), (0.4, 0.1)], (20, 10), [0.3, 0.2, 0.3], 2),
-        # a lost node does not decide: 0.4, then 0.21 for want of the worse node, then 0.385 or 0.41
-        ([(0.20, 0.60), (0.21, None), (0.19, 0.58)], (10, 10), [0.4, 0.21, 0.385], 3),
-        ([(0.20, 0.60), (0.21, None), (0.21, 0.61)], (10, 10), [0.4, 0.21, 0.41], 1),
-        # over more answers than any round before, the comparison starts anew
-        ([(0.20, None), (0.20, 0.60), (0.10, None), (0.21, 0.60)], (10, 10), [0.2, 0.4, 0.1, 0.405], 2),
-    ],
-)
-def test_the_round_of_the_lowest_error_over_the_most_answers_is_kept(errors_RN, num_answers, validation, chosen):
-    done, _ = validated(errors_RN, num_answers=num_answers)
-    assert [entry.validation for entry in done.rounds] == pytest.approx(validation)
-    assert done.chosen == chosen
-
-
-def test_only_some_rounds_are_validated_and_the_last_always():
-    done, asked = validated([(0.5, 0.5)] * 5, validate_every=2)
-    assert asked == [2, 2, 4, 4, 5, 5]
-    assert [entry.validation for entry in done.rounds] == [None, 0.5, None, 0.5, 0.5]
-    assert done.chosen == 2  # the first of equals
-
-
-def test_without_validation_the_last_round_is_kept():
-    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], validate_every=0)
-    assert (done.chosen, asked) == (2, [])
-    done, asked = validated([(0.1, 0.1), (0.5, 0.5)], num_answers=(0, 0))  # nobody has enough answers to say
-    assert (done.chosen, asked) == (2, [1, 1, 2, 2])
-    assert [entry.validation for entry in done.rounds] == [None, None]
+def test_the_weights_are_the_last_round_s_and_their_error_is_over_all_answers():
+    assert validated((0.1, 0.4)).validation == pytest.approx(0.2)  # (20 x .1 + 10 x .4) / 30
+    assert validated((0.21, None)).validation == pytest.approx(0.21)
+    assert validated((0.1, 0.1), num_answers=(0, 0)).validation is None  # nobody has answers to say
 
 
 def test_the_order_in_which_validation_replies_come_changes_no_bit():
     errors, num_answers = (0.1, 0.2, 0.3), (1, 1, 1)
     assert (0.1 + 0.2) + 0.3 != 0.1 + (0.2 + 0.3)
     orders = ({node: 2 * place for node, place in enumerate(places)} for places in itertools.permutations(range(3)))
-    found = {validated([errors], num_answers=num_answers, late=late)[0].rounds for late in orders}
+    found = {validated(errors, num_answers=num_answers, late=late).validation for late in orders}
     assert len(found) == 1
 
 
@@ -310,59 +267,54 @@ def record(**values) -> RecordDict:
         -0.1,
         1.5,
         RecordDict(),
-        record(errors=[0.1] * 3),
+        record(errors=[0.1] * 7),
         record(num_examples=10),
-        record(num_examples=-10, errors=[0.1] * 3),
-        record(num_examples=10.5, errors=[0.1] * 3),
-        record(num_examples=[10], errors=[0.1] * 3),
+        record(num_examples=-10, errors=[0.1] * 7),
+        record(num_examples=10.5, errors=[0.1] * 7),
+        record(num_examples=[10], errors=[0.1] * 7),
         record(num_examples=10, errors=0.1),
-        record(num_examples=10, errors=[0.1] * 2),
-        record(num_examples=10, errors=[0.1] * 4),
-        record(num_examples=10, errors=[0.1, 0.1, 0.9]),
-        record(num_examples=10, errors=[math.nan, 0.1, 0.1]),
-        RecordDict({"others": MetricRecord({"num-examples": 10, "errors": [0.1] * 3})}),
-        RecordDict({"metrics": ConfigRecord({"num-examples": 10, "errors": [0.1] * 3})}),
+        record(num_examples=10, errors=[0.1] * 6),
+        record(num_examples=10, errors=[0.1] * 8),
+        record(num_examples=10, errors=[*[0.1] * 6, 0.9]),
+        record(num_examples=10, errors=[math.nan, *[0.1] * 6]),
+        RecordDict({"others": MetricRecord({"num-examples": 10, "errors": [0.1] * 7})}),
+        RecordDict({"metrics": ConfigRecord({"num-examples": 10, "errors": [0.1] * 7})}),
     ],
 )
 def test_a_node_that_reports_no_usable_error_is_left_out(bad, caplog):
-    done, _ = validated([(0.3, bad), (0.2, 0.4)])
-    assert done.rounds[0].validation == pytest.approx(0.3)
-    assert done.chosen == 2
+    assert validated((0.3, bad)).validation == pytest.approx(0.3)
     assert "gone" in caplog.text or "cannot be used" in caplog.text
 
 
 def test_a_network_without_choices_is_validated_by_a_single_error(caplog):
-    done, _ = validated([((0.3,), (0.3,)), ((0.2,), (0.1, 0.1, 0.1))], architecture="attention")
-    assert [entry.validation for entry in done.rounds] == pytest.approx([0.3, 0.2])
+    done = validated(((0.2,), (0.1, 0.1, 0.1)), architecture="attention")
+    assert done.validation == pytest.approx(0.2)
     assert caplog.text.count("its validation errors cannot be used") == 1
     assert done.weights.keys() == {"w"}
 
 
 @pytest.mark.parametrize(
-    ("errors_RN", "validation", "chosen", "share"),
+    ("errors_N", "validation", "shares"),
     [
         # (20 x .3 + 10 x .6) / 30 for the first choice, .3 for the second, (20 x .6 + 10 x .3) / 30 for the third
-        ([((0.3, 0.3, 0.6), (0.6, 0.3, 0.3))], [0.3], 1, 0.5),
-        ([((0.4, 0.3, 0.2), (0.1, 0.3, 0.6))], [0.3], 1, 0.0),
-        # the choice is the kept round's, whatever is better in the others
-        ([((0.3, 0.2, 0.1), (0.3, 0.2, 0.1)), ((0.2, 0.3, 0.4), (0.2, 0.3, 0.4))], [0.1, 0.2], 1, 1.0),
-        ([((0.5, 0.5, 0.4), (0.5, 0.5, 0.4)), ((0.2, 0.3, 0.4), (0.2, 0.3, 0.4))], [0.4, 0.2], 2, 0.0),
-        # of equals the one with less of the plain view
-        ([((0.3, 0.2, 0.2), (0.3, 0.2, 0.2))], [0.2], 1, 0.5),
+        (((0.3, 0.3, 0.6), (0.6, 0.3, 0.3)), 0.3, [0.5, 0.0]),
+        (((0.4, 0.3, 0.2), (0.1, 0.3, 0.6)), 0.3, [0.0, 0.0]),
+        (((0.3, 0.3, 0.3, 0.3, 0.3, 0.2), (0.3, 0.3, 0.3, 0.3, 0.3, 0.2)), 0.2, [1.0, 0.5]),
+        # of equals the first
+        (((0.3, 0.2, 0.2), (0.3, 0.2, 0.2)), 0.2, [0.5, 0.0]),
     ],
 )
-def test_the_kept_weights_say_how_much_each_view_counts(errors_RN, validation, chosen, share):
+def test_the_kept_weights_say_how_much_each_view_counts(errors_N, validation, shares):
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32)), SHARES_KEY: Array(np.array([0.25, 0.25], np.float32))})
-    done, _ = validated(errors_RN, start=start)
-    assert [entry.validation for entry in done.rounds] == pytest.approx(validation)
-    assert done.chosen == chosen
+    done = validated(tuple((*errors, *(7 - len(errors)) * (0.7,)) for errors in errors_N), start=start)
+    assert done.validation == pytest.approx(validation)
     kept = done.weights[SHARES_KEY].numpy()
-    assert (kept.dtype, kept.tolist()) == (np.float32, [0.0, share])
+    assert (kept.dtype, kept.tolist()) == (np.float32, shares)
 
 
 def test_no_rounds_leave_the_start():
     done = pretrained(FakeGrid({}), (), rounds=0)
-    assert (done.weights["w"].numpy().tolist(), done.rounds, done.chosen) == ([0.0, 0.0], (), 0)
+    assert (done.weights["w"].numpy().tolist(), done.losses, done.validation) == ([0.0, 0.0], (), None)
 
 
 @pytest.mark.timeout(30)
@@ -378,6 +330,6 @@ def test_pretraining_goes_on_without_a_group_that_has_gone_and_never_asks_an_unr
     federation.gather(("A", "B"), patience=0.0)
     grid.get_node_ids = lambda: [1, 9]
     found = pretrained(federation.grid, federation.nodes_of(federation.groups), rounds=2)
-    assert [entry.loss for entry in found.rounds] == [0.5, 0.5]
+    assert found.losses == (0.5, 0.5)
     asked = [m.metadata.dst_node_id for m in grid.pushed if m.metadata.message_type == "train"]
     assert sorted(asked) == [1, 1, 2, 2]

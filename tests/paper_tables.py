@@ -21,7 +21,8 @@ class Row:
         table: SFT (tab:sft-hparams), PPO (tab:ppo-hparams) or APPA (tab:appa-hparams).
         name: its left text.
         says: its right text.
-        keys: the keys that say so in the preset `paper`, and their values; a row without is on docs/paper_map.md.
+        keys: the keys that say so in the preset `paper`, or the constants that do, and their values; a row without is
+            on docs/paper_map.md.
     """
 
     table: str
@@ -31,7 +32,7 @@ class Row:
 
 
 def as_printed(table: str, name: str, says: str, *keys: str) -> Row:
-    """A row whose printed value is that of each of these keys: a number, or the word itself."""
+    """A row whose printed value is that of each of these keys or constants: a number, or the word itself."""
     try:
         value: Scalar = float(says.replace("×10^", "e"))
     except ValueError:
@@ -76,11 +77,11 @@ ROWS = (
     Row("PPO", "Per-device train batch size", "4", {"ppo.micro-batch-tokens": 4 * 500}),  # 4 rows at full length
     Row("PPO", "Gradient accumulation steps", "24"),
     Row("PPO", "Effective batch size", "96", {"rollout.batch-size": 96, "ppo.num-mini-batches": 1}),
-    as_printed("PPO", "Learning rate", "1×10^-5", "ppo.learning-rate", "ppo.value-learning-rate"),
+    as_printed("PPO", "Learning rate", "1×10^-5", "ppo.learning-rate"),
     Row("PPO", "Optimizer", "AdamW"),
     Row("PPO", "Weight decay", "0.0"),
-    as_printed("PPO", "Scheduler", "linear", "ppo.scheduler"),
-    Row("PPO", "Training epochs", "5", {"ppo.training-epochs": 5, "ppo.num-iterations": 0}),  # so that the epochs count
+    Row("PPO", "Scheduler", "linear"),
+    Row("PPO", "Training epochs", "5", {"appa_flwr.config.schema.TRAINING_EPOCHS": 5, "ppo.num-iterations": 0}),
     as_printed("PPO", "PPO epochs", "2", "ppo.epochs"),
     Row("PPO", "Mini-batches", "8"),
     Row("PPO", "Per-device eval batch size", "64"),
@@ -89,10 +90,10 @@ ROWS = (
     as_printed("PPO", "KL coefficient", "0.05", "ppo.kl-coefficient"),
     as_printed("PPO", "Clip range", "0.2", "ppo.clip-range"),
     as_printed("PPO", "Clip range (value)", "0.2", "ppo.clip-range"),
-    as_printed("PPO", "Value loss coefficient (v_f)", "0.2", "ppo.value-coefficient"),
-    as_printed("PPO", "Discount factor (gamma)", "1.0", "ppo.gamma"),
-    as_printed("PPO", "GAE lambda (lambda_GAE)", "0.95", "ppo.gae-lambda"),
-    Row("PPO", "Reward whitening", "Per rollout (before PPO update)", {"ppo.whiten-rewards": True}),
+    as_printed("PPO", "Value loss coefficient (v_f)", "0.2", "server_app.ppo.engine.VALUE_COEFFICIENT"),
+    as_printed("PPO", "Discount factor (gamma)", "1.0", "server_app.ppo.engine.DISCOUNT"),
+    as_printed("PPO", "GAE lambda (lambda_GAE)", "0.95", "server_app.ppo.engine.GAE_LAMBDA"),
+    Row("PPO", "Reward whitening", "Per rollout (before PPO update)"),
     as_printed("APPA", "EMA decay (lambda)", "0.8", "appa.ema-decay"),
     as_printed("APPA", "Softmax temperature (T)", "0.1", "appa.temperature"),
     as_printed("APPA", "Fairness Index threshold (tau)", "0.99", "appa.fairness-threshold"),

@@ -11,11 +11,8 @@ from server_app.ppo.engine import PPOEngine
 
 SETTINGS = PPOSection(
     learning_rate=1e-3,
-    value_learning_rate=2e-3,
-    scheduler="constant",
     num_mini_batches=2,
     micro_batch_tokens=1000,
-    value_coefficient=0.3,
     epochs=2,
     baseline="value",
 )
@@ -40,7 +37,7 @@ def make(tuning="full", *, vocabulary=61, **changes):
     else:
         torch.manual_seed(4)
         models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
-    num_iterations = changes.pop("num_iterations", 10)
+    num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
     of_rollouts = {key: changes.pop(key) for key in [*changes] if key in RolloutSection.model_fields}
     assert changes.keys() <= PPOSection.model_fields.keys()
     stops = STOPS if vocabulary > len(STOPS) else (1,)

@@ -41,6 +41,7 @@ GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
 TINY_MODEL = "tiny"
 SMOLLM2_MODEL = "smollm2"
+TRAINING_EPOCHS = 5  # of PPO, where ppo.num-iterations is 0 (PPO table)
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -172,9 +173,9 @@ class Config(Section):
         return Config.load({**self.flat(), "run-name": made})
 
     def iterations(self, num_train_questions: int) -> int:
-        """PPO iterations: `num_iterations`, or what `training_epochs` passes over the questions take."""
+        """PPO iterations: `num_iterations`, or what `TRAINING_EPOCHS` passes over the questions take."""
         questions = self.rollout.batch_size // self.rollout.answers_per_question
-        passes = math.ceil(self.ppo.training_epochs * num_train_questions / questions)
+        passes = math.ceil(TRAINING_EPOCHS * num_train_questions / questions)
         return self.ppo.num_iterations or max(1, passes)
 
 

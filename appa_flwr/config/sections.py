@@ -225,10 +225,7 @@ class PPOSection(Section):
     """[ppo]: the update of the policy and the value model."""
 
     num_iterations: int = Field(
-        30, ge=0, description="PPO iterations; 0 = ppo.training-epochs x training questions / rollout.batch-size"
-    )
-    training_epochs: int = Field(
-        5, ge=1, description="passes over the questions if ppo.num-iterations is 0 (PPO table)"
+        30, ge=0, description="PPO iterations; 0 = five passes over the training questions (PPO table)"
     )
     num_mini_batches: int = Field(4, ge=1, description="optimizer steps per PPO epoch (PPO table)")
     epochs: int = Field(1, ge=1, description="passes over a rollout batch (PPO table: 2)")
@@ -237,25 +234,18 @@ class PPOSection(Section):
         ge=1,
         description="most tokens in a pass of PPO, padding counted, shared prompts not; halved if a GPU's memory ends",
     )
-    learning_rate: float = Field(6e-4, gt=0, description="policy's AdamW step size (PPO table: 1e-5)")
-    value_learning_rate: float = Field(1e-3, gt=0, description="value model's AdamW step size (PPO table: 1e-5)")
-    scheduler: Literal["linear", "constant"] = Field("linear", description="step size over iterations (PPO table)")
+    learning_rate: float = Field(
+        6e-4, gt=0, description="AdamW step size of policy and value model, which falls to 0 (PPO table: 1e-5)"
+    )
     kl_coefficient: float = Field(0.05, ge=0, description="weight of the KL penalty to the SFT policy (PPO table)")
     clip_range: float = Field(
         0.2, gt=0, le=1, description="of the probability ratio, and of the change in value (PPO table)"
     )
-    value_coefficient: float = Field(0.2, ge=0, description="weight of the value loss (PPO table)")
-    gamma: float = Field(1.0, ge=0, le=1, description="discount factor (PPO table)")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantages (PPO table)")
     baseline: Literal["value", "question"] = Field(
         "question",
         description="what a reward is compared with: a value model's forecast, or as in RLOO the mean reward of the "
         "question's other answers",
     )
-    whiten_rewards: bool = Field(
-        True, description="rewards get mean 0 and std 1 per rollout batch, cut at plus and minus 5 (PPO table)"
-    )
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
 
 
 class APPASection(Section):

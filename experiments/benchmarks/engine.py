@@ -46,7 +46,6 @@ from server_app.ppo.engine import PPOEngine
 KEYS: dict[str, Scalar] = {
     "policy.tuning": "lora",
     "lora.rank": sides.LORA_RANK,
-    "lora.alpha": sides.LORA_ALPHA,
     "lora.ppo-targets": ",".join(sides.LORA_TARGETS),
     "ppo.epochs": sides.PPO_EPOCHS,
     "ppo.baseline": "value",
@@ -54,8 +53,6 @@ KEYS: dict[str, Scalar] = {
     "ppo.num-mini-batches": 1,  # as many optimizer steps as TRL really takes
     "rollout.temperature": sides.TEMPERATURE,
     "ppo.learning-rate": sides.LEARNING_RATE,
-    "ppo.value-learning-rate": sides.LEARNING_RATE,
-    "ppo.scheduler": "linear",
 }
 """Keys that differ from our run config's defaults."""
 

@@ -22,6 +22,9 @@ from server_app.models.policy import PolicyModels
 from server_app.ppo import losses as ppo
 from server_app.ppo.rollouts import Decoding, Rollout, sample
 
+DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
+VALUE_COEFFICIENT = 0.2  # PPO table
+MAX_GRAD_NORM = 1.0  # to which each model's gradient is scaled down; not in the paper
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
 
@@ -83,16 +86,13 @@ class PPOEngine:
         self._generator = torch.Generator(models.policy().device).manual_seed(seed)
         self._shuffle = np.random.default_rng([seed, 1])
         self._optimizer = torch.optim.AdamW(
-            [
-                {"params": models.policy_parameters(), "lr": settings.learning_rate},
-                {"params": models.value_parameters(), "lr": settings.value_learning_rate},
-            ],
+            [{"params": models.policy_parameters()}, {"params": models.value_parameters()}],
+            lr=settings.learning_rate,
             weight_decay=0.0,  # PPO table
             foreach=True,
         )
-        decay = settings.scheduler == "linear"
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda i: max(0.0, 1.0 - i / num_iterations) if decay else 1.0
+            self._optimizer, lambda i: max(0.0, 1.0 - i / num_iterations)
         )
 
     def rollout(self, prompts: Sequence[Sequence[int]]) -> Rollout:
@@ -138,13 +138,16 @@ class PPOEngine:
         """
         s = self.settings
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
-        score_J = ppo.whiten_scores(score_J) if s.whiten_rewards else score_J
         old_JT, weight_JT = rollout.logprob_JT, None
         if reference.policy_logprob_JT is not None:
             old_JT = reference.policy_logprob_JT
             weight_JT = (old_JT - rollout.logprob_JT).exp().clamp(max=MAX_IMPORTANCE)
         reward_JT = ppo.shaped_rewards(
-            score_J, old_JT, reference.reference_logprob_JT, mask_JT, kl_coefficient=s.kl_coefficient
+            ppo.whiten_scores(score_J),
+            old_JT,
+            reference.reference_logprob_JT,
+            mask_JT,
+            kl_coefficient=s.kl_coefficient,
         )
         if self._by_question:
             # Whitened over answers: over tokens, answers that tell nothing would not stay at 0.
@@ -153,7 +156,7 @@ class PPOEngine:
             return_JT = advantage_JT
         else:
             advantage_JT, return_JT = ppo.gae(
-                reward_JT, reference.value_JT, mask_JT, gamma=s.gamma, gae_lambda=s.gae_lambda
+                reward_JT, reference.value_JT, mask_JT, gamma=DISCOUNT, gae_lambda=GAE_LAMBDA
             )
             advantage_JT = ppo.whiten(advantage_JT, mask_JT)
         sums = dict.fromkeys(("policy_loss", "value_loss", "clip_fraction", "approximate_kl"), 0.0)
@@ -177,9 +180,7 @@ class PPOEngine:
                         clip_range=s.clip_range,
                         weight_JT=None if weight_JT is None else weight_JT[rows, :width],
                     )
-                    ppo.full_loss(
-                        policy=policy.loss, value_coefficient=s.value_coefficient, num_tokens=count
-                    ).backward()
+                    ppo.full_loss(policy=policy.loss, value_coefficient=VALUE_COEFFICIENT, num_tokens=count).backward()
                     found["policy_loss"] += policy.loss.detach()
                     found["clip_fraction"] += policy.clipped
                     found["approximate_kl"] += policy.approximate_kl
@@ -195,7 +196,7 @@ class PPOEngine:
                         part.mask_JT,
                         clip_range=s.clip_range,
                     )
-                    ppo.full_loss(value=value, value_coefficient=s.value_coefficient, num_tokens=count).backward()
+                    ppo.full_loss(value=value, value_coefficient=VALUE_COEFFICIENT, num_tokens=count).backward()
                     found["value_loss"] += value.detach()
             return found
 
@@ -207,7 +208,7 @@ class PPOEngine:
                     sums[name] += float(part)
                 tokens += count
                 for group in self._optimizer.param_groups:
-                    torch.nn.utils.clip_grad_norm_(group["params"], s.max_grad_norm)
+                    torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
                 self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._schedule.step()

@@ -22,9 +22,9 @@ from appa_flwr.core.errors import UserError
         ({"ppo.learning-rate": "fast"}, ["ppo.learning-rate", '"fast"', "number > 0"]),
         ({"ppo.learning-rate": True}, ["ppo.learning-rate", "true", "number"]),
         ({"seed": 1.0}, ["seed", "1.0", "integer"]),
-        ({"ppo.gamma": float("nan")}, ["ppo.gamma", "finite number"]),
+        ({"ppo.kl-coefficient": float("nan")}, ["ppo.kl-coefficient", "finite number"]),
         ({"appa.alpha": float("nan")}, ["appa.alpha", ">= -inf"]),
-        ({"ppo.whiten-rewards": 1}, ["ppo.whiten-rewards", "true or false"]),
+        ({"eval.ceilings": 1}, ["eval.ceilings", "true or false"]),
         ({"rule": "aveage"}, ["rule", '"aveage"', "one of appa, average,"]),
         ({"task": "dqa"}, ["task", '"dqa"', "dpa, opa"]),
         ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "auto, auto-ordinal, borda"]),
@@ -56,7 +56,7 @@ def test_bad_value_is_one_line_that_names_key_and_range(flat, parts):
 
 def test_flat_and_toml_round_trip_every_key_with_its_type():
     given = {"groups": 'a"b; é\\c', "survey": "x\x7f\n", "ppo.learning-rate": 1, "appa.alpha": float("-inf")}
-    flat = Config.load({**given, "ppo.max-grad-norm": 1e-300}).flat()
+    flat = Config.load({**given, "sft.learning-rate": 1e-300}).flat()
     assert type(flat["ppo.learning-rate"]) is float  # an integer is taken for a number
     back = flatten_dict(tomllib.loads(to_toml_table(flat)))  # as Flower does it
     assert back == flat
@@ -120,7 +120,7 @@ def test_iterations():
     }
     # 5 passes over 192 questions in batches of 96: 960 / 96 = 10.
     assert Config.load(passes).iterations(192) == 10
-    assert Config.load({**passes, "ppo.training-epochs": 1}).iterations(3) == 1
+    assert Config.load(passes).iterations(3) == 1
 
 
 def test_a_run_without_a_name_gets_one_that_says_what_it_is():

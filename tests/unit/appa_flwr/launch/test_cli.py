@@ -129,12 +129,17 @@ def test_config_shows_all_keys_on_one_screen(monkeypatch, capsys):
 
 
 def test_config_all_shows_every_key_in_full_by_section(monkeypatch, capsys):
-    assert appa(monkeypatch, "config", "--all", "ppo.gamma=0.125") == 0
+    assert appa(monkeypatch, "config", "--all", "ppo.kl-coefficient=0.125") == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "[federation] how the server waits for the groups, and what it learns of them" in lines
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert {row[0] for row in rows} - {""} == set(KEYS)
-    assert ["ppo.gamma", "0.125", "a finite number >= 0 and <= 1", "discount factor (PPO table)"] in rows
+    assert [
+        "ppo.kl-coefficient",
+        "0.125",
+        "a finite number >= 0",
+        "weight of the KL penalty to the SFT policy (PPO table)",
+    ] in rows
 
 
 def test_the_toml_of_config_loads_and_goes_into_pyproject(monkeypatch, capsys, tmp_path):

@@ -177,7 +177,7 @@ def targets(message: Message, context: Context) -> Message:
         return outgoing.send(message, [wire.GroupReply(name) for name in names])
     digest = state.catalogue_digest(memory)
     protection.count_reply(context, wire.TARGETS, digest=digest, limit=owner_policy.target_replies)
-    if config.pluralllm.context_resampling == "every-iteration":
+    if config.pluralllm.fresh_contexts:
         state.remember_weights(memory, weights)
     ours = predictor.load(config, weights, option_embedding(public), public.train_Q)
     state.remember_setup(memory, message.content)

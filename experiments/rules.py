@@ -27,7 +27,6 @@ import typer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from appa_flwr.analysis.aggregation import Rule
 from appa_flwr.analysis.destinations import VISITS
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.analysis.group_differences import group_differences
@@ -54,11 +53,6 @@ COLUMNS = (
 
 
 STRETCH = 3.0
-CAP = 2.0
-CAPPED: Mapping[str, Rule] = {
-    f"{name}, cap {CAP:g}": study.RULES[name].model_copy(update={"weight_cap": CAP})
-    for name in ("appa-open, T = .02", "mix", "mix, worst-share 1")
-}
 HONEST = "nobody"
 LIES: Mapping[str, Callable[[study.FloatArray], study.FloatArray]] = {
     "half": lambda reward_J: reward_J / 2,
@@ -100,8 +94,7 @@ def ends_of_a_lie(
         changed_GJ[people.liar] = LIES[lie](changed_GJ[people.liar])
         return changed_GJ
 
-    rules = {**study.RULES, **CAPPED}
-    score_GQ = study.end_scores(rules[rule], people, seed=seed, visits=visits, sent=sent if lie in LIES else None)
+    score_GQ = study.end_scores(study.RULES[rule], people, seed=seed, visits=visits, sent=sent if lie in LIES else None)
     score_G = score_GQ.mean(axis=1)
     others = float(np.delete(score_G, people.liar).mean())
     return {**study.average_and_worst(score_GQ), "liar": float(score_G[people.liar]), "others": others}
@@ -142,7 +135,7 @@ def main(
     """Measure what every rule ends with, against how far groups differ."""
     given: dict[str, Any] = {"visits": visits, "num_questions": questions, "num_groups": groups}
     if liars:
-        settings = itertools.product((*study.RULES, *CAPPED), (HONEST, *LIES))
+        settings = itertools.product(study.RULES, (HONEST, *LIES))
         measure = partial(ends_of_a_lie, **given)
         study.study("liars", ("rule", "lie"), settings, range(seeds), measure, LIAR_COLUMNS, output=output)
         return

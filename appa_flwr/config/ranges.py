@@ -39,16 +39,9 @@ AlignmentWeight = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(ge=-math.inf, allow_inf_nan=True)]
 """alpha of Equation 2: any number from -inf (minimum) over 0 (mean) to inf (maximum); `ge` keeps nan out."""
 
-WeightCap = Annotated[float, Field(ge=0)]
-"""Most weight of a group, in shares of 1 / G; 0 = none."""
-
 WORST_SHARE = 0.3
 WorstShare = Annotated[float, Field(ge=0, le=1)]
 """c of rule mix: the share of weight that goes to groups which have fallen behind."""
-
-WEIGHT_STEP = 3.0
-WeightStep = Annotated[float, Field(gt=0)]
-"""eta of rule mix: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 

@@ -121,7 +121,6 @@ class PluralLLMSection(Section):
     num_context_questions: int = Field(
         512, ge=1, description="most answered questions of a group that a prediction rests on"
     )
-    context_resampling: Literal["once", "every-iteration"] = Field("once", description="when the context is drawn")
     checkpoint: str = Field("", description="weights of an earlier run to use instead of pretraining")
     unseen_groups: str = Field("", description="names; they bring few-shot context only and never train the predictor")
     strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi"] = Field(
@@ -134,6 +133,11 @@ class PluralLLMSection(Section):
         ge=0,
         description="step size of a group's optimizer; 0 = 0.003 of Adam, 0.1 of SGD, as the strategy has it",
     )
+
+    @property
+    def fresh_contexts(self) -> bool:
+        """Whether each iteration draws contexts anew: the few of the attention network, not the residual's many."""
+        return self.architecture == "attention"
 
     @property
     def local_optimizer(self) -> LocalOptimizer:
@@ -263,14 +267,8 @@ class APPASection(Section):
     alpha: ranges.Alpha = Field(
         0.0, description="of rule alpha, which needs another: -inf is the minimum, inf the maximum"
     )
-    weight_cap: ranges.WeightCap = Field(
-        0.0, description="of rules appa and mix: most weight of a group, in shares of 1 / groups; 0 = no bound"
-    )
     worst_share: ranges.WorstShare = Field(
         ranges.WORST_SHARE, description="of rule mix: share of weight for groups that fell behind, the rest is equal"
-    )
-    weight_step: ranges.WeightStep = Field(
-        ranges.WEIGHT_STEP, description="of rule mix: how fast weights follow rewards that fall behind"
     )
 
 

@@ -36,7 +36,7 @@ LARGEST_WEIGHT_STEP, LARGEST_LOSS = 16.0, 64.0
 MOST_AHEAD = 1024
 """Rounds that are sealed at a time, at the most."""
 
-_NUMBERS = ("history", "lead", "reference", "most")  # of `Public`
+_NUMBERS = ("history", "lead", "reference")  # of `Public`
 _NOT_OF_GROUPS = ("run-name", "run", "policy", "lora", "sft", "rollout", "ppo", "eval", "serve")
 """Keys and sections of the config that no number of a group depends on; but on `sft.target` its votes do."""
 

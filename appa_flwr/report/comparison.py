@@ -83,7 +83,7 @@ def _targets(run: RunArtifacts) -> tuple[object, ...]:
     weights = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else str(run.folder)
     drawn = (config.seed, config.data.test_fraction, config.data.max_questions, config.groups)
     asked = config.pluralllm
-    return weights, *drawn, asked.num_context_questions, asked.context_resampling
+    return weights, *drawn, asked.num_context_questions, asked.architecture
 
 
 def _against(runs: Sequence[RunArtifacts], against: str) -> Iterator[Compared]:

@@ -26,7 +26,9 @@ GAIN = LARGEST
 WINDOW, STEP = 14.0, 7.0
 """A sum of exponentials is right to 1e-10 of itself where the largest is above exp(-14); log 1024 < 7 then overlap."""
 
-LEAD_SLACK, LEAD_ROOM, LARGEST_STEP = 8.0, 512.0, 12.0
+LEAD_SLACK, LEAD_ROOM = 8.0, 512.0
+WEIGHT_STEP = 3.0
+"""eta of rule mix: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class Public:
         history: mean of the groups of the last iteration, with which a late one begins.
         lead: the same of their leads.
         reference: log of the sum of exp(weight) over the groups, as the last iteration knew them.
-        most: the most weight of a group.
         moves: earlier iteration -> what its groups add to their leads, and under what none falls.
     """
 
@@ -61,7 +62,6 @@ class Public:
     history: float = 0.0
     lead: float = 0.0
     reference: float = 0.0
-    most: float = 1.0
     moves: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -75,11 +75,6 @@ def check_rule(rule: str, settings: APPASection) -> None:
         )
     if rule not in ("average", "alpha", "appa", "mix"):
         raise UserError(f"rule={rule}: what it needs of the groups is not known as sums; federation.sums = plain")
-    if rule == "mix" and (settings.weight_cap or settings.weight_step > LARGEST_STEP):
-        raise UserError(
-            f"rule=mix beside secure sums goes without appa.weight-cap, and with appa.weight-step up to "
-            f"{LARGEST_STEP:g}; federation.sums = plain"
-        )
 
 
 def begin(standing: Standing, public: Public) -> Standing:
@@ -107,7 +102,7 @@ def terms(
     after = Standing(
         public.iteration,
         settings.ema_decay * now.history + (1 - settings.ema_decay) * mean,
-        now.lead - settings.weight_step * mean if rule == "mix" else now.lead,
+        now.lead - WEIGHT_STEP * mean if rule == "mix" else now.lead,
     )
     weight, term_J = _weighted(rule, settings, public, now, after, training_J)
     found = {
@@ -120,7 +115,7 @@ def terms(
         "lead": np.array([after.lead / LEAD_ROOM]),
     }
     if rule == "appa":
-        found["next"] = windows(np.array([_exponent(settings, after)]), 1 / settings.temperature)[:, 0]
+        found["next"] = _windows_of_weight(settings, after)
     return found, after
 
 
@@ -143,7 +138,7 @@ def _weighted(
         return weight, weight * training_J
     if rule == "appa":
         # Settled weights sum to 1; `combine` finds those that are not.
-        weight = min(math.exp(min(_exponent(settings, now) - public.reference, 0.0)), public.most)
+        weight = math.exp(min(_exponent(settings, now) - public.reference, 0.0))
         return weight, np.expm1(weight * training_J) / math.expm1(1)
     return 1.0, np.zeros(0)
 
@@ -155,10 +150,12 @@ def _exponent(settings: APPASection, standing: Standing) -> float:
 
 def weight_terms(settings: APPASection, public: Public, standing: Standing) -> Terms:
     """A group's terms of a sum that settles appa's weights before an iteration; see `settled` of the other half."""
-    exponent = _exponent(settings, begin(standing, public))
-    held = bool(settings.weight_cap) and exponent - public.reference > math.log(public.most)
-    free_K = windows(np.array([exponent]), 1 / settings.temperature)[:, 0]
-    return {"held": np.array([float(held)]), "free": free_K * (not held)}
+    return {"now": _windows_of_weight(settings, begin(standing, public))}
+
+
+def _windows_of_weight(settings: APPASection, standing: Standing) -> FloatArray:
+    """A group's weight under rule appa, in `windows` (K,)."""
+    return windows(np.array([_exponent(settings, standing)]), 1 / settings.temperature)[:, 0]
 
 
 def alpha_term(alpha: float, training_J: FloatArray) -> FloatArray:

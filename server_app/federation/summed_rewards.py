@@ -81,9 +81,8 @@ class RuleFromSums:
         appa, settled = self._config.rule == "appa", set(state.groups)
         for _ in range(1 + 2 * len(there)):
             try:
-                if appa and (settings.weight_cap or there != settled):
-                    public, there = self._settled(state, public, there)
-                    settled = there
+                if appa and there != settled:
+                    public, settled = self._settled(state, public, there), there
                 summed = self._sums(state, public, answers, request, among=there if appa else None, meanwhile=once)
                 result = sums.combine(self._config.rule, settings, public, summed.sums, groups=len(summed.groups))
             except Incomplete as answered:
@@ -114,20 +113,13 @@ class RuleFromSums:
             messages.REWARDS, content, shapes, standings=state.standings, among=among, meanwhile=meanwhile
         )
 
-    def _settled(self, state: SummedState, public: Public, there: set[str]) -> tuple[Public, set[str]]:
-        """What the groups are told once their weights are settled among those that are there; who these are."""
-        settings = self._config.appa
-        if there != set(state.groups):
-            public = sums.unsettled(settings, public, len(there))
-        for _ in range(1 + len(there)):
-            content = messages.pack_rule_terms(self._terms(public, None))
-            found = terms.weight_terms(settings, public, terms.Standing())
-            shapes = {name: array.shape for name, array in found.items()}
-            summed = self._secure.total(messages.WEIGHTS, content, shapes, standings=state.standings, among=there)
-            public, settled = sums.settled(settings, public, summed.sums, len(summed.groups))
-            if settled:
-                break
-        return public, there
+    def _settled(self, state: SummedState, public: Public, there: set[str]) -> Public:
+        """What the groups are told once their weights are settled among those that are there."""
+        settings, content = self._config.appa, messages.pack_rule_terms(self._terms(public, None))
+        found = terms.weight_terms(settings, public, terms.Standing())
+        shapes = {name: array.shape for name, array in found.items()}
+        summed = self._secure.total(messages.WEIGHTS, content, shapes, standings=state.standings, among=there)
+        return sums.settled(settings, public, summed.sums, len(summed.groups))
 
     def _terms(self, public: Public, answers: Answers | None) -> messages.RuleTerms:
         name, rule = self._config.run_name, self._config.rule

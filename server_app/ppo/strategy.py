@@ -162,8 +162,8 @@ class AppaStrategy(Strategy):
             rollout = self._engine.rollout([self._prompts[q] for q in question_J])
             texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
-        fresh_context = self._config.pluralllm.context_resampling == "every-iteration"
-        request = answers.request([self._config.reward_metric], draw=server_round if fresh_context else 0)
+        draw = server_round if self._config.pluralllm.fresh_contexts else 0
+        request = answers.request([self._config.reward_metric], draw=draw)
         self._round = _Round(rollout, answers, request, seconds)
         return self._round
 

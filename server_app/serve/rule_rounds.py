@@ -144,8 +144,8 @@ class RuleRounds:
         question_J = np.array([self.position[item.question_id] for item in items], dtype=np.int64)
         answers = parse_answers(self._config.task, [item.completion for item in items], question_J, self._catalogue)
         self._asked, started = self._asked + 1, time.monotonic()
-        fresh = self._config.pluralllm.context_resampling == "every-iteration"
-        request = answers.request([self._config.reward_metric], draw=self._asked if fresh else 0)
+        draw = self._asked if self._config.pluralllm.fresh_contexts else 0
+        request = answers.request([self._config.reward_metric], draw=draw)
         return answers, self._groups.score(request, iteration=self._asked), time.monotonic() - started
 
     def _by_rule(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from appa_flwr.analysis.aggregation.beyond import capped
 from appa_flwr.analysis.aggregation.equations import (
     adaptive_aggregate,
     alpha_aggregate,
@@ -53,18 +52,14 @@ class Alpha(Rule):
 
 
 class Appa(Rule):
-    """The paper's rule, Equations 3 and 6; `weight_cap` goes past it and is off at 0.
-
-    With a cap c no weight exceeds c / G, so that a group that understates its rewards gains no more than that.
-    """
+    """The paper's rule, Equations 3 and 6."""
 
     name = "appa"
     temperature: ranges.Temperature = TEMPERATURE
     fairness_threshold: ranges.FairnessThreshold = FAIRNESS_THRESHOLD
-    weight_cap: ranges.WeightCap = 0.0
 
     def combine(self, reward_GJ: FloatArray, past: Past) -> Combination:  # noqa: D102
-        weight_G = capped(reversed_softmax(past.history_G, temperature=self.temperature), cap=self.weight_cap)
+        weight_G = reversed_softmax(past.history_G, temperature=self.temperature)
         aggregate_J = adaptive_aggregate(
             reward_GJ, weight_G, fairness=past.fairness, fairness_threshold=self.fairness_threshold
         )

@@ -49,7 +49,7 @@ def shapes(rule: str, settings: APPASection, answers: int) -> dict[str, tuple[in
 def first(rule: str, settings: APPASection, groups: int) -> Public:
     """What the groups are told before the first iteration, in which no group has a history (h^0 = 0)."""
     reference = math.log(groups) + (1 / settings.temperature + ROUNDING if rule == "appa" else 0.0)
-    return Public(reference=reference, most=_most(settings, groups))
+    return Public(reference=reference)
 
 
 def combine(
@@ -115,46 +115,28 @@ def _next(rule: str, settings: APPASection, public: Public, sums: Mapping[str, F
     lead = terms.LEAD_ROOM * float(sums["lead"][0]) / groups
     added, floor, reference = 0.0, -math.inf, public.reference
     if rule == "mix":
-        added = settings.weight_step * float(sums["reward"].mean()) / groups
+        added = terms.WEIGHT_STEP * float(sums["reward"].mean()) / groups
         reference += terms.LEAD_SLACK + math.log(float(sums["weight"][0])) + added
         # The highest lead is no sum; this is never above the rule's own bound, which goes by it.
         floor = reference - math.log(groups) - MAX_LEAD
     if rule == "appa":
         reference = _log_total(sums["next"], settings, groups)
     moves = {**public.moves, public.iteration: (added, floor)}
-    return Public(public.iteration + 1, history, lead + added, reference, _most(settings, groups), moves)
+    return Public(public.iteration + 1, history, lead + added, reference, moves)
 
 
-def _most(settings: APPASection, groups: int) -> float:
-    return min(settings.weight_cap / groups, 1.0) if settings.weight_cap else 1.0
-
-
-def _log_total(free_K: FloatArray, settings: APPASection, groups: int) -> float:
+def _log_total(total_K: FloatArray, settings: APPASection, groups: int) -> float:
     """The log of the sum of weights, a trifle more than it, so that none of them comes out above 1."""
-    found = log_mean(free_K[:, None] / groups, 1 / settings.temperature)[0]
+    found = log_mean(total_K[:, None] / groups, 1 / settings.temperature)[0]
     return float(found) + math.log(groups) + ROUNDING
 
 
-def unsettled(settings: APPASection, public: Public, groups: int) -> Public:
-    """What the groups are told where those who are asked are not those of the last iteration, before `settled`."""
-    return replace(public, reference=math.inf, most=_most(settings, groups))
+def settled(settings: APPASection, public: Public, sums: Mapping[str, FloatArray], groups: int) -> Public:
+    """Appa's weights among the groups that are asked, from the sums of `terms.weight_terms`.
 
-
-def settled(settings: APPASection, public: Public, sums: Mapping[str, FloatArray], groups: int) -> tuple[Public, bool]:
-    """Appa's weights among the groups that are asked, from the sums of `terms.weight_terms`; whether they are settled.
-
-    It takes one sum where the last iteration did not have one of them. With a cap, each iteration takes some: what is
-    above the cap goes to the others in proportion, and again until none is above.
+    They are asked for where the last iteration did not have one of the groups.
     """
-    if not settings.weight_cap:
-        return replace(public, reference=_log_total(sums["free"], settings, groups)), True
-    if settings.weight_cap <= 1:
-        return replace(public, most=1 / groups, reference=-math.inf), True
-    most = _most(settings, groups)
-    left = 1 - round(float(sums["held"][0])) * public.most
-    reference = _log_total(sums["free"], settings, groups) - ROUNDING - math.log(left)
-    done = public.most == most and abs(reference - public.reference) < ALL_WEIGHT / 10
-    return replace(public, most=most, reference=reference), done
+    return replace(public, reference=_log_total(sums["now"], settings, groups))
 
 
 def log_mean(mean_KJ: FloatArray, span: float) -> FloatArray:

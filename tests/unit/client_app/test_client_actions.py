@@ -133,7 +133,7 @@ def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
     held_out = {q.question_id for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train}
     worlds = []
     for name, world in (("real", survey), ("absurd", absurd_where_held_out(survey, held_out))):
-        _, nodes, _ = two_homes(tmp_path / name, world, pluralllm__context_resampling="every-iteration")
+        _, nodes, _ = two_homes(tmp_path / name, world, pluralllm__architecture="attention")
         said = {}
         for group, node in nodes.items():
             said[group] = {kind: node.ask(kind, node.content(kind, catalogue)).content for kind in ACTIONS}
@@ -290,7 +290,7 @@ def test_rewards_come_from_each_groups_own_table():
 
 
 def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
-    node, catalogue = prepared_node(pluralllm__context_resampling="every-iteration")
+    node, catalogue = prepared_node(pluralllm__architecture="attention")
 
     def rewards(draw: int) -> np.ndarray:
         asked = wire.pack_score_request(uniform_request(catalogue, draw=draw))

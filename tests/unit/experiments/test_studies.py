@@ -23,7 +23,6 @@ def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeyp
     monkeypatch.setattr(rules, "DISAGREEMENT", (2.0,))
     tried = {"average": make("average"), "appa": make("appa"), "mix": make("mix", worst_share=1.0)}
     monkeypatch.setattr(study, "RULES", tried)
-    monkeypatch.setattr(rules, "CAPPED", {"capped": make("mix", worst_share=1.0, weight_cap=2.0)})
     given = {"visits": 600, "questions": 16, "groups": 4, "output": tmp_path}
     rules.main(seeds=2, **given)
     frame = pd.read_csv(tmp_path / "rules.csv")
@@ -40,8 +39,8 @@ def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeyp
 
     rules.main(seeds=1, liars=True, **given)
     liar = pd.read_csv(tmp_path / "liars.csv").set_index(["rule", "lie"])["liar"]
-    gain = {name: liar[name, "half"] - liar[name, rules.HONEST] for name in ("average", "mix", "capped")}
-    assert gain["mix"] > 0.02 > gain["capped"] > 0.0 > gain["average"]  # half the reward is half the weight
+    gain = {name: liar[name, "half"] - liar[name, rules.HONEST] for name in ("average", "mix")}
+    assert gain["mix"] > 0.02 > 0.0 > gain["average"]  # half the reward is half the weight
 
 
 def test_privacy_as_many_scores_as_options_tell_all_and_a_limit_keeps_them(monkeypatch, tmp_path):

@@ -50,7 +50,7 @@ TINY = {
     "ppo.learning-rate": 1e-2,
     "rollout.response-length": 24,
     "appa.fairness-threshold": 1.1,  # so that the groups' reward history matters
-    "pluralllm.context-resampling": "every-iteration",  # and the number of the iteration
+    "pluralllm.architecture": "attention",  # and the number of the iteration
 }
 ITERATIONS = TINY["ppo.num-iterations"]
 

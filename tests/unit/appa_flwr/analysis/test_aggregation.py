@@ -26,7 +26,6 @@ ALL_RULES = [
     make("alpha", alpha=math.inf),
     make("appa"),
     make("appa", fairness_threshold=NEVER),
-    make("appa", fairness_threshold=NEVER, weight_cap=1.5),
     make("mix"),
     make("mix", worst_share=1.0),
 ]
@@ -203,8 +202,7 @@ def test_wrong_names_and_values_are_user_errors(name, params, message):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_is_made_with_its_own_keys(rule):
-    other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1}
-    other |= {"weight_cap": 2, "worst_share": 0.5, "weight_step": 1}
+    other = {"alpha": -2, "fairness_threshold": 1.5, "ema_decay": 0.5, "temperature": 1, "worst_share": 0.5}
     config = Config.load({"rule": rule, **{f"appa.{kebab(name)}": value for name, value in other.items()}})
     made = agg.configured(config.rule, config.appa)
     assert made.model_dump() == {name: other[name] for name in agg.parameters(rule)}

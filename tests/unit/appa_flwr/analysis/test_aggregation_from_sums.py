@@ -21,9 +21,7 @@ RULES = {
     "appa": {"fairness-threshold": 2.0},
     "appa printed": {"fairness-threshold": 0.97, "temperature": 0.1},
     "appa cold": {"fairness-threshold": 2.0, "temperature": 0.005},
-    "appa capped": {"fairness-threshold": 2.0, "weight-cap": 1.5},
-    "appa capped at 1": {"fairness-threshold": 2.0, "weight-cap": 0.7},
-    "mix": {"worst-share": 0.4, "weight-step": 1.0},
+    "mix": {"worst-share": 0.4},
     "mix alone": {"worst-share": 1.0},
 }
 
@@ -45,18 +43,10 @@ class Groups:
         self.standings = [terms.Standing()] * number
         self.public = sums.first(self.rule, self.appa, number)
         self.before = set(range(number))
-        self.settling = 0
 
     def settle(self, present):
-        if set(present) != self.before:
-            self.public = sums.unsettled(self.appa, self.public, len(present))
-        for _ in range(self.number + 1):
-            found = plain_sum([terms.weight_terms(self.appa, self.public, self.standings[g]) for g in present])
-            self.public, done = sums.settled(self.appa, self.public, found, len(present))
-            self.settling += 1
-            if done:
-                return
-        raise AssertionError("never settled")
+        found = plain_sum([terms.weight_terms(self.appa, self.public, self.standings[g]) for g in present])
+        self.public = sums.settled(self.appa, self.public, found, len(present))
 
     def terms(self, present, reward_GJ, training_GJ):
         return [terms.terms(self.rule, self.appa, self.public, self.standings[g], reward_GJ[g], training_GJ[g])[0]
@@ -64,7 +54,7 @@ class Groups:
 
     def step(self, present, reward_GJ, training_GJ):
         present = sorted(present)
-        if self.rule == "appa" and (self.appa.weight_cap or set(present) != self.before):
+        if self.rule == "appa" and set(present) != self.before:
             self.settle(present)
         try:
             return self._step(present, reward_GJ, training_GJ)
@@ -162,18 +152,6 @@ def test_no_number_of_a_group_makes_its_part_an_error():
     np.testing.assert_array_equal(summed, [0.5, 0.0, 1.0, -1.0, 1.0])
 
 
-def test_capped_weights_settled_among_others_are_not_used():
-    config = config_of("appa capped")
-    groups = Groups(config, 4)
-    reward_GJ = np.random.default_rng(0).uniform(0, 1, (4, 5))
-    groups.step({0, 1, 2, 3}, reward_GJ, reward_GJ)
-    groups.settle([0, 1, 2, 3])
-    found = [terms.terms("appa", config.appa, groups.public, groups.standings[g], reward_GJ[g], reward_GJ[g])[0]
-             for g in (0, 1, 2)]  # fmt: skip
-    with pytest.raises(sums.Unsettled):
-        sums.combine("appa", config.appa, groups.public, plain_sum(found), groups=3)
-
-
 def test_a_group_without_a_lead_of_twelve_is_never_moved_by_the_floor():
     # after 40 iterations a gap of .1 times the step of 3 adds up to 12
     config = config_of("mix alone")
@@ -196,8 +174,6 @@ def test_a_group_without_a_lead_of_twelve_is_never_moved_by_the_floor():
         ("min", {}, "takes single groups' rewards"),
         ("alpha", {"alpha": -math.inf}, "takes single groups' rewards"),
         ("alpha", {"alpha": 14.5}, "takes single groups' rewards"),
-        ("mix", {"weight_cap": 2.0}, "without appa.weight-cap"),
-        ("mix", {"weight_step": 13.0}, "up to 12"),
         ("my_rules:Median", {}, "not known as sums"),
     ],
 )

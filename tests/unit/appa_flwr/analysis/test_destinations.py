@@ -91,9 +91,6 @@ def test_rules_have_the_config_s_parameters_and_appa_s_other_forms_where_they_di
     assert (made["appa-printed"].fairness_threshold, made["appa-printed"].temperature) == (0.99, 0.1)
     assert made["mix"].worst_share == 1.0
     assert "alpha" not in made
-    keys = {"appa.weight-cap": 2.0, "appa.fairness-threshold": 1.1}
-    beyond = rules(Config.load(keys))
-    assert (beyond["appa-printed"].weight_cap, beyond["appa"].weight_cap) == (0, 2)
     assert "appa-open" not in rules(Config.load({"appa.fairness-threshold": 1.1}))
     assert "appa-printed" not in rules(Config.load({"appa.fairness-threshold": 0.99, "appa.temperature": 0.1}))
 

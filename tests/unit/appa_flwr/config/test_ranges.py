@@ -20,9 +20,7 @@ from appa_flwr.core.errors import UserError
         ("temperature", math.inf),
         ("fairness_threshold", -0.1),
         ("alpha", math.nan),
-        ("weight_cap", -1.0),
         ("worst_share", 1.1),
-        ("weight_step", 0.0),
     ],
 )
 def test_config_and_rules_refuse_the_same_values(name, value):

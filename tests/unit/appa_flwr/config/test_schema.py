@@ -107,7 +107,7 @@ def test_a_groups_own_optimizer_follows_the_strategy(strategy):
 def test_the_paper_s_presets_have_its_predictor(preset):
     settings = assemble(["preset=" + preset], folder=None).pluralllm
     assert (settings.architecture, settings.strategy) == ("attention", "fedavg")
-    assert (settings.num_context_questions, settings.context_resampling) == (16, "every-iteration")
+    assert (settings.num_context_questions, settings.fresh_contexts) == (16, True)
 
 
 def test_iterations():

@@ -34,7 +34,6 @@ from server_app.predictor.summed_training import SummedTraining
 RULES = {
     "average": {"rule": "average"},
     "appa": {"rule": "appa", "appa.fairness-threshold": 2.0},
-    "appa capped": {"rule": "appa", "appa.fairness-threshold": 2.0, "appa.weight-cap": 1.2},
     "mix": {"rule": "mix"},
 }
 

@@ -81,7 +81,9 @@ def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", every=0, checkpoints=None, resumed=None, **params):
+def build(
+    rule="appa", *, min_groups=2, nodes=None, architecture="residual", every=0, checkpoints=None, resumed=None, **params
+):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
     federation = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
     engine, lines = FakeEngine(), []
@@ -89,7 +91,7 @@ def build(rule="appa", *, min_groups=2, nodes=None, contexts="once", every=0, ch
         federation,
         engine,
         aggregation.make(rule, **params),
-        Config.load({**SETTINGS, "pluralllm.context-resampling": contexts, "eval.every": every}),
+        Config.load({**SETTINGS, "pluralllm.architecture": architecture, "eval.every": every}),
         base=FakeBase(),
         catalogue=CATALOGUE,
         prompts=[[q] for q in range(4)],
@@ -152,7 +154,7 @@ def test_the_groups_are_asked_what_the_policy_wrote():
 
 
 def test_fresh_contexts_draw_by_the_iteration():
-    strategy, federation, _, _ = build(contexts="every-iteration", resumed={"done": 6})
+    strategy, federation, _, _ = build(architecture="attention", resumed={"done": 6})
     (message, *_) = asked(strategy, federation)
     assert wire.unpack_score_request(message.content).draw == 7
 

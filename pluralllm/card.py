@@ -92,16 +92,11 @@ def check_fit(
     """Refuse a checkpoint (`card`, and its `weights` for messages) that this run cannot use, or only worthlessly.
 
     Raises:
-        UserError: the features are of another kind or table, the network is of another architecture, a held-out
+        UserError: the features are others or of another table, the network is of another architecture, a held-out
             question was trained on, or an unseen group has trained.
     """
     where = f'{KEY} = "{weights}"'
 
-    def same(key: str, mine: object, its: object) -> None:
-        if mine != its:
-            raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
-
-    same("embedding.encoder", embedding.kind, card.embedding.kind)
     if table_hash(questions) != card.survey.table:
         raise UserError(
             f"{where}: was trained on another table of {card.survey.num_questions} questions, and this run has "
@@ -116,9 +111,15 @@ def check_fit(
             f"data.test-fraction = {card.survey.test_fraction}"
         )
     if not np.allclose(embedding.probe, card.embedding.probe, atol=PROBE_TOLERANCE):
-        model = card.embedding.model or card.embedding.kind
-        raise UserError(f"{where}: the features of its questions are others than this run's; it used {model}")
-    same("pluralllm.architecture", architecture, card.architecture)
+        raise UserError(
+            f"{where}: the features of its questions are others than this run's, which has embedding.encoder = "
+            f"{embedding.encoder}; it was trained with {card.embedding.encoder}"
+        )
+    if architecture != card.architecture:
+        raise UserError(
+            f"{where}: was trained with pluralllm.architecture = {card.architecture}, and this run has {architecture}; "
+            "use the same"
+        )
     both = sorted(set(unseen_groups) & card.survey.groups.keys())
     if both:
         raise UserError(f"{where}: group '{both[0]}' has trained it, so pluralllm.unseen-groups cannot name it")

@@ -33,11 +33,10 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoTokenizer
 
+from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import lock, replace_file, writing
 
-Pretrained = Literal["sentence-transformers", "causal-lm"]
-Kind = Literal["ngrams", "minilm", Pretrained]
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Encoder = Callable[[Sequence[str]], Matrix]
 Progress = Callable[[int, int], None]
@@ -52,6 +51,7 @@ CHARACTER_NGRAMS = (3, 5)
 READ = ("*.json", "*.model", "*.txt", "*.safetensors", "*.bin")
 NOT_READ = ("onnx/*", "openvino/*", "original/*")  # the same weights in formats nothing here reads
 CONFIG_FILE = "config.json"
+MODULES_FILE = "modules.json"  # of a sentence-transformers model
 MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
 TOKENS_PER_BATCH = 8192  # padding counted; bounds memory
 CACHE_VERSION = 1
@@ -59,23 +59,20 @@ CACHE_LOCK = ".embedding.lock"
 CACHE_PATIENCE = 60.0  # seconds another process may take to write a file
 
 
-def encoder(kind: Kind, model: str = "", *, cache: Path, progress: Progress = lambda done, of: None) -> Encoder:
-    """The encoder of that kind.
+def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: None) -> Encoder:
+    """The encoder that `embedding.encoder` names.
 
     Args:
-        kind: "ngrams", "minilm", or what a pretrained model's token states are made into.
-        model: folder or hub id of such a model.
+        name: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a causal LM.
         cache: folder that keeps what a pretrained model computed; made if it does not exist.
         progress: called with (texts done, texts) while a pretrained model computes.
 
     Raises:
         UserError: "minilm", and its package is not installed.
     """
-    if kind == "ngrams":
+    if name == NGRAMS:
         return hashed_ngrams
-    if kind == "minilm":
-        return PretrainedEncoder("sentence-transformers", str(_minilm_folder()), cache, progress)
-    return PretrainedEncoder(kind, model, cache, progress)
+    return PretrainedEncoder(str(_minilm_folder()) if name == MINILM else name, cache, progress)
 
 
 def _minilm_folder() -> Path:
@@ -114,10 +111,9 @@ class PretrainedEncoder:
     last hidden states are averaged over a text's tokens, as GPO does (Zhao et al., 2024). Texts are cut after
     `MAX_TOKENS` tokens, or what the model takes.
 
-    What it is given is as in `encoder`. The cache goes by the content of the model's folder and the texts.
+    Which of the two it is, its folder says. The cache goes by the content of the model's folder and the texts.
     """
 
-    kind: Pretrained
     model: str
     cache: Path
     progress: Progress
@@ -126,11 +122,11 @@ class PretrainedEncoder:
         """Vectors (U, H) of the texts, from the cache if it has them.
 
         Raises:
-            UserError: no such model, one that cannot be read or is of another kind, or a cache that cannot be written.
+            UserError: no such model, one that cannot be read or used, or a cache that cannot be written.
         """
         folder = _locate(self.model)
-        settings = _settings(self.kind, self.model, folder)
-        content = [CACHE_VERSION, self.kind, _content(self.model, folder), list(texts)]
+        settings = _settings(self.model, folder)
+        content = [CACHE_VERSION, _content(self.model, folder), list(texts)]
         path = self.cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
         vector_UH = _read(path, len(texts))
         if vector_UH is None:
@@ -160,7 +156,7 @@ class PretrainedEncoder:
             done += len(batch)
             self.progress(done, len(texts))
         if not np.isfinite(vector_UH).all():
-            raise UserError(f"embedding.model = {self.model}: its vectors are not finite; are its weights damaged?")
+            raise UserError(f"embedding.encoder = {self.model}: its vectors are not finite; are its weights damaged?")
         return vector_UH
 
 
@@ -199,8 +195,8 @@ def _locate(model: str) -> Path:
         else:
             reason = f"and it cannot be fetched from the hub ({_first_line(error)})"
         raise UserError(
-            f"embedding.model = {model}: no such folder, {reason}; "
-            'give a model folder, the name of a model on the hub, or embedding.encoder = "ngrams"'
+            f"embedding.encoder = {model}: no such folder, {reason}; "
+            "give ngrams, minilm, a model folder or the name of a model on the hub"
         ) from error
 
 
@@ -217,7 +213,7 @@ def _content(model: str, folder: Path) -> str:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             whole.update(f"{path.relative_to(folder)}\n{digest}\n".encode())
     except OSError as error:
-        raise UserError(f"embedding.model = {model}: cannot be read ({_first_line(error)})") from error
+        raise UserError(f"embedding.encoder = {model}: cannot be read ({_first_line(error)})") from error
     return whole.hexdigest()
 
 
@@ -233,30 +229,30 @@ def _load(model: str, folder: Path) -> tuple[Any, Any]:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise UserError(f"embedding.model = {model}: cannot be loaded ({_first_line(error)})") from error
+        raise UserError(f"embedding.encoder = {model}: cannot be loaded ({_first_line(error)})") from error
     # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise UserError(f"embedding.model = {model}: its tokenizer knows no words; are all its files there?")
+        raise UserError(f"embedding.encoder = {model}: its tokenizer knows no words; are all its files there?")
     # a pooler is a head for another purpose, often not saved and not used here
     missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
     if missing:  # Transformers would go on with random numbers in their place
-        raise UserError(f"embedding.model = {model}: {len(missing)} weights are missing, {missing[0]} first")
+        raise UserError(f"embedding.encoder = {model}: {len(missing)} weights are missing, {missing[0]} first")
     if network.config.is_encoder_decoder:
-        raise UserError(f"embedding.model = {model}: is an encoder with a decoder; give an encoder or a causal LM")
+        raise UserError(f"embedding.encoder = {model}: is an encoder with a decoder; give an encoder or a causal LM")
     network.config.use_cache = False
     return tokenizer, network.eval()
 
 
-def _settings(kind: Pretrained, model: str, folder: Path) -> _Settings:
+def _settings(model: str, folder: Path) -> _Settings:
     """Checked before anything else is read: a wrong folder may hold whatever a disk holds.
 
     Raises:
-        UserError: the folder holds no model of that kind.
+        UserError: the folder holds no model.
     """
-    if kind == "sentence-transformers":
+    if (folder / MODULES_FILE).is_file():
         return _sentence_settings(model, folder)
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"embedding.model = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
+        raise UserError(f"embedding.encoder = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
     return _Settings("mean", normalised=False, max_tokens=None)
 
 
@@ -266,9 +262,9 @@ def _sentence_settings(model: str, folder: Path) -> _Settings:
     Raises:
         UserError: it is none, or has a step besides transformer, pooling and normalisation.
     """
-    wrong = f"embedding.model = {model}: "
+    wrong = f"embedding.encoder = {model}: "
     try:
-        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        modules = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
         steps = {str(module["type"]).rpartition(".")[2]: folder / module["path"] for module in modules}
         unknown = sorted(steps.keys() - {"Transformer", "Pooling", "Normalize"})
         if unknown:

@@ -7,7 +7,7 @@ SMALL_PREDICTOR = {
     "pluralllm.learning-rate": 0.0,
 }
 
-VOTES = {"sft.target": "smoothed-votes", "data.unanswered": "leave"}
+VOTES = {"sft.target": "smoothed-votes", "data.extra-questions": ""}
 """What every owner allows, on the questions that were answered."""
 
 VALUE_MODEL = {"ppo.baseline": "value", "rollout.answers-per-question": 1}

@@ -251,12 +251,6 @@ def _in_sizes(config: Config) -> Iterator[str]:
 
 
 def _in_models(config: Config) -> Iterator[str]:
-    encoder, model = config.embedding.encoder, config.embedding.model
-    by_itself = encoder in ("ngrams", "minilm")
-    if not by_itself and not model:
-        yield f'embedding.encoder = "{encoder}" needs embedding.model, a model folder or a hub id'
-    if by_itself and model:
-        yield f'embedding.model = {to_toml(model)} needs embedding.encoder = "sentence-transformers" or "causal-lm"'
     if config.policy.compute_dtype == "bfloat16" and config.policy.tuning == "full":
         yield 'policy.tuning = "full" needs policy.compute-dtype = "float32": weights of 16 bits lose most steps'
 

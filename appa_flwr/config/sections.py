@@ -15,6 +15,8 @@ from appa_flwr.config import ranges
 
 Architecture = Literal["residual", "attention"]
 LocalOptimizer = Literal["sgd", "adam"]
+NGRAMS, MINILM = "ngrams", "minilm"
+SURVEY_QUESTIONS = "survey"
 # strategies without a server optimizer, so clients use Adam
 AVERAGING = ("fedavg", "fedprox")
 
@@ -78,13 +80,11 @@ class DataSection(Section):
     """[data]: which questions and answers of the survey count."""
 
     test_fraction: float = Field(0.2, gt=0, lt=1, description="share of questions held out (SFT table: 80/20)")
-    unanswered: Literal["leave", "train"] = Field(
-        "train",
-        description="questions of the survey that none of the groups has answered; train = the policy learns from the "
-        "groups' predictions for them",
-    )
     extra_questions: str = Field(
-        "", description="file of more such questions: question_id, question, options, perhaps ordinal; no answers"
+        SURVEY_QUESTIONS,
+        description="questions that the policy learns from by predictions alone: survey = those that none of the "
+        "groups has answered; a file = these and its own (question_id, question, options, perhaps ordinal; no "
+        "answers); empty = none",
     )
     num_questions: int = Field(400, ge=2, description="questions of the generated survey that were asked")
     num_groups: int = Field(8, ge=2, description="groups of the generated survey")
@@ -101,15 +101,21 @@ class DataSection(Section):
         "", description="column of respondents' weights in such a file; empty = one named weight or the like, if any"
     )
 
+    @property
+    def extra_file(self) -> str:
+        """The file of `extra_questions`; empty where it names none."""
+        return "" if self.extra_questions == SURVEY_QUESTIONS else self.extra_questions
+
 
 class EmbeddingSection(Section):
     """[embedding]: what makes vectors of the public texts."""
 
-    encoder: Literal["ngrams", "minilm", "sentence-transformers", "causal-lm"] = Field(
-        "ngrams",
-        description="what makes vectors of the public texts: hashed n-grams, MiniLM from its package, or another model",
+    encoder: str = Field(
+        NGRAMS,
+        min_length=1,
+        description="what makes vectors of the public texts: ngrams (hashed), minilm (from its package), or the folder "
+        "or hub id of a sentence-transformers model or a causal LM",
     )
-    model: str = Field("", description="folder or hub id of that other model; empty for ngrams and minilm")
 
 
 class PluralLLMSection(Section):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from appa_flwr.config.keys import Scalar, to_toml, unknown_key
 from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.config.sections import MINILM, NGRAMS, SURVEY_QUESTIONS
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 
@@ -18,6 +19,13 @@ PATH_KEYS = (
     *("survey", "data.extra-questions", "run.output-dir", "federation.group-keys"),
     *("pluralllm.checkpoint", "sft.checkpoint"),
 )
+NO_PATHS = {
+    "survey": ("", GENERATED_SURVEY, HUB_SURVEY),
+    "data.extra-questions": ("", SURVEY_QUESTIONS),
+    "model": (TINY_MODEL, SMOLLM2_MODEL),
+    "embedding.encoder": (NGRAMS, MINILM),
+}
+"""Values of keys that name something else than a path."""
 
 _PRESETS = resources.files("appa_flwr.config.presets")
 
@@ -152,7 +160,7 @@ def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str,
         reader = own_code.reader_of(str(flat[key])) if key == "survey" else None
         if reader and reader.name:
             flat[key] = ":".join(filter(None, (reader.name, reader.file and str(_absolute(key, reader.file, folder)))))
-        elif flat[key] not in ("", GENERATED_SURVEY, HUB_SURVEY) or key == "run.output-dir":
+        elif flat[key] not in NO_PATHS.get(key, ("",)):
             flat[key] = str(_absolute(key, str(flat[key]), folder))
     if (weights := str(flat["pluralllm.checkpoint"])) and not os.path.isfile(weights):
         raise UserError(
@@ -160,9 +168,8 @@ def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str,
         )
     if (model := str(flat["sft.checkpoint"])) and not os.path.isdir(model):
         raise UserError(f'sft.checkpoint = "{model}": there is no such folder; give the sft-model of a run')
-    for key in ("model", "embedding.model"):  # a folder or a file, or a name
-        named = flat[key] in ("", TINY_MODEL, SMOLLM2_MODEL)
-        if not named and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
+    for key in ("model", "embedding.encoder"):  # a folder or a file, or a name
+        if flat[key] not in NO_PATHS[key] and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
             flat[key] = str(path)
     return Config.load(flat)
 

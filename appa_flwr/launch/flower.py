@@ -80,8 +80,8 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         aggregation.try_out(rule, num_groups=len(groups))
     check_config(config, groups=len(groups))
     left_out = read_survey(config, groups).rejections
-    if config.data.extra_questions:  # the server reads them once it has started
-        read_questions(config.data.extra_questions, refusals=config.data.refusals)
+    if config.data.extra_file:  # the server reads it once it has started
+        read_questions(config.data.extra_file, refusals=config.data.refusals)
     check_server(config, app_folder)
     folder = claim_run_folder(config)
     show_left_out(left_out)

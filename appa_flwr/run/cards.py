@@ -28,13 +28,11 @@ class EmbeddingSummary(Record):
     """Features that the network was trained on.
 
     Attributes:
-        kind: as the config's `embedding.encoder`.
-        model: folder or name of a pretrained model, empty without one.
+        encoder: as the config's `embedding.encoder`.
         probe: (E,) the features of the first question's first option: another encoder gives others.
     """
 
-    kind: str
-    model: str
+    encoder: str
     probe: tuple[float, ...]
 
 

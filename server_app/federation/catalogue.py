@@ -47,23 +47,25 @@ def unanswered_questions(config: Config, questions: Sequence[Question]) -> tuple
     """Questions that the policy learns from by predictions alone: other texts of the survey, and those of a file.
 
     Args:
-        config: `data.unanswered` and `data.extra-questions`.
+        config: `data.extra-questions`.
         questions: those of the run, which are not given again.
 
     Raises:
         UserError: the file or the survey cannot be read.
     """
+    if not config.data.extra_questions:
+        return ()
     found: list[Question] = []
-    if config.data.unanswered == "train" and config.survey == GENERATED_SURVEY:
+    if config.survey == GENERATED_SURVEY:
         found += generate.unasked_questions(generate.population(config.data, config.seed))
-    elif config.data.unanswered == "train" and config.group_names:
+    elif config.group_names:
         source = read.Source.of(config.survey, config.data)
         asked = read.read_questions(source, groups=config.group_names, refusals=config.data.refusals)
         known = {question.question_id for question in asked}
         every = read.read_questions(source, refusals=config.data.refusals)
         found += [question for question in every if question.question_id not in known]
-    if config.data.extra_questions:
-        found += read.read_questions(config.data.extra_questions, refusals=config.data.refusals)
+    if config.data.extra_file:
+        found += read.read_questions(config.data.extra_file, refusals=config.data.refusals)
     ids, others = {question.question_id for question in questions}, []
     for question in found:
         if question.question_id in ids:
@@ -98,9 +100,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    texts_to_vectors = encoder(
-        config.embedding.encoder, config.embedding.model, cache=cache_folder(), progress=progress
-    )
+    texts_to_vectors = encoder(config.embedding.encoder, cache=cache_folder(), progress=progress)
     table = embed_questions(questions, encoder=texts_to_vectors)
     return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 

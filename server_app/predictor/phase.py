@@ -74,7 +74,6 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
 
 def _embedding(config: Config, catalogue: wire.Catalogue) -> EmbeddingSummary:
     return EmbeddingSummary(
-        kind=config.embedding.encoder,
-        model=config.embedding.model,
+        encoder=config.embedding.encoder,
         probe=cards.probe(catalogue.embedding_QKE, catalogue.questions),
     )

@@ -207,7 +207,7 @@ SMALL = {
     "federation.min-groups": 2,
     "data.num-questions": 40,
     "data.num-groups": 3,
-    "data.unanswered": "leave",  # a deployment has the questions that its groups answered
+    "data.extra-questions": "",  # a deployment has the questions that its groups answered
     "seed": 1,
     "pluralllm.rounds": 3,
     # in more and longer rounds the order in which nodes are added up shows

@@ -30,7 +30,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import encoders
 from pluralllm.embedding import ORDINAL_FEATURES, embed_questions
-from pluralllm.encoders import Pretrained, Progress, encoder
+from pluralllm.encoders import Progress, encoder
 from server_app.federation.catalogue import build_catalogue
 
 TAXES = Question("tax", "Should income taxes be raised?", ("Yes", "No"))
@@ -85,8 +85,7 @@ def watch(calls: list) -> Progress:
 
 
 def encode(folder: Path, cache: Path, texts: Sequence[str] = TEXTS, calls: list | None = None) -> npt.NDArray:
-    kind: Pretrained = "sentence-transformers" if (folder / "modules.json").exists() else "causal-lm"
-    vectors = encoder(kind, str(folder), cache=cache, progress=watch([] if calls is None else calls))(texts)
+    vectors = encoder(str(folder), cache=cache, progress=watch([] if calls is None else calls))(texts)
     assert isinstance(vectors, np.ndarray)
     return vectors
 
@@ -174,7 +173,7 @@ def kept(cache: Path) -> list[Path]:
     return sorted(cache.glob("*.npz"))
 
 
-def test_texts_weights_settings_kind_and_version_are_told_apart_in_the_cache(tmp_path, monkeypatch):
+def test_texts_weights_settings_and_version_are_told_apart_in_the_cache(tmp_path, monkeypatch):
     folder, cache = save_bert(tmp_path / "model"), tmp_path / "cache"
     first = encode(folder, cache)
     assert not np.allclose(encode(folder, cache, ("No", *TEXTS[1:])), first)
@@ -183,7 +182,8 @@ def test_texts_weights_settings_kind_and_version_are_told_apart_in_the_cache(tmp
     save_bert(tmp_path / "second", seed=1)
     shutil.copy(tmp_path / "second" / "model.safetensors", folder)
     cls = encode(folder, cache)
-    assert not np.allclose(encoder("causal-lm", str(folder), cache=cache)(TEXTS), cls)
+    (folder / "modules.json").unlink()  # a causal LM's folder has none
+    assert not np.allclose(encode(folder, cache), cls)
     assert len(kept(cache)) == 5
     monkeypatch.setattr(encoders, "CACHE_VERSION", encoders.CACHE_VERSION + 1)
     encode(folder, cache)
@@ -228,7 +228,7 @@ def test_cache_that_cannot_be_made_is_named(folders, tmp_path):
 
 
 def test_pretrained_vectors_keep_the_layout(folders, tmp_path):
-    made = encoder("sentence-transformers", str(folders["bert"]), cache=tmp_path)
+    made = encoder(str(folders["bert"]), cache=tmp_path)
     table = embed_questions(QUESTIONS, dim=16, encoder=made)
     grams = embed_questions(QUESTIONS, dim=16)
     np.testing.assert_array_equal(table.option_QK, grams.option_QK)
@@ -243,7 +243,7 @@ def test_pretrained_vectors_keep_the_layout(folders, tmp_path):
 
 
 def test_one_question_has_no_question_features_but_finite_ones(folders, tmp_path):
-    made = encoder("sentence-transformers", str(folders["bert"]), cache=tmp_path)
+    made = encoder(str(folders["bert"]), cache=tmp_path)
     assert np.isfinite(embed_questions((TAXES,), dim=16, encoder=made).value_QKE).all()
 
 
@@ -298,21 +298,22 @@ def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, saved, damage,
         damage(folder)
     with pytest.raises(UserError, match=message) as caught:
         encode(folder, tmp_path / "cache")
-    assert str(caught.value).startswith(f"embedding.model = {folder}: ")
+    assert str(caught.value).startswith(f"embedding.encoder = {folder}: ")
     assert "\n" not in str(caught.value)
     assert not kept(tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [("causal-lm", "holds no config.json"), ("sentence-transformers", "is no sentence-transformers model")],
+    ("modules", "message"), [(None, "holds no config.json"), ("?", "is no sentence-transformers model")]
 )
-def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch, kind, message):
+def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch, modules, message):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "notes.txt").write_text("gigabytes")
+    if modules:
+        (tmp_path / "home" / "modules.json").write_text(modules)
     monkeypatch.setattr(encoders.hashlib, "file_digest", None)
-    with pytest.raises(UserError, match=f"^embedding.model = {tmp_path / 'home'}: {message}"):
-        encoder(kind, str(tmp_path / "home"), cache=tmp_path)(TEXTS)
+    with pytest.raises(UserError, match=f"^embedding.encoder = {tmp_path / 'home'}: {message}"):
+        encoder(str(tmp_path / "home"), cache=tmp_path)(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -325,15 +326,15 @@ def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeyp
 )
 def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name, message):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=f"embedding.model = {name}: no such folder.*{message}") as caught:
-        encoder("sentence-transformers", name, cache=tmp_path)(TEXTS)
+    with pytest.raises(UserError, match=f"embedding.encoder = {name}: no such folder.*{message}") as caught:
+        encoder(name, cache=tmp_path)(TEXTS)
     assert "\n" not in str(caught.value)
 
 
 def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keys = {"data.num-questions": 6, "data.num-groups": 2}
-    model = {"embedding.encoder": "sentence-transformers", "embedding.model": str(folders["bert"])}
+    model = {"embedding.encoder": str(folders["bert"])}
     calls = []
     catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch(calls))
     grams = build_catalogue(Config.load(keys))
@@ -345,6 +346,8 @@ def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_p
 
 def test_the_model_s_folder_is_found_from_where_it_was_named(tmp_path):
     (tmp_path / "m").mkdir()
-    given = ["embedding.encoder=causal-lm", "embedding.model=m"]
-    assert assemble(given, folder=tmp_path).embedding.model == str(tmp_path.resolve() / "m")
-    assert assemble(given, folder=tmp_path / "m").embedding.model == "m"
+    (tmp_path / "ngrams").mkdir()
+    given = ["embedding.encoder=m"]
+    assert assemble(given, folder=tmp_path).embedding.encoder == str(tmp_path.resolve() / "m")
+    assert assemble(given, folder=tmp_path / "m").embedding.encoder == "m"
+    assert assemble([], folder=tmp_path).embedding.encoder == "ngrams"

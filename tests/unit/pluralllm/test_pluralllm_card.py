@@ -19,7 +19,7 @@ from pluralllm import card as cards
 
 QUESTIONS = tuple(Question(f"q{n}", f"What about {n}?", ("yes", "no"), None) for n in range(6))
 HELD_OUT = QUESTIONS[4:]
-FEATURES = EmbeddingSummary(kind="ngrams", model="", probe=(0.5, -1.25, 0.0))
+FEATURES = EmbeddingSummary(encoder="ngrams", probe=(0.5, -1.25, 0.0))
 CARD = Card.model_validate_json(json.dumps(predictor_card())).model_copy(
     update={
         "architecture": "residual",
@@ -68,13 +68,16 @@ def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     fits(weights)
     fits(weights, questions=QUESTIONS[::-1])  # a table's order changes no feature
     fits(weights, embedding=features(probe=(0.5001, -1.2501, 0.0)))  # another machine
+    fits(weights, embedding=features(encoder="/elsewhere/the/same/model"))
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"embedding": features(kind="causal-lm")}, "embedding.encoder = ngrams, and this run has caus"),
-        ({"embedding": features(probe=(0.5, 1.25, 0.0))}, "features of its questions are other"),
+        (
+            {"embedding": features(encoder="minilm", probe=(0.5, 1.25, 0.0))},
+            "features of its questions are other.* embedding.encoder = minilm; it was trained with ngrams",
+        ),
         ({"architecture": "attention"}, "architecture = residual, and this run has att"),
         ({"questions": QUESTIONS[:5]}, "another table of 6 questions, and this run has 5"),
         ({"held_out": QUESTIONS[3:5]}, r"1 of this run's 2 held-out questions, such as 'q3'; use its seed = 7 a"),

@@ -37,8 +37,6 @@ from appa_flwr.core.errors import UserError
         ({"groups": "A;B;C", "pluralllm.unseen-groups": "D"}, ["pluralllm.unseen-groups", "D", "A, B, C"]),
         ({"groups": "A;B", "pluralllm.unseen-groups": "A;B"}, ["pluralllm.unseen-groups", "all groups"]),
         ({"pluralllm.architecture": "mean"}, ["pluralllm.architecture", "residual, attention"]),
-        ({"embedding.encoder": "minilm", "embedding.model": "x"}, ["embedding.model", '"sentence-transformers"']),
-        ({"embedding.encoder": "causal-lm"}, ['embedding.encoder = "causal-lm"', "embedding.model"]),
         ({"run-name": "../escape"}, ["run-name"]),
         ({"run-name": "a\nb"}, [r'run-name = "a\nb"']),
         ({"lora.rank": 2**63}, ["lora.rank", "64 bits"]),

@@ -111,7 +111,7 @@ def test_the_predictor_alone_shows_its_scores_and_where_its_weights_are(tmp_path
     assert appa(monkeypatch, "pluralllm", *overrides) == 0
     assert [config.run.phases for config in asked] == ["pluralllm"]
     said = capsys.readouterr().out
-    kept, note = "Weights of round 20 of 30 were kept", "so it is a hard baseline"
+    kept, note = "How much each view counts was chosen", "so it is a hard baseline"
     weights = f"pluralllm.checkpoint={tmp_path}/p/pluralllm.safetensors"
     for part in ("PluralLLM", "0.930", kept, note, weights):
         assert part in said

@@ -55,9 +55,9 @@ def ids(catalogue, of_Q):
 
 
 def test_questions_of_other_groups_are_learned_from_and_never_held_out(survey_file):
-    plain = catalogue_by(survey_file, data__unanswered="leave")
+    plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
     assert not plain.unanswered_Q.any()
-    found = catalogue_by(survey_file, data__unanswered="train")
+    found = catalogue_by(survey_file)
     assert ids(found, found.unanswered_Q) == ["x0", "x1", "x2"]
     assert not (found.train_Q & found.unanswered_Q).any()
     assert ids(found, found.held_out_Q) == ids(plain, plain.held_out_Q) == ids(plain, ~plain.train_Q)
@@ -69,7 +69,7 @@ def test_where_every_group_takes_part_no_question_is_unanswered(survey_file):
 
 
 def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twice(survey_file, tmp_path):
-    plain = catalogue_by(survey_file, data__unanswered="leave")
+    plain = catalogue_by(survey_file, **{"data__extra-questions": ""})
     held_out, training = ids(plain, plain.held_out_Q)[0], ids(plain, plain.train_Q)[0]
     text = {question.question_id: question.text for question in plain.questions}
     rows = [
@@ -82,8 +82,8 @@ def test_a_file_brings_more_questions_but_no_copy_of_a_held_out_one_and_none_twi
     ]
     path = tmp_path / "more.jsonl"
     path.write_text("".join(json.dumps(dict(zip(COLUMNS[:3], row, strict=True))) + "\n" for row in rows))
-    found = catalogue_by(survey_file, data__unanswered="leave", **{"data__extra-questions": str(path)})
-    assert ids(found, found.unanswered_Q) == ["other options", "as a training one", "new"]
+    found = catalogue_by(survey_file, **{"data__extra-questions": str(path)})
+    assert ids(found, found.unanswered_Q) == ["x0", "x1", "x2", "other options", "as a training one", "new"]
 
 
 def test_a_file_of_more_questions_that_is_missing_is_named(survey_file):
@@ -96,5 +96,5 @@ def test_the_generated_survey_has_two_unasked_texts_to_each_asked_one():
     assert (len(found.questions), found.unanswered_Q.sum()) == (90, 60)
     texts = [question.text for question in found.questions]
     assert len(set(texts)) == 90
-    every = build_catalogue(Config.load({"data.num-questions": 90, "data.num-groups": 3, "data.unanswered": "leave"}))
+    every = build_catalogue(Config.load({"data.num-questions": 90, "data.num-groups": 3, "data.extra-questions": ""}))
     assert sorted(question.text for question in every.questions) == sorted(texts)

@@ -140,7 +140,8 @@ def aggregate(rewards: npt.ArrayLike, rule: str = "appa", **params: float) -> ag
     Args:
         rewards: (G, J) in [0, 1], a row a group; a row of NaN is a missing group.
         rule: a name of `RULES`, or "module:Class".
-        params: the rule's own, such as `temperature`.
+        params: the rule's own, such as `temperature`; defaults as those of `appa run`. For rule appa these are T = .02
+            and tau = 1.1; the paper's are `temperature=0.1, fairness_threshold=0.99`.
 
     Returns:
         Rewards (J,), weights (G,), fairness index; its `state` is what `rule.apply` wants for a second iteration.

@@ -26,8 +26,9 @@ from rich.progress import track
 from scipy import stats
 
 from appa_flwr.analysis.aggregation import Rule, make
-from appa_flwr.analysis.destinations import NEVER, destination
+from appa_flwr.analysis.destinations import destination
 from appa_flwr.analysis.intervals import LEVEL, Interval
+from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import js
@@ -153,9 +154,9 @@ Groups = Annotated[int, typer.Option(help="Groups of a population.")]
 RULES: Mapping[str, Rule] = {
     "average": make("average"),
     "min": make("min"),
-    "appa": make("appa"),
-    "appa-open": make("appa", fairness_threshold=NEVER),
-    "appa-open, T = .02": make("appa", fairness_threshold=NEVER, temperature=0.02),
+    "appa": make("appa", temperature=PAPER_TEMPERATURE, fairness_threshold=PAPER_FAIRNESS_THRESHOLD),
+    "appa-open": make("appa", temperature=PAPER_TEMPERATURE),
+    "appa-open, T = .02": make("appa"),
     "mix": make("mix"),
     "mix, worst-share 1": make("mix", worst_share=1.0),
 }

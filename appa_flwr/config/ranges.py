@@ -1,7 +1,7 @@
-"""Values that config and equations share: the metrics of each task, and the paper's APPA hyperparameters.
+"""Values that config, rules and equations share: the metrics of each task, and the APPA hyperparameters.
 
-Of a hyperparameter (Table appa-hparams) it is the default and the range. They stand in a module of their own so that a
-group, which reads the config, does not import the aggregation.
+Of a hyperparameter (Table appa-hparams) it is the default and the range; where the paper's value is another, both. They
+stand in a module of their own so that a group, which reads the config, does not import the aggregation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ EMA_DECAY = 0.8
 EmaDecay = Annotated[float, Field(ge=0, lt=1)]
 """lambda of Equation 5."""
 
-TEMPERATURE = 0.1
+TEMPERATURE, PAPER_TEMPERATURE = 0.02, 0.1
 Temperature = Annotated[float, Field(gt=0)]
-"""T of Equation 6."""
+"""T of Equation 6: the default of runs and rules, and the paper's."""
 
-FAIRNESS_THRESHOLD = 0.99
+FAIRNESS_THRESHOLD, PAPER_FAIRNESS_THRESHOLD = 1.1, 0.99
 FairnessThreshold = Annotated[float, Field(ge=0)]
-"""tau of Equation 3; the index never exceeds 1, so a threshold above 1 is never reached."""
+"""tau of Equation 3: the default of runs and rules, and the paper's. The index never exceeds 1, so a threshold above 1
+is never reached."""
 
 ALIGNMENT_WEIGHT = 0.85
 AlignmentWeight = Annotated[float, Field(ge=0, le=1)]

@@ -262,9 +262,10 @@ class APPASection(Section):
     """[appa]: parameters of the aggregation rules and of the reward they aggregate (`appa_flwr.config.ranges`)."""
 
     ema_decay: ranges.EmaDecay = Field(ranges.EMA_DECAY, description="lambda of a group's reward history (APPA table)")
-    temperature: ranges.Temperature = Field(0.02, description="T of the group weights (APPA table: 0.1)")
+    temperature: ranges.Temperature = Field(ranges.TEMPERATURE, description="T of the group weights (APPA table: 0.1)")
     fairness_threshold: ranges.FairnessThreshold = Field(
-        1.1, description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table: 0.99)"
+        ranges.FAIRNESS_THRESHOLD,
+        description="tau: from this fairness index on, the plain mean; above 1 = never (APPA table: 0.99)",
     )
     alignment_weight: ranges.AlignmentWeight = Field(
         ranges.ALIGNMENT_WEIGHT,

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from appa_flwr.analysis.intervals import Interval
 from appa_flwr.config import Config, to_word
-from appa_flwr.config.ranges import AUTO_METRICS
+from appa_flwr.config.ranges import AUTO_METRICS, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.core import markdown
 from appa_flwr.report import accuracy, findings, second_rule, template
 from appa_flwr.report.artifacts import DASH, RunArtifacts, is_known, number
@@ -288,6 +288,10 @@ def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
     """Settings that a reader asks for first, questions, groups, iterations, time, and how to have the run again."""
     config = shown_config(run)
     yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey"))
+    if "appa" in (run.settings.rule, run.settings.baseline_rule):
+        appa = run.settings.appa
+        printed = f"the paper's: {PAPER_TEMPERATURE} and {PAPER_FAIRNESS_THRESHOLD}"
+        yield "Of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold} ({printed})"
     if run.questions is not None:
         yield "Questions", run.questions.sentence()
     yield "Seed", config["seed"]

@@ -25,14 +25,17 @@ def _fairness(rows):
     return _mean(per_question)
 
 
+PRINTED = {"temperature": "0.1", "fairness_threshold": "0.99"}
+
+
 def _combine(name, params, rows, history, fairness):
     alphas = None
     if name == "appa":
-        powers = [((1 - h) / Decimal(params.get("temperature", "0.1"))).exp() for h in history]
+        powers = [((1 - h) / Decimal(params["temperature"])).exp() for h in history]
         alphas = [power / sum(powers) for power in powers]
     aggregates = []
     for column in zip(*rows, strict=True):
-        if name == "average" or (name == "appa" and fairness >= Decimal(params.get("fairness_threshold", "0.99"))):
+        if name == "average" or (name == "appa" and fairness >= Decimal(params["fairness_threshold"])):
             aggregates.append(_mean(column))
         elif name == "min":
             aggregates.append(sorted(column)[0])
@@ -52,7 +55,7 @@ def _combine(name, params, rows, history, fairness):
         ("alpha", {"alpha": "-7.5"}),
         ("alpha", {"alpha": "0.000001"}),
         ("alpha", {"alpha": "40"}),
-        ("appa", {}),
+        ("appa", PRINTED),
         ("appa", {"temperature": "0.02", "fairness_threshold": "1.5"}),
     ],
 )
@@ -97,7 +100,7 @@ def test_a_run_of_ten_iterations_with_gaps(name, params):
             assert not result.weight_G[sorted(absent)].any()
             if alphas:
                 np.testing.assert_allclose(result.weight_G[present], [float(value) for value in alphas], rtol=1e-12)
-    if name == "appa" and not params:
+    if params is PRINTED:
         assert branches == {True, False}
 
 

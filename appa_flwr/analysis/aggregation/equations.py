@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.config import ranges
-from appa_flwr.config.ranges import EMA_DECAY, FAIRNESS_THRESHOLD, TEMPERATURE
+from appa_flwr.config.ranges import EMA_DECAY, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 
 _ALPHA_LOST_IN_ROUNDING = float(np.finfo(np.float64).eps)
 
@@ -49,7 +49,7 @@ def adaptive_aggregate(
     weight_G: npt.ArrayLike,
     *,
     fairness: float,
-    fairness_threshold: float = FAIRNESS_THRESHOLD,
+    fairness_threshold: float = PAPER_FAIRNESS_THRESHOLD,
 ) -> FloatArray:
     """Equation 3, adaptive aggregation: mean_g r_gj where FI >= tau, else log mean_g exp(alpha_g r_gj).
 
@@ -81,7 +81,7 @@ def historical_alignment(history_G: npt.ArrayLike, reward_GJ: npt.ArrayLike, *, 
     return np.asarray(decay * history_G + (1.0 - decay) * reward_GJ.mean(axis=1))
 
 
-def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float = TEMPERATURE) -> FloatArray:
+def reversed_softmax(history_G: npt.ArrayLike, *, temperature: float = PAPER_TEMPERATURE) -> FloatArray:
     """Equation 6, reversed softmax: alpha_g^t = exp((1 - h_g^(t-1)) / T) / sum_g' exp((1 - h_g'^(t-1)) / T).
 
     (G,), largest for the group with the lowest history; sums to 1.

@@ -145,7 +145,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
     elif reply.kind == "evaluate":
         yield from typed(numbers, "metrics", {"num-examples": int, "errors": list})
         errors, settings = numbers["metrics"].get("errors"), world.config.pluralllm
-        count = 1 if settings.architecture == "attention" else 7 if settings.rank else 3
+        count = 1 if settings.architecture == "attention" else 7
         if not isinstance(errors, list) or [type(error) for error in errors] != [float] * count:
             yield f"errors {errors}"
         if not 0 <= (num_answers := numbers["metrics"].get("num-examples", 0)) <= (~public.train_Q).sum():

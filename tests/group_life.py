@@ -63,7 +63,9 @@ def live(record: Mapping[str, object]) -> list[dict[str, object]]:
     from flwr.common.serde import message_from_proto
     from flwr.proto.message_pb2 import Message as MessageBytes
     from in_process import cross, deployed
+    from short_waits.on_import import SIZES, set_constants
 
+    set_constants(SIZES)
     from appa_flwr.config import Config
     from client_app.main import app
 

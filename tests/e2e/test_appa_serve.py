@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from real_run import APPA, TINY_RUN, _belonging_to, _temporary, kill_all
+from real_run import APPA, TINY_RUN, _belonging_to, _temporary, kill_all, small_environment
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
@@ -31,7 +30,7 @@ def served(folder, *arguments):
     progress = folder / "runs" / "r" / "progress.jsonl"
     already = len(progress.read_text().splitlines()) if progress.exists() else 0
     with _temporary() as temporary, (folder / "out").open("ab") as out:
-        environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+        environment = small_environment() | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
         command = [*APPA, "serve", *arguments]
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from deployment import REPO, TINY_LOOP, Deployment, deployed
 from in_process import AS_SIMULATED
-from real_run import APPA, TINY_RUN, kill_all
+from real_run import APPA, TINY_RUN, kill_all, small_environment
 
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.credentials import make_node_key
@@ -230,7 +230,7 @@ def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numb
     rng = random.Random(time.time_ns())
     folder, temporary = tmp_path / "trial", tmp_path / "temporary"
     temporary.mkdir()
-    environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    environment = small_environment() | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     subprocess.run([*APPA, "deploy", str(folder), *keys], cwd=tmp_path, env=environment, check=True)
     for owner_policy in folder.glob("groups/*/policy.toml"):
         owner_policy.write_text(f'bundle = "{bundle_hash(REPO)}"\n{AS_SIMULATED}')

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from appa_flwr.config import Config, check_groups
 from appa_flwr.core.errors import UserError
+from appa_flwr.run.run_files import AUTO
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
 
@@ -55,7 +56,8 @@ def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
     transformers.utils.logging.disable_progress_bar()
     resolved = with_dtype(config)
     if resolved != config:
-        folder.came_to({"policy.compute-dtype": resolved.policy.compute_dtype})
+        chosen: dict[str, str] = {"policy.compute-dtype": resolved.policy.compute_dtype}
+        folder.write(AUTO, chosen)
     run_phases(OverlapGrid(grid), resolved, folder)
 
 

@@ -41,7 +41,7 @@ from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
 from server_app.federation.summed_rewards import SummedState
 from server_app.inputs import PolicyInputs, RunInputs
-from server_app.models.exports import load_policy, save
+from server_app.models.exports import load_policy
 from server_app.models.model_card import model_card
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
@@ -50,6 +50,7 @@ from server_app.ppo.summed_strategy import SummedStrategy
 from server_app.rows import evaluate
 from server_app.run_folder import RunFolder
 
+CHECKPOINT_EVERY = 10  # iterations from one checkpoint to the next
 # What the policies by two rules have in common, and the second one's report shows too.
 _SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
 
@@ -72,7 +73,8 @@ def align_by_rule(
     run.folder.write(SUMMARY, tuple(rows))
     run.folder.write(EXAMPLES, evaluation.examples(run.catalogue, inputs.test_J, before, after))
     with replaced_folder(run.folder.path / POLICY) as beside:
-        save(run.config, models, inputs.base, beside)
+        models.save_policy(beside)
+        inputs.base.tokenizer.save_pretrained(beside)
         (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
 
 
@@ -145,8 +147,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             folder.append(METRICS, line)
             track(line)
             phase.step(line.iteration, iterations, _shown(line))
-            every = config.run.checkpoint_every
-            if every and (line.iteration % every == 0 or line.iteration == iterations):
+            if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
                 checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
                 phase.save_seconds()
 

@@ -129,16 +129,11 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
 def align(run: RunInputs, inputs: PolicyInputs, given_sft: SFTCard | None) -> None:
     """SFT and PPO with their scores, the trivial baselines and ceilings, and the policy's folder."""
     config, folder = run.config, run.folder
-    threads = base_models.threads(config)
-    if not config.policy.threads:
-        folder.came_to({"policy.threads": threads})
-    torch.set_num_threads(threads)
+    torch.set_num_threads(base_models.threads(config))
     rows = start_policy(run, inputs, given_sft)
     gc.collect()  # the trainer and its model hold each other, and PPO needs the memory
     models = load_policy(config, inputs.base, folder.path / SFT_MODEL)
     before = evaluate(run, "sft", models.policy(), inputs, earlier=rows)
-    if config.policy.attention == "auto":
-        folder.came_to({"policy.attention": models.policy().config._attn_implementation})
     rows = score_baselines(run, inputs.test_J, majority_QK=inputs.majority_QK, earlier=rows + before.rows)
     if config.run.phases == "sft":
         return

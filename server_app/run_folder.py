@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TypeVar
 
-from appa_flwr.config import Config, Scalar
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, lock, recover, replace_file, sync, writing
 from appa_flwr.run import records, run_files
 from appa_flwr.run.resume import check_new, check_resumable
 from appa_flwr.run.run_files import (
-    AUTO,
     CHECKPOINT_FILE,
     ERROR_FILE,
     LOG_FILE,
@@ -87,10 +86,6 @@ class RunFolder:
     def write(self, file: JsonFile[T], content: T) -> None:
         """Replace a file as a whole."""
         run_files.write(self.path / file.name, content)
-
-    def came_to(self, chosen: Mapping[str, Scalar]) -> None:
-        """Keep what keys that leave a choice to the machine came to, for the report."""
-        self.write(AUTO, {**(AUTO.read(self.path) or {}), **chosen})
 
     def append(self, file: LineFile[T], line: T) -> None:
         """Add one line to a line file."""

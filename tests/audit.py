@@ -34,7 +34,6 @@ from server_app.federation.catalogue import build_catalogue
 
 SMALL_RUN = {
     **TINY,
-    "policy.base-steps": 20,
     "sft.steps": 40,
     "sft.batch-size": 16,
     "sft.gradient-accumulation-steps": 1,

@@ -18,7 +18,11 @@ hypothesis.settings.load_profile("busy machine")
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that the user's own cache holds decides a test, and what one test builds is there for the next."""
+    """Nothing that the user's own cache holds decides a test, and what one test builds is there for the next.
+
+    On one thread sums come out alike each time.
+    """
     with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OMP_NUM_THREADS", "1")
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -27,7 +27,6 @@ REPO = Path(__file__).parents[1]
 TINY_LOOP = {
     "eval.ceilings": False,
     "eval.every": 0,
-    "policy.base-steps": 20,
     "sft.steps": 2,
     "baseline-rule": "",
     "ppo.num-iterations": 4,

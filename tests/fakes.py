@@ -257,7 +257,7 @@ def ppo_models(tuning: str, model: PreTrainedModel) -> PolicyModels:
     targets = {"policy_targets": ["q_proj", "v_proj", "down_proj"], "value_targets": ["k_proj", "o_proj"]}
     with tempfile.TemporaryDirectory() as folder:
         adapter = save_adapter(model, Path(folder)) if tuning == "stacked" else None
-        return LoraModels(model, rank=3, alpha=6, sft_adapter=adapter, **targets)
+        return LoraModels(model, rank=3, sft_adapter=adapter, **targets)
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> Path:

@@ -40,6 +40,7 @@ def as_printed(table: str, name: str, says: str, *keys: str) -> Row:
     return Row(table, name, says, dict.fromkeys(keys, value))
 
 
+TWICE_THE_RANK: Mapping[str, Scalar] = {"lora.rank": 16, "server_app.models.policy.ALPHA_PER_RANK": 2}
 MODELS = "gemma-2-2b-it{0}, Llama-3.2-3B-Instruct{0}, Qwen3-0.6B-Instruct{0}"
 ROWS = (
     Row("SFT", "Base models", MODELS.format(""), {"model": "google/gemma-2-2b-it"}),
@@ -48,8 +49,8 @@ ROWS = (
     Row("SFT", "Max sequence length", "500 tokens (prompt + response)", {"policy.max-sequence-length": 500}),
     Row("SFT", "Loss masking", "Response tokens only (query tokens masked)"),
     as_printed("SFT", "Rank (r)", "16", "lora.rank"),
-    as_printed("SFT", "Alpha", "32", "lora.alpha"),
-    as_printed("SFT", "Dropout", "0.05", "lora.dropout"),
+    Row("SFT", "Alpha", "32", TWICE_THE_RANK),
+    as_printed("SFT", "Dropout", "0.05", "server_app.models.sft.LORA_DROPOUT"),
     Row(
         "SFT",
         "Target modules",
@@ -68,9 +69,9 @@ ROWS = (
     Row("PPO", "Value model", MODELS.format(" (SFT)"), {"model": "google/gemma-2-2b-it"}),
     Row("PPO", "Quantization", "4-bit (nf4, double-quant = True)", {"policy.tuning": "qlora"}),
     Row("PPO", "Compute dtype", "BF16", {"policy.compute-dtype": "bfloat16"}),
-    as_printed("PPO", "Attention implementation", "eager", "policy.attention"),
+    Row("PPO", "Attention implementation", "eager"),
     as_printed("PPO", "Rank (r)", "16", "lora.rank"),
-    as_printed("PPO", "Alpha", "32", "lora.alpha"),
+    Row("PPO", "Alpha", "32", TWICE_THE_RANK),
     Row("PPO", "Dropout", "0.05"),
     Row("PPO", "Policy target modules", "q,k,v,o_proj", {"lora.ppo-targets": ATTENTION}),
     Row("PPO", "Value target modules", "q,k,v,o_proj + score", {"lora.ppo-targets": ATTENTION}),

@@ -36,7 +36,7 @@ def make(tuning="full", *, vocabulary=61, **changes):
         models = FullModels(model)
     else:
         torch.manual_seed(4)
-        models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
+        models = LoraModels(model, rank=2, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
     num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
     of_rollouts = {key: changes.pop(key) for key in [*changes] if key in RolloutSection.model_fields}
     assert changes.keys() <= PPOSection.model_fields.keys()

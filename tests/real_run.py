@@ -30,7 +30,6 @@ TINY_RUN: dict[str, object] = {
     "federation.min-groups": 4,
     "pluralllm.rounds": 4,
     "pluralllm.local-steps": 2,
-    "policy.base-steps": 20,
     "sft.steps": 60,
     "sft.batch-size": 16,
     "sft.gradient-accumulation-steps": 1,

@@ -31,7 +31,6 @@ SMALL = {
     "pluralllm.rounds": 1,
     "policy.prompt-style": "full",
     "policy.tuning": "lora",
-    "policy.threads": 1,
     "sft.steps": 3,
     "sft.batch-size": 4,
     "sft.gradient-accumulation-steps": 1,

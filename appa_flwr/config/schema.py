@@ -41,6 +41,8 @@ GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
 TINY_MODEL = "tiny"
 SMOLLM2_MODEL = "smollm2"
+THREADS = "APPA_THREADS"
+"""Environment variable in which the launcher passes the user's own OMP_NUM_THREADS on; empty where there is none."""
 TRAINING_EPOCHS = 5  # of PPO, where ppo.num-iterations is 0 (PPO table)
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -48,7 +48,6 @@ class RunSection(Section):
     """[run]: where a run writes, and how far it goes."""
 
     output_dir: str = Field("runs", min_length=1, description="folder that holds the runs")
-    checkpoint_every: int = Field(10, ge=0, description="PPO iterations from one checkpoint to the next; 0 = none")
     phases: Literal["all", "pluralllm", "sft", "serve"] = Field(
         "all",
         description="where the run ends: pluralllm = after its pretraining and scores, sft = after SFT's scores; "
@@ -162,16 +161,11 @@ class PolicySection(Section):
     prompt_style: Literal["compact", "counted", "full"] = Field(
         "compact", description="full = all instructions of the paper; counted = compact, with the number of options"
     )
-    base_steps: int = Field(600, ge=20, description="training steps that build the tiny model")
     max_sequence_length: int = Field(500, ge=1, description="tokens of prompt and response together (SFT table)")
-    attention: Literal["auto", "eager", "sdpa"] = Field(
-        "auto", description="attention implementation (PPO table); auto = eager for Gemma-2, sdpa for others"
-    )
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
         description="number format (SFT and PPO tables); auto = bfloat16 where GPU or processor computes in it",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of its passes; 0 = all cores, one for the tiny model")
     tuning: Literal["full", "lora", "qlora"] = Field(
         "full",
         description="train all weights, or adapters on a frozen base, which PPO has in 4-bit nf4, double-quantised, "
@@ -183,11 +177,6 @@ class LoRASection(Section):
     """[lora]: the adapters of SFT and PPO."""
 
     rank: int = Field(16, ge=1, description="rank r of the adapters (SFT and PPO tables)")
-    alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank (SFT and PPO tables)")
-    dropout: float = Field(0.05, ge=0, lt=1, description="dropout in the adapters during SFT (SFT table)")
-    export: Literal["adapter", "merged"] = Field(
-        "adapter", description="what policy/ holds: one adapter on the base model, or a whole model in float32"
-    )
     sft_targets: str = Field(ALL_PROJECTIONS, min_length=1, description="layers adapted in SFT (SFT table)")
     ppo_targets: str = Field(
         ATTENTION_PROJECTIONS,

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from appa_flwr.analysis import aggregation
-from appa_flwr.config import Config, to_toml_table
+from appa_flwr.config import THREADS, Config, to_toml_table
 from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out
@@ -264,6 +264,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # One thread unless the user says otherwise: sums then come out the same on machines with more cores.
         "OMP_NUM_THREADS": own.get("OMP_NUM_THREADS") or "1",
+        THREADS: own.get("OMP_NUM_THREADS", ""),
     }
     if len(str(home)) <= MAX_RAY_FOLDER:
         changed["RAY_TMPDIR"] = str(home)

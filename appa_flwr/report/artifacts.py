@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 import pandas as pd
 
-from appa_flwr.config import Config, Scalar
+from appa_flwr.config import Config
 from appa_flwr.config.ranges import TASK_METRICS
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import cards, pair_scores, predictions, records, run_files
@@ -52,7 +52,7 @@ class RunArtifacts:
     questions: records.QuestionCounts | None = None
     pair_scores: pd.DataFrame | None = None
     served: Mapping[str, tuple[records.ServedRound, ...]] = field(default_factory=dict)
-    auto: Mapping[str, Scalar] = field(default_factory=dict)
+    auto: Mapping[str, str] = field(default_factory=dict)
     predictions: pd.DataFrame | None = None
     made_by: str = ""
     missing: tuple[str, ...] = ()

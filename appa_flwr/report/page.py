@@ -264,7 +264,7 @@ def rules_table(run: RunArtifacts) -> Table:
 
 def shown_config(run: RunArtifacts) -> dict[str, str]:
     """Every key with its value, and with what it came to where it left a choice to the run."""
-    came_to = {key: str(value) for key, value in run.auto.items()}
+    came_to = dict(run.auto)
     came_to["metric"] = run.settings.reward_metric if run.settings.metric in AUTO_METRICS else ""
     if not run.settings.pluralllm.learning_rate:
         came_to["pluralllm.learning-rate"] = str(run.settings.pluralllm.local_learning_rate)

@@ -13,10 +13,9 @@ from appa_flwr.run.records import Progress
 from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 
 LAST_PHASE = "report"
-# How long a run waits, how often it saves and who hears of it changes none of its numbers.
+# How long a run waits and who hears of it changes none of its numbers.
 CHANGEABLE_KEYS = (
     "federation.reply-timeout",
-    "run.checkpoint-every",
     "run.tracker",
     "serve.host",
     "serve.port",

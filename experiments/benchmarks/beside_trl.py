@@ -121,7 +121,6 @@ KEYS: dict[str, Scalar] = {
 """Keys that differ from our run config's defaults: the paper's SFT, in the number format the machine computes in."""
 BATCH_KEYS: dict[str, Scalar] = {
     "policy.compute-dtype": "float32",
-    "lora.dropout": 0.0,
     "sft.gradient-accumulation-steps": 1,
     "sft.steps": 1,
 }
@@ -172,8 +171,11 @@ def measure_sft(side: str, base: Base, config: Config, rows: Rows, *, updates: i
 
 
 def draw_adapter(model: PreTrainedModel, *, seed: int) -> None:
-    """Give a new adapter numbers of which none is 0: as PEFT makes it, it changes nothing."""
+    """Give a new adapter numbers of which none is 0, for as PEFT makes it it changes nothing, and no dropout."""
     generator = torch.Generator().manual_seed(seed)
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             drawn = nn.init.normal_(torch.empty(parameter.shape), std=DRAWN_STD, generator=generator)

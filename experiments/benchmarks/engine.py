@@ -192,8 +192,6 @@ def paper_cells() -> list[Cell]:
     for name, (to, shared) in product(PAPER_MODELS, (("shared prefix", True), ("plain", False))):
         model = published(name)
         keys: dict[str, Scalar] = {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}
-        # Only the eager implementation caps attention logits as Gemma 2 wants.
-        keys["policy.attention"] = "eager" if model.model_type == "gemma2" else "sdpa"
         cells.append(Cell(name, to, model, Workload(rollouts=96, config=keys, shared_prefix=shared)))
     return cells
 

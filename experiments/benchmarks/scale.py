@@ -28,8 +28,7 @@ def grown(groups: int, folder: Path) -> RunArtifacts:
     """A shortened run with so many groups."""
     name = f"groups-{groups}"
     if not (folder / name / "report.html").exists():
-        keys = ["policy.threads=1"]
-        keys += [f"pluralllm.rounds={ROUNDS}", f"ppo.num-iterations={ITERATIONS}", f"data.num-groups={groups}"]
+        keys = [f"pluralllm.rounds={ROUNDS}", f"ppo.num-iterations={ITERATIONS}", f"data.num-groups={groups}"]
         keys += [f"run-name={name}", f"run.output-dir={folder}"]
         launch(assemble(keys, folder=Path.cwd()), app_folder=find_app_folder(Path.cwd()))
     return read_run(folder / name)

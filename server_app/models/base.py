@@ -25,13 +25,14 @@ from transformers import (
 )
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from appa_flwr.config import TINY_MODEL, Config
+from appa_flwr.config import THREADS, TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.models import gguf, lora_targets, tiny
-from server_app.models.folder import attention, describe, locate, read_config
+from server_app.models.folder import describe, locate, read_config
 
+BASE_STEPS = 600  # that build the tiny model
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
 for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
@@ -125,7 +126,7 @@ def prepare(
     """
     hub_id = ""
     if config.model == TINY_MODEL:
-        recipe = tiny.TinyRecipe(config.task, steps=config.policy.base_steps, seed=config.seed)
+        recipe = tiny.TinyRecipe(config.task, steps=BASE_STEPS, seed=config.seed)
         folder = tiny.load_or_build(recipe, questions, cache_folder(), progress=progress)
     elif (file := gguf.find(config.model)) is not None:
         folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)
@@ -150,7 +151,7 @@ def prepare(
 
 
 def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
-    """Tell what is wrong with `model`, `attention` or the layers that LoRA adapts before the federation starts.
+    """Tell what is wrong with `model` or the layers that LoRA adapts before the federation starts.
 
     A hub id is fetched for it and a GGUF file unpacked, which `say` tells.
 
@@ -158,7 +159,7 @@ def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
         UserError: as for `prepare` and `lora_targets.check`.
     """
     if config.model == TINY_MODEL:
-        lora_targets.check(config, tiny.architecture(tiny.TinyRecipe(config.task)))
+        lora_targets.check(config, tiny.architecture(tiny.TinyRecipe(config.task, steps=BASE_STEPS)))
     else:
         base = prepare(config, (), say=say)
         lora_targets.check(config, AutoConfig.from_pretrained(base.source, trust_remote_code=False))
@@ -184,11 +185,11 @@ def with_dtype(config: Config) -> Config:
 
 
 def threads(config: Config) -> int:
-    """CPU threads of the policy's passes: `policy.threads`, or all cores, and one for the tiny model."""
-    if config.policy.threads:
-        return config.policy.threads
+    """CPU threads of the policy's passes: OMP_NUM_THREADS if the user sets it, else all cores; the tiny model's one."""
     if config.model == TINY_MODEL:
         return 1
+    if chosen := os.environ.get(THREADS, os.environ.get("OMP_NUM_THREADS")):
+        return int(chosen)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
@@ -287,7 +288,6 @@ def load_model(config: Config, source: str, *, quantized: bool) -> PreTrainedMod
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 source,
                 dtype=dtype,
-                attn_implementation=attention(config),
                 quantization_config=quantization,
                 device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
                 trust_remote_code=False,

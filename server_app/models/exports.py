@@ -1,8 +1,7 @@
-"""From the folder that SFT wrote to the models of PPO, and from these to the folder that a user loads."""
+"""From the folder that SFT wrote to the models of PPO, and from the policy's folder to one that answers."""
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -30,32 +29,8 @@ def load_policy(config: Config, base: Base, sft: Path) -> PolicyModels:
     return ppo_models(config, model, sft_adapter=sft)
 
 
-def save(config: Config, models: PolicyModels, base: Base, folder: Path) -> None:
-    """Write the policy as `lora.export` says: a model that Transformers loads, or an adapter that PEFT loads.
-
-    Both hold the base's weights as they are without quantisation. A whole model is written in float32: in 16 bits most
-    of what the adapters add would be rounded away.
-    """
-    if config.policy.tuning == "full" or config.lora.export == "adapter":
-        models.save_policy(folder)
-    else:
-        with tempfile.TemporaryDirectory(prefix="appa-adapter-") as adapter:
-            models.save_policy(Path(adapter))
-            model = merged(config, base, Path(adapter))
-        model.generation_config.eos_token_id = list(base.stop_ids)
-        model.save_pretrained(folder)
-    base.tokenizer.save_pretrained(folder)
-
-
-def merged(config: Config, base: Base, adapter: Path) -> PreTrainedModel:
-    """The base with an adapter added to its weights, in float32."""
-    exact = Config.load({**config.flat(), "policy.compute-dtype": "float32"})
-    model = load_model(exact, base.source, quantized=False)
-    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-
-
 def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
-    """What `save` wrote, or any model's folder or name on the hub, in float32.
+    """A policy's folder, an adapter added to its base, or any model's folder or name on the hub, in float32.
 
     Raises:
         UserError: it cannot be loaded, or the base model that its adapter names is no longer there.
@@ -68,6 +43,7 @@ def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # Transformers' about PEFT
+        model = load_model(config, base.source, quantized=False)
         if adapter.exists():
-            return base, merged(config, base, Path(source))
-        return base, load_model(config, base.source, quantized=False)
+            model = PeftModel.from_pretrained(model, source).merge_and_unload()
+        return base, model

@@ -76,8 +76,7 @@ def read_config(config: Config, folder: Path) -> PreTrainedConfig:
     """The model's own config, once its folder has passed every check that needs no weights.
 
     Raises:
-        UserError: not a causal language model that Transformers knows, weights missing or cut short, or an attention
-            implementation the model does not have.
+        UserError: not a causal language model that Transformers knows, or weights missing or cut short.
     """
     if (folder / ADAPTER_FILE).exists() and not (folder / "config.json").exists():
         raise UserError(f"model = {config.model}: holds adapters only; give a folder they have been merged into")
@@ -95,20 +94,11 @@ def read_config(config: Config, folder: Path) -> PreTrainedConfig:
         )
     try:
         with torch.device("meta"):  # its shapes without its weights
-            AutoModelForCausalLM.from_config(model_config, attn_implementation=attention(config))
+            AutoModelForCausalLM.from_config(model_config)
     except (ValueError, ImportError) as error:
-        advice = f'attention = "{config.policy.attention}" may be the reason; "auto" fits every model'
-        raise UserError(f"model = {config.model}: cannot be built ({describe(error)}); {advice}") from error
+        raise UserError(f"model = {config.model}: cannot be built ({describe(error)})") from error
     _check_weights(config.model, folder)
     return model_config
-
-
-def attention(config: Config) -> str | None:
-    """The attention implementation to ask Transformers for.
-
-    None leaves the choice to it: eager for Gemma-2, whose capped attention scores sdpa cannot compute, else sdpa.
-    """
-    return None if config.policy.attention == "auto" else config.policy.attention
 
 
 def _check_weights(model: str, folder: Path) -> None:

@@ -16,7 +16,7 @@ SCORE_DECIMALS = 4
 # What the hub calls a model that has a name of its own here; the tiny one is from no hub.
 _HUB_IDS = {TINY_MODEL: None, SMOLLM2_MODEL: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 _LOADING = {
-    "merged": """from transformers import AutoModelForCausalLM, AutoTokenizer
+    "whole": """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("policy")
 tokenizer = AutoTokenizer.from_pretrained("policy")""",
@@ -56,7 +56,7 @@ def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | N
 
 def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
-    form = "merged" if config.policy.tuning == "full" else config.lora.export
+    form = "whole" if config.policy.tuning == "full" else "adapter"
     front = ModelCardData(
         library_name="peft" if form == "adapter" else "transformers",
         pipeline_tag="text-generation",

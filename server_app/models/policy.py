@@ -27,6 +27,7 @@ from server_app.models.one_product import holding, round_once
 POLICY, VALUE = "default", "value"  # PEFT saves and loads the adapter "default" at the folder's top
 SFT, BOTH = "sft", "both"
 MERGED_BYTES = 4
+ALPHA_PER_RANK = 2  # adapters are scaled by alpha / rank (SFT and PPO tables)
 
 
 class PolicyModels(ABC):
@@ -128,12 +129,12 @@ class LoraModels(PolicyModels):
         model: PreTrainedModel,
         *,
         rank: int,
-        alpha: int,
         policy_targets: list[str],
         value_targets: list[str],
         sft_adapter: Path | None = None,
     ) -> None:
         # Dropout stays off in PPO: old and new log-probabilities must come from the same function.
+        alpha = ALPHA_PER_RANK * rank
         policy = LoraConfig(r=rank, lora_alpha=alpha, target_modules=policy_targets, task_type="CAUSAL_LM")
         value = LoraConfig(r=rank, lora_alpha=alpha, target_modules=value_targets, task_type="CAUSAL_LM")
         self._peft: PeftModel
@@ -247,7 +248,6 @@ def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | No
     return LoraModels(
         model,
         rank=config.lora.rank,
-        alpha=config.lora.alpha,
         policy_targets=list(split_names(config.lora.ppo_targets)),
         value_targets=list(split_names(config.lora.ppo_targets)),
         sft_adapter=sft_adapter,

@@ -29,9 +29,12 @@ from server_app.engine.prefix import common_length, why_not, window_of
 from server_app.engine.sequences import Sequences, pad_prompts, split_prompts
 from server_app.models.base import Base
 from server_app.models.one_product import round_once
+from server_app.models.policy import ALPHA_PER_RANK
 from server_app.models.tiny import IGNORED_LABEL
 
 FloatArray = npt.NDArray[np.float64]
+
+LORA_DROPOUT = 0.05  # of the adapter while it learns (SFT table)
 
 
 def sft_targets(votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_], *, target: str) -> FloatArray:
@@ -157,8 +160,8 @@ def adapter(config: Config) -> LoraConfig:
     """SFT's adapter (SFT table)."""
     return LoraConfig(
         r=config.lora.rank,
-        lora_alpha=config.lora.alpha,
-        lora_dropout=config.lora.dropout,
+        lora_alpha=ALPHA_PER_RANK * config.lora.rank,
+        lora_dropout=LORA_DROPOUT,
         target_modules=list(split_names(config.lora.sft_targets)),
         task_type="CAUSAL_LM",
     )

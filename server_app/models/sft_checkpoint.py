@@ -18,7 +18,7 @@ from server_app.models.base import Base
 KEY = "sft.checkpoint"
 SHARED = ("task", "model", "policy.tuning", "policy.prompt-style")
 """Keys that the run of the model and a run that begins with it have in common, beside the model's own folder."""
-SHARED_ADAPTER = ("lora.rank", "lora.alpha", "lora.sft-targets")
+SHARED_ADAPTER = ("lora.rank", "lora.sft-targets")
 
 
 def write_card(folder: Path, config: Config, base: Base, questions: Sequence[Question]) -> None:
@@ -65,7 +65,7 @@ def take(config: Config, card: SFTCard, base: Base, folder: Path) -> None:
     if card.base != base.identity:
         raise UserError(
             f'{KEY} = "{config.sft.checkpoint}": was made of the base model {card.base}, and this run has '
-            f"{base.identity}; use the same model (the tiny one is built of survey, seed and policy.base-steps)"
+            f"{base.identity}; use the same model (the tiny one is built of survey and seed)"
         )
     with replaced_folder(folder) as beside:
         shutil.copytree(config.sft.checkpoint, beside, dirs_exist_ok=True)

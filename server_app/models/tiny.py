@@ -50,7 +50,7 @@ class TinyRecipe:
     """
 
     task: str
-    steps: int = 600
+    steps: int
     batch_size: int = 64
     learning_rate: float = 3e-3
     vocab_size: int = 2048

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paper_tables import ROWS
 
-from appa_flwr.config import KEYS, Config, preset
+from appa_flwr.config import KEYS, assemble, preset
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "paper_map.md").read_text(encoding="utf-8")
@@ -44,10 +44,16 @@ EXPLAINED = {
 }
 # Of GLOBALQA's 2554 questions 2043 (80 %) are for training, so 5 epochs make 10215 rollouts; each sees 2 PPO epochs.
 READINGS = {
-    # preset: rollouts an iteration, mini-batches, rollouts a step, iterations, optimizer steps
-    "paper": (96, 1, 96, 107, 214),  # 10215 / 96 = 106.4; 107 x 2 x 1
-    "paper-trl-0.15": (768, 8, 96, 14, 224),  # 10215 / 768 = 13.3; 14 x 2 x 8
-    "paper-literal-batch": (96, 8, 12, 107, 1712),  # 107 x 2 x 8
+    # keys: rollouts an iteration, mini-batches, rollouts a step, iterations, optimizer steps
+    "preset=paper": (96, 1, 96, 107, 214),  # 10215 / 96 = 106.4; 107 x 2 x 1
+    "preset=paper rollout.batch-size=768 ppo.num-mini-batches=8": (
+        768,
+        8,
+        96,
+        14,
+        224,
+    ),  # 10215 / 768 = 13.3; 14 x 2 x 8
+    "preset=paper ppo.num-mini-batches=8": (96, 8, 12, 107, 1712),  # 107 x 2 x 8
 }
 
 
@@ -75,13 +81,13 @@ def test_the_map_s_names_files_equations_and_hyperparameters_are_those_of_the_co
     assert explained.union(*(row.keys for row in ROWS)) >= set(given)
 
     found = {}
-    for name in READINGS:
-        config = Config.load(preset(name))
+    for keys in READINGS:
+        config = assemble(keys.split(), folder=None)
         size, parts = config.rollout.batch_size, config.ppo.num_mini_batches
         iterations = config.iterations(2043)
-        found[name] = (size, parts, size // parts, iterations, iterations * config.ppo.epochs * parts)
+        found[keys] = (size, parts, size // parts, iterations, iterations * config.ppo.epochs * parts)
     assert found == READINGS
     # On the page too, beside what each is a reading of.
-    numbers = re.findall(r"^\| `(paper[^`]*)` \|[^|]+\|([\d|, ]+)\|$", PAGE, flags=re.MULTILINE)
-    named = {name: tuple(int(number.replace(",", "")) for number in counts.split("|")) for name, counts in numbers}
+    numbers = re.findall(r"^\| `(preset=paper[^`]*)` \|[^|]+\|([\d|, ]+)\|$", PAGE, flags=re.MULTILINE)
+    named = {keys: tuple(int(number.replace(",", "")) for number in counts.split("|")) for keys, counts in numbers}
     assert named == READINGS

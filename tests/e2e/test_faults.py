@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 SURVEY = generate(num_questions=40, num_groups=3, seed=1)
 A, B, C = SURVEY.groups
-ALL = {"groups": ";".join(SURVEY.groups), "run__checkpoint_every": 1}
+ALL = {"groups": ";".join(SURVEY.groups)}
 STALL = 60.0  # seconds at most until a hung node is missing
 # What a dishonest group's machine can do to the app that it was sent: all its rewards are 1.
 LIAR = """
@@ -215,8 +215,6 @@ SMALL = {
     "pluralllm.local-steps": 2,
     "pluralllm.learning-rate": 0.0,
     "sft.steps": 60,
-    "run.checkpoint-every": 1,
-    "policy.threads": 1,
 }
 KILLS = 3
 

@@ -47,7 +47,6 @@ KEYS = {
     "appa__ema_decay": DECAY,
     "appa__temperature": TEMPERATURE,
     "ppo__num_iterations": 5,
-    "run__checkpoint_every": 2,
 }
 
 

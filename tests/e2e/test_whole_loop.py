@@ -30,7 +30,7 @@ from server_app.ppo.engine import PPOEngine
 def test_the_ranking_task(tmp_path, monkeypatch):
     read_every_answer(monkeypatch)
     ranking = {"task": "opa", "rule": "min", "data.num-questions": 60, "data.disagreement": 1.0, "eval.ceilings": True}
-    tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "policy.tuning": "full"}
+    tiny = {"policy.prompt-style": "compact", "policy.tuning": "full"}
     config = run_of(tmp_path, **ranking, **tiny)
     folder = config.run_folder
     rows = {(row["method"], row["metric"]): row for row in json.loads((folder / "summary.json").read_text())}
@@ -51,7 +51,7 @@ def test_the_ranking_task(tmp_path, monkeypatch):
 def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
     countries = split_names(str(preset("paper")["groups"]))
     real = {"survey": str(GLOBALQA), "groups": ";".join(countries), "data.max-questions": 60}
-    tiny = {"policy.base-steps": 20, "policy.prompt-style": "compact", "sft.steps": 25, "rollout.response-length": 48}
+    tiny = {"policy.prompt-style": "compact", "sft.steps": 25, "rollout.response-length": 48}
     config = run_of(tmp_path, **real, **tiny)
     # Single digits make an answer to K options 5 K tokens, so nine options are the most that 48 tokens hold.
     public = build_catalogue(config)
@@ -117,7 +117,7 @@ def test_a_gpu_refuses_what_lies_on_the_host():
     ("name", "keys"),
     [
         # as the preset `paper` has it; the others in 32 bits on every processor, so that their answers can be told
-        ("gemma2", {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16", "policy.attention": "eager"}),
+        ("gemma2", {"policy.tuning": "qlora", "policy.compute-dtype": "bfloat16"}),
         ("llama", EXACT | {"policy.tuning": "qlora"}),
         ("qwen3", EXACT),
     ],
@@ -135,7 +135,7 @@ def test_the_whole_loop_of_each_family_on_a_gpu(name, keys, tmp_path, monkeypatc
     read_every_answer(monkeypatch)
     killed_in_the_second_iteration(monkeypatch)
     questions = build_catalogue(Config.load(SMALL)).questions
-    keys = keys | {"model": str(families.save(name, tmp_path / "model", questions)), "run.checkpoint-every": 1}
+    keys = keys | {"model": str(families.save(name, tmp_path / "model", questions))}
     with pretended_cuda():
         with pytest.raises(Killed):
             run_of(tmp_path, **keys)

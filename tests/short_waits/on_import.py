@@ -7,8 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-SIZES = {"pluralllm.model": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8}}
-"""Module -> constants of what tests build: small."""
+SIZES = {
+    "pluralllm.model": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8},
+    "server_app.models.base": {"BASE_STEPS": 20},
+    "server_app.ppo_phase": {"CHECKPOINT_EVERY": 1},
+}
+"""Module -> constants of what tests build: small; a checkpoint after every iteration."""
 
 
 class _Finder:

@@ -24,7 +24,7 @@ seeds = [0, 1]
 keys = { ppo.num-iterations = 7 }
 datasets = { globalqa = { data.num-questions = 40 }, two = { data.num-questions = 50 } }
 tasks = { dpa = { task = "dpa" } }
-models = { gemma-2-2b = { policy.base-steps = 20 }, other = { policy.base-steps = 30 } }
+models = { gemma-2-2b = { sft.steps = 20 }, other = { sft.steps = 30 } }
 rules = { average = {}, open = { rule = "appa", appa.fairness-threshold = 2.0 } }
 hours = { all = { predictor = 0.5 }, gemma-2-2b = { sft = 1, rule = 2 } }
 """
@@ -90,7 +90,7 @@ def test_a_grid_is_planned_run_once_however_often_it_is_killed_and_told_with_its
     (rule,) = (c for c in trials if (c.dataset, c.model, c.rule, c.seed) == ("two", "other", "open", 1))
     config, sft, predictor = rule.config, rule.needs, rule.needs.needs
     assert (config.rule, config.appa.fairness_threshold, config.seed) == ("appa", 2.0, 1)
-    assert (config.data.num_questions, config.policy.base_steps, config.ppo.num_iterations) == (50, 30, 7)
+    assert (config.data.num_questions, config.sft.steps, config.ppo.num_iterations) == (50, 30, 7)
     assert config.sft.checkpoint == str(sft.folder / "sft-model")
     weights = str(predictor.folder / "pluralllm.safetensors")
     assert config.pluralllm.checkpoint == sft.config.pluralllm.checkpoint == weights

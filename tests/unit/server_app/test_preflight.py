@@ -26,8 +26,9 @@ def begun(monkeypatch, capsys):
 
 
 def test_a_model_that_will_compute_without_a_gpu_is_said_once(begun, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(preflight.base, "check", lambda config, say: say("looked at"))
-    keys = {"model": "/models/gemma", "policy.threads": 3, "policy.tuning": "lora"}
+    keys = {"model": "/models/gemma", "policy.tuning": "lora"}
     said = "looked at\ntorch sees no GPU: /models/gemma computes on CPU, by 3 threads\n"
     assert begun(gpu=False, **keys) == ("", said)
     assert begun(gpu=True, **keys) == ("", "looked at\n")

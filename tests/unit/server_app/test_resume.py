@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.run_files import METRICS
-from server_app import checkpoint, main
+from server_app import checkpoint, main, ppo_phase
 from server_app import run as server
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import exports
@@ -42,9 +42,7 @@ TINY = {
     "sft.batch-size": 4,
     "sft.gradient-accumulation-steps": 1,
     "policy.tuning": "lora",  # adapters begin with random numbers
-    "policy.threads": 1,  # more of them share the sums out as it comes
     "ppo.num-iterations": 5,
-    "run.checkpoint-every": 2,
     "rollout.batch-size": 8,
     "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
@@ -57,6 +55,13 @@ ITERATIONS = TINY["ppo.num-iterations"]
 
 class Killed(BaseException):
     """Nothing that the run could catch or write about."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _every_second_iteration_is_kept() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ppo_phase, "CHECKPOINT_EVERY", 2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +114,8 @@ def results(folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def unbroken(shared) -> Path:
-    config = config_of(shared, "unbroken", **{"run.checkpoint-every": 0})
+    config = config_of(shared, "unbroken")
     session(config)
-    assert not (config.run_folder / "checkpoint.pt").exists()
     return config.run_folder
 
 
@@ -233,7 +237,6 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
     given = {
         "pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors"),
         "sft.checkpoint": str(unbroken / "sft-model"),
-        "run.checkpoint-every": 0,
     }
     same = config_of(shared, "same", **given)
     session(same)
@@ -252,7 +255,7 @@ def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, 
 
 
 def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):
-    until_sft = config_of(shared, "until-sft", **{"run.phases": "sft", "run.checkpoint-every": 0})
+    until_sft = config_of(shared, "until-sft", **{"run.phases": "sft"})
     session(until_sft)
     folder = until_sft.run_folder
     found = json.loads((folder / "summary.json").read_text())
@@ -266,7 +269,7 @@ def test_a_run_can_end_with_sft_s_scores(shared, unbroken, expected):
 
 
 def test_a_resumed_run_refuses_other_keys_and_a_finished_run(shared, unbroken):
-    config = config_of(shared, "unbroken", **{"run.checkpoint-every": 0, "run.resume": True})
+    config = config_of(shared, "unbroken", **{"run.resume": True})
     with pytest.raises(UserError, match="the run is finished"):
         session(config)
     copy = shared / "runs" / "copy"

@@ -121,7 +121,7 @@ def test_a_folder_that_another_process_finished_meanwhile_can_be_kept(tmp_path):
 
 
 def test_a_disk_that_takes_no_more_of_a_model_is_one_line_and_leaves_the_last_one(tmp_path):
-    tokenizer = build_tokenizer(TinyRecipe("dpa"), [Question("q", "What?", ("a", "b"))])
+    tokenizer = build_tokenizer(TinyRecipe("dpa", steps=1), [Question("q", "What?", ("a", "b"))])
     for part in (tiny_causal_lm(), tokenizer):  # written by two libraries, each with an exception of its own
         with files.replaced_folder(tmp_path / "policy") as beside:
             (beside / "whole").touch()

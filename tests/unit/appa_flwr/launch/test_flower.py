@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from appa_flwr.config import Config, to_toml_table
+from appa_flwr.config import THREADS, Config, to_toml_table
 from appa_flwr.launch import flower
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import ERROR_FILE
@@ -79,13 +79,19 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     monkeypatch.setenv("NO_PROXY", "intranet")
     monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
     made = flower_environment(tmp_path, 4321)
-    own = {"FLWR_HOME": str(tmp_path), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "4321", "OMP_NUM_THREADS": "3"}
+    own = {
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "4321",
+        "OMP_NUM_THREADS": "3",
+        THREADS: "3",
+    }
     assert made.items() >= (own | {"NO_PROXY": "intranet,127.0.0.1,localhost"}).items()
     assert made["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
     assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert flower_environment(tmp_path, 1)["OMP_NUM_THREADS"] == "1"
+    made = flower_environment(tmp_path, 1)
+    assert (made["OMP_NUM_THREADS"], made[THREADS]) == ("1", "")
     # Ray gets a private folder only where the paths of its sockets fit
     assert flower_environment(Path("/tmp/appa-12345678"), 1)["RAY_TMPDIR"] == "/tmp/appa-12345678"
     assert "RAY_TMPDIR" not in flower_environment(Path("/x" * 40), 1)

@@ -233,16 +233,15 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
 
 
 def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
-    config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2}
-    auto = {"policy.threads": 3, "policy.attention": "sdpa"}
+    config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2, "policy.compute-dtype": "auto"}
+    auto = {"policy.compute-dtype": "bfloat16"}
     lines = [made.line(1, planned=107, fell_back=None)]
     page = made.page_of(made.write_run(tmp_path, config=config, metrics=lines, auto=auto))
     for key, shown in (
         ("metric", "auto (here borda)"),
         ("ppo.num-iterations", "0 (here 107)"),
-        ("policy.threads", "0 (here 3)"),
-        ("policy.attention", "auto (here sdpa)"),
-        ("policy.compute-dtype", "float32"),
+        ("policy.compute-dtype", "auto (here bfloat16)"),
+        ("policy.tuning", "full"),
     ):
         assert made.cells(page, key) == [key, shown]
     assert read_run(tmp_path).training_metric == "borda"

@@ -19,7 +19,7 @@ from huggingface_hub import errors as hub
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from appa_flwr.config import Config
+from appa_flwr.config import THREADS, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from server_app.models import base as bases
@@ -69,9 +69,8 @@ def test_the_tiny_model_by_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tiny, "load_or_build", smaller)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    policy = {"policy.base-steps": 57, "policy.prompt-style": "compact"}
-    base, config = prepare("tiny", **policy, **{"task": "opa", "seed": 5})
-    assert asked == [("opa", 57, 5, QUESTIONS, tmp_path / "appa-flwr")]
+    base, config = prepare("tiny", **{"policy.prompt-style": "compact", "task": "opa", "seed": 5})
+    assert asked == [("opa", bases.BASE_STEPS, 5, QUESTIONS, tmp_path / "appa-flwr")]
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
     assert base.pad_id not in base.stop_ids
     text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style="compact")
@@ -313,11 +312,9 @@ def test_texts_hold_what_the_mask_shows_without_special_tokens(folder):
 @pytest.mark.parametrize(("key", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_models_load_in_the_config_s_number_format(tmp_path, key, dtype):
     tiny_causal_lm().save_pretrained(tmp_path)
-    attention = "eager" if key == "float32" else "sdpa"
-    config = Config.load({"policy.compute-dtype": key, "policy.attention": attention, "policy.tuning": "lora"})
+    config = Config.load({"policy.compute-dtype": key, "policy.tuning": "lora"})
     model = bases.load_model(config, str(tmp_path), quantized=False)
     assert {p.dtype for p in model.parameters()} == {dtype}
-    assert model.config._attn_implementation == attention
     assert not model.training
 
 
@@ -357,12 +354,16 @@ def test_weights_that_all_learn_are_float32():
         Config.load({"policy.compute-dtype": "bfloat16", "policy.tuning": "full"})
 
 
-def test_a_real_model_takes_the_cores_it_may_use_and_the_tiny_one_takes_one(monkeypatch):
+def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_the_tiny_one_takes_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(bases.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: 16 if logical else 4)
     assert bases.threads(Config.load({})) == 1
     assert bases.threads(Config.load({"model": "org/name"})) == 4  # six, of which two are a core's second
-    assert bases.threads(Config.load({"policy.threads": 3})) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert bases.threads(Config.load({})) == 1
+    assert bases.threads(Config.load({"model": "org/name"})) == 3
+    monkeypatch.setenv(THREADS, "")  # of the launcher, which sets the other where the user does not
     monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
     assert bases.threads(Config.load({"model": "org/name"})) == 6
 

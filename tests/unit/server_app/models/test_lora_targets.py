@@ -22,11 +22,6 @@ from server_app.models.base import Base
 ROWS = answer_rows()
 
 
-class Tokenizer:
-    def save_pretrained(self, folder):
-        """Nothing: the weights are looked at here."""
-
-
 def config_of(targets, **keys):
     return Config.load({"policy.tuning": "lora", "lora.sft-targets": targets, "lora.ppo-targets": targets, **keys})
 
@@ -47,7 +42,7 @@ def as_sampled_and_saved(config, folder):
 
     Nothing is trained: all adapters get random numbers.
     """
-    base = Base(str(folder / "base"), Tokenizer(), 1, (1,))
+    base = Base(str(folder / "base"), None, 1, (1,))
     taught = get_peft_model(AutoModelForCausalLM.from_pretrained(base.source), sft.adapter(config))
     learn(p for p in taught.parameters() if p.requires_grad)
     taught.save_pretrained(folder / "sft", save_embedding_layers=False)
@@ -55,7 +50,7 @@ def as_sampled_and_saved(config, folder):
     learn(models.policy_parameters())
     with models.sampling() as sampled:
         sampled_JT = logprobs(sampled)
-    exports.save(config, models, base, folder / "policy")
+    models.save_policy(folder / "policy")
     saved = AutoPeftModelForCausalLM.from_pretrained(folder / "policy").eval().get_base_model()
     untaught_JT = logprobs(AutoModelForCausalLM.from_pretrained(base.source).eval())
     return untaught_JT, sampled_JT, logprobs(saved)

@@ -18,7 +18,6 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats
 from server_app.models import base as bases
 from server_app.models import exports, sft
@@ -134,16 +133,6 @@ def test_sft_s_adapter_reaches_ppo_on_four_bits_as_it_was_saved(prepared, tmp_pa
         found, without = exports.load_policy(config, base, tmp_path).policy()(ids).logits, packed(ids).logits
         torch.testing.assert_close(found, PeftModel.from_pretrained(packed, tmp_path)(ids).logits, **ROUNDING)
     assert (found - without).abs().max() > 1e-2
-
-
-# --- attention ------------------------------------------------------------------------------------
-
-
-def test_gemma_2_s_capped_attention_scores_cannot_be_had_from_sdpa(folders):
-    config = Config.load({"model": str(folders["gemma2"]), "policy.attention": "sdpa"})
-    with pytest.raises(UserError, match=r'attention = "sdpa" .* "auto"') as error:
-        bases.check(config)
-    assert "\n" not in str(error.value)
 
 
 # --- four bits ------------------------------------------------------------------------------------

@@ -185,7 +185,8 @@ def test_with_random_rounding_every_pass_has_answers_of_its_own_that_are_right_o
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, tuning, monkeypatch, caplog):
     """It fails in a step's second batch, whose first has left its gradients."""
-    keys = {"policy.tuning": tuning, "lora.dropout": 0.0, "sft.batch-size": 2, "sft.gradient-accumulation-steps": 2}
+    monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
+    keys = {"policy.tuning": tuning, "sft.batch-size": 2, "sft.gradient-accumulation-steps": 2}
     expected, _ = tune(anew=True, **keys, **{"ppo.micro-batch-tokens": 64})
     real, calls = passes.response_logprobs, []
 
@@ -247,7 +248,8 @@ def test_a_step_s_loss_and_gradient_are_those_of_the_model_s_own_loss(start, tmp
 
     own_step = sft._LeanTrainer.training_step
     monkeypatch.setattr(sft._LeanTrainer, "training_step", step)
-    keys = {"policy.tuning": tuning, "sft.steps": 2, "lora.dropout": 0.0, "ppo.micro-batch-tokens": tokens}
+    monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
+    keys = {"policy.tuning": tuning, "sft.steps": 2, "ppo.micro-batch-tokens": tokens}
     sft.fine_tune(
         model,
         base,

@@ -116,7 +116,7 @@ def test_answers_to_one_question_share_its_prompt(monkeypatch):
 def in_bfloat16(**settings):
     torch.manual_seed(4)
     model = tiny_causal_lm(window=WIDE_WINDOW).to(torch.bfloat16)
-    models = LoraModels(model, rank=2, alpha=4, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
+    models = LoraModels(model, rank=2, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
     settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
     return PPOEngine(models, settings, ROLLOUT, num_iterations=10, stop_ids=STOPS, pad_id=PAD_ID, seed=7)
 

@@ -36,7 +36,6 @@ SMALL_RUN = {
     **TINY,
     "sft.steps": 40,
     "sft.batch-size": 16,
-    "sft.gradient-accumulation-steps": 1,
     "baseline-rule": "",
     "ppo.num-iterations": 2,
     "rollout.batch-size": 8,

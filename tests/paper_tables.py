@@ -57,9 +57,9 @@ ROWS = (
         "q,k,v,o_proj, gate,up,down_proj",
         {"lora.sft-targets": f"{ATTENTION},gate_proj,up_proj,down_proj", "policy.tuning": "qlora"},
     ),
-    as_printed("SFT", "Batch size (per device)", "8", "sft.batch-size"),
-    as_printed("SFT", "Gradient accumulation steps", "2", "sft.gradient-accumulation-steps"),
-    Row("SFT", "Effective batch size", "16", {"sft.batch-size": 8, "sft.gradient-accumulation-steps": 2}),  # 8 x 2
+    Row("SFT", "Batch size (per device)", "8"),
+    Row("SFT", "Gradient accumulation steps", "2"),
+    as_printed("SFT", "Effective batch size", "16", "sft.batch-size"),
     as_printed("SFT", "Learning rate", "5×10^-6", "sft.learning-rate"),
     Row("SFT", "Scheduler", "cosine"),
     Row("SFT", "Warmup ratio", "0.1"),

@@ -32,7 +32,6 @@ TINY_RUN: dict[str, object] = {
     "pluralllm.local-steps": 2,
     "sft.steps": 60,
     "sft.batch-size": 16,
-    "sft.gradient-accumulation-steps": 1,
     "baseline-rule": "",
     "ppo.num-iterations": 3,
     "rollout.batch-size": 32,

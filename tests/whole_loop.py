@@ -33,7 +33,6 @@ SMALL = {
     "policy.tuning": "lora",
     "sft.steps": 3,
     "sft.batch-size": 4,
-    "sft.gradient-accumulation-steps": 1,
     "sft.learning-rate": 1e-2,
     "baseline-rule": "",
     "ppo.num-iterations": 2,

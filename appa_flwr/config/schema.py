@@ -240,7 +240,13 @@ def _in_groups(config: Config, groups: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _in_sizes(config: Config) -> Iterator[str]:
-    rollout, ppo = config.rollout, config.ppo
+    rollout, ppo, sft = config.rollout, config.ppo, config.sft
+    if rest := sft.batch_size % sft.pass_size:
+        below = sft.batch_size - rest
+        yield (
+            f"sft.batch-size = {sft.batch_size} is taught in passes of {sft.pass_size} answers, so it must be a "
+            f"multiple of that; the nearest are {below} and {below + sft.pass_size}"
+        )
     if rollout.batch_size % ppo.num_mini_batches:
         yield f"ppo.num-mini-batches = {ppo.num_mini_batches} must divide rollout.batch-size = {rollout.batch_size}"
     if rollout.batch_size % rollout.answers_per_question:

@@ -19,6 +19,7 @@ NGRAMS, MINILM = "ngrams", "minilm"
 SURVEY_QUESTIONS = "survey"
 # strategies without a server optimizer, so clients use Adam
 AVERAGING = ("fedavg", "fedprox")
+SFT_PASS = 32  # answers of a forward pass of SFT, at most
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
@@ -193,10 +194,6 @@ class SFTSection(Section):
         description="what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, the mean "
         "of the groups' answers, or that of their predictions",
     )
-    rounding: Literal["nearest", "random"] = Field(
-        "random",
-        description="of a target to the grid; random = anew in each pass, right on average: less is learned by heart",
-    )
     answer_step: float = Field(
         0.1,
         ge=0.01,
@@ -206,9 +203,13 @@ class SFTSection(Section):
     checkpoint: str = Field("", description="sft-model of an earlier run to begin PPO with instead of training one")
     steps: int = Field(500, ge=0, description="optimizer steps; 0 = as many as sft.epochs takes")
     epochs: int = Field(1, ge=1, description="passes over the training questions if sft.steps is 0 (SFT table)")
-    batch_size: int = Field(32, ge=1, description="answers per forward pass (SFT table: 8)")
-    gradient_accumulation_steps: int = Field(2, ge=1, description="forward passes per step (SFT table)")
+    batch_size: int = Field(64, ge=1, description="answers an optimizer step, in passes of 32 (SFT table: 16)")
     learning_rate: float = Field(2e-3, gt=0, description="AdamW step size (SFT table: 5e-6)")
+
+    @property
+    def pass_size(self) -> int:
+        """Answers of a forward pass."""
+        return min(self.batch_size, SFT_PASS)
 
 
 class RolloutSection(Section):

@@ -32,7 +32,7 @@ from trl import SFTTrainer
 from appa_flwr.config import SMOLLM2_MODEL, Config, Scalar, parse_override
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol import votes
+from appa_flwr.protocol import formats, votes
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.read import read_survey
 from appa_flwr.survey.split import split_questions
@@ -121,7 +121,6 @@ KEYS: dict[str, Scalar] = {
 """Keys that differ from our run config's defaults: the paper's SFT, in the number format the machine computes in."""
 BATCH_KEYS: dict[str, Scalar] = {
     "policy.compute-dtype": "float32",
-    "sft.gradient-accumulation-steps": 1,
     "sft.steps": 1,
 }
 """For one loss of one batch: what rounding and chance would add is left out."""
@@ -206,7 +205,7 @@ def rows_of(survey: Survey, base: Base, config: Config) -> Rows:
         option_1K = np.ones((1, len(question.options)), dtype=bool)
         votes_G1K = votes.cast(given_G1K, option_1K, kind="mode")
         scores_1K = sft.sft_targets(votes_G1K, option_1K, target=config.sft.target)
-        (answer,) = sft.answer_texts(config, scores_1K, option_1K)
+        answer = formats.answer(config.task, scores_1K[0], step=config.sft.answer_step)
         prompt = base.prompt_ids(config, question)
         taught = len(base.tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1  # with its end
         if taught <= config.rollout.response_length and len(prompt) + taught <= config.policy.max_sequence_length:
@@ -228,7 +227,7 @@ def prepared(
         survey = generate(seed=config.seed)
     base = prepare(config, survey.questions)
     training = rows_of(survey, base, config)
-    number = steps * config.sft.batch_size * config.sft.gradient_accumulation_steps
+    number = steps * config.sft.batch_size
     return config, base, list(islice(cycle(training), number))
 
 

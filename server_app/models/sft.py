@@ -74,22 +74,15 @@ def targets_of_mean(
     return mean_QK
 
 
-def answer_texts(config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> list[str]:
-    """Each question's target as the text SFT teaches, probabilities in steps of `sft.answer-step`."""
-    return [
-        formats.answer(config.task, scores_K[option_K], step=config.sft.answer_step)
-        for scores_K, option_K in zip(scores_QK, option_QK, strict=True)
-    ]
-
-
 def passes_of_texts(
     config: Config, scores_QK: FloatArray, option_QK: npt.NDArray[np.bool_], train_J: npt.NDArray[np.int64]
 ) -> list[tuple[int, str]]:
-    """(question, text) for every row that SFT is given: with `sft.rounding` = "random" a row for each pass of it."""
-    if config.sft.rounding == "nearest" or config.task != "dpa":
-        texts = answer_texts(config, scores_QK, option_QK)
-        return [(int(q), texts[q]) for q in train_J]
-    rows = config.sft.steps * config.sft.batch_size * config.sft.gradient_accumulation_steps
+    """(question, text) for every row that SFT is given, in all passes over the questions.
+
+    Probabilities are rounded to `sft.answer-step` up or down at random, anew in each pass: right on average, and less
+    is learned by heart.
+    """
+    rows = config.sft.steps * config.sft.batch_size
     passes = math.ceil(rows / len(train_J)) if rows else config.sft.epochs
     rng = np.random.default_rng(child_seed(config.seed, "sft.rounding"))
     return [
@@ -181,13 +174,13 @@ def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False
     """The trainer's settings (SFT table); `autocast` to bfloat16 is for a trainer that does not run our pass."""
     settings = SFTConfig(
         output_dir=str(folder),
-        per_device_train_batch_size=config.sft.batch_size,
-        gradient_accumulation_steps=config.sft.gradient_accumulation_steps,
+        per_device_train_batch_size=config.sft.pass_size,
+        gradient_accumulation_steps=config.sft.batch_size // config.sft.pass_size,
         learning_rate=config.sft.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=0.1,  # of all steps
         weight_decay=0.01,
-        num_train_epochs=1 if config.sft.rounding == "random" else config.sft.epochs,  # see `passes_of_texts`
+        num_train_epochs=1,  # see `passes_of_texts`
         max_steps=config.sft.steps or -1,
         max_length=config.policy.max_sequence_length,
         completion_only_loss=True,

@@ -35,7 +35,7 @@ def finished(appa_run: RealRuns) -> Finished:
         "pluralllm__rounds": 2,
         "data__max_questions": 12,
         "sft__steps": 2,
-        "sft__batch_size": 2,
+        "sft__batch_size": 4,
         "ppo__num_iterations": ITERATIONS,
         "ppo__num_mini_batches": 2,
         "rollout__batch_size": 6,

@@ -40,7 +40,6 @@ TINY = {
     "pluralllm.rounds": 2,
     "sft.steps": 12,
     "sft.batch-size": 4,
-    "sft.gradient-accumulation-steps": 1,
     "policy.tuning": "lora",  # adapters begin with random numbers
     "ppo.num-iterations": 5,
     "rollout.batch-size": 8,

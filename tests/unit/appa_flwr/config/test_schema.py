@@ -30,6 +30,7 @@ from appa_flwr.core.errors import UserError
         ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "auto, auto-ordinal, borda"]),
         ({"federation.min-groups": 9}, ["federation.min-groups", "8"]),
         ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
+        ({"sft.batch-size": 70}, ["sft.batch-size", "passes of 32", "64 and 96"]),
         ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "384"]),
         ({"rollout.answers-per-question": 7}, ["rollout.answers-per-question", "384"]),
         ({"rollout.answers-per-question": 1}, ["ppo.baseline", "rollout.answers-per-question"]),

@@ -98,7 +98,7 @@ def test_padding_has_an_embedding_and_ends_no_answer_and_attention_is_chosen_for
 
 def test_a_taught_answer_follows_the_prompt_at_once_and_ends_with_the_turn(prepared, tmp_path, monkeypatch):
     family, base, config = prepared
-    keys = {"policy.tuning": "lora", "sft.steps": 1, "sft.batch-size": 4, "sft.gradient-accumulation-steps": 1}
+    keys = {"policy.tuning": "lora", "sft.steps": 1, "sft.batch-size": 4}
     config = Config.load({**config.flat(), **keys})
     rows, step = [], sft._LeanTrainer.training_step
 

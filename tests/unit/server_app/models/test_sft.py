@@ -15,7 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, sections
 from appa_flwr.survey.types import Question
 from server_app.engine import passes
 from server_app.models import sft, tiny
@@ -63,14 +63,6 @@ def test_rankings_are_counted_whole():
     np.testing.assert_allclose(sft.sft_targets(votes_GQK, OPTION_QK[:1], target="votes"), [[2.4, 2.0, 1.6]])
 
 
-def test_answers_are_written_in_the_task_s_format():
-    scores_QK = np.array([[0.25, 0.25, 0.5], [0.25, 0.75, 0.0]])
-    fine, coarse = Config.load({"sft.answer-step": 0.01}), Config.load({"sft.answer-step": 0.5})
-    assert sft.answer_texts(fine, scores_QK, OPTION_QK) == ["0.25,0.25,0.50", "0.25,0.75"]
-    assert sft.answer_texts(coarse, scores_QK[:1], OPTION_QK[:1]) == ["0.50,0.00,0.50"]
-    assert sft.answer_texts(Config.load({"task": "opa"}), scores_QK, OPTION_QK) == ["C,A,B", "B,A"]
-
-
 RECIPE = TinyRecipe("dpa", steps=1, batch_size=2, hidden_size=32, num_layers=1, num_heads=2)
 QUESTIONS = tuple(
     Question(text, text, ("Yes", "No")) for text in ("Tea?", "More bread and butter?", "War", "Is it late?")
@@ -78,10 +70,8 @@ QUESTIONS = tuple(
 ANSWERS = ["0.10,0.90", "0.80,0.20", "0.50,0.50", "1.00,0.00"]
 KEYS = {
     "sft.batch-size": 4,
-    "sft.gradient-accumulation-steps": 1,
     "sft.steps": 3,
     "sft.learning-rate": 1e-2,
-    "sft.rounding": "nearest",
     "policy.compute-dtype": "float32",
 }
 
@@ -144,14 +134,7 @@ def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):
         assert torch.equal(kept, old)
 
 
-@pytest.mark.parametrize(
-    ("rounding", "count"),
-    [
-        ("nearest", 6),  # four answers by twos, three times
-        ("random", 2),  # the rows are those of all passes already
-    ],
-)
-def test_without_steps_the_epochs_decide(tune, rounding, count, monkeypatch):
+def test_without_steps_every_row_is_taught_once(tune, monkeypatch):
     seen, step = [], sft._LeanTrainer.training_step
 
     def counted(*given, **named):
@@ -159,17 +142,17 @@ def test_without_steps_the_epochs_decide(tune, rounding, count, monkeypatch):
         return step(*given, **named)
 
     monkeypatch.setattr(sft._LeanTrainer, "training_step", counted)
-    tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2, "sft.rounding": rounding})
-    assert len(seen) == count
+    tune(**{"policy.tuning": "full", "sft.steps": 0, "sft.epochs": 3, "sft.batch-size": 2})
+    assert len(seen) == 2  # four by twos: they are those of all passes over the questions already
 
 
 def rows_of(scores_QK, **keys):
-    config = Config.load({**KEYS, "sft.rounding": "random", **keys})
+    config = Config.load({**KEYS, **keys})
     option_QK = np.isfinite(scores_QK)
     return sft.passes_of_texts(config, np.nan_to_num(scores_QK), option_QK, np.array([0, 2]))
 
 
-def test_with_random_rounding_every_pass_has_answers_of_its_own_that_are_right_on_average():
+def test_every_pass_has_answers_of_its_own_that_are_right_on_average():
     scores_QK = np.array([[0.33, 0.67, np.nan], [1.0, 0.0, np.nan], [0.25, 0.25, 0.5]])
     rows = rows_of(scores_QK, **{"sft.steps": 200})  # of four answers each
     assert [q for q, _ in rows] == [0, 2] * 400
@@ -178,15 +161,17 @@ def test_with_random_rounding_every_pass_has_answers_of_its_own_that_are_right_o
     np.testing.assert_allclose(taught[0].mean(0), [0.33, 0.67], atol=0.01)
     np.testing.assert_allclose(taught[2].mean(0), [0.25, 0.25, 0.5], atol=0.01)
     assert [q for q, _ in rows_of(scores_QK, **{"sft.steps": 0, "sft.epochs": 3})] == [0, 2] * 3
-    (first, second) = rows_of(scores_QK, **{"sft.rounding": "nearest"})
-    assert (first, second) == ((0, "0.30,0.70"), (2, "0.30,0.20,0.50"))
+    once = {"sft.steps": 0, "sft.epochs": 1}
+    assert rows_of(scores_QK, **once, **{"sft.answer-step": 0.01}) == [(0, "0.33,0.67"), (2, "0.25,0.25,0.50")]
+    assert rows_of(scores_QK, **once, task="opa") == [(0, "B,A"), (2, "C,A,B")]
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, tuning, monkeypatch, caplog):
-    """It fails in a step's second batch, whose first has left its gradients."""
+    """It fails in a step's second pass, whose first has left its gradients."""
     monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
-    keys = {"policy.tuning": tuning, "sft.batch-size": 2, "sft.gradient-accumulation-steps": 2}
+    monkeypatch.setattr(sections, "SFT_PASS", 2)
+    keys = {"policy.tuning": tuning, "sft.batch-size": 4}
     expected, _ = tune(anew=True, **keys, **{"ppo.micro-batch-tokens": 64})
     real, calls = passes.response_logprobs, []
 

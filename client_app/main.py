@@ -87,7 +87,7 @@ def catalogue(message: Message, context: Context) -> Message:
         counts = {"answered": len(d_g), "known": len(answers)}
         counts |= {"truth": int(owner_policy.truth), "probes": int(owner_policy.probes), "mean": int(owner_policy.mean)}
         # Answers themselves, which leave a simulated group only: there the server is the same program.
-        sends_answers = simulated and name not in config.unseen_group_names and config.federation.sums == "plain"
+        sends_answers = simulated and name not in config.unseen_group_names and config.run.sums == "plain"
         held_out_HK = truth_QK[public.held_out_Q] if sends_answers else None
         replies.append(wire.GroupReply(name, counts=counts, held_out_HK=held_out_HK))
     if not replies and refused:
@@ -193,7 +193,7 @@ def targets(message: Message, context: Context) -> Message:
             others = mean_from_sums(totals.answer_QK, totals.count_Q, own=own)
         parts = ours.scores(mine, found, truth, least=owner_policy.least_answers, mean_of_others=others)
         state.remember_targets(memory, name, found)
-        if config.federation.sums == "secure":
+        if config.run.sums == "secure":
             unseen = name in config.unseen_group_names
             state.remember_predictor_scores(memory, name, summands.predictor_scores(parts, public, unseen=unseen))
             replies.append(wire.GroupReply(name))

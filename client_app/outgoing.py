@@ -96,7 +96,7 @@ def guarded(action: Action) -> Action:
 
 def _alone(message: Message, context: Context) -> bool:
     """True if the reply would hold a group's numbers by themselves."""
-    kind, secure = message.metadata.message_type, context.run_config.get("federation.sums") == "secure"
+    kind, secure = message.metadata.message_type, context.run_config.get("run.sums") == "secure"
     return kind not in (*wire.NO_NUMBERS, *wire.IN_SUMS) and not (kind == wire.TARGETS and secure)
 
 

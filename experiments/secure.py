@@ -186,7 +186,7 @@ def in_sums(
             keys[f"g{g}"] = public_key(own_key(folder / f"g{KEY_SUFFIX}"))
         roster = read_roster(roster_file(keys).encode())
         policy = NOTHING_LIMITED.model_copy(update={"roster": roster.sha256, "least_cohort": least})
-        settings: dict[str, Scalar] = {**attack.settings, "federation.sums": "secure"}
+        settings: dict[str, Scalar] = {**attack.settings, "run.sums": "secure"}
         others = [Victim(folders[g], answer_GNK[g], policy, settings, f"g{g}") for g in range(1, GROUPS)]
         victim = InSums(folders[0], answer_GNK[0], policy, settings, "g0", 0, others, lie, difference, collusion)
         return error(attack.read(victim), answer_GNK[0])

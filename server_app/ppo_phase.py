@@ -121,7 +121,6 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
     engine = PPOEngine(
         models,
         config.ppo,
-        config.rollout,
         num_iterations=iterations,
         stop_ids=inputs.base.stop_ids,
         pad_id=inputs.base.pad_id,
@@ -137,7 +136,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
         for _ in range(done):
-            questions_of(order, config.rollout)
+            questions_of(order, config.ppo)
     folder.keep_iterations(done)
     with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
         if done:
@@ -175,7 +174,7 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             done=done,
             state=None if kept is None else kept.rule_state(groups),
         )
-        timeout = config.federation.reply_timeout
+        timeout = config.run.reply_timeout
         strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
 
 

@@ -72,9 +72,9 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """All phases of the config, from the roll call to the report."""
     federation = Federation(
         grid,
-        min_groups=config.federation.min_groups,
-        timeout=config.federation.reply_timeout,
-        keys=read_group_keys(config.federation.group_keys, expected=config.group_names),
+        min_groups=config.run.min_groups,
+        timeout=config.run.reply_timeout,
+        keys=read_group_keys(config.run.group_keys, expected=config.group_names),
     )
 
     folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
@@ -166,13 +166,13 @@ def join(run: RunInputs) -> dict[str, int]:
     """Call the roll and hand out the catalogue; training questions that each group has answered."""
     config, federation, catalogue = run.config, run.federation, run.catalogue
     with run.folder.phase("join") as phase:
-        federation.gather(config.group_names, patience=config.federation.reply_timeout)
+        federation.gather(config.group_names, patience=config.run.reply_timeout)
         for name in config.unseen_group_names:  # a misspelt one would train unnoticed
             if name not in federation.groups and not config.group_names:
                 there = ", ".join(federation.groups)
                 raise UserError(f'pluralllm.unseen-groups names "{name}", which has not joined; there are {there}')
         answered = federation.send_catalogue(catalogue)
-        if config.federation.sums == "secure":
+        if config.run.sums == "secure":
             federation.secure = SecureSums(federation, config)
             phase.step(1, 1, federation.secure.start())
         questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"

@@ -38,9 +38,9 @@ SMALL_RUN = {
     "sft.batch-size": 16,
     "baseline-rule": "",
     "ppo.num-iterations": 2,
-    "rollout.batch-size": 8,
+    "ppo.batch-size": 8,
     "ppo.num-mini-batches": 2,
-    "rollout.response-length": 40,
+    "ppo.response-length": 40,
 }
 DIARY = "CANARYdiary"
 HIDDEN_QUESTION = "CANARYquestion"
@@ -152,7 +152,7 @@ def structure(asked: Crossed, reply: Crossed, *, group: str, public: wire.Catalo
         yield from typed(numbers, "counts", dict.fromkeys(COUNTS, int))
     elif reply.kind == wire.MASK:
         yield from masked(asked, content, group)
-    elif reply.kind == wire.TARGETS and world.config.federation.sums == "secure":
+    elif reply.kind == wire.TARGETS and world.config.run.sums == "secure":
         if "sums" in content:
             yield "sums of its own"
     elif reply.kind == wire.TARGETS:

@@ -31,7 +31,7 @@ TINY_LOOP = {
     "baseline-rule": "",
     "ppo.num-iterations": 4,
     "pluralllm.rounds": 1,
-    "rollout.batch-size": 16,
+    "ppo.batch-size": 16,
     "sft.target": "smoothed-votes",  # what every owner allows
     **AS_OWNERS_ASK,
     "ppo.num-mini-batches": 2,
@@ -41,7 +41,7 @@ PLACES = {
     "survey": "questions.jsonl",
     "run-name": "r",
     "run.output-dir": "runs",
-    "federation.group-keys": GROUP_KEYS_FILE,
+    "run.group-keys": GROUP_KEYS_FILE,
 }
 
 

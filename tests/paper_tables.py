@@ -40,7 +40,7 @@ def as_printed(table: str, name: str, says: str, *keys: str) -> Row:
     return Row(table, name, says, dict.fromkeys(keys, value))
 
 
-TWICE_THE_RANK: Mapping[str, Scalar] = {"lora.rank": 16, "server_app.models.policy.ALPHA_PER_RANK": 2}
+TWICE_THE_RANK: Mapping[str, Scalar] = {"policy.lora-rank": 16, "server_app.models.policy.ALPHA_PER_RANK": 2}
 MODELS = "gemma-2-2b-it{0}, Llama-3.2-3B-Instruct{0}, Qwen3-0.6B-Instruct{0}"
 ROWS = (
     Row("SFT", "Base models", MODELS.format(""), {"model": "google/gemma-2-2b-it"}),
@@ -48,14 +48,14 @@ ROWS = (
     Row("SFT", "Train/valid split", "80/20%", {"data.test-fraction": 0.2}),
     Row("SFT", "Max sequence length", "500 tokens (prompt + response)", {"policy.max-sequence-length": 500}),
     Row("SFT", "Loss masking", "Response tokens only (query tokens masked)"),
-    as_printed("SFT", "Rank (r)", "16", "lora.rank"),
+    as_printed("SFT", "Rank (r)", "16", "policy.lora-rank"),
     Row("SFT", "Alpha", "32", TWICE_THE_RANK),
     as_printed("SFT", "Dropout", "0.05", "server_app.models.sft.LORA_DROPOUT"),
     Row(
         "SFT",
         "Target modules",
         "q,k,v,o_proj, gate,up,down_proj",
-        {"lora.sft-targets": f"{ATTENTION},gate_proj,up_proj,down_proj", "policy.tuning": "qlora"},
+        {"policy.sft-targets": f"{ATTENTION},gate_proj,up_proj,down_proj", "policy.tuning": "qlora"},
     ),
     Row("SFT", "Batch size (per device)", "8"),
     Row("SFT", "Gradient accumulation steps", "2"),
@@ -70,14 +70,14 @@ ROWS = (
     Row("PPO", "Quantization", "4-bit (nf4, double-quant = True)", {"policy.tuning": "qlora"}),
     Row("PPO", "Compute dtype", "BF16", {"policy.compute-dtype": "bfloat16"}),
     Row("PPO", "Attention implementation", "eager"),
-    as_printed("PPO", "Rank (r)", "16", "lora.rank"),
+    as_printed("PPO", "Rank (r)", "16", "policy.lora-rank"),
     Row("PPO", "Alpha", "32", TWICE_THE_RANK),
     Row("PPO", "Dropout", "0.05"),
-    Row("PPO", "Policy target modules", "q,k,v,o_proj", {"lora.ppo-targets": ATTENTION}),
-    Row("PPO", "Value target modules", "q,k,v,o_proj + score", {"lora.ppo-targets": ATTENTION}),
+    Row("PPO", "Policy target modules", "q,k,v,o_proj", {"policy.ppo-targets": ATTENTION}),
+    Row("PPO", "Value target modules", "q,k,v,o_proj + score", {"policy.ppo-targets": ATTENTION}),
     Row("PPO", "Per-device train batch size", "4", {"ppo.micro-batch-tokens": 4 * 500}),  # 4 rows at full length
     Row("PPO", "Gradient accumulation steps", "24"),
-    Row("PPO", "Effective batch size", "96", {"rollout.batch-size": 96, "ppo.num-mini-batches": 1}),
+    Row("PPO", "Effective batch size", "96", {"ppo.batch-size": 96, "ppo.num-mini-batches": 1}),
     as_printed("PPO", "Learning rate", "1×10^-5", "ppo.learning-rate"),
     Row("PPO", "Optimizer", "AdamW"),
     Row("PPO", "Weight decay", "0.0"),
@@ -86,8 +86,8 @@ ROWS = (
     as_printed("PPO", "PPO epochs", "2", "ppo.epochs"),
     Row("PPO", "Mini-batches", "8"),
     Row("PPO", "Per-device eval batch size", "64"),
-    Row("PPO", "Response length", "60 tokens", {"rollout.response-length": 60}),
-    as_printed("PPO", "Temperature", "0.6", "rollout.temperature"),
+    Row("PPO", "Response length", "60 tokens", {"ppo.response-length": 60}),
+    as_printed("PPO", "Temperature", "0.6", "ppo.temperature"),
     as_printed("PPO", "KL coefficient", "0.05", "ppo.kl-coefficient"),
     as_printed("PPO", "Clip range", "0.2", "ppo.clip-range"),
     as_printed("PPO", "Clip range (value)", "0.2", "ppo.clip-range"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, tiny_causal_lm
 
-from appa_flwr.config.sections import PPOSection, RolloutSection
+from appa_flwr.config.sections import PPOSection
 from server_app.models.policy import FullModels, LoraModels
 from server_app.ppo.engine import PPOEngine
 
@@ -15,8 +15,10 @@ SETTINGS = PPOSection(
     micro_batch_tokens=1000,
     epochs=2,
     baseline="value",
+    response_length=6,
+    temperature=0.9,
+    answers_per_question=1,
 )
-ROLLOUT = RolloutSection(response_length=6, temperature=0.9, answers_per_question=1)
 STOPS = tuple(range(1, 12))
 EPSILON = 1e-2
 """Adam's, large beside the models' gradients, which are cut to a norm of 1 or less.
@@ -38,13 +40,11 @@ def make(tuning="full", *, vocabulary=61, **changes):
         torch.manual_seed(4)
         models = LoraModels(model, rank=2, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
     num_iterations = changes.pop("num_iterations", 10**6)  # so many that the step size stays as it is
-    of_rollouts = {key: changes.pop(key) for key in [*changes] if key in RolloutSection.model_fields}
     assert changes.keys() <= PPOSection.model_fields.keys()
     stops = STOPS if vocabulary > len(STOPS) else (1,)
     engine = PPOEngine(
         models,
         SETTINGS.model_copy(update=changes),
-        ROLLOUT.model_copy(update=of_rollouts),
         num_iterations=num_iterations,
         stop_ids=stops,
         pad_id=PAD_ID,

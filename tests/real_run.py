@@ -27,16 +27,16 @@ APPA = [sys.executable, "-c", "from appa_flwr.launch.cli import main; main()"]
 TINY_RUN: dict[str, object] = {
     "data.num-questions": 60,
     "data.num-groups": 4,
-    "federation.min-groups": 4,
+    "run.min-groups": 4,
     "pluralllm.rounds": 4,
     "pluralllm.local-steps": 2,
     "sft.steps": 60,
     "sft.batch-size": 16,
     "baseline-rule": "",
     "ppo.num-iterations": 3,
-    "rollout.batch-size": 32,
+    "ppo.batch-size": 32,
     "ppo.num-mini-batches": 4,
-    "rollout.response-length": 48,
+    "ppo.response-length": 48,
 }
 
 

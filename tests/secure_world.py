@@ -20,7 +20,7 @@ from server_app.federation.secure_sums import SecureSums
 from server_app.predictor.pretraining import initial_weights
 
 SMALL_SUMS = {
-    "federation.sums": "secure",
+    "run.sums": "secure",
     "data.num-groups": 6,
     "data.num-questions": 24,
     "data.disagreement": 3.0,

@@ -10,7 +10,7 @@ SMALL_PREDICTOR = {
 VOTES = {"sft.target": "smoothed-votes", "data.extra-questions": ""}
 """What every owner allows, on the questions that were answered."""
 
-VALUE_MODEL = {"ppo.baseline": "value", "rollout.answers-per-question": 1}
+VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
 
 AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
 """How a deployed node trains PluralLLM where there is no owner's policy."""

@@ -18,7 +18,7 @@ KINDS = (wire.ROLL_CALL, wire.CATALOGUE, "train", "evaluate", wire.TARGETS, wire
 TINY = {
     "data.num-groups": 3,
     "data.num-questions": 32,
-    "federation.min-groups": 3,
+    "run.min-groups": 3,
     **SMALL_PREDICTOR,
     "pluralllm.rounds": 2,
     **AS_OWNERS_ASK,
@@ -40,7 +40,7 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     held_out = np.flatnonzero(catalogue.held_out_Q)
     with flower_task():
         overlap = OverlapGrid(grid)
-        federation = Federation(overlap, min_groups=config.federation.min_groups, timeout=5.0)
+        federation = Federation(overlap, min_groups=config.run.min_groups, timeout=5.0)
         federation.gather((), patience=0.0)
         federation.send_catalogue(catalogue)
         weights = pretrain(

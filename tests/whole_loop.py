@@ -23,7 +23,7 @@ SMALL = {
     "data.num-groups": 3,
     "data.num-questions": 12,
     "data.test-fraction": 0.25,
-    "federation.min-groups": 3,
+    "run.min-groups": 3,
     "eval.ceilings": False,
     **SMALL_PREDICTOR,
     **VOTES,
@@ -36,10 +36,10 @@ SMALL = {
     "sft.learning-rate": 1e-2,
     "baseline-rule": "",
     "ppo.num-iterations": 2,
-    "rollout.batch-size": 8,
+    "ppo.batch-size": 8,
     "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
-    "rollout.response-length": 24,
+    "ppo.response-length": 24,
 }
 
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import annotated_types
 from pydantic import BaseModel, ValidationError
 
 Scalar = bool | int | float | str
 
 _NEAREST_CUTOFF = 0.0  # always name some key: even a far one shows how keys look
-_TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a {}number", str: "text"}
+_KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,13 @@ class Key:
 
     Attributes:
         name: kebab-case, with its section and a dot before it where it has one.
-        kind: bool, int, float or str; choices are str.
-        choices: allowed texts, empty where any is.
-        bounds: such as (">= 0", "< 1"); empty where none.
-        infinite: inf and -inf are allowed.
+        valid: its choices or its type.
         default: value of the embedded default run.
         doc: one line.
     """
 
     name: str
-    kind: type[bool] | type[int] | type[float] | type[str]
-    choices: tuple[str, ...]
-    bounds: tuple[str, ...]
-    infinite: bool
+    valid: str
     default: Scalar
     doc: str
 
@@ -49,59 +42,35 @@ class Key:
         """The name within its section."""
         return self.name.rpartition(".")[2]
 
-    @property
-    def valid(self) -> str:
-        """The valid values in words, such as "a number > 0 and <= 1"."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        finite = "finite " if self.kind is float and not self.infinite else ""
-        return " ".join((_TYPE_NAMES[self.kind].format(finite), " and ".join(self.bounds))).strip()
-
 
 def keys_of(model: type[BaseModel], *, section: str = "") -> dict[str, Key]:
     """The keys of a model and of the sections in it, by name."""
-    symbols = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     hints = get_type_hints(model)
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for name, info in model.model_fields.items():
-        hint = hints[name]
-        if isinstance(hint, type) and issubclass(hint, BaseModel):
-            found |= keys_of(hint, section=f"{info.alias}.")
+        if isinstance(hints[name], type) and issubclass(hints[name], BaseModel):
+            keys |= keys_of(hints[name], section=f"{info.alias}.")
             continue
-        choices = _choices(hint)
-        bounds = []
-        for rule in info.metadata:
-            bounds += [f"{symbol} {getattr(rule, side)}" for side, symbol in symbols.items() if hasattr(rule, side)]
-            if isinstance(rule, annotated_types.MinLen):
-                bounds.append("that is not empty")
-        key = f"{section}{info.alias}"
-        found[key] = Key(
-            name=key,
-            kind=str if choices else hint,
-            choices=choices,
-            bounds=tuple(bounds),
-            infinite=any(getattr(rule, "allow_inf_nan", False) for rule in info.metadata),
-            default=info.default,
-            doc=info.description or "",
-        )
-    return found
+        valid = ", ".join(_choices(hints[name])) or _KINDS[hints[name]]
+        keys[f"{section}{info.alias}"] = Key(f"{section}{info.alias}", valid, info.default, info.description or "")
+    return keys
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
     """The values of a literal, also where a pattern is valid too; none for other types."""
     if get_origin(hint) is Union:
         return (*(name for part in get_args(hint) for name in _choices(part)), "MODULE:NAME")
-    return tuple(str(c) for c in get_args(hint)) if get_origin(hint) is Literal else ()
+    return tuple(str(choice) for choice in get_args(hint)) if get_origin(hint) is Literal else ()
 
 
 def sections_of(model: type[BaseModel]) -> dict[str, str]:
     """Topic of each section of a model, by name: its docstring "[name]: what it is about."."""
-    found = {}
+    topics = {}
     for name, hint in get_type_hints(model).items():
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             alias = str(model.model_fields[name].alias)
-            found[alias] = (hint.__doc__ or "").partition("\n")[0].removeprefix(f"[{alias}]: ").rstrip(".")
-    return found
+            topics[alias] = (hint.__doc__ or "").partition("\n")[0].removeprefix(f"[{alias}]: ").rstrip(".")
+    return topics
 
 
 def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
@@ -111,12 +80,12 @@ def unknown_key(key: str, keys: Mapping[str, Key]) -> str:
         return f"{shown} is a section, not a key; its keys are {', '.join(inside)}"
     wanted = key.replace("_", "-")
     section, _, leaf = wanted.rpartition(".")
-    namesakes = [name for name in keys if name.rpartition(".")[2] == leaf]
+    namesakes = [name for name in keys if keys[name].leaf == leaf]
     if len(namesakes) > 1 and wanted not in keys:
         return f"unknown key {shown}; there are {', '.join(namesakes)}"
     in_section = [name for name in keys if section and keys[name].section == section]
-    nearest = difflib.get_close_matches(wanted, namesakes or in_section or keys, n=1, cutoff=_NEAREST_CUTOFF)[0]
-    return f'unknown key {shown}; the nearest is "{nearest}", {_describe(keys[nearest])}'
+    nearest = keys[difflib.get_close_matches(wanted, namesakes or in_section or keys, n=1, cutoff=_NEAREST_CUTOFF)[0]]
+    return f'unknown key {shown}; the nearest is "{nearest.name}", {nearest.valid}, default {to_toml(nearest.default)}'
 
 
 def first_problem(error: ValidationError, flat: Mapping[str, Scalar], keys: Mapping[str, Key]) -> str:
@@ -125,19 +94,14 @@ def first_problem(error: ValidationError, flat: Mapping[str, Scalar], keys: Mapp
     # Where one of two types is valid, their names follow the key's.
     paths = (".".join(map(str, problem["loc"][:length])) for length in range(len(problem["loc"]), 0, -1))
     key = next((keys[path] for path in paths if path in keys), None)
-    if key is None:  # a validator of a section, or of the whole
+    if key is None:  # a validator of the whole
         return str(problem["ctx"]["error"])
     value: object = flat[key.name]
     shown = to_toml(value) if isinstance(value, Scalar) else type(value).__name__
-    return f"{key.name} = {shown} is not valid: it must be {key.valid} ({_default(key)})"
-
-
-def _describe(key: Key) -> str:
-    return f"{key.valid}, {_default(key)}"
-
-
-def _default(key: Key) -> str:
-    return f"default {to_toml(key.default)}"
+    wanted = (
+        problem["msg"].removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
+    )
+    return f"{key.name} = {shown} is not valid: it {wanted}; {key.valid}, default {to_toml(key.default)}"
 
 
 def to_word(value: Scalar) -> str:

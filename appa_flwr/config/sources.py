@@ -1,4 +1,4 @@
-"""Sources of a run's keys: a preset, a TOML file, the command line."""
+"""Sources of a run's keys: a preset, TOML files, the command line."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ from importlib import resources
 from pathlib import Path
 
 from appa_flwr.config.keys import Scalar, to_toml, unknown_key
-from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, SMOLLM2_MODEL, TINY_MODEL, Config
-from appa_flwr.config.sections import MINILM, NGRAMS, SURVEY_QUESTIONS
+from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, Config
+from appa_flwr.config.sections import SURVEY_QUESTIONS
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 
 PRESET_KEY = "preset"
-PATH_KEYS = (
-    *("survey", "data.extra-questions", "run.output-dir", "federation.group-keys"),
-    *("pluralllm.checkpoint", "sft.checkpoint"),
-)
-NO_PATHS = {
-    "survey": ("", GENERATED_SURVEY, HUB_SURVEY),
-    "data.extra-questions": ("", SURVEY_QUESTIONS),
-    "model": (TINY_MODEL, SMOLLM2_MODEL),
-    "embedding.encoder": (NGRAMS, MINILM),
-}
-"""Values of keys that name something else than a path."""
+PATH_KEYS = ("data.extra-questions", "run.output-dir", "run.group-keys", "pluralllm.checkpoint", "sft.checkpoint")
+PATH_OR_NAME_KEYS = ("model", "pluralllm.encoder")
 
 _PRESETS = resources.files("appa_flwr.config.presets")
 
@@ -84,8 +75,6 @@ def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
         if isinstance(content, dict) and (content or name in SECTIONS):
             inside = {f"{name}.{leaf}": value for leaf, value in content.items()}
         for key, value in inside.items():
-            if isinstance(value, dict) and name in SECTIONS:
-                raise UserError(f"{source}: [{key}] is too deep: a section holds keys, no sections")
             if key == f"{name}.{PRESET_KEY}":
                 raise UserError(f'{source}: "{PRESET_KEY}" stands in [{name}]; it must come before the first section')
             if key not in KEYS and key != PRESET_KEY:
@@ -99,25 +88,17 @@ def flatten(table: Mapping[str, object], *, source: str) -> dict[str, Scalar]:
     return flat
 
 
-def parse_override(text: str) -> tuple[str, Scalar]:
-    """`key=value` from the command line; the value is a TOML scalar, or bare text.
+def parse_override(text: str) -> tuple[str, str]:
+    """`key=value` from the command line; quotes around the value are not part of it.
 
     Raises:
         UserError: no "=" in it.
     """
-    key, equals, raw = text.partition("=")
-    key, raw = key.strip(), raw.strip()
+    key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
         raise UserError(f"{to_toml(text)} is not key=value, as in seed=1")
-    try:
-        read = tomllib.loads(f"value = {raw}")
-    except (ValueError, RecursionError):
-        read = {}
-    value = read["value"] if read.keys() == {"value"} else raw  # a line after it would be another key
-    wants_text = key == PRESET_KEY or (key in KEYS and KEYS[key].kind is str)
-    if not isinstance(value, Scalar) or (wants_text and not isinstance(value, str)):
-        value = raw  # a run called 42, a date, a list: the characters as they were typed
-    return key, value
+    quoted = len(value) > 1 and value[0] == value[-1] == '"'
+    return key, value[1:-1] if quoted else value
 
 
 def read_words(words: Sequence[str]) -> dict[str, Scalar]:
@@ -150,27 +131,31 @@ def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str,
         beneath: keys that all these stand on.
 
     Raises:
-        UserError: as for `read_words`, `preset` and `Config.load`.
+        UserError: as for `read_words`, `preset` and `Config.load`; or a checkpoint does not exist.
     """
     config = Config.load({**beneath, **on_its_preset(read_words(words))})
     if folder is None:
         return config
     flat = config.flat()
+    reader = own_code.reader_of(config.survey)
+    if reader.name:
+        file = str(_absolute("survey", reader.file, folder)) if reader.file else ""
+        flat["survey"] = ":".join(filter(None, (reader.name, file)))
+    elif config.survey not in (GENERATED_SURVEY, HUB_SURVEY):
+        flat["survey"] = str(_absolute("survey", config.survey, folder))
     for key in PATH_KEYS:
-        reader = own_code.reader_of(str(flat[key])) if key == "survey" else None
-        if reader and reader.name:
-            flat[key] = ":".join(filter(None, (reader.name, reader.file and str(_absolute(key, reader.file, folder)))))
-        elif flat[key] not in NO_PATHS.get(key, ("",)):
+        if flat[key] not in ("", SURVEY_QUESTIONS):
             flat[key] = str(_absolute(key, str(flat[key]), folder))
+    for key in PATH_OR_NAME_KEYS:
+        named = flat[key] == KEYS[key].default or str(flat[key]) in ("smollm2", "minilm")
+        if not named and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
+            flat[key] = str(path)
     if (weights := str(flat["pluralllm.checkpoint"])) and not os.path.isfile(weights):
         raise UserError(
             f'pluralllm.checkpoint = "{weights}": there is no such file; give the pluralllm.safetensors of a run'
         )
     if (model := str(flat["sft.checkpoint"])) and not os.path.isdir(model):
         raise UserError(f'sft.checkpoint = "{model}": there is no such folder; give the sft-model of a run')
-    for key in ("model", "embedding.encoder"):  # a folder or a file, or a name
-        if flat[key] not in NO_PATHS[key] and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
-            flat[key] = str(path)
     return Config.load(flat)
 
 

@@ -183,7 +183,7 @@ def deploy(
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
-    beneath = {**settings.preset("deployed"), "federation.sums": "secure"}
+    beneath = {**settings.preset("deployed"), "run.sums": "secure"}
     config = settings.assemble(words or [], folder=Path.cwd(), beneath=beneath)
     if local:
         ended = deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)

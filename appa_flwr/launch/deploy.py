@@ -28,7 +28,7 @@ from appa_flwr.survey.export import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
 SERVER, SUBMITTER = "(server)", "(submitter)"
-_OWN_KEYS = ("survey", "groups", "run.output-dir", "federation.group-keys")
+_OWN_KEYS = ("survey", "groups", "run.output-dir", "run.group-keys")
 
 
 def submitted(config: Config) -> dict[str, bool | int | float | str]:
@@ -44,7 +44,7 @@ def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str)
     show_left_out(survey.rejections)
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
     policies = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE) for name in sites.groups}
-    free = [name for name, policy in policies.items() if config.federation.sums == "secure" and not policy.roster]
+    free = [name for name, policy in policies.items() if config.run.sums == "secure" and not policy.roster]
     if free:
         print(f"the owner's policy of {', '.join(free)} pins no roster: such a group takes the server's")
     return sites
@@ -79,7 +79,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
     bundle = bundle_hash(app_folder)
     sites = make_sites(config, root, host=LOOPBACK, port=free_port(), bundle=bundle)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
-    own["federation.group-keys"] = sites.server / GROUP_KEYS_FILE
+    own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}
     return _deployed(Config.load(placed), sites, app_folder=app_folder, bundle=bundle, verbose=verbose)
 

@@ -86,7 +86,7 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
         groups=len(survey.groups),
         folder=folder,
         path=json.dumps(str(questions)),
-        tokens=config.rollout.response_length,
+        tokens=config.ppo.response_length,
         measures=measures,
     )
     replace_file(path, text.encode())

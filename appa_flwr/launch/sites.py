@@ -158,7 +158,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
-    roster = _make_roster(sites) if keys.get("federation.sums") == "secure" else ""
+    roster = _make_roster(sites) if keys.get("run.sums") == "secure" else ""
     for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
         replace_file(sites.data(name), answers[name], mode=0o600)
@@ -226,7 +226,7 @@ def _check_free(sites: Sites, answers: Mapping[str, bytes]) -> None:
 def _submitter(sites: Sites, keys: Mapping[str, Scalar]) -> None:
     folder = sites.submitter
     run = {**keys, "survey": QUESTIONS_FILE, "groups": "; ".join(sites.groups)}
-    run["federation.group-keys"] = GROUP_KEYS_FILE
+    run["run.group-keys"] = GROUP_KEYS_FILE
     replace_file(folder / KEYS_FILE, to_toml_table(run).encode())
     # Flower wants the certificate's whole path, which nobody knows before the folder is where it will be.
     pattern = shlex.quote(sites.connection("%s/ca.crt").replace("\n", "\\n"))

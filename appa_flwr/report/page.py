@@ -109,7 +109,7 @@ def metric_name(run: RunArtifacts) -> str:
 
 def summed(run: RunArtifacts) -> bool:
     """True if the server has seen only sums over the groups."""
-    return run.settings.federation.sums == "secure"
+    return run.settings.run.sums == "secure"
 
 
 def truths(run: RunArtifacts) -> list[tuple[str, bool]]:

@@ -28,7 +28,7 @@ class EmbeddingSummary(Record):
     """Features that the network was trained on.
 
     Attributes:
-        encoder: as the config's `embedding.encoder`.
+        encoder: as the config's `pluralllm.encoder`.
         probe: (E,) the features of the first question's first option: another encoder gives others.
     """
 

@@ -64,7 +64,7 @@ class Iteration(Record):
         weights: weight per group, as the rule reported it.
         history: smoothed past alignment reward per group.
         rewards: mean alignment reward per group; None for a group that did not answer. Weights, history and rewards
-            are empty where the server sees sums alone (`federation.sums`).
+            are empty where the server sees sums alone (`run.sums`).
         group_reward: mean alignment reward over the groups that answered; None in older runs.
         seconds: seconds per part of the iteration.
         held_out: the policy after this iteration, None where it was not scored (`eval.every`).
@@ -194,7 +194,7 @@ class QuestionCounts(Record):
         """In words."""
         used = f"{self.training} training and {self.held_out} held-out questions are used"
         if self.unanswerable:
-            used += f"; {self.unanswerable} left out, whose answer does not fit into rollout.response-length"
+            used += f"; {self.unanswerable} left out, whose answer does not fit into ppo.response-length"
         if self.too_long:
             used += f"; {self.too_long} left out, whose prompt and answer do not fit into policy.max-sequence-length"
         return used

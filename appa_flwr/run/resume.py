@@ -15,7 +15,7 @@ from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
 LAST_PHASE = "report"
 # How long a run waits and who hears of it changes none of its numbers.
 CHANGEABLE_KEYS = (
-    "federation.reply-timeout",
+    "run.reply-timeout",
     "run.tracker",
     "serve.host",
     "serve.port",

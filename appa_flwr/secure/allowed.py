@@ -12,18 +12,18 @@ from appa_flwr.secure.terms import check_rule
 
 
 def check_config(config: Config, *, groups: int | None = None) -> None:
-    """Raise a UserError where a run with `federation.sums` = "secure" asks for what no sum holds.
+    """Raise a UserError where a run with `run.sums` = "secure" asks for what no sum holds.
 
     `groups` is their number, where it is known.
     """
-    if config.federation.sums == "plain":
+    if config.run.sums == "plain":
         return
     for rule in filter(None, (config.rule, config.baseline_rule)):
         check_rule(rule, config.appa)
     for key, why in _beside(config, groups):
         raise UserError(
-            f"{key} cannot be beside federation.sums = secure, the default of appa deploy: {why}; change it, or choose "
-            "federation.sums=plain, where the server sees each group's numbers"
+            f"{key} cannot be beside run.sums = secure, the default of appa deploy: {why}; change it, or choose "
+            "run.sums=plain, where the server sees each group's numbers"
         )
 
 

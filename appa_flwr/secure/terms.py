@@ -69,12 +69,12 @@ def check_rule(rule: str, settings: APPASection) -> None:
     """Raise a UserError where a rule cannot be computed from sums."""
     if rule == "min" or (rule == "alpha" and abs(settings.alpha) > WINDOW):
         raise UserError(
-            f"rule={rule} takes single groups' rewards, which no sum holds; federation.sums = plain, or beside secure "
+            f"rule={rule} takes single groups' rewards, which no sum holds; run.sums = plain, or beside secure "
             f"sums rule=alpha with appa.alpha={-WINDOW:g}, which is nearer to the minimum than the mean (at most "
             f"+-{WINDOW:g})"
         )
     if rule not in ("average", "alpha", "appa", "mix"):
-        raise UserError(f"rule={rule}: what it needs of the groups is not known as sums; federation.sums = plain")
+        raise UserError(f"rule={rule}: what it needs of the groups is not known as sums; run.sums = plain")
 
 
 def begin(standing: Standing, public: Public) -> Standing:

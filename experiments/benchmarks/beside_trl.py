@@ -91,7 +91,7 @@ def ppo(
     out: Out = Path("runs/beside_trl"),
 ) -> None:
     """Compare our PPO engine with TRL's PPOTrainer; the keys are our side's."""
-    config = dict(map(parse_override, overrides or []))
+    config: dict[str, Scalar] = dict(map(parse_override, overrides or []))
     done: list[pd.DataFrame] = []
     for name in case or CASES:
         with tempfile.TemporaryDirectory() as model:
@@ -208,7 +208,7 @@ def rows_of(survey: Survey, base: Base, config: Config) -> Rows:
         answer = formats.answer(config.task, scores_1K[0], step=config.sft.answer_step)
         prompt = base.prompt_ids(config, question)
         taught = len(base.tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1  # with its end
-        if taught <= config.rollout.response_length and len(prompt) + taught <= config.policy.max_sequence_length:
+        if taught <= config.ppo.response_length and len(prompt) + taught <= config.policy.max_sequence_length:
             rows.append((prompt, answer))
     return rows
 

@@ -45,13 +45,13 @@ from server_app.ppo.engine import PPOEngine
 
 KEYS: dict[str, Scalar] = {
     "policy.tuning": "lora",
-    "lora.rank": sides.LORA_RANK,
-    "lora.ppo-targets": ",".join(sides.LORA_TARGETS),
+    "policy.lora-rank": sides.LORA_RANK,
+    "policy.ppo-targets": ",".join(sides.LORA_TARGETS),
     "ppo.epochs": sides.PPO_EPOCHS,
     "ppo.baseline": "value",
-    "rollout.answers-per-question": 1,
+    "ppo.answers-per-question": 1,
     "ppo.num-mini-batches": 1,  # as many optimizer steps as TRL really takes
-    "rollout.temperature": sides.TEMPERATURE,
+    "ppo.temperature": sides.TEMPERATURE,
     "ppo.learning-rate": sides.LEARNING_RATE,
 }
 """Keys that differ from our run config's defaults."""
@@ -106,16 +106,15 @@ def save_random(config: PretrainedConfig, folder: Path, *, dtype: torch.dtype = 
 def make_engine(workload: Workload) -> PPOEngine:
     """The engine as a run with these keys would build it."""
     rollout: dict[str, Scalar] = {
-        "rollout.response-length": workload.response_length,
-        "rollout.batch-size": workload.rollouts,
-        "rollout.answers-per-question": workload.answers,
+        "ppo.response-length": workload.response_length,
+        "ppo.batch-size": workload.rollouts,
+        "ppo.answers-per-question": workload.answers,
     }
     config = Config.load({**KEYS, **rollout, **workload.config})
     model = load_model(config, workload.model, quantized=config.policy.tuning == "qlora")
     return PPOEngine(
         ppo_models(config, model),
         config.ppo,
-        config.rollout,
         num_iterations=len(workload.batches),
         stop_ids=(EOS_ID,),
         pad_id=PAD_ID,

@@ -64,8 +64,8 @@ def reports(
     dataset: Any, row: TableRow, *, seeds: Sequence[int], folder: Path | None, sizes: Sequence[int]
 ) -> Iterator[Report]:
     """Train and score once a seed; n-grams stand in for MiniLM on the generated survey, whose words they know."""
-    config = recipe(*row.keys, f"embedding.encoder={'ngrams' if dataset == 'generated' else row.embedding}")
-    texts_to_vectors = encoder(config.embedding.encoder, cache=cache_folder())
+    config = recipe(*row.keys, f"pluralllm.encoder={'ngrams' if dataset == 'generated' else row.embedding}")
+    texts_to_vectors = encoder(config.pluralllm.encoder, cache=cache_folder())
     for seed in seeds:
         problem = load_problem(
             dataset, seed=seed, folder=folder, texts_to_vectors=texts_to_vectors, num_training=row.num_training

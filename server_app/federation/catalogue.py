@@ -100,7 +100,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     questions = (*asked, *unanswered)
     train_Q = np.array([question.question_id in train for question in questions])
     unanswered_Q = np.arange(len(questions)) >= len(asked)
-    texts_to_vectors = encoder(config.embedding.encoder, cache=cache_folder(), progress=progress)
+    texts_to_vectors = encoder(config.pluralllm.encoder, cache=cache_folder(), progress=progress)
     table = embed_questions(questions, encoder=texts_to_vectors)
     return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 
@@ -112,7 +112,7 @@ class FittingQuestions:
     Attributes:
         train_J: training questions that fit, those that nobody answered among them.
         test_J: held-out questions that fit.
-        unanswerable: questions whose answer needs more than `rollout.response-length` tokens.
+        unanswerable: questions whose answer needs more than `ppo.response-length` tokens.
         too_long: others that, with their answer, exceed `policy.max-sequence-length`.
     """
 
@@ -128,7 +128,7 @@ def fitting_questions(
     """Training and held-out questions that can be asked and answered (SFT and PPO tables: maximum lengths).
 
     Args:
-        config: `policy.max-sequence-length` and `rollout.response-length`.
+        config: `policy.max-sequence-length` and `ppo.response-length`.
         catalogue: the public questions and their split.
         prompt_tokens_Q: of each question's prompt.
         answer_tokens_Q: of an answer in the format asked for, its end included.
@@ -136,17 +136,17 @@ def fitting_questions(
     Raises:
         UserError: no training or no held-out question fits.
     """
-    longest, response = config.policy.max_sequence_length, config.rollout.response_length
+    longest, response = config.policy.max_sequence_length, config.ppo.response_length
     answerable_Q = np.array(answer_tokens_Q) <= response
     fits_Q = answerable_Q & (np.array(prompt_tokens_Q) + response <= longest)
     learned_Q = ~catalogue.held_out_Q
     for key, value, fitting_Q, why in (
-        ("rollout.response-length", response, answerable_Q, f"the shortest answer has {min(answer_tokens_Q)} tokens"),
+        ("ppo.response-length", response, answerable_Q, f"the shortest answer has {min(answer_tokens_Q)} tokens"),
         (
             "policy.max-sequence-length",
             longest,
             fits_Q,
-            f"the shortest prompt has {min(prompt_tokens_Q)} tokens and rollout.response-length is {response}",
+            f"the shortest prompt has {min(prompt_tokens_Q)} tokens and ppo.response-length is {response}",
         ),
     ):
         if not (fitting_Q & learned_Q).any() or not (fitting_Q & catalogue.held_out_Q).any():

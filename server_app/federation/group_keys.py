@@ -12,7 +12,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from appa_flwr.core.errors import UserError
 
-KEY = "federation.group-keys"
+KEY = "run.group-keys"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class GroupKeys:
 
 
 def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
-    """The keys in a TOML file, group = "public key in OpenSSH's format"; None where `federation.group-keys` is empty.
+    """The keys in a TOML file, group = "public key in OpenSSH's format"; None where `run.group-keys` is empty.
 
     Raises:
         UserError: it cannot be read, holds something else, or lacks one of the expected groups.

@@ -141,7 +141,7 @@ class Federation:
             others = [name for name in node_of if name not in kept]
             raise UserError(
                 f"{len(kept)} groups joined ({', '.join(self.present) or 'none'}); "
-                f"federation.min-groups = {self.min_groups}"
+                f"run.min-groups = {self.min_groups}"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; there, but not in `groups`: {listed(others)}" if others else "")
             )
@@ -284,7 +284,7 @@ class Federation:
         """Every group's votes (G, Q, K); groups without usable votes on the catalogue's questions are left out.
 
         `distributions` asks for these, whatever the run's SFT learns; only groups whose owners allow it send them.
-        Where fewer vote than `federation.min-groups`, there are none, if they are not needed.
+        Where fewer vote than `run.min-groups`, there are none, if they are not needed.
 
         Raises:
             UserError: they are needed.
@@ -324,7 +324,7 @@ class Federation:
         above 0 for an answer nobody could read, counts as missing, with a warning that names it.
 
         Raises:
-            UserError: fewer groups answered than `federation.min-groups`.
+            UserError: fewer groups answered than `run.min-groups`.
         """
         unreadable_J: BoolArray = np.logical_and.reduce(np.isnan(request.prediction_JK), axis=1)
         keys = [(metric, side) for side in request.sides for metric in request.metrics]
@@ -377,7 +377,7 @@ class Federation:
         if len(present) < self.min_groups:
             raise UserError(
                 f"only {len(present)} of {len(self.groups)} groups ({', '.join(present) or 'none'}) could {what}; "
-                f"federation.min-groups = {self.min_groups}. " + (self.why_refused() or "The groups' own logs say why")
+                f"run.min-groups = {self.min_groups}. " + (self.why_refused() or "The groups' own logs say why")
             )
 
     def why_refused(self) -> str:

@@ -140,7 +140,7 @@ class SecureSums:
             meanwhile: computed here while the groups do theirs.
 
         Raises:
-            TooFew: fewer groups answered than the roster asks for, or `federation.min-groups`; nothing has changed.
+            TooFew: fewer groups answered than the roster asks for, or `run.min-groups`; nothing has changed.
             Incomplete: enough, but not all of `among`.
         """
         self._federation.readmit()

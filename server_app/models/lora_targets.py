@@ -1,4 +1,4 @@
-"""The layers that `lora.sft-targets` and `lora.ppo-targets` name, seen in the model's shape before anything trains."""
+"""Checks before anything trains that the model has the layers of `policy.sft-targets` and `policy.ppo-targets`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def check(config: Config, model_config: PreTrainedConfig) -> None:
         return
     with torch.device("meta"):  # its shapes without its weights
         model = AutoModelForCausalLM.from_config(model_config)
-    for key, targets in (("lora.sft-targets", config.lora.sft_targets), ("lora.ppo-targets", config.lora.ppo_targets)):
+    for key, targets in (
+        ("policy.sft-targets", config.policy.sft_targets),
+        ("policy.ppo-targets", config.policy.ppo_targets),
+    ):
         for name in split_names(targets) or ("",):
             if fault := _fault(model, name):
                 raise UserError(f"{key}: {config.model} {fault}")

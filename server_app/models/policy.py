@@ -247,8 +247,8 @@ def ppo_models(config: Config, model: PreTrainedModel, *, sft_adapter: Path | No
         return FullModels(model)
     return LoraModels(
         model,
-        rank=config.lora.rank,
-        policy_targets=list(split_names(config.lora.ppo_targets)),
-        value_targets=list(split_names(config.lora.ppo_targets)),
+        rank=config.policy.lora_rank,
+        policy_targets=list(split_names(config.policy.ppo_targets)),
+        value_targets=list(split_names(config.policy.ppo_targets)),
         sft_adapter=sft_adapter,
     )

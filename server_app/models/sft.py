@@ -152,10 +152,10 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
 def adapter(config: Config) -> LoraConfig:
     """SFT's adapter (SFT table)."""
     return LoraConfig(
-        r=config.lora.rank,
-        lora_alpha=ALPHA_PER_RANK * config.lora.rank,
+        r=config.policy.lora_rank,
+        lora_alpha=ALPHA_PER_RANK * config.policy.lora_rank,
         lora_dropout=LORA_DROPOUT,
-        target_modules=list(split_names(config.lora.sft_targets)),
+        target_modules=list(split_names(config.policy.sft_targets)),
         task_type="CAUSAL_LM",
     )
 

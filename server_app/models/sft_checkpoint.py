@@ -18,7 +18,7 @@ from server_app.models.base import Base
 KEY = "sft.checkpoint"
 SHARED = ("task", "model", "policy.tuning", "policy.prompt-style")
 """Keys that the run of the model and a run that begins with it have in common, beside the model's own folder."""
-SHARED_ADAPTER = ("lora.rank", "lora.sft-targets")
+SHARED_ADAPTER = ("policy.lora-rank", "policy.sft-targets")
 
 
 def write_card(folder: Path, config: Config, base: Base, questions: Sequence[Question]) -> None:

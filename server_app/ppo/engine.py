@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from appa_flwr.config.sections import PPOSection, RolloutSection
+from appa_flwr.config.sections import PPOSection
 from server_app.engine.memory import TokensAtOnce
 from server_app.engine.sequences import Sequences
 from server_app.models.policy import PolicyModels
@@ -48,8 +48,7 @@ class PPOEngine:
 
     Args:
         models: policy, reference and value.
-        settings: the numbers of the update.
-        rollout: how answers are sampled.
+        settings: the numbers of rollouts and update.
         num_iterations: over which the step size falls.
         stop_ids: tokens that end an answer.
         pad_id: what fills the rest of a row.
@@ -60,7 +59,6 @@ class PPOEngine:
         self,
         models: PolicyModels,
         settings: PPOSection,
-        rollout: RolloutSection,
         *,
         num_iterations: int,
         stop_ids: Sequence[int],
@@ -69,14 +67,14 @@ class PPOEngine:
         shared_prefix: bool = True,
     ) -> None:
         self.models = models
-        self.settings, self._temperature = settings, rollout.temperature
+        self.settings, self._temperature = settings, settings.temperature
         self._tokens = TokensAtOnce(settings.micro_batch_tokens)
-        self._per_question = rollout.answers_per_question
+        self._per_question = settings.answers_per_question
         self._by_question = settings.baseline == "question"
         self._decoding = Decoding.fitting(
             models.policy(),
-            max_new_tokens=rollout.response_length,
-            temperature=rollout.temperature,
+            max_new_tokens=settings.response_length,
+            temperature=settings.temperature,
             stop_ids=stop_ids,
             pad_id=pad_id,
             shared_prefix=shared_prefix,

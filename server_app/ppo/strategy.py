@@ -23,7 +23,7 @@ from appa_flwr.analysis.aggregation import Rule, State
 from appa_flwr.analysis.aggregation.sums import FromSums
 from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
-from appa_flwr.config.sections import RolloutSection
+from appa_flwr.config.sections import PPOSection
 from appa_flwr.protocol import wire
 from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
@@ -55,9 +55,10 @@ class QuestionOrder:
         return np.array(taken)
 
 
-def questions_of(order: QuestionOrder, rollout: RolloutSection) -> IntArray:
+def questions_of(order: QuestionOrder, settings: PPOSection) -> IntArray:
     """The next batch's question for each rollout: the answers to one question side by side."""
-    return np.repeat(order.take(rollout.batch_size // rollout.answers_per_question), rollout.answers_per_question)
+    number = settings.answers_per_question
+    return np.repeat(order.take(settings.batch_size // number), number)
 
 
 @dataclass
@@ -131,7 +132,7 @@ class AppaStrategy(Strategy):
             timeout: seconds for which replies are waited for.
 
         Raises:
-            UserError: fewer groups answered than `federation.min-groups`; policy and state are those of the iteration
+            UserError: fewer groups answered than `run.min-groups`; policy and state are those of the iteration
                 before.
         """
         assert isinstance(grid, OverlapGrid)
@@ -158,7 +159,7 @@ class AppaStrategy(Strategy):
         """A round's answers to the next questions, as the groups are asked to score them."""
         seconds = dict[str, float]()
         with timed(seconds, "rollout"):
-            question_J = questions_of(self._order, self._config.rollout)
+            question_J = questions_of(self._order, self._config.ppo)
             rollout = self._engine.rollout([self._prompts[q] for q in question_J])
             texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_answers(self._config.task, texts, question_J, self._catalogue)

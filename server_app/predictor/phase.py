@@ -74,6 +74,6 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
 
 def _embedding(config: Config, catalogue: wire.Catalogue) -> EmbeddingSummary:
     return EmbeddingSummary(
-        encoder=config.embedding.encoder,
+        encoder=config.pluralllm.encoder,
         probe=cards.probe(catalogue.embedding_QKE, catalogue.questions),
     )

@@ -189,7 +189,7 @@ def pretrain(
     strategy = _Watched(flower_strategy(config, len(nodes)), config, most, progress)
     members, grid.members = grid.members, tuple(nodes)
     try:
-        strategy.start(through, start, num_rounds=config.pluralllm.rounds, timeout=config.federation.reply_timeout)
+        strategy.start(through, start, num_rounds=config.pluralllm.rounds, timeout=config.run.reply_timeout)
     finally:
         grid.members = members
     return Pretraining(strategy.weights, tuple(strategy.losses), strategy.validation)

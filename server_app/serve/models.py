@@ -40,7 +40,7 @@ class Models:
             text, options = question.text, question.options
             prompt = formats.prompt(config.task, text, options, style=config.policy.prompt_style)
             found.append({"question_id": question.question_id, "prompt": prompt, "options": list(options)})
-        return {"questions": found, "answer_tokens": config.rollout.response_length}
+        return {"questions": found, "answer_tokens": config.ppo.response_length}
 
     def judge(self, name: str, answers: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
         """Have the groups score a model's answers to all held-out questions; see `appa_flwr.report.judged.result`.

@@ -46,7 +46,7 @@ EXPLAINED = {
 READINGS = {
     # keys: rollouts an iteration, mini-batches, rollouts a step, iterations, optimizer steps
     "preset=paper": (96, 1, 96, 107, 214),  # 10215 / 96 = 106.4; 107 x 2 x 1
-    "preset=paper rollout.batch-size=768 ppo.num-mini-batches=8": (
+    "preset=paper ppo.batch-size=768 ppo.num-mini-batches=8": (
         768,
         8,
         96,
@@ -83,7 +83,7 @@ def test_the_map_s_names_files_equations_and_hyperparameters_are_those_of_the_co
     found = {}
     for keys in READINGS:
         config = assemble(keys.split(), folder=None)
-        size, parts = config.rollout.batch_size, config.ppo.num_mini_batches
+        size, parts = config.ppo.batch_size, config.ppo.num_mini_batches
         iterations = config.iterations(2043)
         found[keys] = (size, parts, size // parts, iterations, iterations * config.ppo.epochs * parts)
     assert found == READINGS

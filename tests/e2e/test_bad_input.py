@@ -59,13 +59,13 @@ def join(path: Path) -> tuple[Federation, InProcessGrid, dict[str, int]]:
     """The first phase of a run: roll call and catalogue, by two nodes for three groups."""
     flat = {
         "survey": str(path),
-        "federation.min-groups": 2,
+        "run.min-groups": 2,
         "data.test-fraction": 0.3,
     }
     config = Config.load(flat)
     grid = SimulatedGrid(simulated(config, 2))
     with flower_task():
-        federation = Federation(OverlapGrid(grid), min_groups=config.federation.min_groups, timeout=5.0)
+        federation = Federation(OverlapGrid(grid), min_groups=config.run.min_groups, timeout=5.0)
         federation.gather(GROUPS, patience=0.0)
         answered = federation.send_catalogue(build_catalogue(config))
     return federation, grid, answered

@@ -105,7 +105,7 @@ def _answers_found(folder: Path, survey: Survey) -> set[str]:
 def test_processes_with_a_file_each_align_a_policy_and_go_on_when_one_ends_until_it_is_back(deployment, survey):
     names = survey.groups
     gone = names[-1]
-    deployment.submit(groups=";".join(names), federation__min_groups=1)
+    deployment.submit(groups=";".join(names), run__min_groups=1)
     deployment.wait(lambda: bool(deployment.iterations), seconds=400)
     for process in deployment.processes("flower-supernode"):
         # Another user of a group's machine reaches the node's port too, and would get a task and what belongs to it.

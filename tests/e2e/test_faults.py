@@ -76,7 +76,7 @@ def test_nodes_are_late_killed_restarted_and_frozen_and_the_server_app_is_killed
         started, sites = deployment.started, deployment.sites
         for name in (A, B):
             started.start_node(sites, name)
-        keys = {**ALL, "ppo__num_iterations": 24, "federation__reply_timeout": 30.0}
+        keys = {**ALL, "ppo__num_iterations": 24, "run__reply_timeout": 30.0}
         deployment.submit(**keys)
         deployment.wait(lambda: bool(deployment.iterations), seconds=240)
         assert missing(deployment) == [C]
@@ -147,7 +147,7 @@ def test_a_group_runs_the_bundle_that_its_owner_pinned_and_no_other(tmp_path):
         for name, pinned in ((A, bundle_hash(REPO)), (B, "0" * 64)):
             (deployment.sites.group(name) / "policy.toml").write_text(f'bundle = "{pinned}"\n')
             deployment.started.start_node(deployment.sites, name)
-        deployment.submit(groups=f"{A};{B}", federation__min_groups=1, federation__reply_timeout=30.0)
+        deployment.submit(groups=f"{A};{B}", run__min_groups=1, run__reply_timeout=30.0)
         ended(deployment)
         assert all(line["missing_groups"] == [B] for line in deployment.iterations)
         assert NOT_PINNED in warnings(deployment)
@@ -204,7 +204,7 @@ def test_a_frozen_superlink_ends_the_run_with_a_line_and_the_run_resumes(tmp_pat
 SMALL = {
     **TINY_RUN,
     **TINY_LOOP,
-    "federation.min-groups": 2,
+    "run.min-groups": 2,
     "data.num-questions": 40,
     "data.num-groups": 3,
     "data.extra-questions": "",  # a deployment has the questions that its groups answered
@@ -223,7 +223,7 @@ KILLS = 3
 @pytest.mark.parametrize("sums", ["plain", "secure"])
 def test_killed_three_times_at_random_moments_it_ends_with_the_simulation_s_numbers(sums, tmp_path, appa_run):
     """By the command, `kill -9` of all its processes each time; which moments these are is printed."""
-    deployed_keys = SMALL | {"federation.sums": sums, "federation.min-groups": 2 if sums == "plain" else 3}
+    deployed_keys = SMALL | {"run.sums": sums, "run.min-groups": 2 if sums == "plain" else 3}
     keys = [f"{key}={json.dumps(value)}" for key, value in deployed_keys.items()]
     rng = random.Random(time.time_ns())
     folder, temporary = tmp_path / "trial", tmp_path / "temporary"

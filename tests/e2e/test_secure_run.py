@@ -26,7 +26,7 @@ def run(grid, config):
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """The run where owners pin a roster and let out nothing of their own; and what each group has put into the sums."""
-    world = make_world(tmp_path_factory.mktemp("secure"), federation__sums="secure")
+    world = make_world(tmp_path_factory.mktemp("secure"), run__sums="secure")
     grid = pinned(world.config, world.files, policy=f"{FEW}\nown-score = false")
     summed, made = [], summands.summand
 

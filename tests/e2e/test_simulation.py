@@ -109,7 +109,7 @@ def test_every_iteration_has_a_complete_line_and_follows_the_papers_equations_fr
         assert tuple(line["rewards"]) == survey.groups
         for value in (*line["rewards"].values(), line["fairness_index"], line["format_score"], line["reward"]):
             assert 0 <= value <= 1
-        assert 1 <= line["response_length"] <= TINY_RUN["rollout.response-length"]
+        assert 1 <= line["response_length"] <= TINY_RUN["ppo.response-length"]
         for name in ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy"):
             assert math.isfinite(line[name])
         assert set(line["seconds"]) == {"rollout", "reference", "federation_wait", "update"}
@@ -219,7 +219,7 @@ def test_the_policy_loads_with_transformers_and_answers_a_prompt(finished, held_
         made = model.generate(
             **prompt,
             do_sample=False,
-            max_new_tokens=TINY_RUN["rollout.response-length"],
+            max_new_tokens=TINY_RUN["ppo.response-length"],
             output_logits=True,
             return_dict_in_generate=True,
         )

@@ -38,9 +38,9 @@ def finished(appa_run: RealRuns) -> Finished:
         "sft__batch_size": 4,
         "ppo__num_iterations": ITERATIONS,
         "ppo__num_mini_batches": 2,
-        "rollout__batch_size": 6,
-        "rollout__answers_per_question": 2,
-        "rollout__response_length": RESPONSE_LENGTH,
+        "ppo__batch_size": 6,
+        "ppo__answers_per_question": 2,
+        "ppo__response_length": RESPONSE_LENGTH,
         "eval__ceilings": "false",
         "eval__every": 0,
     }

@@ -51,7 +51,7 @@ def test_the_ranking_task(tmp_path, monkeypatch):
 def test_real_answers_of_the_papers_countries_with_adapters(tmp_path):
     countries = split_names(str(preset("paper")["groups"]))
     real = {"survey": str(GLOBALQA), "groups": ";".join(countries), "data.max-questions": 60}
-    tiny = {"policy.prompt-style": "compact", "sft.steps": 25, "rollout.response-length": 48}
+    tiny = {"policy.prompt-style": "compact", "sft.steps": 25, "ppo.response-length": 48}
     config = run_of(tmp_path, **real, **tiny)
     # Single digits make an answer to K options 5 K tokens, so nine options are the most that 48 tokens hold.
     public = build_catalogue(config)

@@ -98,7 +98,7 @@ def test_both_sides_of_sft_compute_one_loss(monkeypatch, tmp_path):
     monkeypatch.setattr(beside_trl, "ProcessPoolExecutor", InLine)
     monkeypatch.delenv(beside_trl.SURVEYS, raising=False)
     model = families.save("qwen3", tmp_path / "model", generate(num_questions=40, num_groups=3, seed=0).questions)
-    keys = ("policy.max-sequence-length=2000", "policy.compute-dtype=float32", "lora.rank=4", "sft.batch-size=2")
+    keys = ("policy.max-sequence-length=2000", "policy.compute-dtype=float32", "policy.lora-rank=4", "sft.batch-size=2")
     beside_trl.sft_step("compact", updates=1, overrides=[f"model={model}", *keys], out=tmp_path)
     ours, theirs = pd.read_json(tmp_path / "results.json").set_index("side").loc[["ours", "TRL"], "loss"]
     assert 0 < ours == pytest.approx(theirs, abs=beside_trl.LOSS_GOAL)

@@ -298,7 +298,7 @@ def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, saved, damage,
         damage(folder)
     with pytest.raises(UserError, match=message) as caught:
         encode(folder, tmp_path / "cache")
-    assert str(caught.value).startswith(f"embedding.encoder = {folder}: ")
+    assert str(caught.value).startswith(f"pluralllm.encoder = {folder}: ")
     assert "\n" not in str(caught.value)
     assert not kept(tmp_path / "cache")
 
@@ -312,7 +312,7 @@ def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeyp
     if modules:
         (tmp_path / "home" / "modules.json").write_text(modules)
     monkeypatch.setattr(encoders.hashlib, "file_digest", None)
-    with pytest.raises(UserError, match=f"^embedding.encoder = {tmp_path / 'home'}: {message}"):
+    with pytest.raises(UserError, match=f"^pluralllm.encoder = {tmp_path / 'home'}: {message}"):
         encoder(str(tmp_path / "home"), cache=tmp_path)(TEXTS)
 
 
@@ -326,7 +326,7 @@ def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeyp
 )
 def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name, message):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=f"embedding.encoder = {name}: no such folder.*{message}") as caught:
+    with pytest.raises(UserError, match=f"pluralllm.encoder = {name}: no such folder.*{message}") as caught:
         encoder(name, cache=tmp_path)(TEXTS)
     assert "\n" not in str(caught.value)
 
@@ -334,7 +334,7 @@ def test_name_that_leads_nowhere_is_told_in_one_line(tmp_path, monkeypatch, name
 def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keys = {"data.num-questions": 6, "data.num-groups": 2}
-    model = {"embedding.encoder": str(folders["bert"])}
+    model = {"pluralllm.encoder": str(folders["bert"])}
     calls = []
     catalogue = build_catalogue(Config.load({**keys, **model}), progress=watch(calls))
     grams = build_catalogue(Config.load(keys))
@@ -347,7 +347,7 @@ def test_run_embeds_by_the_configured_model_into_the_user_s_cache(folders, tmp_p
 def test_the_model_s_folder_is_found_from_where_it_was_named(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "ngrams").mkdir()
-    given = ["embedding.encoder=m"]
-    assert assemble(given, folder=tmp_path).embedding.encoder == str(tmp_path.resolve() / "m")
-    assert assemble(given, folder=tmp_path / "m").embedding.encoder == "m"
-    assert assemble([], folder=tmp_path).embedding.encoder == "ngrams"
+    given = ["pluralllm.encoder=m"]
+    assert assemble(given, folder=tmp_path).pluralllm.encoder == str(tmp_path.resolve() / "m")
+    assert assemble(given, folder=tmp_path / "m").pluralllm.encoder == "m"
+    assert assemble([], folder=tmp_path).pluralllm.encoder == "ngrams"

@@ -76,7 +76,7 @@ def test_a_card_is_read_as_it_was_written_and_fits_its_own_run(weights):
     [
         (
             {"embedding": features(encoder="minilm", probe=(0.5, 1.25, 0.0))},
-            "features of its questions are other.* embedding.encoder = minilm; it was trained with ngrams",
+            "features of its questions are other.* pluralllm.encoder = minilm; it was trained with ngrams",
         ),
         ({"architecture": "attention"}, "architecture = residual, and this run has att"),
         ({"questions": QUESTIONS[:5]}, "another table of 6 questions, and this run has 5"),

@@ -44,7 +44,7 @@ def base(tmp_path_factory):
 @pytest.fixture
 def run(base, tmp_path):
     """A run's folder without its policy."""
-    write_config(tmp_path, Config.load({"model": str(base), "rollout.response-length": 8}))
+    write_config(tmp_path, Config.load({"model": str(base), "ppo.response-length": 8}))
     return tmp_path
 
 

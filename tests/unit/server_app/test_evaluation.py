@@ -126,7 +126,7 @@ def test_greedy_answers_are_in_the_order_of_the_questions(monkeypatch):
     found = {}
     for size in (1, 2, 100):
         monkeypatch.setattr(evaluation, "BATCH_SIZE", size)
-        config = Config.load({"rollout.response-length": 4})
+        config = Config.load({"ppo.response-length": 4})
         answers = evaluation.greedy_answers(
             model, base, config, prompts=prompts, question_J=question_J, catalogue=CATALOGUE
         )

@@ -44,9 +44,9 @@ def begun(grid, config):
 
 @pytest.mark.parametrize("groups", [{"data.num-groups": 3}, {"groups": "Avaria;Belmora;Castria"}])
 def test_keys_that_contradict_each_other_are_found_without_the_launcher(groups, tmp_path):
-    keys = {**groups, "federation.min-groups": 4, "run-name": "r", "run.output-dir": str(tmp_path)}
+    keys = {**groups, "run.min-groups": 4, "run-name": "r", "run.output-dir": str(tmp_path)}
     flat = Config.load({}).flat() | keys
-    problem = "federation.min-groups = 4 must be at most the number of groups, which is 3"
+    problem = "run.min-groups = 4 must be at most the number of groups, which is 3"
     with flower_task(), pytest.raises(UserError, match=problem):
         main.app(FakeGrid({}), Context(17, 1, {}, RecordDict(), dict(flat)))
 

@@ -32,7 +32,7 @@ from server_app.run_folder import RunFolder
 TINY = {
     "data.num-groups": 3,
     "data.num-questions": 16,
-    "federation.min-groups": 3,
+    "run.min-groups": 3,
     "eval.ceilings": False,
     **SMALL_PREDICTOR,
     **VOTES,
@@ -42,10 +42,10 @@ TINY = {
     "sft.batch-size": 4,
     "policy.tuning": "lora",  # adapters begin with random numbers
     "ppo.num-iterations": 5,
-    "rollout.batch-size": 8,
+    "ppo.batch-size": 8,
     "ppo.num-mini-batches": 2,
     "ppo.learning-rate": 1e-2,
-    "rollout.response-length": 24,
+    "ppo.response-length": 24,
     "appa.fairness-threshold": 1.1,  # so that the groups' reward history matters
     "pluralllm.architecture": "attention",  # and the number of the iteration
 }
@@ -182,7 +182,7 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 
 
 def test_a_run_under_secure_sums_goes_on_with_the_standings_that_the_groups_have_sealed(shared):
-    keys = {"federation.sums": "secure", "baseline-rule": ""}
+    keys = {"run.sums": "secure", "baseline-rule": ""}
     whole, broken = config_of(shared, "secure", **keys), config_of(shared, "secure-broken", **keys)
     session(whole)
     with pytest.MonkeyPatch.context() as patched:

@@ -36,7 +36,7 @@ def built():
 @pytest.mark.parametrize("task", ["dpa", "opa"])
 def test_a_model_has_a_row_a_metric_behind_the_earlier_ones(built, tmp_path, task):
     model, tokenizer = built
-    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "rollout.response-length": 6, "task": task})
+    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "ppo.response-length": 6, "task": task})
     base = Base("", tokenizer, tokenizer.eos_token_id, (tokenizer.eos_token_id,))
     prompts = [base.prompt_ids(config, question) for question in CATALOGUE.questions]
     shares_QK = CATALOGUE.option_QK / CATALOGUE.option_QK.sum(1, keepdims=True)

@@ -8,7 +8,7 @@ from appa_flwr.core.errors import UserError
 from server_app.federation.catalogue import fitting_questions
 from server_app.inputs import answer_tokens
 
-LENGTHS = Config.load({"policy.max-sequence-length": 30, "rollout.response-length": 10})
+LENGTHS = Config.load({"policy.max-sequence-length": 30, "ppo.response-length": 10})
 CATALOGUE = catalogue_of([2, 2, 2, 2], train=[True, False, True, False])
 
 

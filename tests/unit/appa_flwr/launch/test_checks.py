@@ -31,7 +31,7 @@ def survey(tmp_path):
     ("keys", "says"),
     [
         ({"groups": "North,West"}, r'groups names "West".*North, South'),
-        ({"federation.min-groups": 3}, r"federation\.min-groups = 3 must be at most .* 2"),
+        ({"run.min-groups": 3}, r"federation\.min-groups = 3 must be at most .* 2"),
         ({"pluralllm.unseen-groups": "Nord"}, r'unseen-groups names "Nord", which is not in .*North, South'),
         ({"pluralllm.unseen-groups": "North;South"}, "names all groups"),
     ],
@@ -43,7 +43,7 @@ def test_keys_that_do_not_fit_the_groups_of_a_survey_file_are_refused(survey, ke
 
 def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
     assert checks.participants(Config.load({"survey": str(survey)})) == ("North", "South")
-    chosen = Config.load({"survey": str(survey), "groups": "South", "federation.min-groups": 1})
+    chosen = Config.load({"survey": str(survey), "groups": "South", "run.min-groups": 1})
     assert checks.participants(chosen) == ("South",)
     generated = Config.load({"data.num-groups": 3, "data.num-questions": 20})
     assert checks.participants(generated) == generate(num_questions=20, num_groups=3, seed=0).groups

@@ -90,9 +90,9 @@ def test_a_stopped_run_is_resumed_with_its_keys_where_it_lies_until_it_is_finish
     for name in (folder, Path()):
         assert resumable(name) == Config.load({"seed": 3, **here})
     assert appa(monkeypatch, "run", "--resume", str(folder), "seed=4") == 2
-    assert "seed: a resumed run keeps its keys; it may change federation.reply-timeout" in capsys.readouterr().err
-    assert appa(monkeypatch, "run", "--resume", str(folder), "federation.reply-timeout=9") == 0
-    assert launched == [Config.load({"seed": 3, "federation.reply-timeout": 9.0, **here})]
+    assert "seed: a resumed run keeps its keys; it may change run.reply-timeout" in capsys.readouterr().err
+    assert appa(monkeypatch, "run", "--resume", str(folder), "run.reply-timeout=9") == 0
+    assert launched == [Config.load({"seed": 3, "run.reply-timeout": 9.0, **here})]
     progress.write_text(json.dumps({**line, "phase": "report"}) + "\n")
     assert appa(monkeypatch, "run", "--resume", str(folder)) == 2
     assert "the run is finished" in capsys.readouterr().err
@@ -131,13 +131,13 @@ def test_config_shows_all_keys_on_one_screen(monkeypatch, capsys):
 def test_config_all_shows_every_key_in_full_by_section(monkeypatch, capsys):
     assert appa(monkeypatch, "config", "--all", "ppo.kl-coefficient=0.125") == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert "[federation] how the server waits for the groups, and what it learns of them" in lines
+    assert "[run] where a run writes, how far it goes, and how the server waits for the groups" in lines
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert {row[0] for row in rows} - {""} == set(KEYS)
     assert [
         "ppo.kl-coefficient",
         "0.125",
-        "a finite number >= 0",
+        "number",
         "weight of the KL penalty to the SFT policy (PPO table)",
     ] in rows
 
@@ -198,9 +198,9 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     arguments = ["deploy", str(folder), f"survey={survey}"]
     assert appa(monkeypatch, *arguments) == 2
     refused = capsys.readouterr().err
-    assert "2 groups cannot be beside federation.sums = secure" in refused
-    assert "choose federation.sums=plain" in refused
-    arguments += ["federation.sums=plain"]
+    assert "2 groups cannot be beside run.sums = secure" in refused
+    assert "choose run.sums=plain" in refused
+    arguments += ["run.sums=plain"]
     monkeypatch.chdir(REPO)
     monkeypatch.setattr(cli, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0

@@ -19,7 +19,7 @@ from appa_flwr.survey.generate import generate
 from appa_flwr.survey.split import split_questions
 
 SURVEY = generate(num_questions=30, num_groups=3, seed=0)
-CONFIG = Config.load({"data.num-questions": 30, "data.num-groups": 3, "rollout.response-length": 44})
+CONFIG = Config.load({"data.num-questions": 30, "data.num-groups": 3, "ppo.response-length": 44})
 
 
 class Loader(yaml.SafeLoader):

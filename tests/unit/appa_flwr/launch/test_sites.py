@@ -223,4 +223,4 @@ def test_what_is_not_ours_is_left_alone(tmp_path):
 def test_where_things_lie_is_not_submitted():
     keys = deploy.submitted(Config.load({"survey": "generated", "rule": "min", "run.output-dir": "/somewhere"}))
     assert keys["rule"] == "min"
-    assert {"survey", "groups", "run.output-dir", "federation.group-keys"}.isdisjoint(keys)
+    assert {"survey", "groups", "run.output-dir", "run.group-keys"}.isdisjoint(keys)

@@ -183,7 +183,7 @@ def test_all_text_is_escaped(tmp_path):
     scores = {"fi": 0.9, "avg_as": 0.6, "min_as": 0.5, "per_group": run}
     write_run(
         tmp_path,
-        config=CONFIG | {"model": evil, "survey": evil, "groups": f"a,{evil}"},
+        config=CONFIG | {"model": evil, "policy.tuning": "lora", "survey": evil, "groups": f"a,{evil}"},
         summary=[
             {"method": method, "metric": evil, **scores, "format_score": 0.9, "survey": scores} for method in METHODS
         ],
@@ -235,7 +235,7 @@ def test_config_alone_makes_a_report_that_says_what_is_missing(tmp_path):
         ((0, 0), ""),
         (
             (3, 1),
-            "; 3 left out, whose answer does not fit into rollout.response-length; 1 left out, whose prompt and answer "
+            "; 3 left out, whose answer does not fit into ppo.response-length; 1 left out, whose prompt and answer "
             "do not fit into policy.max-sequence-length",
         ),
     ],

@@ -233,7 +233,7 @@ def test_a_broken_file_leaves_the_old_report_alone(tmp_path):
 
 
 def test_what_was_left_to_the_run_is_shown_with_what_it_came_to(tmp_path):
-    config = {"task": "opa", "ppo.num-iterations": 0, "federation.min-groups": 2, "policy.compute-dtype": "auto"}
+    config = {"task": "opa", "ppo.num-iterations": 0, "run.min-groups": 2, "policy.compute-dtype": "auto"}
     auto = {"policy.compute-dtype": "bfloat16"}
     lines = [made.line(1, planned=107, fell_back=None)]
     page = made.page_of(made.write_run(tmp_path, config=config, metrics=lines, auto=auto))

@@ -97,8 +97,8 @@ def test_no_file_binds_nobody():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "^federation.group-keys = .*keys.toml: cannot be read as TOML: .*No such file"),
-        ("A = ", "^federation.group-keys = .*keys.toml: cannot be read as TOML: Invalid value"),
+        (None, "^run.group-keys = .*keys.toml: cannot be read as TOML: .*No such file"),
+        ("A = ", "^run.group-keys = .*keys.toml: cannot be read as TOML: Invalid value"),
         ('A = "ssh-dss no"', '^{path}: A: must be a public key in OpenSSH\'s format, "ecdsa-sha2-nistp384 AAAA..."$'),
         ("A = 3", "^{path}: A: must be a public key"),
         ("", "^{path}: has no key of A, B of the north; every group of the run needs one$"),

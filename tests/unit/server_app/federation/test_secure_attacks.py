@@ -109,7 +109,7 @@ def test_a_rule_that_no_sum_should_hold_is_refused_by_the_group_too(groups):
 @pytest.fixture
 def owners(tmp_path):
     """Three deployed groups with tables, and the server's sums over them."""
-    world = make_world(tmp_path, federation__sums="secure")
+    world = make_world(tmp_path, run__sums="secure")
     with flower_task():
         grid = pinned(world.config, world.files)
         federation = Federation(OverlapGrid(grid), min_groups=3, timeout=5.0)

@@ -217,14 +217,14 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_no_sum_holds_is_refused_in_one_line(name):
-    config = Config.load({"federation.sums": "secure", **BAD[name]})
+    config = Config.load({"run.sums": "secure", **BAD[name]})
     with pytest.raises(UserError) as error:
         check_config(config)
     assert "\n" not in str(error.value)
-    assert "secure" in str(error.value) or "federation.sums = plain" in str(error.value)
-    check_config(Config.load({**config.flat(), "federation.sums": "plain"}))
+    assert "secure" in str(error.value) or "run.sums = plain" in str(error.value)
+    check_config(Config.load({**config.flat(), "run.sums": "plain"}))
 
 
 def test_two_groups_are_too_few():
     with pytest.raises(UserError, match="2 groups cannot be"):
-        check_config(Config.load({"federation.sums": "secure"}), groups=2)
+        check_config(Config.load({"run.sums": "secure"}), groups=2)

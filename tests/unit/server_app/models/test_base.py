@@ -199,10 +199,10 @@ def test_layers_for_lora_that_a_model_does_not_have_are_told_before_anything_is_
     monkeypatch.setattr(tiny, "load_or_build", lambda *_, **__: pytest.fail("built before the run has begun"))
     for keys in ({"model": str(folder), "policy.tuning": "qlora"}, {"policy.tuning": "lora"}):
         bases.check(Config.load(keys))
-        for key in ("lora.sft-targets", "lora.ppo-targets"):
+        for key in ("policy.sft-targets", "policy.ppo-targets"):
             with pytest.raises(UserError, match=f"^{key}: .* has no linear layer 'c_attn'"):
                 bases.check(Config.load({**keys, key: "q_proj,c_attn"}))
-    bases.check(Config.load({"lora.ppo-targets": "c_attn"}))  # all weights are tuned
+    bases.check(Config.load({"policy.ppo-targets": "c_attn"}))  # all weights are tuned
 
 
 @pytest.mark.parametrize(

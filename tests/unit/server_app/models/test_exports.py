@@ -32,7 +32,7 @@ def logprobs(model):
 def test_both_forms_of_the_policy_load_and_answer_alike(tuning, loader, architecture, tmp_path):
     tiny_causal_lm(architecture).save_pretrained(tmp_path / "base")
     base = Base(str(tmp_path / "base"), None, 1, (1, 2))
-    keys = {"policy.tuning": tuning, "lora.rank": 2, "lora.ppo-targets": "q_proj,v_proj"}
+    keys = {"policy.tuning": tuning, "policy.lora-rank": 2, "policy.ppo-targets": "q_proj,v_proj"}
     config = Config.load(keys)
     sft = tmp_path / "base"
     if tuning == "lora":

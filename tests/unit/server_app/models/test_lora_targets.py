@@ -23,7 +23,7 @@ ROWS = answer_rows()
 
 
 def config_of(targets, **keys):
-    return Config.load({"policy.tuning": "lora", "lora.sft-targets": targets, "lora.ppo-targets": targets, **keys})
+    return Config.load({"policy.tuning": "lora", "policy.sft-targets": targets, "policy.ppo-targets": targets, **keys})
 
 
 def logprobs(model):
@@ -112,7 +112,7 @@ def test_a_name_that_is_no_linear_layer_is_told_though_others_beside_it_are(arch
         with pytest.raises(UserError) as error:
             lora_targets.check(config_of(targets, **{"policy.tuning": tuning, "model": "m"}), model.config)
         told = str(error.value)
-        assert told.startswith(f"lora.sft-targets: m has no linear layer {says}")
+        assert told.startswith(f"policy.sft-targets: m has no linear layer {says}")
         assert told.endswith(f" LoRA can adapt {layers}")
         assert "\n" not in told
 

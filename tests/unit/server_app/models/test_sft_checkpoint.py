@@ -51,7 +51,7 @@ def test_the_model_is_copied_with_its_card(model, tmp_path):
         ("model", "some/where"),
         ("policy.prompt-style", "full"),
         ("policy.tuning", "full"),
-        ("lora.rank", 4),
+        ("policy.lora-rank", 4),
     ],
 )
 def test_another_kind_of_run_is_refused_by_the_key(model, key, value):

@@ -18,7 +18,7 @@ from three_groups import GROUPS
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
-from appa_flwr.config.sections import RolloutSection
+from appa_flwr.config.sections import PPOSection
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import formats, wire
 from appa_flwr.protocol.rewards import js
@@ -32,7 +32,7 @@ CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
 TEXTS = ["0.70,0.30", "0.20,0.30,0.50", "no idea", "0.10, 0.10, 0.80", "0.50,0.50"]
 QUESTIONS = [0, 1, 3, 3, 1]  # the last text has too few numbers for its question
-SETTINGS = {"rollout.batch-size": 5, "ppo.num-mini-batches": 1, **VALUE_MODEL}
+SETTINGS = {"ppo.batch-size": 5, "ppo.num-mini-batches": 1, **VALUE_MODEL}
 CURVE_TEXTS = ["0.10,0.20,0.30,0.40", "what?"]  # to the one held-out question
 STATS = ("policy_loss", "value_loss", "clip_fraction", "approximate_kl", "kl", "entropy", "response_length")
 LEARNED = {name: 0.1 * number for number, name in enumerate(STATS)}
@@ -275,7 +275,7 @@ def test_every_pass_over_the_questions_is_complete_and_in_another_order():
 
 
 def test_a_question_s_answers_stand_side_by_side():
-    rollout = RolloutSection(batch_size=6, answers_per_question=3)
+    rollout = PPOSection(batch_size=6, answers_per_question=3)
     one_each, three_each = (QuestionOrder(np.arange(10), seed=4) for _ in range(2))
     for _ in range(7):  # past the end of a pass over the questions
         first, second = one_each.take(2)

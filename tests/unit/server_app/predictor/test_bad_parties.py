@@ -37,7 +37,7 @@ def node(step, *, num_examples=10):
 def pretrained(nodes, *, size=1, most=None, extra=None, **keys):
     """The weights `w` and `b`, both 0 before, and those of `extra` after one round with these nodes."""
     given = {f"pluralllm.{name.replace('_', '-')}": value for name, value in {"rounds": 1, **keys}.items()}
-    config = Config.load({**PLAIN, "federation.reply-timeout": 0.01, **given})
+    config = Config.load({**PLAIN, "run.reply-timeout": 0.01, **given})
     start = {name: Array(np.zeros(size, np.float32)) for name in ("w", "b")} | (extra or {})
     with flower_task():
         grid = OverlapGrid(FakeGrid(nodes))

@@ -28,7 +28,7 @@ from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import initial_weights
 
-SMALL = {"data.num-questions": 40, "data.num-groups": 6, "federation.min-groups": 1, **SMALL_PREDICTOR, **VOTES}
+SMALL = {"data.num-questions": 40, "data.num-groups": 6, "run.min-groups": 1, **SMALL_PREDICTOR, **VOTES}
 ROW = (wire.HELD_OUT_PART, "mean-of-others")
 
 

@@ -21,7 +21,7 @@ def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
     model, tokenizer = tiny.build(recipe, catalogue.questions)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    config = Config.load({"model": str(tmp_path), "rollout.response-length": TOKENS})
+    config = Config.load({"model": str(tmp_path), "ppo.response-length": TOKENS})
     found = base.prepare(config, [])
     expected = evaluation.greedy_answers(
         base.load_model(config, found.source, quantized=False),

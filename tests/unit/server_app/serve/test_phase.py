@@ -37,7 +37,7 @@ from server_app.serve import phase
 KEYS = {
     "data.num-questions": 20,
     "data.num-groups": 3,
-    "federation.min-groups": 2,
+    "run.min-groups": 2,
     **SMALL_PREDICTOR,
     **VOTES,
     "pluralllm.rounds": 1,
@@ -146,7 +146,7 @@ def test_its_report_shows_fairness_weights_and_the_groups_by_round(served):
 
 def test_any_model_is_judged_beside_the_trivial_answers(tmp_path, monkeypatch):
     asked, broken = [], threading.Event()
-    keys = {"data.num-questions": 40, "federation.min-groups": 3}
+    keys = {"data.num-questions": 40, "run.min-groups": 3}
     sizes = {q.question_id: len(q.options) for q in build_catalogue(Config.load({**KEYS, **keys})).questions}
 
     def uniform(jobs, put, **_):

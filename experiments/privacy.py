@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from appa_flwr.analysis.aggregation import make
 from appa_flwr.analysis.destinations import VISITS
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.owner.owner_policy import OwnerPolicy
@@ -53,7 +52,7 @@ SCORES = (1, 2, 4, 16, 64, 256)
 """Scores asked for each question."""
 NEAR = 0.05  # how far an asked answer lies from its corner
 SPREAD, EXACT = 0.15, 1e-4  # how far a group lies from the others' mean, and what stands for no noise
-RULE = "appa"
+RULE = "appa"  # as printed
 BLURRING = [
     name
     for name, owner_policy in OWNER_POLICIES.items()
@@ -136,7 +135,7 @@ def price(setting: study.Setting, seed: int, *, visits: int, num_questions: int,
         return np.asarray(np.clip(blurred_GJ.round(owner_policy.reward_decimals), 0.0, 1.0))
 
     people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups)
-    return study.average_and_worst(study.end_scores(make(RULE), people, seed=seed, visits=visits, sent=blur))
+    return study.average_and_worst(study.end_scores(study.RULES[RULE], people, seed=seed, visits=visits, sent=blur))
 
 
 def read_through_pluralllm(setting: study.Setting, seed: int) -> dict[str, float]:

@@ -35,7 +35,7 @@ def test_only_questions_that_can_be_asked_and_answered_are_used(prompts, answers
 def test_a_length_that_no_training_or_no_held_out_question_fits_is_an_error(tokens_Q):
     with pytest.raises(UserError, match=r"policy\.max-sequence-length = 30 .* 5 tokens"):
         fitting(tokens_Q, [1] * 4)
-    with pytest.raises(UserError, match=r"rollout\.response-length = 10 .* 5 tokens"):
+    with pytest.raises(UserError, match=r"ppo\.response-length = 10 .* 5 tokens"):
         fitting([1] * 4, tokens_Q)
 
 

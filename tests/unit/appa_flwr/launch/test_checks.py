@@ -31,7 +31,7 @@ def survey(tmp_path):
     ("keys", "says"),
     [
         ({"groups": "North,West"}, r'groups names "West".*North, South'),
-        ({"run.min-groups": 3}, r"federation\.min-groups = 3 must be at most .* 2"),
+        ({"run.min-groups": 3}, r"run\.min-groups = 3 must be at most .* 2"),
         ({"pluralllm.unseen-groups": "Nord"}, r'unseen-groups names "Nord", which is not in .*North, South'),
         ({"pluralllm.unseen-groups": "North;South"}, "names all groups"),
     ],

@@ -126,7 +126,7 @@ def test_a_group_that_rewards_what_nobody_can_read_counts_as_missing(warnings):
 
 def test_below_the_quorum_the_error_says_who_answered_and_what_was_asked():
     federation = three(BAD_NODES["no reply"], min_groups=3)
-    with pytest.raises(UserError, match=r"2 of 3 groups \(A, C\) .* federation\.min-groups = 3"):
+    with pytest.raises(UserError, match=r"2 of 3 groups \(A, C\) .* run\.min-groups = 3"):
         federation.score(REQUEST)
 
 
@@ -144,12 +144,12 @@ def test_two_groups_on_one_node_and_their_messages():
     ("nodes", "expected", "min_groups", "message"),
     [
         ({1: named("A", "B"), 2: named("B")}, (), 1, "two nodes speak for group 'B'"),
-        ({}, (), 1, r"0 groups joined \(none\); federation\.min-groups = 1"),
+        ({}, (), 1, r"0 groups joined \(none\); run\.min-groups = 1"),
         (
             {1: named("C"), 2: named("A")},
             ("C", "B", "A"),
             3,
-            r"2 groups joined \(C, A\); federation\.min-groups = 3; missing: B$",
+            r"2 groups joined \(C, A\); run\.min-groups = 3; missing: B$",
         ),
         (
             {1: named("Kenya"), 2: named("Pero")},

@@ -250,7 +250,7 @@ def test_a_failed_quorum_updates_and_reports_nothing():
     for node in (1, 2):
         nodes[node] = silent_after_joining(nodes[node], from_request=1)
     strategy, federation, engine, lines = build(nodes=nodes, min_groups=2)
-    with pytest.raises(UserError, match=r"1 of 3 groups \(A\) .* federation\.min-groups = 2"):
+    with pytest.raises(UserError, match=r"1 of 3 groups \(A\) .* run\.min-groups = 2"):
         run(strategy, federation, 3)
     assert len(engine.scores) == len(lines) == 1  # the first iteration's
     # the groups come back: it goes on from the state after the first iteration

@@ -91,7 +91,7 @@ ROWS = (
     as_printed("PPO", "KL coefficient", "0.05", "ppo.kl-coefficient"),
     as_printed("PPO", "Clip range", "0.2", "ppo.clip-range"),
     as_printed("PPO", "Clip range (value)", "0.2", "ppo.clip-range"),
-    as_printed("PPO", "Value loss coefficient (v_f)", "0.2", "server_app.ppo.engine.VALUE_COEFFICIENT"),
+    as_printed("PPO", "Value loss coefficient (v_f)", "0.2", "server_app.ppo.losses.VALUE_COEFFICIENT"),
     as_printed("PPO", "Discount factor (gamma)", "1.0", "server_app.ppo.engine.DISCOUNT"),
     as_printed("PPO", "GAE lambda (lambda_GAE)", "0.95", "server_app.ppo.engine.GAE_LAMBDA"),
     Row("PPO", "Reward whitening", "Per rollout (before PPO update)"),

@@ -133,7 +133,7 @@ def prepare(
     else:
         folder = locate(config.model)
         hub_id = "" if Path(config.model).expanduser().is_dir() else config.model
-    model_config = read_config(config, folder)
+    model_config = read_config(config.model, folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
         declared = _declared_ends(folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the HTTP library below it
     GatedRepoError,
@@ -17,10 +16,10 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     RepositoryNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.config import SMOLLM2_MODEL, TINY_MODEL
 from appa_flwr.core.errors import UserError, unknown_name
 
 PAPER_MODELS = ("google/gemma-2-2b-it", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-0.6B")
@@ -72,32 +71,27 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line.strip()}"
 
 
-def read_config(config: Config, folder: Path) -> PreTrainedConfig:
+def read_config(model: str, folder: Path) -> PreTrainedConfig:
     """The model's own config, once its folder has passed every check that needs no weights.
 
     Raises:
         UserError: not a causal language model that Transformers knows, or weights missing or cut short.
     """
     if (folder / ADAPTER_FILE).exists() and not (folder / "config.json").exists():
-        raise UserError(f"model = {config.model}: holds adapters only; give a folder they have been merged into")
+        raise UserError(f"model = {model}: holds adapters only; give a folder they have been merged into")
     try:
         model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"model = {config.model}: cannot be loaded ({describe(error)})") from error
+        raise UserError(f"model = {model}: cannot be loaded ({describe(error)})") from error
     held = model_config.architectures or []
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_config.model_type)
     # A model saved for another purpose would load all the same, with a random head or looking ahead.
     if known is None or (held and known not in held):
         raise UserError(
-            f"model = {config.model}: is no causal language model but {' or '.join(held) or model_config.model_type}; "
+            f"model = {model}: is no causal language model but {' or '.join(held) or model_config.model_type}; "
             f"the paper's are {', '.join(PAPER_MODELS)}"
         )
-    try:
-        with torch.device("meta"):  # its shapes without its weights
-            AutoModelForCausalLM.from_config(model_config)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"model = {config.model}: cannot be built ({describe(error)})") from error
-    _check_weights(config.model, folder)
+    _check_weights(model, folder)
     return model_config
 
 

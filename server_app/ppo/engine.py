@@ -23,7 +23,6 @@ from server_app.ppo import losses as ppo
 from server_app.ppo.rollouts import Decoding, Rollout, sample
 
 DISCOUNT, GAE_LAMBDA = 1.0, 0.95  # PPO table
-VALUE_COEFFICIENT = 0.2  # PPO table
 MAX_GRAD_NORM = 1.0  # to which each model's gradient is scaled down; not in the paper
 MAX_IMPORTANCE = 2.0  # cap of pi / pi_sampler, as in TRL's and verl's trainers
 
@@ -178,7 +177,7 @@ class PPOEngine:
                         clip_range=s.clip_range,
                         weight_JT=None if weight_JT is None else weight_JT[rows, :width],
                     )
-                    ppo.full_loss(policy=policy.loss, value_coefficient=VALUE_COEFFICIENT, num_tokens=count).backward()
+                    ppo.full_loss(policy=policy.loss, num_tokens=count).backward()
                     found["policy_loss"] += policy.loss.detach()
                     found["clip_fraction"] += policy.clipped
                     found["approximate_kl"] += policy.approximate_kl
@@ -194,7 +193,7 @@ class PPOEngine:
                         part.mask_JT,
                         clip_range=s.clip_range,
                     )
-                    ppo.full_loss(value=value, value_coefficient=VALUE_COEFFICIENT, num_tokens=count).backward()
+                    ppo.full_loss(value=value, num_tokens=count).backward()
                     found["value_loss"] += value.detach()
             return found
 

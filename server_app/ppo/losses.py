@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 VARIANCE_EPSILON = 1e-8
+VALUE_COEFFICIENT = 0.2  # the paper's c1 (PPO table)
 REWARD_CLAMP = 5.0  # appendix "Format Scoring"
 
 
@@ -92,15 +93,13 @@ def leave_one_out(reward_J: Tensor, *, per_question: int) -> Tensor:
     return (by_question - others).view(-1)
 
 
-def full_loss(
-    *, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, value_coefficient: float, num_tokens: int
-) -> Tensor:
+def full_loss(*, policy: Tensor | float = 0.0, value: Tensor | float = 0.0, num_tokens: int) -> Tensor:
     """Equation 7, full PPO loss: (L_POLICY + c1 L_VF) / tokens; the PPO table gives the entropy no weight (c2 = 0).
 
     Of the sums of a micro-batch, with the token count of its mini-batch, so that micro-batches add up to the mean over
-    the mini-batch. Linear in its parts, so that either may go backward alone. `value_coefficient` is the paper's c1.
+    the mini-batch. Linear in its parts, so that either may go backward alone.
     """
-    return torch.as_tensor(policy / num_tokens + value_coefficient * value / num_tokens)
+    return torch.as_tensor(policy / num_tokens + VALUE_COEFFICIENT * value / num_tokens)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from server_app.ppo import losses as ppo
 
 EXTRACT = Path(__file__).parent / "trl112_rollout.npz"  # the first rollout, with four of its micro-batches
 ANCHOR = Path(__file__).resolve().parents[3] / "shared" / "anchors" / "trl112_rollouts.npz"
-GAMMA, LAMBDA, KL, CLIP, CLIP_VALUE, VALUE_COEFFICIENT = 1.0, 0.95, 0.05, 0.2, 0.2, 0.2
+GAMMA, LAMBDA, KL, CLIP, CLIP_VALUE = 1.0, 0.95, 0.05, 0.2, 0.2
 TOLERANCE = 1e-5
 
 
@@ -76,7 +76,7 @@ def test_losses_of_every_micro_batch(recorded):
             policy.loss / recorded["policy_mask"][rows].sum(),
             value / recorded["value_mask"][rows].sum(),
         )
-        total = ppo.full_loss(policy=policy_mean, value=value_mean, value_coefficient=VALUE_COEFFICIENT, num_tokens=1)
+        total = ppo.full_loss(policy=policy_mean, value=value_mean, num_tokens=1)
         found.append([policy_mean, value_mean, total])
     expected = torch.stack([recorded[f"micro_{name}"] for name in ("pg_loss", "vf_loss", "loss")], 1)
     close(torch.tensor(found), expected)

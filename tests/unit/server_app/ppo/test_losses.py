@@ -149,14 +149,14 @@ def test_losses_add_up_over_any_split_and_ignore_padding(batch):
 def test_full_loss_and_entropy_by_hand():
     policy, value = (torch.tensor(x, requires_grad=True) for x in (6.0, 10.0))
     # (6 + .2 x 10) / 4 = 2
-    together = ppo.full_loss(policy=policy, value=value, value_coefficient=0.2, num_tokens=4)
+    together = ppo.full_loss(policy=policy, value=value, num_tokens=4)
     assert together.item() == pytest.approx(2.0)
     together.backward()
     whole = policy.grad.item(), value.grad.item()
     policy.grad = value.grad = None
     # either part alone pulls as it does in the sum: 1 / 4 and .2 / 4
-    ppo.full_loss(policy=policy, value_coefficient=0.2, num_tokens=4).backward()
-    ppo.full_loss(value=value, value_coefficient=0.2, num_tokens=4).backward()
+    ppo.full_loss(policy=policy, num_tokens=4).backward()
+    ppo.full_loss(value=value, num_tokens=4).backward()
     assert (policy.grad.item(), value.grad.item()) == whole == pytest.approx((0.25, 0.05))
     # tokens drawn as often as they are likely, a half and two quarters: (2 x log 2 + 2 x log 4) / 4 = 1.5 log 2
     logprob_JT = tensor([0.5, 0.5, 0.25, 0.25, 7.0]).log()

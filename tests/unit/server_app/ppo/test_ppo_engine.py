@@ -198,7 +198,7 @@ def test_the_first_gradient_against_one_row_at_a_time(steps, monkeypatch):
         with models.policy_pass(row.prefix_C, temperature=ROLLOUT.temperature, train=True) as logprobs:
             (-((return_T - mean) / deviation * logprobs(row)[0]).sum() / count).backward()
         with models.value_pass(row.prefix_C, train=True) as values:
-            (-engine_module.VALUE_COEFFICIENT * (return_T * values(row)[0]).sum() / count).backward()
+            (-engine_module.ppo.VALUE_COEFFICIENT * (return_T * values(row)[0]).sum() / count).backward()
     ((_, taken),) = steps
     for found, parameters in zip(taken, (models.policy_parameters(), models.value_parameters()), strict=True):
         for gradient, parameter in zip(found, parameters, strict=True):

@@ -52,6 +52,6 @@ def test_a_mistake_is_the_line_that_the_launcher_shows(begun, monkeypatch, capsy
 
     monkeypatch.setattr(preflight.base, "check", missing)
     with pytest.raises(SystemExit) as ended:
-        begun(gpu=False, model="/models/gemma")
+        begun(gpu=False, **{"model": "/models/gemma", "policy.tuning": "lora"})
     assert ended.value.code == 2
     assert capsys.readouterr().out == "no such model\n"

@@ -14,3 +14,6 @@ VALUE_MODEL = {"ppo.baseline": "value", "ppo.answers-per-question": 1}
 
 AS_OWNERS_ASK = {"pluralllm.strategy": "fedavg", "pluralllm.local-steps": 16}
 """How a deployed node trains PluralLLM where there is no owner's policy."""
+
+CHOSEN = {"sft.learning-rate": 1e-3}
+"""Beside a model that is not the tiny one: its step size is chosen, so the config does not refuse it."""

@@ -44,7 +44,7 @@ def write_survey(path: Path, *, spoilt: str) -> Path:
 def test_the_command_ends_with_one_line_and_starts_nothing(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    flags = [f"model={tmp_path}", f"run.output-dir={tmp_path}/runs"]
+    flags = [f"model={tmp_path}", "sft.learning-rate=0.001", f"run.output-dir={tmp_path}/runs"]
     done = subprocess.run([str(APPA), "run", *flags], cwd=here, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     *warnings, line = done.stderr.splitlines()

@@ -14,6 +14,7 @@ import pytest
 import report_runs
 import torch
 from peft import LoraConfig, get_peft_model
+from small import CHOSEN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -44,7 +45,7 @@ def base(tmp_path_factory):
 @pytest.fixture
 def run(base, tmp_path):
     """A run's folder without its policy."""
-    write_config(tmp_path, Config.load({"model": str(base), "ppo.response-length": 8}))
+    write_config(tmp_path, Config.load({**CHOSEN, "model": str(base), "ppo.response-length": 8}))
     return tmp_path
 
 

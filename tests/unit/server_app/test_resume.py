@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context, RecordDict
 from in_process import InProcessGrid, SimulatedGrid, flower_task, simulated
 from safetensors.torch import load_file
-from small import SMALL_PREDICTOR, VALUE_MODEL, VOTES
+from small import CHOSEN, SMALL_PREDICTOR, VALUE_MODEL, VOTES
 from whole_loop import read_every_answer
 
 from appa_flwr.config import Config
@@ -77,7 +77,7 @@ def shared(tmp_path_factory) -> Path:
 
 def config_of(folder: Path, name: str, **changes: object) -> Config:
     places = {"run.output-dir": str(folder / "runs"), "model": str(folder / "model"), "run-name": name}
-    return Config.load({**TINY, **places, **changes})
+    return Config.load({**TINY, **CHOSEN, **places, **changes})
 
 
 def session(config: Config) -> InProcessGrid:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from small import CHOSEN
 from surveys import row, write
 
 from appa_flwr.config import Config
@@ -77,7 +78,7 @@ def test_a_machine_that_is_short_of_something_is_said_in_a_line_each(monkeypatch
     ]
     memory[0], disk[0], load[0] = checks.GIBIBYTE * 5, checks.GIBIBYTE * 9, 0.0
     assert list(checks.machine_warnings(config)) == []
-    (line,) = checks.machine_warnings(Config.load({**config.flat(), "model": "smollm2"}))
+    (line,) = checks.machine_warnings(Config.load({**config.flat(), **CHOSEN, "model": "smollm2"}))
     assert line.startswith("5.0 GiB of memory are free, and a run of model smollm2 takes")
 
 
@@ -94,7 +95,7 @@ def test_what_the_server_s_code_finds_wrong_is_said_before_the_run(code, error, 
 
     monkeypatch.setattr(checks.subprocess, "run", run)
     with nullcontext() if error is None else pytest.raises(error, match=f"^{text}"):
-        checks.check_server(Config.load({"model": "a/model"}), REPO)
+        checks.check_server(Config.load({**CHOSEN, "model": "a/model"}), REPO)
     assert asked == [(["-m", "server_app.preflight"], "a/model")]
     checks.check_server(Config.load({}), REPO)
     assert len(asked) == 1  # the tiny one is built by the run

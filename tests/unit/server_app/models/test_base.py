@@ -16,6 +16,7 @@ import torch
 from fakes import QUESTIONS, tiny_causal_lm
 from huggingface_hub import constants as hub_settings
 from huggingface_hub import errors as hub
+from small import CHOSEN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
@@ -54,7 +55,7 @@ def raising(error):
 
 
 def prepare(source, **keys):
-    config = Config.load({"model": source, **keys})
+    config = Config.load({**CHOSEN, "model": source, **keys})
     return bases.prepare(config, QUESTIONS), config
 
 
@@ -189,7 +190,7 @@ def test_a_folder_that_cannot_be_used_is_told_from_before_its_weights_are_loaded
     spoil(folder)
     monkeypatch.setattr(bases.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights loaded"))
     with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({"model": str(folder)}))
+        bases.check(Config.load({**CHOSEN, "model": str(folder)}))
     assert str(error.value).startswith(f"model = {folder}: ")
     assert "\n" not in str(error.value)
 
@@ -267,23 +268,23 @@ MISSPELT = {"qwen/qwen3-0.6": QWEN, "google/gemma2-2b-it": GEMMA, "meta-llama/Ll
 def test_a_hub_that_does_not_give_the_model(name, raised, message, monkeypatch):
     monkeypatch.setattr(model_folder, "snapshot_download", raising(raised))
     with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({"model": name}))
+        bases.check(Config.load({**CHOSEN, "model": name}))
     assert "\n" not in str(error.value)
 
 
 def test_the_real_client_without_a_network(monkeypatch):
     monkeypatch.setattr(hub_settings, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"^model = nobody/has-this: "):
-        bases.check(Config.load({"model": "nobody/has-this"}))
+        bases.check(Config.load({**CHOSEN, "model": "nobody/has-this"}))
     with pytest.raises(UserError, match=r"model = ../some/folder: no such folder"):
-        bases.check(Config.load({"model": "../some/folder"}))
+        bases.check(Config.load({**CHOSEN, "model": "../some/folder"}))
 
 
 def test_all_files_of_a_model_by_name_are_fetched_once(folder, monkeypatch):
     asked = []
     fetch = lambda name, **keys: asked.append((name, keys)) or str(folder)  # noqa: E731
     monkeypatch.setattr(model_folder, "snapshot_download", fetch)
-    config = Config.load({"model": "Qwen/Qwen3-0.6B"})
+    config = Config.load({**CHOSEN, "model": "Qwen/Qwen3-0.6B"})
     base = bases.prepare(config, QUESTIONS)
     bases.load_model(config, base.source, quantized=False)
     ((name, keys),) = asked
@@ -359,13 +360,13 @@ def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_t
     monkeypatch.setattr(bases.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: 16 if logical else 4)
     assert bases.threads(Config.load({})) == 1
-    assert bases.threads(Config.load({"model": "org/name"})) == 4  # six, of which two are a core's second
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 4  # six, of which two are a core's second
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert bases.threads(Config.load({})) == 1
-    assert bases.threads(Config.load({"model": "org/name"})) == 3
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 3
     monkeypatch.setenv(THREADS, "")  # of the launcher, which sets the other where the user does not
     monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
-    assert bases.threads(Config.load({"model": "org/name"})) == 6
+    assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 6
 
 
 def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):

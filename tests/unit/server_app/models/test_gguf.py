@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import QUESTIONS
+from small import CHOSEN
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,7 +50,7 @@ def unpacked(tmp_path, monkeypatch):
 
     def prepared(path):
         said = []
-        config = Config.load({"model": str(path)})
+        config = Config.load({**CHOSEN, "model": str(path)})
         return bases.prepare(config, (), say=said.append), said
 
     return prepared
@@ -68,7 +69,7 @@ def test_a_file_becomes_the_model_it_was_made_of(original, whole, unpacked, tmp_
     first, second = weights(original), weights(base.source)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    config = Config.load({"model": str(original)})
+    config = Config.load({**CHOSEN, "model": str(original)})
     published = bases.prepare(config, ())
     for question in QUESTIONS:
         assert base.prompt_ids(config, question) == published.prompt_ids(config, question)
@@ -167,7 +168,7 @@ def test_a_package_that_is_not_there_is_named_with_the_command(missing, model, m
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
     with pytest.raises(UserError, match=f"^model = {model} {message}"):
-        bases.check(Config.load({"model": model}))
+        bases.check(Config.load({**CHOSEN, "model": model}))
 
 
 # --- files that cannot be used --------------------------------------------------------------------
@@ -210,7 +211,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line_and_leaves_nothing(
     spoil(path, original)
     model = path.parent if "holds" in message else path
     with pytest.raises(UserError, match=message) as error:
-        bases.check(Config.load({"model": str(model)}))
+        bases.check(Config.load({**CHOSEN, "model": str(model)}))
     assert str(error.value).startswith(f"model = {model}: ")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "cache").exists()

@@ -42,11 +42,14 @@ def card(**keys):
 
 @pytest.mark.parametrize(("tuning", "library"), [("full", "transformers"), ("lora", "peft")])
 def test_the_hub_reads_it(tuning, library):
-    data = ModelCard(card(policy__tuning=tuning, model="org/name")).data
+    data = ModelCard(card(policy__tuning=tuning, sft__learning_rate=1e-3, model="org/name")).data
     assert (data.library_name, data.base_model) == (library, "org/name")
     assert "appa-flwr" in data.tags
     assert ModelCard(card()).data.base_model is None  # the tiny policy is from no hub
-    assert ModelCard(card(model="smollm2")).data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (
+        ModelCard(card(model="smollm2", sft__learning_rate=1e-3)).data.base_model
+        == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    )
 
 
 @pytest.mark.parametrize(

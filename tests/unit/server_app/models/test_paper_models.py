@@ -15,6 +15,7 @@ import pytest
 import torch
 from fakes import ROUNDING, catalogue_of, save_adapter
 from peft import PeftModel
+from small import CHOSEN
 from transformers import GenerationConfig
 
 from appa_flwr.config import Config
@@ -35,7 +36,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module", params=families.FAMILIES)
 def prepared(request, folders):
     """A family, its base and the config it was prepared with."""
-    config = Config.load({"model": str(folders[request.param]), "policy.prompt-style": "full"})
+    config = Config.load({**CHOSEN, "model": str(folders[request.param]), "policy.prompt-style": "full"})
     return families.FAMILIES[request.param], bases.prepare(config, QUESTIONS), config
 
 
@@ -79,7 +80,7 @@ def test_without_generation_settings_the_turn_and_the_sequence_end_an_answer(fol
         for file in folders[name].iterdir():
             if file.name != "generation_config.json":
                 (folder / file.name).symlink_to(file)
-        base = bases.prepare(Config.load({"model": str(folder)}), QUESTIONS)
+        base = bases.prepare(Config.load({**CHOSEN, "model": str(folder)}), QUESTIONS)
         assert set(base.tokenizer.convert_ids_to_tokens(list(base.stop_ids))) == {family.roles["eos_token"], family.end}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from fakes import catalogue_of
+from small import CHOSEN
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import formats
@@ -21,7 +22,7 @@ def test_a_folder_s_model_answers_as_in_a_run(tmp_path):
     model, tokenizer = tiny.build(recipe, catalogue.questions)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    config = Config.load({"model": str(tmp_path), "ppo.response-length": TOKENS})
+    config = Config.load({**CHOSEN, "model": str(tmp_path), "ppo.response-length": TOKENS})
     found = base.prepare(config, [])
     expected = evaluation.greedy_answers(
         base.load_model(config, found.source, quantized=False),

@@ -37,7 +37,8 @@ def opened(config: Config, source: str) -> tuple[Base, PreTrainedModel]:
     """
     adapter = Path(source) / ADAPTER
     whole = str((read(adapter, dict[str, object]) or {}).get("base_model_name_or_path") or source)
-    config = Config.load({**config.flat(), "model": whole, "policy.compute-dtype": "float32"})
+    trains_nothing = {"run.phases": "serve", "policy.compute-dtype": "float32"}
+    config = Config.load({**config.flat(), **trains_nothing, "model": whole})
     base = prepare(config, [])
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

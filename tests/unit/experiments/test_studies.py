@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import families
 import pandas as pd
 import pytest
@@ -55,6 +58,15 @@ def test_privacy_as_many_scores_as_options_tell_all_and_a_limit_keeps_them(monke
     assert attack["no limits"] < 1e-4 < 0.1 < attack["owner's defaults"] == attack[privacy.UNIFORM]
 
 
+@pytest.fixture
+def _log_as_before() -> Iterator[None]:
+    """The study silences the log of refusals, which other tests read."""
+    level = logging.getLogger("appa").level
+    yield
+    logging.getLogger("appa").setLevel(level)
+
+
+@pytest.mark.usefixtures("_log_as_before")
 def test_a_second_secure_sum_without_a_group_tells_its_answers_unless_its_owner_asks_for_all(monkeypatch, tmp_path):
     monkeypatch.setattr(secure, "READ", ())
     monkeypatch.setattr(secure, "SETS", {"3 groups": 3})

@@ -95,7 +95,7 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         assert (folder / "node.key").stat().st_mode & 0o077 == 0
     submitted = tomllib.loads((sites.submitter / "keys.toml").read_text())
     assert submitted == {"rule": "min", "seed": 3, "survey": "questions.jsonl", "groups": "; ".join(SURVEY.groups)} | {
-        "federation": {"group-keys": "group-keys.toml"}
+        "run": {"group-keys": "group-keys.toml"}
     }
     bound = tomllib.loads((sites.server / "group-keys.toml").read_text())
     assert bound == {name: (sites.group(name) / "node.key.pub").read_text().strip() for name in SURVEY.groups}

@@ -123,7 +123,7 @@ def test_rules_can_differ_by_more_than_runs_do(seed):
 def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_real_surveys(seed):
     survey = generate(**SIZE, seed=seed)
     truth_GQK, option_QK = as_arrays(survey.questions, survey.answers)
-    embedding = embed_questions(survey.questions)
+    embedding = embed_questions(survey.questions, dim=128)
     own = [group_data(name, mine, embedding=embedding) for name, mine in survey.answers.items()]
     nearest_GQK = np.stack([nearest_question(mine, embedding) for mine in own])
     assert 0.2 <= deviations(nearest_GQK, truth_GQK, option_QK).r <= 0.45

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, tiny_causal_lm
-from ppo_engines import BATCH, LONG_BATCH, ROLLOUT, SETTINGS, STOPS, iterate, make, some_scores, weights
+from ppo_engines import BATCH, LONG_BATCH, SETTINGS, STOPS, iterate, make, some_scores, weights
 
 from server_app.engine import passes
 from server_app.engine.sequences import Sequences
@@ -84,7 +84,7 @@ def test_the_reference_pass_gives_each_row_what_a_pass_of_its_own_would():
     whole = engine.reference_pass(sequences)
     for j in range(len(BATCH)):
         row = sequences.rows(torch.tensor([j]))
-        with engine.models.reference_pass(row.prefix_C, temperature=ROLLOUT.temperature) as reference:
+        with engine.models.reference_pass(row.prefix_C, temperature=SETTINGS.temperature) as reference:
             alone = reference(row)[0]
         with engine.models.value_pass(row.prefix_C) as values:
             value = values(row)[0]
@@ -118,7 +118,7 @@ def in_bfloat16(**settings):
     model = tiny_causal_lm(window=WIDE_WINDOW).to(torch.bfloat16)
     models = LoraModels(model, rank=2, policy_targets=["q_proj", "v_proj"], value_targets=["o_proj"])
     settings = SETTINGS.model_copy(update={"num_mini_batches": 1, "epochs": 1, **settings})
-    return PPOEngine(models, settings, ROLLOUT, num_iterations=10, stop_ids=STOPS, pad_id=PAD_ID, seed=7)
+    return PPOEngine(models, settings, num_iterations=10, stop_ids=STOPS, pad_id=PAD_ID, seed=7)
 
 
 def test_in_sixteen_bits_the_ratio_begins_at_one_and_the_sampler_s_numbers_are_kept():
@@ -195,7 +195,7 @@ def test_the_first_gradient_against_one_row_at_a_time(steps, monkeypatch):
     for j in range(len(BATCH)):
         row = rollout.sequences.rows(torch.tensor([j]))
         return_T = torch.tensor(returns[j], dtype=torch.float64)
-        with models.policy_pass(row.prefix_C, temperature=ROLLOUT.temperature, train=True) as logprobs:
+        with models.policy_pass(row.prefix_C, temperature=SETTINGS.temperature, train=True) as logprobs:
             (-((return_T - mean) / deviation * logprobs(row)[0]).sum() / count).backward()
         with models.value_pass(row.prefix_C, train=True) as values:
             (-engine_module.ppo.VALUE_COEFFICIENT * (return_T * values(row)[0]).sum() / count).backward()
@@ -214,7 +214,7 @@ def next_logprobs(engine):
     """Of every token after each of the few prompts, at the training temperature."""
     with torch.no_grad():
         rows = [engine.models.policy()(torch.tensor([prompt])).logits[0, -1] for prompt in FEW_PROMPTS]
-    return torch.stack(rows).div(ROLLOUT.temperature).log_softmax(-1)
+    return torch.stack(rows).div(SETTINGS.temperature).log_softmax(-1)
 
 
 def test_a_rewarded_token_becomes_likelier():

@@ -28,10 +28,10 @@ group:
 	$(GROUP_VENV)/bin/python $(PIP) --requirement requirements-group.txt
 	$(GROUP_VENV)/bin/python $(PIP) --no-deps --editable .
 
-# Files in their order: the few long tests of whole runs come first, not last on one core. They mostly wait for Flower and
-# Ray, so that three workers suit two cores.
+# Files in their order: the few long tests of whole runs come first, not last on one core. A worker takes some 25 CPU
+# seconds to import what the tests need, so there are two.
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

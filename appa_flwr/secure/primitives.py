@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Words = npt.NDArray[np.uint64]
 
-KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
+KEY_BYTES, NONCE_BYTES = 32, 12
 _FIRST_BLOCK = bytes(4)  # ChaCha20's counter
 
 

@@ -287,11 +287,12 @@ def config_table(run: RunArtifacts) -> Table:
 def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
     """Settings that a reader asks for first, questions, groups, iterations, time, and how to have the run again."""
     config = shown_config(run)
-    yield from ((key.capitalize(), config[key]) for key in ("task", "rule", "metric", "model", "survey"))
+    yield from ((key.capitalize(), config[key]) for key in ("task", "rule"))
     if "appa" in (run.settings.rule, run.settings.baseline_rule):
         appa = run.settings.appa
         printed = f"the paper's: {PAPER_TEMPERATURE} and {PAPER_FAIRNESS_THRESHOLD}"
-        yield "Of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold} ({printed})"
+        yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold} ({printed})"
+    yield from ((key.capitalize(), config[key]) for key in ("metric", "model", "survey"))
     if run.questions is not None:
         yield "Questions", run.questions.sentence()
     yield "Seed", config["seed"]

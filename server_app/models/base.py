@@ -185,10 +185,16 @@ def with_dtype(config: Config) -> Config:
 
 
 def threads(config: Config) -> int:
-    """CPU threads of the policy's passes: OMP_NUM_THREADS if the user sets it, else all cores; the tiny model's one."""
+    """CPU threads of the policy's passes: OMP_NUM_THREADS if the user sets it, else all cores; the tiny model's one.
+
+    Raises:
+        UserError: OMP_NUM_THREADS is no whole number above 0.
+    """
     if config.model == TINY_MODEL:
         return 1
     if chosen := os.environ.get(THREADS, os.environ.get("OMP_NUM_THREADS")):
+        if not (chosen.isdecimal() and int(chosen)):
+            raise UserError(f"OMP_NUM_THREADS = {chosen!r} must be a whole number above 0")
         return int(chosen)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, psutil.cpu_count(logical=False) or allowed)

@@ -367,6 +367,9 @@ def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_t
     monkeypatch.setenv(THREADS, "")  # of the launcher, which sets the other where the user does not
     monkeypatch.setattr(bases.psutil, "cpu_count", lambda logical: None)  # a system that does not tell
     assert bases.threads(Config.load({**CHOSEN, "model": "org/name"})) == 6
+    monkeypatch.setenv(THREADS, "two")
+    with pytest.raises(UserError, match="OMP_NUM_THREADS"):
+        bases.threads(Config.load({**CHOSEN, "model": "org/name"}))
 
 
 def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):

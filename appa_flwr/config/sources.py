@@ -9,14 +9,15 @@ from importlib import resources
 from pathlib import Path
 
 from appa_flwr.config.keys import Scalar, to_toml, unknown_key
-from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, Config
-from appa_flwr.config.sections import SURVEY_QUESTIONS
+from appa_flwr.config.schema import GENERATED_SURVEY, HUB_SURVEY, KEYS, SECTIONS, SMOLLM2_MODEL, TINY_MODEL, Config
+from appa_flwr.config.sections import MINILM, NGRAMS, SURVEY_QUESTIONS
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
 
 PRESET_KEY = "preset"
 PATH_KEYS = ("data.extra-questions", "run.output-dir", "run.group-keys", "pluralllm.checkpoint", "sft.checkpoint")
-PATH_OR_NAME_KEYS = ("model", "pluralllm.encoder")
+OWN_NAMES = {"model": (TINY_MODEL, SMOLLM2_MODEL), "pluralllm.encoder": (NGRAMS, MINILM)}
+"""Keys of a folder, a file or a name on the hub, with the names that are ours and stay whatever a folder is called."""
 
 _PRESETS = resources.files("appa_flwr.config.presets")
 
@@ -146,9 +147,8 @@ def assemble(words: Sequence[str], *, folder: Path | None, beneath: Mapping[str,
     for key in PATH_KEYS:
         if flat[key] not in ("", SURVEY_QUESTIONS):
             flat[key] = str(_absolute(key, str(flat[key]), folder))
-    for key in PATH_OR_NAME_KEYS:
-        named = flat[key] == KEYS[key].default or str(flat[key]) in ("smollm2", "minilm")
-        if not named and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
+    for key, names in OWN_NAMES.items():
+        if flat[key] not in names and os.path.exists(path := _absolute(key, str(flat[key]), folder)):
             flat[key] = str(path)
     if (weights := str(flat["pluralllm.checkpoint"])) and not os.path.isfile(weights):
         raise UserError(

@@ -45,7 +45,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, config: Config, folder: RunFolder) -> None:
-    check_groups(config, config.group_names)
+    if config.group_names:
+        check_groups(config, config.group_names)
     # Half a minute of imports on a busy machine, before which a run whose folder is another's has failed.
     import transformers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,6 +51,7 @@ from server_app.ppo.summed_strategy import SummedStrategy
 from server_app.rows import evaluate
 from server_app.run_folder import RunFolder
 
+TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
 CHECKPOINT_EVERY = 10  # iterations from one checkpoint to the next
 # What the policies by two rules have in common, and the second one's report shows too.
 _SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
@@ -114,10 +116,17 @@ def baseline_config(config: Config, path: Path) -> Config:
     )
 
 
+def num_iterations(config: Config, num_train_questions: int) -> int:
+    """PPO iterations: `ppo.num-iterations`, or what five passes over the questions take."""
+    questions = config.ppo.batch_size // config.ppo.answers_per_question
+    passes = math.ceil(TRAINING_EPOCHS * num_train_questions / questions)
+    return config.ppo.num_iterations or max(1, passes)
+
+
 def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
     """PPO on the groups' rewards, from the checkpoint where there is one."""
     config, folder, groups = run.config, run.folder, run.federation.groups
-    iterations = config.iterations(len(inputs.train_J))
+    iterations = num_iterations(config, len(inputs.train_J))
     engine = PPOEngine(
         models,
         config.ppo,

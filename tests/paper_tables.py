@@ -82,7 +82,7 @@ ROWS = (
     Row("PPO", "Optimizer", "AdamW"),
     Row("PPO", "Weight decay", "0.0"),
     Row("PPO", "Scheduler", "linear"),
-    Row("PPO", "Training epochs", "5", {"appa_flwr.config.schema.TRAINING_EPOCHS": 5, "ppo.num-iterations": 0}),
+    Row("PPO", "Training epochs", "5", {"server_app.ppo_phase.TRAINING_EPOCHS": 5, "ppo.num-iterations": 0}),
     as_printed("PPO", "PPO epochs", "2", "ppo.epochs"),
     Row("PPO", "Mini-batches", "8"),
     Row("PPO", "Per-device eval batch size", "64"),

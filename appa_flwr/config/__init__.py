@@ -1,47 +1,251 @@
-"""The config of a run: its keys, and where they come from. Imported by both sides."""
+"""The config of a run: all its keys, and what they ask of each other. Imported by both sides."""
 
-from appa_flwr.config.keys import Scalar, to_toml, to_word
-from appa_flwr.config.schema import (
-    GENERATED_SURVEY,
-    HUB_SURVEY,
-    KEYS,
-    SECTIONS,
-    SMOLLM2_MODEL,
-    THREADS,
-    TINY_MODEL,
-    Config,
-    check_groups,
-    keys_in,
-    split_names,
-)
-from appa_flwr.config.sources import (
-    assemble,
-    parse_override,
-    preset,
-    preset_purposes,
-    read_words,
-    to_toml_table,
-)
+from __future__ import annotations
 
-__all__ = [
-    "GENERATED_SURVEY",
-    "HUB_SURVEY",
-    "KEYS",
-    "SECTIONS",
-    "SMOLLM2_MODEL",
-    "THREADS",
-    "TINY_MODEL",
-    "Config",
-    "Scalar",
-    "assemble",
-    "check_groups",
-    "keys_in",
-    "parse_override",
-    "preset",
-    "preset_purposes",
-    "read_words",
-    "split_names",
-    "to_toml",
-    "to_toml_table",
-    "to_word",
-]
+import difflib
+import operator
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+from appa_flwr.config import sections
+from appa_flwr.config.keys import Scalar as Scalar
+from appa_flwr.config.keys import to_toml, valid
+from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS, must
+from appa_flwr.config.sections import Section, absolute, kebab, key, path_or
+from appa_flwr.core import own_code
+from appa_flwr.core.errors import UserError
+
+GENERATED_SURVEY = "generated"
+HUB_SURVEY = "Anthropic/llm_global_opinions"
+TINY_MODEL = "tiny"
+SMOLLM2_MODEL = "smollm2"
+THREADS = "APPA_THREADS"
+"""Environment variable in which the launcher passes the user's own OMP_NUM_THREADS on; empty where there is none."""
+
+OwnName = Annotated[str, StringConstraints(pattern=rf"^{own_code.NAME}$")]
+"""A module and what it holds: code of the user's own."""
+RuleName = Literal["appa", "average", "min", "alpha", "mix"] | OwnName
+"""A rule of ours, or the module and the class of another (`aggregation.find`)."""
+MetricName = Literal["auto", "auto-ordinal", "js", "js-distance", "wasserstein", "cosine", "borda"] | OwnName
+"""A metric of ours, or the module and the function of another (`rewards.find`)."""
+
+
+class Config(Section):
+    """All settings of a run. `load` turns every problem with them into a one-line `UserError`."""
+
+    task: Literal["dpa", "opa"] = key("dpa", "what the policy answers: a distribution or a ranking")
+    survey: str = key(
+        GENERATED_SURVEY,
+        f"generated, the path of a file or folder, {HUB_SURVEY} (hub), or a reader of your own, MODULE:FUNCTION or "
+        "MODULE:FUNCTION:FILE",
+        min_length=1,
+    )
+    groups: str = key("", "names separated by commas (or by semicolons); empty = all")
+    model: Annotated[str, path_or(TINY_MODEL, SMOLLM2_MODEL, on_hub=True)] = key(
+        TINY_MODEL,
+        "tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
+        min_length=1,
+    )
+    rule: RuleName = key("appa", "how group rewards become one reward; MODULE:CLASS is one of your own")
+    baseline_rule: RuleName | Literal[""] = key(
+        "average", "a second policy is trained by this rule, from the same SFT model, and compared; empty = none"
+    )
+    metric: MetricName = key(
+        "auto",
+        "alignment reward; auto = js for dpa, borda for opa; auto-ordinal = wasserstein for dpa, borda for opa; "
+        "MODULE:FUNCTION is one of your own",
+    )
+    seed: int = key(0, "the one seed every random stream is derived from", ge=0, lt=2**31)
+    run_name: str = key(
+        "",
+        "name of the run's folder in run.output-dir: letters, digits, ., _ and -; empty = task, rule, seed and time",
+        pattern="^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
+    )
+    run: sections.RunSection = sections.RunSection()
+    data: sections.DataSection = sections.DataSection()
+    pluralllm: sections.PluralLLMSection = sections.PluralLLMSection()
+    policy: sections.PolicySection = sections.PolicySection()
+    sft: sections.SFTSection = sections.SFTSection()
+    ppo: sections.PPOSection = sections.PPOSection()
+    appa: sections.APPASection = sections.APPASection()
+    eval: sections.EvaluationSection = sections.EvaluationSection()
+    serve: sections.ServeSection = sections.ServeSection()
+
+    @field_validator("survey")
+    @classmethod
+    def _absolute(cls, survey: str, info: ValidationInfo) -> str:
+        name, file = own_code.reader_of(survey)
+        if name:
+            return f"{name}:{absolute(file, info.context)}" if file else name
+        return survey if survey in (GENERATED_SURVEY, HUB_SURVEY) else absolute(survey, info.context)
+
+    @classmethod
+    def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> Config:
+        """Build the config from flat keys, sections dotted; keys left out take their default.
+
+        Args:
+            flat: key -> value; text that reads as a number is one where the key wants a number.
+            folder: relative paths are made absolute from here, since Flower runs elsewhere; None leaves them.
+
+        Raises:
+            UserError: unknown key, wrong type, out of range, or keys that contradict each other; one line.
+        """
+        nested: dict[str, Any] = {section: {} for section in SECTIONS}
+        for name, value in flat.items():
+            if name not in KEYS:
+                raise UserError(unknown_key(name))
+            if isinstance(value, bool) and KEYS[name].annotation is not bool:  # Python takes True for 1
+                raise UserError(f"{name} = {to_toml(value)} must not be true or false; {_hint(name)}")
+            section, _, leaf = name.rpartition(".")
+            (nested[section] if section else nested)[leaf] = value
+        try:
+            config = cls.model_validate(nested, context=folder)
+        except ValidationError as error:
+            place = error.errors()[0]["loc"]
+            name = str(place[0]) if place[0] in KEYS else f"{place[0]}.{place[1]}"
+            shown = to_toml(flat.get(name, KEYS[name].default))
+            raise UserError(f"{name} = {shown} is not valid: it {must(error)}; {_hint(name)}") from None
+        for name, value in config.flat().items():
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise UserError(f"{name} = {value} is beyond the 64 bits that a whole number has in TOML")
+        _check_keys(config)
+        return config
+
+    def flat(self) -> dict[str, Scalar]:
+        """All keys and values, sections dotted, ready for `load`, TOML or Flower's run config."""
+        values: Any = self.model_dump(by_alias=True)
+        return {name: reduce(operator.getitem, name.split("."), values) for name in KEYS}
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """The groups asked for by name; empty = all that the survey has."""
+        return split_names(self.groups)
+
+    @property
+    def unseen_group_names(self) -> tuple[str, ...]:
+        """The groups that never train PluralLLM."""
+        return split_names(self.pluralllm.unseen_groups)
+
+    @property
+    def reward_metric(self) -> str:
+        """`metric` with `auto` and `auto-ordinal` resolved for the task."""
+        return AUTO_METRICS[self.metric][self.task] if self.metric in AUTO_METRICS else self.metric
+
+    @property
+    def run_folder(self) -> Path:
+        """Folder of everything this run writes.
+
+        Raises:
+            UserError: the run has no name yet; see `named`.
+        """
+        if not self.run_name:
+            raise UserError("run-name is empty: a run needs a name before it has a folder")
+        return Path(self.run.output_dir) / self.run_name
+
+    def named(self, now: datetime) -> Config:
+        """This config with a run-name: its own, or one made from task, rule, seed and `now`."""
+        if self.run_name:
+            return self
+        name = f"{self.task}-{self.rule.replace(':', '-')}-seed{self.seed}-{now:%Y%m%d-%H%M%S}"
+        return Config.load({**self.flat(), "run-name": name})
+
+
+def _fields(model: type[Section]) -> dict[str, FieldInfo]:
+    return {str(field.alias): field for field in model.model_fields.values()}
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    name: type(field.default) for name, field in _fields(Config).items() if isinstance(field.default, Section)
+}
+KEYS: Mapping[str, FieldInfo] = {
+    **{name: field for name, field in _fields(Config).items() if name not in SECTIONS},
+    **{f"{name}.{leaf}": field for name, model in SECTIONS.items() for leaf, field in _fields(model).items()},
+}
+
+
+def keys_in(section: str) -> tuple[str, ...]:
+    """The keys of a section; of "", those on top."""
+    return tuple(name for name in KEYS if name.rpartition(".")[0] == section)
+
+
+def unknown_key(name: str) -> str:
+    """Message about a key that does not exist: its namesakes in other sections, or else the nearest."""
+    shown = to_toml(name)  # one line, whatever it holds
+    if name in SECTIONS:
+        return f"{shown} is a section, not a key; its keys are {', '.join(keys_in(name))}"
+    wanted = name.replace("_", "-")
+    section, _, leaf = wanted.rpartition(".")
+    near = [wanted] if wanted in KEYS else [key for key in KEYS if key.rpartition(".")[2] == leaf]
+    if not near:  # even a far one shows how keys look
+        near = difflib.get_close_matches(wanted, (section in SECTIONS and keys_in(section)) or KEYS, n=1, cutoff=0.0)
+    return f"unknown key {shown}; the nearest is " + ", or ".join(f"{to_toml(key)}, {_hint(key)}" for key in near)
+
+
+def _hint(name: str) -> str:
+    return f"{valid(KEYS[name])}, default {to_toml(KEYS[name].default)}"
+
+
+def check_groups(config: Config, groups: Sequence[str]) -> None:
+    """Check that the keys about groups fit those that take part in a run.
+
+    Raises:
+        UserError: there are too few of them, or too few that train the predictor.
+    """
+    for name in config.unseen_group_names:
+        if name not in groups:
+            there = ", ".join(groups)
+            raise UserError(f"pluralllm.unseen-groups names {to_toml(name)}, which is not in this run; it has: {there}")
+    if config.run.min_groups > len(groups):
+        raise UserError(
+            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
+        )
+    if len(config.unseen_group_names) >= len(groups):
+        raise UserError("pluralllm.unseen-groups names all groups; at least one must train the predictor")
+
+
+def _check_keys(config: Config) -> None:
+    """Check what no single key can tell; messages name the key to change."""
+    policy, ppo = config.policy, config.ppo
+    if ":" not in config.metric and config.reward_metric not in TASK_METRICS[config.task]:
+        fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
+        raise UserError(f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}')
+    for name, groups in {"groups": config.group_names, "pluralllm.unseen-groups": config.unseen_group_names}.items():
+        for group in groups:
+            if groups.count(group) > 1:
+                raise UserError(f"{name} names {to_toml(group)} twice; each group must be named once")
+    for name, rule in {"rule": config.rule, "baseline-rule": config.baseline_rule}.items():
+        if rule == "alpha" and config.appa.alpha == 0:
+            raise UserError(
+                f'{name} = "alpha" needs an appa.alpha below 0, towards the minimum, or above 0, towards the maximum; '
+                f'0 is {name} = "average"'
+            )
+    for name in ("num_mini_batches", "answers_per_question"):
+        if ppo.batch_size % (size := getattr(ppo, name)):
+            raise UserError(f"ppo.{kebab(name)} = {size} must divide ppo.batch-size = {ppo.batch_size}")
+    if ppo.baseline == "question" and ppo.answers_per_question == 1:
+        raise UserError('ppo.baseline = "question" needs ppo.answers-per-question of 2 or more')
+    if policy.compute_dtype == "bfloat16" and policy.tuning == "full":
+        raise UserError('policy.tuning = "full" needs policy.compute-dtype = "float32": 16 bits lose most steps')
+    trains = config.run.phases in ("all", "sft") and config.model != TINY_MODEL
+    steps = {"sft.learning-rate": config.sft.learning_rate, "ppo.learning-rate": config.ppo.learning_rate}
+    if trains and policy.tuning == "full" and all(KEYS[name].default == rate for name, rate in steps.items()):
+        rates = " and ".join(f"{name} = {rate}" for name, rate in steps.items())
+        raise UserError(
+            f"model = {to_toml(config.model)} would be ruined by the tiny model's {rates}; start from preset=smollm2, "
+            "preset=paper or preset=paper-oqa, or set policy.tuning or a step size"
+        )
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names separated by semicolons where there is one, else by commas; stripped, empty ones dropped.
+
+    Semicolons let a name contain a comma.
+    """
+    separator = ";" if ";" in text else ","
+    return tuple(name for part in text.split(separator) if (name := part.strip()))

@@ -56,10 +56,10 @@ def check(name: str, value: object, kind: Any) -> None:
     try:
         TypeAdapter(kind, config=STRICT).validate_python(value)
     except ValidationError as error:
-        raise ValueError(f"{name} {complaint(error)}") from None
+        raise ValueError(f"{name} {must(error)}, got {value!r}") from None
 
 
-def complaint(error: ValidationError) -> str:
-    """The first problem with a value, as in "must be greater than 0, got -1"."""
-    problem = error.errors()[0]
-    return f"{problem['msg'].replace('Input should', 'must')}, got {problem['input']!r}"
+def must(error: ValidationError) -> str:
+    """What the first wrong value must be, as in "must be greater than 0"."""
+    message = error.errors()[0]["msg"].removeprefix("Value error, ")
+    return message.replace("Input should", "must").replace("String should", "must")

@@ -7,20 +7,20 @@ two equal.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from appa_flwr.config import ranges
 
 Architecture = Literal["residual", "attention"]
-LocalOptimizer = Literal["sgd", "adam"]
 NGRAMS, MINILM = "ngrams", "minilm"
 SURVEY_QUESTIONS = "survey"
 """Value of `data.extra-questions`: the questions of the survey itself that none of the groups has answered."""
 AVERAGING = ("fedavg", "fedprox")
 """Strategies without an optimizer at the server, so that clients use Adam."""
-SFT_PASS = 32  # answers of a forward pass of SFT, at most
 
 ATTENTION_PROJECTIONS = "q_proj,k_proj,v_proj,o_proj"
 ALL_PROJECTIONS = f"{ATTENTION_PROJECTIONS},gate_proj,up_proj,down_proj"
@@ -47,22 +47,36 @@ class Section(BaseModel):
         alias_generator=kebab,
         allow_inf_nan=False,
         coerce_numbers_to_str=True,
-        hide_input_in_errors=True,
+        validate_default=True,
     )
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """Python takes True for 1; whoever types it means something else."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("must not be true or false")
-        return value
+
+def absolute(path: str, folder: Path | None) -> str:
+    """A path from a folder, since Flower runs elsewhere; as it is without a folder.
+
+    Raises:
+        ValueError: it cannot be followed: a home that does not exist, links in a circle.
+    """
+    try:
+        return str((folder / Path(path).expanduser()).resolve()) if folder else path
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"must be a path that can be followed ({error})") from None
+
+
+def path_or(*names: str, on_hub: bool = False) -> AfterValidator:
+    """The kind of a key that is a path, one of `names` or empty; with `on_hub`, a path only if something is there."""
+
+    def checked(value: str, info: ValidationInfo) -> str:
+        path = absolute(value, info.context)
+        return value if value in ("", *names) or (on_hub and not os.path.exists(path)) else path
+
+    return AfterValidator(checked)
 
 
 class RunSection(Section):
     """[run]: where a run writes, how far it goes, and how the server waits for the groups."""
 
-    output_dir: str = key("runs", "folder that holds the runs", min_length=1)
+    output_dir: Annotated[str, path_or()] = key("runs", "folder that holds the runs", min_length=1)
     phases: Literal["all", "pluralllm", "sft", "serve"] = key(
         "all",
         "where it ends: after PluralLLM, after SFT; serve = it scores other trainers' answers until it is stopped",
@@ -73,7 +87,9 @@ class RunSection(Section):
     resume: bool = key(False, "go on with the run that the run folder holds; appa run --resume sets it")
     min_groups: int = key(2, "groups that must answer, else the iteration fails", ge=1)
     reply_timeout: float = key(600.0, "seconds the server waits for the groups to join, and for their replies", gt=0)
-    group_keys: str = key("", "TOML file at the server, group = its node's public key; empty = names are not checked")
+    group_keys: Annotated[str, path_or()] = key(
+        "", "TOML file at the server, group = its node's public key; empty = names are not checked"
+    )
     sums: Literal["plain", "secure"] = key(
         "plain", "what the server learns of groups: plain = each one's numbers, secure = their sums alone"
     )
@@ -83,7 +99,7 @@ class DataSection(Section):
     """[data]: which questions and answers of the survey count."""
 
     test_fraction: float = key(0.2, "share of questions held out (SFT table: 80/20)", gt=0, lt=1)
-    extra_questions: str = key(
+    extra_questions: Annotated[str, path_or(SURVEY_QUESTIONS)] = key(
         SURVEY_QUESTIONS,
         "questions without answers that the policy learns from predictions: survey = those of the survey that no group "
         "has answered, a file of more with the columns question_id, question, options, or empty = none",
@@ -111,14 +127,14 @@ class PluralLLMSection(Section):
     architecture: Architecture = key(
         "residual", "a mean with each group's residual in closed form, or the paper's few-shot attention"
     )
-    encoder: str = key(
+    encoder: Annotated[str, path_or(NGRAMS, MINILM, on_hub=True)] = key(
         NGRAMS,
         "what makes vectors of the public texts: ngrams (hashed), minilm (of a package), or a folder or hub id of a "
         "sentence-transformers model or a causal language model",
         min_length=1,
     )
     num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)
-    checkpoint: str = key("", "weights of an earlier run to use instead of pretraining")
+    checkpoint: Annotated[str, path_or()] = key("", "weights of an earlier run to use instead of pretraining")
     unseen_groups: str = key("", "names; they bring few-shot context only and never train the predictor")
     strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi"] = key("fedavg", "federated strategy of pretraining")
     rounds: int = key(16, "federated pretraining rounds", ge=0)
@@ -133,7 +149,7 @@ class PluralLLMSection(Section):
         return self.architecture == "attention"
 
     @property
-    def local_optimizer(self) -> LocalOptimizer:
+    def local_optimizer(self) -> Literal["sgd", "adam"]:
         """A group's optimizer: SGD where the server has an adaptive optimizer."""
         return "adam" if self.strategy in AVERAGING else "sgd"
 
@@ -177,16 +193,13 @@ class SFTSection(Section):
         ge=0.01,
         le=0.5,
     )
-    checkpoint: str = key("", "sft-model of an earlier run to begin PPO with instead of training one")
+    checkpoint: Annotated[str, path_or()] = key(
+        "", "sft-model of an earlier run to begin PPO with instead of training one"
+    )
     steps: int = key(500, "optimizer steps; 0 = as many as sft.epochs takes", ge=0)
     epochs: int = key(1, "passes over the training questions if sft.steps is 0 (SFT table)", ge=1)
     batch_size: int = key(64, "answers an optimizer step, in passes of 32 (SFT table: 16)", ge=1)
     learning_rate: float = key(2e-3, "AdamW step size (SFT table: 5e-6)", gt=0)
-
-    @property
-    def pass_size(self) -> int:
-        """Answers of a forward pass."""
-        return min(self.batch_size, SFT_PASS)
 
 
 class PPOSection(Section):

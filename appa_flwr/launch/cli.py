@@ -18,6 +18,8 @@ from rich.text import Text
 
 from appa_flwr import __version__
 from appa_flwr import config as settings
+from appa_flwr.config.keys import to_toml, to_toml_table, to_word, valid
+from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file, writing
 from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
@@ -77,9 +79,9 @@ def _launched(words: list[str] | None, resume: Path | None, *more: str, verbose:
     """Start a run or go on with one, and wait for its end; its folder."""
     here = Path.cwd()
     if resume is None:
-        config = settings.assemble([*(words or []), *more], folder=here)
+        config = assemble([*(words or []), *more], folder=here)
     else:
-        config = resumable(resume, settings.read_words(words or []))
+        config = resumable(resume, read_words(words or []))
     from appa_flwr.launch.flower import launch
 
     return launch(config, app_folder=find_app_folder(here), verbose=verbose)
@@ -147,7 +149,7 @@ def evaluate(
 @app.command()
 def pluralllm(words: Words = None, verbose: Verbose = False) -> None:
     """Pretrain the preference predictor alone, and show its errors."""
-    config = settings.assemble([*(words or []), "run.phases=pluralllm"], folder=Path.cwd())
+    config = assemble([*(words or []), "run.phases=pluralllm"], folder=Path.cwd())
     from appa_flwr.launch.flower import launch
 
     folder = launch(config, app_folder=find_app_folder(Path.cwd()), verbose=verbose)
@@ -178,13 +180,13 @@ def deploy(
 
     app_folder = find_app_folder(Path.cwd())
     if resume:
-        changes = settings.read_words(words or [])
+        changes = read_words(words or [])
         ended = deployment.resume_local(folder, changes, app_folder=app_folder, verbose=verbose)
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
-    beneath = {**settings.preset("deployed"), "run.sums": "secure"}
-    config = settings.assemble(words or [], folder=Path.cwd(), beneath=beneath)
+    beneath = {**preset("deployed"), "run.sums": "secure"}
+    config = assemble(words or [], folder=Path.cwd(), beneath=beneath)
     if local:
         ended = deployment.deploy_local(config, folder, app_folder=app_folder, verbose=verbose)
         typer.echo(f"report: {ended / REPORT_FILE}")
@@ -295,18 +297,19 @@ def config(
     toml: Annotated[bool, typer.Option("--toml", help="Print all keys as a TOML file instead.")] = False,
 ) -> None:
     """Show the config keys and their values."""
-    values = settings.assemble(words or [], folder=None).flat()
+    values = assemble(words or [], folder=None).flat()
     if toml:
-        typer.echo(settings.to_toml_table(values), nl=False)
+        typer.echo(to_toml_table(values), nl=False)
         return
     if not every:
         _on_one_screen(values)
         return
     for section in ("", *settings.SECTIONS):
-        title = Text(f"[{section}] {settings.SECTIONS[section]}", style="bold") if section else None
+        title = Text(settings.SECTIONS[section].__doc__ or "", style="bold") if section else None
         table = Table("key", "value", "valid", "what it does", title=title, title_justify="left")
         for key in settings.keys_in(section):
-            table.add_row(key.name, settings.to_toml(values[key.name]), key.valid, key.doc)
+            field = settings.KEYS[key]
+            table.add_row(key, to_toml(values[key]), valid(field), field.description)
         show(table)
 
 
@@ -315,12 +318,12 @@ def _on_one_screen(values: Mapping[str, settings.Scalar]) -> None:
     width = shutil.get_terminal_size(fallback=_SCREEN).columns
     margin = max(map(len, settings.SECTIONS)) + 2
     for section in ("", *settings.SECTIONS):
-        pairs = (f"{key.leaf}={settings.to_word(values[key.name])}" for key in settings.keys_in(section))
+        pairs = (f"{key.rpartition('.')[2]}={to_word(values[key])}" for key in settings.keys_in(section))
         lines = textwrap.wrap(" ".join(pairs), width - margin, break_long_words=False, break_on_hyphens=False)
         show(
             *(Text(f"{name:{margin}}{line}") for name, line in zip([section, *len(lines) * [""]], lines, strict=False))
         )
-    show(f"presets: {', '.join(settings.preset_purposes())}")
+    show(f"presets: {', '.join(PRESETS)}")
     show("set SECTION.KEY=VALUE, or preset=NAME; appa config --all says what each key does")
 
 

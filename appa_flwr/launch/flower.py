@@ -26,7 +26,8 @@ from typing import Any
 from rich.console import Console
 
 from appa_flwr.analysis import aggregation
-from appa_flwr.config import THREADS, Config, to_toml_table
+from appa_flwr.config import THREADS, Config
+from appa_flwr.config.keys import to_toml_table
 from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out

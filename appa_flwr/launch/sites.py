@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from appa_flwr.config import to_toml_table
-from appa_flwr.config.keys import Scalar, to_toml
+from appa_flwr.config.keys import Scalar, to_toml, to_toml_table
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from appa_flwr import config as settings
+from appa_flwr.config import HUB_SURVEY, Config
+from appa_flwr.config.sources import assemble
 from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.options import Words
 from appa_flwr.launch.shown import show
@@ -17,13 +18,11 @@ from appa_flwr.survey.types import Survey
 
 export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 
-Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {settings.HUB_SURVEY}, or: generated.")
-]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help=f"A survey file or folder, {HUB_SURVEY}, or: generated.")]
 
 
-def _surveyed(source: str, words: list[str] | None) -> tuple[settings.Config, Survey]:
-    config = settings.assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
+def _surveyed(source: str, words: list[str] | None) -> tuple[Config, Survey]:
+    config = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     return config, read_survey(config, config.group_names)
 
 
@@ -98,7 +97,7 @@ def prompts(
     plain: Annotated[bool, typer.Option("--plain", help="As texts to go on with, not as messages of a chat.")] = False,
 ) -> None:
     """Write a survey's prompts as TRL, OpenRLHF, verl, slime and NeMo Gym read them (docs/engines.md)."""
-    chosen = settings.assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
+    chosen = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
     # By name: the server's code lies above this package, which a group has without it.
     written = importlib.import_module("server_app.serve.prompts").export(chosen, out, plain=plain)
     typer.echo(f"prompts: {out}: " + ", ".join(f"{count} {name}" for name, count in written.items()))

@@ -17,7 +17,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from appa_flwr.analysis.intervals import Interval
-from appa_flwr.config import Config, to_word
+from appa_flwr.config import Config
+from appa_flwr.config.keys import to_word
 from appa_flwr.config.ranges import AUTO_METRICS, PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
 from appa_flwr.core import markdown
 from appa_flwr.report import accuracy, findings, second_rule, template

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
-from appa_flwr.config import HUB_SURVEY
-from appa_flwr.config.schema import split_names
+from appa_flwr.config import HUB_SURVEY, split_names
 from appa_flwr.config.sections import DataSection
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.own_code import reader_of

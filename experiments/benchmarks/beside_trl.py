@@ -29,7 +29,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from trl import SFTTrainer
 
-from appa_flwr.config import SMOLLM2_MODEL, Config, Scalar, parse_override
+from appa_flwr.config import SMOLLM2_MODEL, Config, Scalar
+from appa_flwr.config.sources import read_words
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats, votes
@@ -91,7 +92,7 @@ def ppo(
     out: Out = Path("runs/beside_trl"),
 ) -> None:
     """Compare our PPO engine with TRL's PPOTrainer; the keys are our side's."""
-    config: dict[str, Scalar] = dict(map(parse_override, overrides or []))
+    config: dict[str, Scalar] = read_words(overrides or [])
     done: list[pd.DataFrame] = []
     for name in case or CASES:
         with tempfile.TemporaryDirectory() as model:
@@ -219,7 +220,7 @@ def prepared(
     """The config, the base, and GlobalQA's rows of the paper's countries, for so many steps."""
     torch.set_num_threads(1)
     given: dict[str, Scalar] = {**KEYS, "policy.prompt-style": prompt_style, "sft.steps": steps}
-    config = with_dtype(Config.load({**given, **dict(map(parse_override, overrides or []))}))
+    config = with_dtype(Config.load({**given, **read_words(overrides or [])}))
     try:
         survey = read_survey(survey_file("globalqa", surveys), groups=SEEN_COUNTRIES, refusals="drop")
     except UserError as error:

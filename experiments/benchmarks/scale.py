@@ -14,7 +14,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from appa_flwr.config import assemble
+from appa_flwr.config.sources import assemble
 from appa_flwr.launch.checks import find_app_folder
 from appa_flwr.launch.flower import launch
 from appa_flwr.report.artifacts import RunArtifacts, read_run

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError
 
-from appa_flwr.config import Config, Scalar, assemble, to_toml
-from appa_flwr.config.sources import flatten, on_its_preset
+from appa_flwr.config import Config, Scalar
+from appa_flwr.config.sources import assemble, flatten, on_its_preset
 from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.run.resume import FREE_KEYS
 from appa_flwr.run.run_files import SFT_MODEL, WEIGHTS_FILE
@@ -218,7 +218,7 @@ def _config(
         keys["eval.ceilings"] = False
     label = "-".join([*names, *([stage] if stage != "rule" else []), f"s{seed}"])
     try:
-        config = assemble([f"{key}={to_toml(value)}" for key, value in keys.items()], folder=here)
+        config = assemble([], folder=here, beneath=keys)
         changed: dict[str, Scalar] = {"run-name": f"{label}-{_hash(config, needs)}"}
         if needs is not None:
             changed["pluralllm.checkpoint"] = str((needs.needs or needs).folder / WEIGHTS_FILE)

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
 
-from appa_flwr.config import Config, assemble, preset, split_names
+from appa_flwr.config import Config, split_names
+from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.survey.generate import generate

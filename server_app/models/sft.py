@@ -34,6 +34,7 @@ from server_app.models.tiny import IGNORED_LABEL
 
 FloatArray = npt.NDArray[np.float64]
 
+MAX_PASS = 32  # answers of a forward pass
 LORA_DROPOUT = 0.05  # of the adapter while it learns (SFT table)
 
 
@@ -172,10 +173,12 @@ def dataset(base: Base, prompts: Sequence[Sequence[int]], answers: Sequence[str]
 
 def arguments(config: Config, folder: Path, *, cpu: bool, autocast: bool = False) -> SFTConfig:
     """The trainer's settings (SFT table); `autocast` to bfloat16 is for a trainer that does not run our pass."""
+    batch_size = config.sft.batch_size
+    pass_size = next(size for size in range(min(batch_size, MAX_PASS), 0, -1) if batch_size % size == 0)
     settings = SFTConfig(
         output_dir=str(folder),
-        per_device_train_batch_size=config.sft.pass_size,
-        gradient_accumulation_steps=config.sft.batch_size // config.sft.pass_size,
+        per_device_train_batch_size=pass_size,
+        gradient_accumulation_steps=batch_size // pass_size,
         learning_rate=config.sft.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=0.1,  # of all steps

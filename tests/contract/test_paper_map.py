@@ -9,7 +9,9 @@ from pathlib import Path
 
 from paper_tables import ROWS
 
-from appa_flwr.config import KEYS, assemble, preset
+from appa_flwr.config import KEYS
+from appa_flwr.config.sources import assemble, preset
+from server_app.ppo_phase import num_iterations
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "paper_map.md").read_text(encoding="utf-8")
@@ -84,7 +86,7 @@ def test_the_map_s_names_files_equations_and_hyperparameters_are_those_of_the_co
     for keys in READINGS:
         config = assemble(keys.split(), folder=None)
         size, parts = config.ppo.batch_size, config.ppo.num_mini_batches
-        iterations = config.iterations(2043)
+        iterations = num_iterations(config, 2043)
         found[keys] = (size, parts, size // parts, iterations, iterations * config.ppo.epochs * parts)
     assert found == READINGS
     # On the page too, beside what each is a reading of.

@@ -16,7 +16,8 @@ import pytest
 from real_run import TINY_RUN, Finished, RealRuns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from appa_flwr.config import preset, split_names
+from appa_flwr.config import split_names
+from appa_flwr.config.sources import preset
 from appa_flwr.protocol import formats
 from appa_flwr.protocol.rewards import METRICS
 from appa_flwr.survey.generate import generate

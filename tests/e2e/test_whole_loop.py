@@ -18,7 +18,8 @@ from scipy.spatial.distance import jensenshannon
 from transformers import AutoTokenizer
 from whole_loop import SMALL, lines_of, read_every_answer, run_of
 
-from appa_flwr.config import Config, preset, split_names
+from appa_flwr.config import Config, split_names
+from appa_flwr.config.sources import preset
 from appa_flwr.protocol import formats
 from appa_flwr.run.records import CEILINGS, OWN_PREDICTION, TRIVIAL_BASELINES
 from server_app import evaluation

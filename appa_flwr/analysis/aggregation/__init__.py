@@ -119,4 +119,6 @@ def make(name: str, **params: Any) -> Rule:
         first = error.errors()[0]
         if first["type"] == "missing":
             raise UserError(f"rule {name!r} needs parameter {first['loc'][0]!r}, a number") from None
-        raise UserError(f"parameter {first['loc'][0]!r} of rule {name!r} {ranges.complaint(error)}") from None
+        raise UserError(
+            f"parameter {first['loc'][0]!r} of rule {name!r} {ranges.must(error)}, got {first['input']!r}"
+        ) from None

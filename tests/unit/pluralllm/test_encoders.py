@@ -25,7 +25,8 @@ from transformers import (
     T5Model,
 )
 
-from appa_flwr.config import Config, assemble
+from appa_flwr.config import Config
+from appa_flwr.config.sources import assemble
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.types import Question
 from pluralllm import encoders

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from appa_flwr.analysis.aggregation import RULES, make, parameters
-from appa_flwr.config import Config, preset
+from appa_flwr.config import Config
 from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
+from appa_flwr.config.sources import preset
 from appa_flwr.core.errors import UserError
 
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from appa_flwr.config import Config, assemble, parse_override, preset, preset_purposes
-from appa_flwr.config.sources import read_toml
+from appa_flwr.config import Config
+from appa_flwr.config.sources import PRESETS, assemble, preset, read_toml, read_words
 from appa_flwr.core.errors import UserError
 
-PRESETS = preset_purposes()
 LORA = "policy.tuning=lora"
 
 
@@ -57,7 +56,7 @@ def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
     ],
 )
 def test_override_is_the_text_behind_the_sign_without_quotes(text, expected):
-    assert parse_override(text) == expected
+    assert read_words([text]) == dict([expected])
 
 
 @pytest.mark.parametrize(("words", "part"), [(["seed=1", "a.toml"], "files first"), (["seed"], "neither a TOML file")])
@@ -69,7 +68,7 @@ def test_words_are_files_and_then_keys(words, part):
 @pytest.mark.parametrize("text", ["se\ned", "=3", ""])
 def test_override_without_a_key_and_a_value_is_refused_in_one_line(text):
     with pytest.raises(UserError, match=r"^[^\n]*key=value[^\n]*$"):
-        parse_override(text)
+        read_words([text])
 
 
 def test_later_sources_win_preset_file_command_line(tmp_path):

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from appa_flwr.config import THREADS, Config, to_toml_table
+from appa_flwr.config import THREADS, Config
+from appa_flwr.config.keys import to_toml_table
 from appa_flwr.launch import flower
 from appa_flwr.launch.bundle import own_code, sent_files
 from appa_flwr.launch.checks import ERROR_FILE

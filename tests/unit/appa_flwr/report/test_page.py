@@ -26,7 +26,8 @@ from report_runs import (
     write_run,
 )
 
-from appa_flwr.config import Config, assemble
+from appa_flwr.config import Config
+from appa_flwr.config.sources import assemble
 from appa_flwr.report.page import command
 from appa_flwr.run.records import METHODS
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from surveys import read_group, reasons_of_groups, refused, shares
 
-from appa_flwr.config import HUB_SURVEY, assemble
+from appa_flwr.config import HUB_SURVEY
+from appa_flwr.config.sources import assemble
 from appa_flwr.launch.checks import participants
 from appa_flwr.survey import globalqa, read
 from appa_flwr.survey.cells import MAX_CELL_CHARS, CellError, Reason

@@ -11,7 +11,8 @@ import pytest
 from real_surveys import SURVEYS, needs_surveys
 from surveys import bits, ids, read_group
 
-from appa_flwr.config import preset, split_names
+from appa_flwr.config import split_names
+from appa_flwr.config.sources import preset
 from appa_flwr.survey import export, read
 from appa_flwr.survey.names import ALIASES
 from appa_flwr.survey.split import split_questions

@@ -15,7 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from appa_flwr.config import Config, sections
+from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
 from server_app.engine import passes
 from server_app.models import sft, tiny
@@ -170,7 +170,7 @@ def test_every_pass_has_answers_of_its_own_that_are_right_on_average():
 def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, tuning, monkeypatch, caplog):
     """It fails in a step's second pass, whose first has left its gradients."""
     monkeypatch.setattr(sft, "LORA_DROPOUT", 0.0)
-    monkeypatch.setattr(sections, "SFT_PASS", 2)
+    monkeypatch.setattr(sft, "MAX_PASS", 2)
     keys = {"policy.tuning": tuning, "sft.batch-size": 4}
     expected, _ = tune(anew=True, **keys, **{"ppo.micro-batch-tokens": 64})
     real, calls = passes.response_logprobs, []

@@ -49,7 +49,7 @@ class Config(Section):
     groups: str = key("", "names separated by commas (or by semicolons); empty = all")
     model: Annotated[str, path_or(TINY_MODEL, SMOLLM2_MODEL, on_hub=True)] = key(
         TINY_MODEL,
-        "tiny (built here), smollm2 (of a package), a model folder, a .gguf file or a hub id (SFT table)",
+        "tiny (built here), smollm2 (of a package), a folder, .gguf file or hub id (SFT table)",
         min_length=1,
     )
     rule: RuleName = key("appa", "how group rewards become one reward; MODULE:CLASS is one of your own")
@@ -201,11 +201,15 @@ def check_groups(config: Config, groups: Sequence[str]) -> None:
         if name not in groups:
             there = ", ".join(groups)
             raise UserError(f"pluralllm.unseen-groups names {to_toml(name)}, which is not in this run; it has: {there}")
-    if config.run.min_groups > len(groups):
+    _check_count(config, len(groups))
+
+
+def _check_count(config: Config, count: int) -> None:
+    if config.run.min_groups > count:
         raise UserError(
-            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {len(groups)}"
+            f"run.min-groups = {config.run.min_groups} must be at most the number of groups, which is {count}"
         )
-    if len(config.unseen_group_names) >= len(groups):
+    if len(config.unseen_group_names) >= count:
         raise UserError("pluralllm.unseen-groups names all groups; at least one must train the predictor")
 
 
@@ -219,6 +223,8 @@ def _check_keys(config: Config) -> None:
         for group in groups:
             if groups.count(group) > 1:
                 raise UserError(f"{name} names {to_toml(group)} twice; each group must be named once")
+    if config.survey == GENERATED_SURVEY and not config.groups:
+        _check_count(config, config.data.num_groups)
     for name, rule in {"rule": config.rule, "baseline-rule": config.baseline_rule}.items():
         if rule == "alpha" and config.appa.alpha == 0:
             raise UserError(

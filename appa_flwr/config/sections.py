@@ -73,13 +73,16 @@ def path_or(*names: str, on_hub: bool = False) -> AfterValidator:
     return AfterValidator(checked)
 
 
+LocalPath = Annotated[str, path_or()]
+"""A path, or empty."""
+
+
 class RunSection(Section):
     """[run]: where a run writes, how far it goes, and how the server waits for the groups."""
 
-    output_dir: Annotated[str, path_or()] = key("runs", "folder that holds the runs", min_length=1)
+    output_dir: LocalPath = key("runs", "folder that holds the runs", min_length=1)
     phases: Literal["all", "pluralllm", "sft", "serve"] = key(
-        "all",
-        "where it ends: after PluralLLM, after SFT; serve = it scores other trainers' answers until it is stopped",
+        "all", "where it ends: after PluralLLM, after SFT; serve = it scores other trainers' answers until stopped"
     )
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = key(
         "none", "experiment tracker that gets every PPO iteration, locally; its package must be installed"
@@ -87,9 +90,7 @@ class RunSection(Section):
     resume: bool = key(False, "go on with the run that the run folder holds; appa run --resume sets it")
     min_groups: int = key(2, "groups that must answer, else the iteration fails", ge=1)
     reply_timeout: float = key(600.0, "seconds the server waits for the groups to join, and for their replies", gt=0)
-    group_keys: Annotated[str, path_or()] = key(
-        "", "TOML file at the server, group = its node's public key; empty = names are not checked"
-    )
+    group_keys: LocalPath = key("", "TOML file at the server, group = its node's public key; empty = names unchecked")
     sums: Literal["plain", "secure"] = key(
         "plain", "what the server learns of groups: plain = each one's numbers, secure = their sums alone"
     )
@@ -134,14 +135,12 @@ class PluralLLMSection(Section):
         min_length=1,
     )
     num_context_questions: int = key(512, "most answered questions of a group that a prediction rests on", ge=1)
-    checkpoint: Annotated[str, path_or()] = key("", "weights of an earlier run to use instead of pretraining")
+    checkpoint: LocalPath = key("", "weights of an earlier run to use instead of pretraining")
     unseen_groups: str = key("", "names; they bring few-shot context only and never train the predictor")
     strategy: Literal["fedavg", "fedadam", "fedprox", "fedyogi"] = key("fedavg", "federated strategy of pretraining")
     rounds: int = key(16, "federated pretraining rounds", ge=0)
     local_steps: int = key(24, "optimizer steps of a group in one round", ge=1)
-    learning_rate: float = key(
-        0.03, "step size of a group's optimizer; 0 = 0.003 of Adam, 0.1 of SGD, as the strategy has it", ge=0
-    )
+    learning_rate: float = key(0.03, "step size of a group; 0 = 0.003 of Adam, 0.1 of SGD, by the strategy", ge=0)
 
     @property
     def fresh_contexts(self) -> bool:
@@ -174,9 +173,7 @@ class PolicySection(Section):
     )
     lora_rank: int = key(16, "rank r of the adapters, which are scaled by 2 (SFT and PPO tables)", ge=1)
     sft_targets: str = key(ALL_PROJECTIONS, "layers adapted in SFT (SFT table)", min_length=1)
-    ppo_targets: str = key(
-        ATTENTION_PROJECTIONS, "layers adapted in PPO, of policy and value model (PPO table)", min_length=1
-    )
+    ppo_targets: str = key(ATTENTION_PROJECTIONS, "layers adapted in PPO, of both models (PPO table)", min_length=1)
 
 
 class SFTSection(Section):
@@ -187,15 +184,8 @@ class SFTSection(Section):
         "what SFT teaches: the winner (paper), vote shares, shares with one vote more an option, or the mean of the "
         "groups' answers or predictions",
     )
-    answer_step: float = key(
-        0.1,
-        "grid of the probabilities that SFT teaches; a coarse one helps a small model to sum to one",
-        ge=0.01,
-        le=0.5,
-    )
-    checkpoint: Annotated[str, path_or()] = key(
-        "", "sft-model of an earlier run to begin PPO with instead of training one"
-    )
+    answer_step: float = key(0.1, "grid of probabilities; a coarse one helps small models sum to one", ge=0.01, le=0.5)
+    checkpoint: LocalPath = key("", "sft-model of an earlier run to begin PPO with instead of training one")
     steps: int = key(500, "optimizer steps; 0 = as many as sft.epochs takes", ge=0)
     epochs: int = key(1, "passes over the training questions if sft.steps is 0 (SFT table)", ge=1)
     batch_size: int = key(64, "answers an optimizer step, in passes of 32 (SFT table: 16)", ge=1)
@@ -212,15 +202,12 @@ class PPOSection(Section):
     temperature: float = key(1.0, "of sampling in rollouts (PPO table)", gt=0)
     num_mini_batches: int = key(4, "optimizer steps per PPO epoch (PPO table)", ge=1)
     epochs: int = key(1, "passes over a rollout batch (PPO table: 2)", ge=1)
-    micro_batch_tokens: int = key(
-        2048, "most tokens in a pass, padding counted, shared prompts not; halved where memory ends", ge=1
-    )
+    micro_batch_tokens: int = key(2048, "most tokens a pass, padded, prompts shared; halved if memory ends", ge=1)
     learning_rate: float = key(6e-4, "AdamW step size of policy and value model (PPO table: 1e-5)", gt=0)
     kl_coefficient: float = key(0.05, "weight of the KL penalty to the SFT policy (PPO table)", ge=0)
     clip_range: float = key(0.2, "of the probability ratio, and of the change in value (PPO table)", gt=0, le=1)
     baseline: Literal["value", "question"] = key(
-        "question",
-        "what a reward is compared with: a value model's forecast, or the mean of the question's other answers (RLOO)",
+        "question", "a reward's measure: a value model's forecast, or the mean of the question's other answers (RLOO)"
     )
 
 

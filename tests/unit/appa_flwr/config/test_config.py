@@ -38,6 +38,7 @@ BAD_KEYS = [
     ({"rule": "aveage"}, ["rule", '"aveage"', "appa, average,"]),
     ({"task": "dqa"}, ["task", '"dqa"', "dpa, opa"]),
     ({"task": "opa", "metric": "js"}, ["metric", '"js"', "opa", "auto, auto-ordinal, borda"]),
+    ({"run.min-groups": 9}, ["run.min-groups", "8"]),
     ({"groups": "A,B,A"}, ["groups", '"A"', "twice"]),
     ({"ppo.num-mini-batches": 7}, ["ppo.num-mini-batches", "384"]),
     ({"ppo.answers-per-question": 7}, ["ppo.answers-per-question", "384"]),

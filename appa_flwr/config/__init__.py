@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import reduce
@@ -62,11 +63,7 @@ class Config(Section):
         "MODULE:FUNCTION is one of your own",
     )
     seed: int = key(0, "the one seed every random stream is derived from", ge=0, lt=2**31)
-    run_name: str = key(
-        "",
-        "name of the run's folder in run.output-dir: letters, digits, ., _ and -; empty = task, rule, seed and time",
-        pattern="^([A-Za-z0-9][A-Za-z0-9._-]*)?$",
-    )
+    run_name: str = key("", "name of the run's folder in run.output-dir; empty = task, rule, seed and time")
     run: sections.RunSection = sections.RunSection()
     data: sections.DataSection = sections.DataSection()
     pluralllm: sections.PluralLLMSection = sections.PluralLLMSection()
@@ -219,6 +216,9 @@ def _check_keys(config: Config) -> None:
     if ":" not in config.metric and config.reward_metric not in TASK_METRICS[config.task]:
         fitting = ", ".join((*AUTO_METRICS, *TASK_METRICS[config.task]))
         raise UserError(f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}')
+    if not re.fullmatch("([A-Za-z0-9][A-Za-z0-9._-]*)?", config.run_name):
+        name = to_toml(config.run_name)
+        raise UserError(f'run-name = {name} must be letters, digits, ".", "_" and "-", starting with one')
     for name, groups in {"groups": config.group_names, "pluralllm.unseen-groups": config.unseen_group_names}.items():
         for group in groups:
             if groups.count(group) > 1:

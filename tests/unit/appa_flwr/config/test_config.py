@@ -50,6 +50,11 @@ BAD_KEYS = [
     ({"run-name": "a\nb"}, [r'run-name = "a\nb"']),
     ({"policy.lora-rank": 2**63}, ["policy.lora-rank", "64 bits"]),
     ({"survey": ""}, ["survey", "at least 1 character"]),
+    ({"rule": "alpha"}, ["rule", "appa.alpha", '"average"']),
+    ({"baseline-rule": "alpha"}, ["baseline-rule", "appa.alpha", '"average"']),
+    (GEMMA, ["model", "preset=smollm2", "preset=paper", "policy.tuning"]),
+    ({**GEMMA, "run.phases": "sft"}, ["model", "preset=paper"]),
+    ({"model": "smollm2", "policy.lora-rank": 8}, ["model", "preset=paper"]),
 ]
 
 
@@ -64,19 +69,16 @@ def test_a_wrong_key_or_value_is_one_line_that_names_it_and_what_is_right(flat, 
 
 
 @pytest.mark.parametrize(
-    "keys", [GEMMA, {**GEMMA, "run.phases": "sft"}, {"model": "smollm2"}, {**GEMMA, "policy.lora-rank": 8}]
-)
-def test_the_tiny_model_s_settings_do_not_ruin_another(keys):
-    with pytest.raises(UserError, match=r"^model = .*preset=smollm2, preset=paper"):
-        Config.load(keys)
-
-
-@pytest.mark.parametrize(
     "keys",
-    [{"policy.tuning": "lora"}, {"ppo.learning-rate": 1e-5}, {"sft.learning-rate": 1e-5}, {"run.phases": "serve"}],
+    [
+        {"policy.tuning": "lora"},
+        {"ppo.learning-rate": 1e-5},
+        {"sft.learning-rate": 1e-5},
+        {"run.phases": "serve"},
+    ],
 )
 def test_whoever_sets_tuning_or_a_step_size_has_chosen(keys):
-    assert Config.load({**GEMMA, **keys}).model == GEMMA["model"]
+    assert Config.load({**GEMMA, **keys}).flat().items() >= keys.items()
 
 
 @pytest.mark.parametrize(
@@ -126,13 +128,6 @@ def test_metric_auto_follows_the_task():
     assert Config.load({"metric": "cosine"}).reward_metric == "cosine"
     assert Config.load({"metric": "auto-ordinal"}).reward_metric == "wasserstein"
     assert Config.load({"metric": "auto-ordinal", "task": "opa"}).reward_metric == "borda"
-
-
-@pytest.mark.parametrize("key", ["rule", "baseline-rule"])
-def test_alpha_at_0_is_refused_as_another_name_of_the_average(key):
-    with pytest.raises(UserError, match=f'{key} = "alpha" needs an appa.alpha .* {key} = "average"'):
-        Config.load({key: "alpha"})
-    assert Config.load({key: "alpha", "appa.alpha": -1e-3}).appa.alpha == -1e-3
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam", "fedyogi"])

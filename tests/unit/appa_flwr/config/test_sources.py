@@ -19,14 +19,6 @@ def test_the_other_presets_of_the_paper_differ_from_it_only_where_they_say():
     }
 
 
-def test_a_preset_that_starts_from_another_is_overridden_like_any(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text('preset = "paper-oqa"\n[sft]\nbatch-size = 4\n')
-    config = assemble([str(file), "ppo.epochs=3"], folder=tmp_path)
-    # the first from `paper`, where the default is 2e-4; the second from `paper-oqa`; then the file, the command line
-    assert (config.ppo.learning_rate, config.sft.epochs, config.sft.batch_size, config.ppo.epochs) == (1e-5, 4, 4, 3)
-
-
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("task", ["dpa", "opa"])
 def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
@@ -40,45 +32,40 @@ def test_every_preset_runs_both_tasks_by_the_papers_metric(name, task):
     [
         ("seed=3", ("seed", "3")),
         ("ppo.learning-rate = 1e-3", ("ppo.learning-rate", "1e-3")),
-        ("eval.ceilings=true", ("eval.ceilings", "true")),
-        ("appa.alpha=-inf", ("appa.alpha", "-inf")),
         ('groups="Nigeria,Egypt"', ("groups", "Nigeria,Egypt")),
         ("groups=Nigeria, Egypt", ("groups", "Nigeria, Egypt")),
         ("survey=data/a=b.jsonl", ("survey", "data/a=b.jsonl")),
-        ("run-name=42", ("run-name", "42")),
         ("run-name=2026-01-01", ("run-name", "2026-01-01")),
         ("run-name=", ("run-name", "")),
-        ("seed=[1]", ("seed", "[1]")),
         ("ppo={clip-range=1}", ("ppo", "{clip-range=1}")),
         ("seed=1\nppo.clip-range=0.5", ("seed", "1\nppo.clip-range=0.5")),
-        ("seed=" + "[" * 9999, ("seed", "[" * 9999)),
-        ("seed=" + "1" * 9999, ("seed", "1" * 9999)),
     ],
 )
 def test_override_is_the_text_behind_the_sign_without_quotes(text, expected):
     assert read_words([text]) == dict([expected])
 
 
-@pytest.mark.parametrize(("words", "part"), [(["seed=1", "a.toml"], "files first"), (["seed"], "neither a TOML file")])
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [(["seed=1", "a.toml"], "files first"), (["seed"], "key=value"), (["=3"], "key=value"), ([""], "key=value")],
+)
 def test_words_are_files_and_then_keys(words, part):
-    with pytest.raises(UserError, match=part):
-        assemble(words, folder=None)
+    with pytest.raises(UserError, match=rf"^[^\n]*{part}[^\n]*$"):
+        read_words(words)
 
 
-@pytest.mark.parametrize("text", ["se\ned", "=3", ""])
-def test_override_without_a_key_and_a_value_is_refused_in_one_line(text):
-    with pytest.raises(UserError, match=r"^[^\n]*key=value[^\n]*$"):
-        read_words([text])
-
-
-def test_later_sources_win_preset_file_command_line(tmp_path):
+def test_later_sources_win_a_preset_those_it_starts_from_files_command_line(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text('preset = "paper"\nseed = 1\n[ppo]\nepochs = 3\n')
+    file.write_text('preset = "paper-oqa"\nseed = 1\n[ppo]\nepochs = 3\n')
     other = tmp_path / "other.toml"
     other.write_text("[ppo]\nepochs = 5\nnum-mini-batches = 3\n")
     config = assemble([str(other), str(file), "seed=2", "seed=4"], folder=tmp_path)
-    assert (config.ppo.batch_size, config.ppo.temperature) == (96, 0.6)  # paper, where the default is 384 and 1
-    assert (config.ppo.epochs, config.ppo.num_mini_batches) == (3, 3)  # the last file, the only one; the preset says 2
+    assert (config.ppo.batch_size, config.ppo.temperature) == (96, 0.6)  # `paper`, where the default is 384 and 1
+    assert config.sft.epochs == 4  # `paper-oqa`; `paper` says 1
+    assert (config.ppo.epochs, config.ppo.num_mini_batches) == (
+        3,
+        3,
+    )  # the last file, the only one; `paper` says 2 and 1
     assert config.seed == 4
 
 

@@ -218,7 +218,9 @@ def _check_keys(config: Config) -> None:
         raise UserError(f'metric = "{config.metric}" does not fit task = "{config.task}"; metric can be: {fitting}')
     if not re.fullmatch("([A-Za-z0-9][A-Za-z0-9._-]*)?", config.run_name):
         name = to_toml(config.run_name)
-        raise UserError(f'run-name = {name} must be letters, digits, ".", "_" and "-", starting with one')
+        raise UserError(
+            f'run-name = {name} must be letters, digits, ".", "_" and "-", and begin with a letter or digit'
+        )
     for name, groups in {"groups": config.group_names, "pluralllm.unseen-groups": config.unseen_group_names}.items():
         for group in groups:
             if groups.count(group) > 1:

@@ -188,7 +188,7 @@ class SFTSection(Section):
     checkpoint: LocalPath = key("", "sft-model of an earlier run to begin PPO with instead of training one")
     steps: int = key(500, "optimizer steps; 0 = as many as sft.epochs takes", ge=0)
     epochs: int = key(1, "passes over the training questions if sft.steps is 0 (SFT table)", ge=1)
-    batch_size: int = key(64, "answers an optimizer step, in passes of 32 (SFT table: 16)", ge=1)
+    batch_size: int = key(64, "answers an optimizer step, in equal passes of at most 32 (SFT table: 16)", ge=1)
     learning_rate: float = key(2e-3, "AdamW step size (SFT table: 5e-6)", gt=0)
 
 

@@ -166,6 +166,12 @@ def test_every_pass_has_answers_of_its_own_that_are_right_on_average():
     assert rows_of(scores_QK, **once, task="opa") == [(0, "B,A"), (2, "C,A,B")]
 
 
+@pytest.mark.parametrize(("batch_size", "passes_of"), [(7, 7), (32, 32), (40, 20), (64, 32), (37, 1)])
+def test_a_batch_is_taught_in_equal_passes_of_at_most_32(batch_size, passes_of, tmp_path):
+    made = sft.arguments(Config.load({"sft.batch-size": batch_size}), tmp_path, cpu=True)
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (passes_of, batch_size // passes_of)
+
+
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_pass_that_memory_does_not_hold_is_taught_with_half_the_tokens(tune, tuning, monkeypatch, caplog):
     """It fails in a step's second pass, whose first has left its gradients."""

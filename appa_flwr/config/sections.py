@@ -42,7 +42,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        validate_by_alias=True,
         validate_by_name=True,
         alias_generator=kebab,
         allow_inf_nan=False,

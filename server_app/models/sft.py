@@ -23,6 +23,7 @@ from trl import SFTConfig, SFTTrainer
 from appa_flwr.config import Config, split_names
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats
+from server_app.engine.head import NotFinite, finite_logits
 from server_app.engine.memory import TokensAtOnce
 from server_app.engine.passes import logprob_pass
 from server_app.engine.prefix import common_length, why_not, window_of
@@ -133,7 +134,10 @@ class _LeanTrainer(SFTTrainer):  # type: ignore[misc]
                     total += loss.detach()
             return total
 
-        return self._tokens.within(passes)
+        loss = self._tokens.within(passes)
+        if not loss.isfinite():
+            raise NotFinite("sft.learning-rate")
+        return loss
 
     def _sequences(self, inputs: dict[str, Tensor]) -> Sequences:
         real_JL = inputs["attention_mask"].bool()
@@ -254,12 +258,17 @@ def fine_tune(
         answers: what to answer, one text a prompt.
         folder: where the adapter, or with `tuning = "full"` the model, goes, beside the tokenizer.
         progress: called with (step, steps, loss).
+
+    Raises:
+        NotFinite: a loss, or the model after its last step, is infinite or NaN.
     """
     with tempfile.TemporaryDirectory(prefix="appa-sft-") as scratch:
         rows = dataset(base, prompts, answers)
         trainer = make_trainer(model, base, config, rows, folder=Path(scratch), callbacks=[_Report(progress)])
         trainer.train()
-    trained = trainer.model
+    trained = trainer.model.eval()
+    if not finite_logits(trained):
+        raise NotFinite("sft.learning-rate")
     # Whoever loads the result generates by these settings, and would run past an end that only the run knows.
     model.generation_config.eos_token_id = list(base.stop_ids)
     # the vocabulary is as it was: PEFT would ask the hub whether it is

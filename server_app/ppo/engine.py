@@ -6,6 +6,7 @@ Axis letters: J rollouts, T response tokens.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from appa_flwr.config.sections import PPOSection
+from server_app.engine.head import NotFinite, finite_logits
 from server_app.engine.memory import TokensAtOnce
 from server_app.engine.sequences import Sequences
 from server_app.models.policy import PolicyModels
@@ -132,6 +134,9 @@ class PPOEngine:
             reference), entropy (of the sampled tokens: mean -log pi), response_length, in tokens. Where the policy
             was scored once more: sampler_spread, the standard deviation of log pi - log pi_sampler over the tokens,
             and sampler_outside_clip, the share of tokens whose ratio lies outside the clip range before any step.
+
+        Raises:
+            NotFinite: one of these, or the policy after its last step, is infinite or NaN.
         """
         s = self.settings
         batch, mask_JT = rollout.sequences, rollout.sequences.mask_JT
@@ -217,6 +222,8 @@ class PPOEngine:
             gap = (old_JT - rollout.logprob_JT)[mask_JT]
             stats["sampler_spread"] = float(gap.std(correction=0))
             stats["sampler_outside_clip"] = float(((gap.exp() - 1).abs() > s.clip_range).float().mean())
+        if not (all(map(math.isfinite, stats.values())) and finite_logits(self.models.policy())):
+            raise NotFinite("ppo.learning-rate")
         return stats
 
     def _micro_batches(self, sequences: Sequences, rows: Tensor) -> list[Tensor]:

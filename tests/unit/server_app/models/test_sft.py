@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from appa_flwr.config import Config
 from appa_flwr.survey.types import Question
 from server_app.engine import passes
+from server_app.engine.head import NotFinite
 from server_app.models import sft, tiny
 from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
@@ -118,6 +119,12 @@ def test_fine_tuning_teaches_the_answers_and_where_they_end(start, tune):
         labels = torch.tensor([[-100] * len(prompt) + taught])
         with torch.no_grad():
             assert tuned(torch.tensor([prompt + taught]), labels=labels).loss < 0.5
+
+
+@pytest.mark.parametrize("steps", [2, 20])  # the last step breaks it, or an early one
+def test_a_step_that_breaks_the_model_ends_sft(steps, tune):
+    with pytest.raises(NotFinite, match=r"sft\.learning-rate"):
+        tune(**{"sft.learning-rate": 1e30, "sft.steps": steps, "policy.tuning": "lora"})
 
 
 def test_adapters_stay_apart_from_weights_that_stay_as_they_were(start, tune):

@@ -14,6 +14,7 @@ from fakes import PAD_ID, PREFIX, PROMPTS, WIDE_WINDOW, tiny_causal_lm
 from ppo_engines import BATCH, LONG_BATCH, SETTINGS, STOPS, iterate, make, some_scores, weights
 
 from server_app.engine import passes
+from server_app.engine.head import NotFinite
 from server_app.engine.sequences import Sequences
 from server_app.models.policy import LoraModels
 from server_app.ppo import engine as engine_module
@@ -73,6 +74,19 @@ def test_memory_that_holds_no_pass_at_all_ends_the_run(monkeypatch):
     monkeypatch.setattr(passes, "response_logprobs", full)
     with pytest.raises(torch.OutOfMemoryError):
         engine.reference_pass(rollout.sequences)
+
+
+@pytest.mark.parametrize(("score", "weight"), [(math.nan, 0.0), (0.0, math.inf)], ids=["loss", "weights"])
+def test_the_iteration_that_makes_a_loss_or_the_policy_infinite_ends_the_run(score, weight, monkeypatch):
+    engine = make("lora", epochs=1, num_mini_batches=1)
+
+    def step():
+        for parameter in engine.models.policy_parameters():
+            parameter.data += weight
+
+    monkeypatch.setattr(engine._optimizer, "step", step)
+    with pytest.raises(NotFinite, match=r"ppo\.learning-rate"):
+        iterate(engine, some_scores() + score)
 
 
 def test_the_reference_pass_gives_each_row_what_a_pass_of_its_own_would():

@@ -1,4 +1,4 @@
-"""Checks before anything trains that the model has the layers of `policy.sft-targets` and `policy.ppo-targets`."""
+"""Checks of a model's config before anything trains: its context window, and the layers that LoRA adapts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,22 @@ FUSED = {"q_proj": QKV, "k_proj": QKV, "v_proj": QKV, "gate_proj": GATE_UP, "up_
 
 
 def check(config: Config, model_config: PreTrainedConfig) -> None:
-    """See that all targets are linear layers with weights of their own; nothing where no adapter is trained.
+    """See that the window holds the longest sequence, and that adapters' targets are linear layers of their own.
 
     PEFT itself drops a name that fits no layer if another one does. On an output head that is also the embedding,
     adapters that are added to the weights change both, and apart from them only one: what is saved would not be what
     has answered.
 
     Raises:
-        UserError: a target is no such layer, or a key names none.
+        UserError: the window is shorter than `policy.max-sequence-length`, a target is no such layer, or a key names
+            none.
     """
+    window = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if window and window < config.policy.max_sequence_length:
+        raise UserError(
+            f"policy.max-sequence-length = {config.policy.max_sequence_length}: {config.model} reads {window} tokens "
+            f"at most; set it to {window} or less"
+        )
     if config.policy.tuning == "full":
         return
     with torch.device("meta"):  # its shapes without its weights

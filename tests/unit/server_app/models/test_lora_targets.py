@@ -130,6 +130,13 @@ def test_a_name_that_linear_layers_share_with_others_is_refused():
     assert not lora_targets._fault(model, "dense.gate")
 
 
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_window_shorter_than_the_longest_sequence_is_refused(tuning):
+    config = config_of("q_proj", **{"policy.tuning": tuning, "policy.max-sequence-length": 1025})
+    with pytest.raises(UserError, match=r"policy\.max-sequence-length = 1025: tiny reads 1024 tokens"):
+        lora_targets.check(config, tiny_causal_lm().config)
+
+
 def test_the_look_takes_no_random_number():
     before = torch.get_rng_state()
     lora_targets.check(config_of("q_proj"), tiny_causal_lm().config)

@@ -21,9 +21,10 @@ from appa_flwr import config as settings
 from appa_flwr.config.keys import to_toml, to_toml_table, to_word, valid
 from appa_flwr.config.sources import PRESETS, assemble, preset, read_words
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replace_file, writing
+from appa_flwr.core.files import escape_output, replace_file, writing
 from appa_flwr.launch.bundle import OWN_PACKAGES, bundle_hash
 from appa_flwr.launch.checks import find_app_folder
+from appa_flwr.launch.credentials import certificate
 from appa_flwr.launch.endings import RUN_FAILED, USER_ERROR, exit_codes
 from appa_flwr.launch.group import app as group
 from appa_flwr.launch.options import Verbose, Words
@@ -207,7 +208,8 @@ def deploy(
             f"{'the other' if kept else 'all'} groups pin this checkout's app, bundle {bundle}; once it changes, each "
             "of them has to pin what `appa group bundle CHECKOUT` prints"
         )
-    show(f"{folder / 'authority'} signs certificates: keep ca.key to yourself")
+    ends = certificate(sites.server / "ca.crt").not_valid_after_utc
+    show(f"{folder / 'authority'} signs certificates, valid until {ends:%Y-%m-%d}: keep ca.key to yourself")
 
 
 @app.command()
@@ -335,6 +337,7 @@ def main() -> None:
     """Entry point of `appa`."""
     with suppress(OSError):  # a folder that is gone
         sys.path.append(str(Path.cwd()))  # where a rule of the user's own lies
+    escape_output()
     try:
         with exit_codes("appa"):
             app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +21,8 @@ PUBLIC = ".pub"  # what a public key's file is called after its private one
 _PEM = serialization.Encoding.PEM
 _OPEN = serialization.NoEncryption()
 _HASH = hashes.SHA384()
+_USAGES = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
+_NO_USAGE = dict.fromkeys((*_USAGES, "encipher_only", "decipher_only"), False)
 _AUTHORITY, _SERVER = (
     x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"appa-flwr {who}")]) for who in ("authority", "server")
 )
@@ -28,7 +31,8 @@ _AUTHORITY, _SERVER = (
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write `ca.crt` and `ca.key`, an authority of its own, and `server.crt` and `server.key`, signed by it.
 
-    An authority that is there stays, and so does a certificate that is good for these hosts for another month.
+    A certificate that is good for these hosts for another month stays, and so does the authority's; a new one of it
+    has the same key.
 
     Args:
         folder: where they go.
@@ -37,28 +41,50 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     Raises:
         UserError: something cannot be written, or the authority's key is somebody else's.
     """
-    if not (folder / "ca.crt").exists():
-        authority = ec.generate_private_key(ec.SECP384R1())
-        made = _certificate(_AUTHORITY, authority, authority, x509.BasicConstraints(ca=True, path_length=0))
-        _write(folder / "ca", authority, made.sign(authority, _HASH))
-    if _good(folder / "server.crt", hosts):
+    if _lasting(folder / "ca.crt") and _good(folder / "server.crt", hosts):
         return
-    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{folder / 'ca.key'}: is not the key that was made here; name another folder")
+    signer = _signer(folder / "ca.key")
+    if not _lasting(folder / "ca.crt"):
+        made = _certificate(_AUTHORITY, signer, signer, x509.BasicConstraints(ca=True, path_length=0))
+        _write(folder / "ca", signer, made.sign(signer, _HASH))
     key = ec.generate_private_key(ec.SECP384R1())
     made = _certificate(_SERVER, key, signer, x509.BasicConstraints(ca=False, path_length=None))
     made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
     _write(folder / "server", key, made.sign(signer, _HASH))
 
 
-def _good(path: Path, hosts: Sequence[str]) -> bool:
-    if not path.exists():
-        return False
+def certificate(path: Path) -> x509.Certificate:
+    """A certificate that was made here.
+
+    Raises:
+        UserError: it does not say what its key may do, as those of earlier versions, which Python 3.13 refuses.
+    """
     found = x509.load_pem_x509_certificate(path.read_bytes())
-    named = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    in_time = found.not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
-    return in_time and all(_host(host) in named for host in hosts)
+    if not any(isinstance(extension.value, x509.KeyUsage) for extension in found.extensions):
+        raise UserError("has no key usage, without which Python 3.13 refuses it; make the folders again")
+    return found
+
+
+def _signer(path: Path) -> ec.EllipticCurvePrivateKey:
+    if not path.exists():
+        return ec.generate_private_key(ec.SECP384R1())
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path}: is not the key that was made here; name another folder")
+    return key
+
+
+def _lasting(path: Path) -> bool:
+    with suppress(UserError, FileNotFoundError):
+        return certificate(path).not_valid_after_utc > datetime.now(UTC) + timedelta(days=30)
+    return False
+
+
+def _good(path: Path, hosts: Sequence[str]) -> bool:
+    if not _lasting(path):
+        return False
+    named = certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return all(_host(host) in named for host in hosts)
 
 
 def make_node_key(path: Path) -> None:
@@ -77,6 +103,7 @@ def _certificate(
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    usage = x509.KeyUsage(**{**_NO_USAGE, "digital_signature": not rights.ca, "key_cert_sign": rights.ca})
     by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=_AUTHORITY, public_key=key.public_key())
@@ -84,6 +111,7 @@ def _certificate(
         .not_valid_before(now - timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + timedelta(days=365 * YEARS_VALID))
         .add_extension(rights, critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(by, critical=False)
     )

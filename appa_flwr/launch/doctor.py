@@ -41,7 +41,7 @@ from appa_flwr.config.sources import read_toml
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import find_app_folder
-from appa_flwr.launch.credentials import PUBLIC
+from appa_flwr.launch.credentials import PUBLIC, certificate
 from appa_flwr.launch.ports import LOOPBACK, port_is_free
 from appa_flwr.launch.sites import (
     CLIENT_APP,
@@ -309,8 +309,8 @@ def _private(*paths: Path) -> str:
 
 
 def _in_time(path: Path) -> str:
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    begin, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, datetime.now(UTC)
+    own = certificate(path)
+    begin, end, now = own.not_valid_before_utc, own.not_valid_after_utc, datetime.now(UTC)
     if now < begin:
         raise UserError(f"is valid from {begin:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?")
     if now > end - timedelta(days=1):

@@ -207,6 +207,24 @@ def test_what_has_run_out_is_named(tmp_path, monkeypatch):
     assert "UTC only; make the folders again" in wrong(sites.group(NAME))["ca.crt"]
 
 
+def test_a_certificate_without_key_usage_is_named_and_made_again(tmp_path, monkeypatch):
+    def make() -> Sites:
+        return prepare(SURVEY, tmp_path, host="127.0.0.1", port=free_port(), keys={}, bundle="")
+
+    monkeypatch.setattr(credentials.x509.CertificateBuilder, "add_extension", without_key_usage)
+    sites = make()
+    monkeypatch.undo()
+    assert "make the folders again" in wrong(sites.server)["server.crt"]
+    assert "make the folders again" in wrong(sites.group(NAME))["ca.crt"]
+    make()
+    assert wrong(sites.server) == {}
+    assert set(wrong(sites.group(NAME))) == {"server"}  # which does not run
+
+
+def without_key_usage(builder, extension, critical, *, add=credentials.x509.CertificateBuilder.add_extension):
+    return builder if isinstance(extension, credentials.x509.KeyUsage) else add(builder, extension, critical)
+
+
 def test_a_folder_of_nobody_s_is_refused(tmp_path):
     with pytest.raises(UserError, match="is no party's folder; `appa deploy` makes such folders"):
         list(doctor.party(tmp_path))

@@ -20,7 +20,7 @@ from tls_server import listening
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.launch import deploy
+from appa_flwr.launch import credentials, deploy
 from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.credentials import make_certificates
 from appa_flwr.launch.sites import Sites, prepare
@@ -37,6 +37,7 @@ PINNED = "ab" * 32
 def call(folder: Path, *, name: str, trusts: Path) -> None:
     """Call a server of this folder by this name."""
     client = ssl.create_default_context(cafile=str(trusts))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT  # Python's own default from 3.13 on
     with listening(folder) as port, socket.create_connection(("127.0.0.1", port)) as plain:
         client.wrap_socket(plain, server_hostname=name).close()
 
@@ -204,6 +205,16 @@ def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unf
     for name, slug in sites.groups.items():
         assert sites.data(name).exists()
         assert (sites.keys / f"{slug}.pub").read_bytes() == (sites.group(name) / "node.key.pub").read_bytes()
+
+
+def test_an_authority_that_has_ended_is_made_again_with_its_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(credentials, "YEARS_VALID", 0)
+    sites = made(tmp_path)
+    key = (tmp_path / "authority" / "ca.key").read_bytes()
+    monkeypatch.undo()
+    made(tmp_path)
+    call(sites.server, name="appa.example.org", trusts=sites.group(A) / "ca.crt")
+    assert (tmp_path / "authority" / "ca.key").read_bytes() == key
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):

@@ -21,7 +21,7 @@ import httpx
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines, writing
 from appa_flwr.report.findings import duration
-from appa_flwr.trainers.client import Served
+from appa_flwr.trainers.client import Served, client_of, said_to_be_silent
 
 KEY = "APPA_EVAL_KEY"
 PAUSES, LONGEST_PAUSE, ANSWER_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0), 60.0, 300.0
@@ -152,16 +152,16 @@ class Endpoint:
     async def _all(self, jobs: Mapping[str, Job], put: Put) -> None:
         key = os.environ.get(KEY, "")
         headers, room = {"Authorization": f"Bearer {key}"} if key else {}, asyncio.Semaphore(self._most)
-        async with httpx.AsyncClient(headers=headers, timeout=ANSWER_SECONDS) as client:
+        async with client_of(self._url, headers, httpx.Timeout(ANSWER_SECONDS)) as client:
 
             async def one(name: str, job: Job) -> None:
-                async with room:
-                    put(name, await self._answer(client, job))
+                async with room, said_to_be_silent(self._url) as failed:
+                    put(name, await self._answer(client, job, failed))
 
             await asyncio.gather(*(one(name, job) for name, job in jobs.items()))
 
-    async def _answer(self, client: httpx.AsyncClient, job: Job) -> str:
-        """What it writes, once that comes."""
+    async def _answer(self, client: httpx.AsyncClient, job: Job, failed: dict[str, str]) -> str:
+        """What it writes, once that comes; why a try failed goes to `failed`."""
         prompt = {"prompt": job.prompt} if self._plain else {"messages": [{"role": "user", "content": job.prompt}]}
         drawn = {"seed": job.sample} if self._asked_of_all["temperature"] else {}
         why = ""
@@ -178,5 +178,6 @@ class Endpoint:
                 wait = min(LONGEST_PAUSE, float(given.headers.get("Retry-After", pause)))
             except (httpx.TransportError, ValueError, LookupError, TypeError) as error:
                 why = f"{type(error).__name__}: {error}"
+            failed["last"] = why
             await asyncio.sleep(wait)
         raise UserError(f"{self._url}: no answer ({why}); what was answered is kept")

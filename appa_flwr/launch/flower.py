@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,6 @@ POLL_SECONDS = 0.2
 STATUS_SECONDS = 2.0
 STOP_SECONDS = 120.0  # for a served run's last answers and its report
 TAIL_LINES = 25
-# Ray puts sockets some 75 characters below its folder, and a socket's path can have 107.
-MAX_RAY_FOLDER = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAY_IS_LATE = "The current node timed out during startup"
 _WHY_RAY_IS_LATE = (
@@ -257,6 +256,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": str(home),
         # An actor that asks for no GPU sees none: Ray's default today, which it is about to change.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
         "PATH": os.pathsep.join(filter(None, (here, own.get("PATH")))),
@@ -267,8 +267,9 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": own.get("OMP_NUM_THREADS") or "1",
         THREADS: own.get("OMP_NUM_THREADS", ""),
     }
-    if len(str(home)) <= MAX_RAY_FOLDER:
-        changed["RAY_TMPDIR"] = str(home)
+    if find_spec("socksio") is None:  # then httpx ends at the sight of a SOCKS proxy, even one that it would bypass
+        for name in [name for name, value in own.items() if name.lower().endswith("_proxy") and "socks" in value]:
+            del changed[name]
     return changed
 
 

@@ -243,6 +243,7 @@ def _script(folder: Path, *lines: str, name: str = "start.sh", before: str = "")
         *filter(None, [before]),
         'cd "$(dirname "$0")" || exit 1',
         'export FLWR_HOME="$PWD/.flwr"',
+        f'export NO_PROXY="${{NO_PROXY:-$no_proxy}},{LOOPBACK}"; export no_proxy="$NO_PROXY"',
     ]
     # The last command takes the shell's place, so that whoever ends the script ends Flower.
     text = "\n".join([*head, *lines[:-1], f"exec {lines[-1]}"]) + "\n"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from ipaddress import ip_address
 from typing import Any
 
 import httpx
@@ -16,6 +20,12 @@ URL, TOKEN = "APPA_URL", "APPA_TOKEN"
 READ_SECONDS = 60.0  # of one try: what waits for other processes is asked for again
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 AGAIN = (429, 502, 503, 504)
+FIRST_WORD, NEXT_WORD = (
+    10.0,
+    60.0,
+)  # seconds until it is said that an address does not answer, and between two such lines
+
+_last_word: dict[str, float] = {}  # by address, over all requests
 
 
 class Served:
@@ -44,7 +54,7 @@ class Served:
         """
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE
         timeout = httpx.Timeout(READ_SECONDS, connect=10.0)
-        async with httpx.AsyncClient(headers=self._headers, timeout=timeout) as client:
+        async with client_of(self._url, self._headers, timeout) as client, said_to_be_silent(self._url) as failed:
             while True:
                 wait = pause
                 try:
@@ -59,11 +69,56 @@ class Served:
                         raise UserError(f"{self._url}{path}: {why}")
                     wait = min(LONGEST_PAUSE, float(given.headers.get("Retry-After", pause)))
                 except httpx.TransportError as error:
-                    why = f"{type(error).__name__}: {error}"
+                    why = failed["last"] = f"{type(error).__name__}: {error}"
                 if time.monotonic() + wait > until:
                     raise UserError(f"{self._url}{path}: no answer in {self._patience:.0f} s; the last: {why}")
                 await asyncio.sleep(wait)
                 pause = min(LONGEST_PAUSE, 2 * pause)
+
+
+def client_of(url: str, headers: Mapping[str, str], timeout: httpx.Timeout) -> httpx.AsyncClient:
+    """A client of this address; none of the environment's proxies stands between this machine and itself.
+
+    Raises:
+        UserError: it is no address, or a SOCKS proxy is set and httpx lacks what that needs.
+    """
+    try:
+        host = httpx.URL(url).host
+        here = host == "localhost"
+        with suppress(ValueError):
+            here = ip_address(host).is_loopback
+        return httpx.AsyncClient(
+            headers=headers, timeout=timeout, transport=httpx.AsyncHTTPTransport() if here else None
+        )
+    except (httpx.InvalidURL, ImportError) as error:
+        raise UserError(f"{url}: {error}") from None
+
+
+@asynccontextmanager
+async def said_to_be_silent(url: str) -> AsyncIterator[dict[str, str]]:
+    """Within the block it is said on stderr, after seconds and then each minute, that this address has not answered.
+
+    Yields:
+        where the block puts the reason, as "last".
+    """
+    failed: dict[str, str] = {}
+    started = time.monotonic()
+
+    async def say() -> None:
+        pause = FIRST_WORD
+        while True:
+            await asyncio.sleep(pause)
+            pause, now = NEXT_WORD, time.monotonic()
+            if now - _last_word.get(url, -math.inf) >= NEXT_WORD:
+                _last_word[url] = now
+                why = f" ({failed['last']})" if failed else ""
+                print(f"{url}: no answer for {now - started:.0f} s{why}; waiting", file=sys.stderr, flush=True)
+
+    task = asyncio.create_task(say())
+    try:
+        yield failed
+    finally:
+        task.cancel()
 
 
 def _reason(given: httpx.Response) -> str:

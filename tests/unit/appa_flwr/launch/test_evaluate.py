@@ -10,6 +10,7 @@ import pytest
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch import evaluate as evaluation
+from appa_flwr.trainers import client
 
 QUESTIONS = [{"question_id": name, "prompt": f"say {name}", "options": ["x", "y"]} for name in ("Q0", "Q1", "Q2")]
 
@@ -77,6 +78,19 @@ def test_what_it_writes(endpoint, tmp_path, monkeypatch):
     path, asked, key = endpoint.asked[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer secret")
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("m", 0.0, 7)
+
+
+def test_an_endpoint_of_this_machine_is_asked_without_a_proxy_and_its_silence_said(
+    endpoint, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    monkeypatch.setattr(client, "FIRST_WORD", 0.1)
+    monkeypatch.setattr(evaluation, "PAUSES", (0.3, 0.0))
+    endpoint.faults[:] = [503]
+    assert len(evaluated(endpoint, tmp_path)[0]["answers"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{endpoint.url}/chat/completions: no answer for ")
+    assert "503" in line
 
 
 def test_samples_are_drawn_apart_and_greedy_ones_refused(endpoint, tmp_path):

@@ -93,9 +93,17 @@ def test_flower_environment_is_private_and_keeps_the_users_choices(monkeypatch, 
     monkeypatch.delenv("OMP_NUM_THREADS")
     made = flower_environment(tmp_path, 1)
     assert (made["OMP_NUM_THREADS"], made[THREADS]) == ("1", "")
-    # Ray gets a private folder only where the paths of its sockets fit
-    assert flower_environment(Path("/tmp/appa-12345678"), 1)["RAY_TMPDIR"] == "/tmp/appa-12345678"
-    assert "RAY_TMPDIR" not in flower_environment(Path("/x" * 40), 1)
+
+
+def test_a_socks_proxy_that_httpx_has_no_library_for_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setattr(flower, "find_spec", lambda name: None)
+    made = flower_environment(tmp_path, 1)
+    assert "ALL_PROXY" not in made
+    assert made["HTTPS_PROXY"] == "http://proxy:3128"
+    monkeypatch.setattr(flower, "find_spec", lambda name: name)
+    assert flower_environment(tmp_path, 1)["ALL_PROXY"] == "socks5://127.0.0.1:1080"
 
 
 def sent(copy: Path) -> set[str]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def test_a_signal_ends_a_home_before_its_process(signum):
     assert stopped.value.signum == signum
     assert not psutil.pid_exists(begun.pid)
     assert not home.exists()
+
+
+def test_a_home_is_short_enough_for_ray_s_sockets_whatever_tmpdir_is(tmp_path, monkeypatch):
+    (long := tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with processes.flower_home() as home:
+        assert len(str(home)) <= processes.MAX_RAY_FOLDER
 
 
 def test_a_failure_ends_a_home():

@@ -18,6 +18,7 @@ import pytest
 from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.launch.ports import free_port
 from appa_flwr.run.served import ServedRuns
 from appa_flwr.trainers import client, verl
 from appa_flwr.trainers.trl import RemoteGroupRewards
@@ -62,6 +63,38 @@ def kept(service, run="trl"):
 def call(rewards, texts=TWO, questions=TWO_QUESTIONS, *, step=0, **columns):
     given = {"prompts": ["?"] * len(texts), "completions": texts, "question_id": questions}
     return asyncio.run(rewards.group_reward(**given, trainer_state=SimpleNamespace(global_step=step), **columns))
+
+
+PROXIES = ("HTTP_PROXY", "ALL_PROXY")
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
+def test_this_machine_is_called_without_the_environment_s_proxy(service, proxy, monkeypatch):
+    for name in PROXIES:
+        monkeypatch.setenv(name, proxy)
+    assert call(RemoteGroupRewards(patience=0.0)) == pytest.approx(MEAN_OF_TWO)
+
+
+def test_a_socks_proxy_without_its_library_is_one_line(monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    with pytest.raises(UserError, match=r"http://example\.org: .*SOCKS proxy"):
+        asyncio.run(client.Served("http://example.org", "t").ask("GET", "/"))
+
+
+def test_silence_is_said_once_a_while_with_its_reason(monkeypatch, capsys):
+    monkeypatch.setattr(client, "FIRST_WORD", 0.1)
+    monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
+    url = f"http://127.0.0.1:{free_port()}"
+
+    async def ask() -> None:
+        served = client.Served(url, "t", patience=0.5)
+        await asyncio.gather(*(served.ask("GET", "/") for _ in range(3)), return_exceptions=True)
+
+    asyncio.run(ask())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{url}: no answer for ")
+    assert "ConnectError" in line
 
 
 def message(*contents):

@@ -16,6 +16,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import escape_output
 from appa_flwr.owner.ledger import ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import sum_messages, votes, wire
@@ -29,6 +30,7 @@ class GroupApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
+        escape_output()
         if message.metadata.message_type not in KINDS:
             return _unknown(message, context)
         return super().__call__(message, context)

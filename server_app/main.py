@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from appa_flwr.config import Config, check_groups
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import escape_output
 from appa_flwr.run.run_files import AUTO
 from server_app.federation.grid import OverlapGrid, SuperLinkLost
 from server_app.run_folder import RunFolder
@@ -31,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
 
     It leaves as an exception: a simulation that ends by SystemExit counts as completed for Flower.
     """
+    escape_output()
     flat = {k: v for k, v in context.run_config.items() if isinstance(v, bool | int | float | str)}
     config = Config.load(flat).named(datetime.now())
     with RunFolder(config) as folder, _last_words(folder):

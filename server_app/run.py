@@ -30,7 +30,7 @@ from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.core.files import replaced_folder, writing
+from appa_flwr.core.files import check_cache, replaced_folder, writing
 from appa_flwr.protocol import rewards, sum_messages, wire
 from appa_flwr.run.cards import Card, GroupSums, SFTCard
 from appa_flwr.run.records import SummaryRow
@@ -90,6 +90,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
 
         check(config)
     if with_policy:  # before the questions are embedded, which may take minutes
+        check_cache()
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
     run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -136,6 +139,27 @@ def lock(path: Path, *, patience: float = 0.0) -> FileLock:
         except Timeout:
             raise UserError(f"{path.parent}: another run is writing here; wait for its end, or stop it") from None
     return held
+
+
+def check_cache() -> None:
+    """See that the user's cache can be written, where built models and embeddings are kept.
+
+    Raises:
+        UserError: it cannot.
+    """
+    named = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        folder = Path(named).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError) as error:  # without HOME, Python may know no home at all
+        raise UserError(f"{named}: the cache cannot be written ({error}); set XDG_CACHE_HOME to a folder") from None
+
+
+def escape_output() -> None:
+    """Have standard output show letters that its encoding lacks as escapes, so that no print can fail by them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _hidden(path: Path, ending: str) -> Path:

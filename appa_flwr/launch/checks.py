@@ -16,7 +16,7 @@ from pathlib import Path
 import appa_flwr
 from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, TINY_MODEL, Config, check_groups
 from appa_flwr.core.errors import UserError, unknown_name
-from appa_flwr.core.files import lock, writing
+from appa_flwr.core.files import check_cache, lock, writing
 from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import failed_at_once
@@ -124,9 +124,10 @@ def check_server(config: Config, app_folder: Path) -> None:
     """Warn of what this machine lacks, and have the server look at its model and tracker, as far as there is any.
 
     Raises:
-        UserError: they cannot be used.
+        UserError: they cannot be used, or the cache cannot be written.
         RunFailed: the server's code cannot be started.
     """
+    check_cache()
     for warning in machine_warnings(config):
         print(f"WARNING: {warning}", file=sys.stderr, flush=True)
     if config.model == TINY_MODEL and config.run.tracker == "none":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Iterator
@@ -29,13 +30,18 @@ def exit_codes(program: str) -> Iterator[None]:
     """Turn every expected failure of a command into a message on stderr and an exit code.
 
     Raises:
-        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`.
+        SystemExit: the block ended by `UserError`, `RunFailed` or `Stopped`, or what it printed found no space.
     """
     try:
         yield
     except (UserError, RunFailed) as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR if isinstance(error, UserError) else RUN_FAILED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(RUN_FAILED)
     except Stopped as stopped:
         print(f"{program}: stopped by {stopped}; all processes of the run have ended", file=sys.stderr)
         sys.exit(SIGNAL_BASE + stopped.signum)

@@ -5,20 +5,22 @@ Axis letters: Q public questions, J scored answers, K options.
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from client_node import ACTIONS, TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
-from flwr.app import Context, RecordDict
-from in_process import AS_SIMULATED, deployed, simulated
+from flwr.app import Context, Message, RecordDict
+from in_process import AS_SIMULATED, deployed, flower_task, simulated
 from surveys import row, write
 
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import wire
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
-from client_app import state
+from client_app import main, state
 from server_app.federation.catalogue import build_catalogue
 
 DISTRIBUTIONS = f"{wire.VOTE} as distributions"
@@ -29,6 +31,14 @@ DISTRIBUTIONS = f"{wire.VOTE} as distributions"
 
 def deployed_node(**node_config):
     return Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
+
+
+def test_letters_that_stdout_lacks_end_no_action(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    monkeypatch.setattr(main, "_unknown", lambda message, context: print("México", flush=True))
+    with flower_task():
+        main.app(Message(RecordDict(), 1, "query.of_nobody"), deployed_node().context)
+    assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -40,6 +41,13 @@ def test_the_number_format_is_resolved_for_the_server_s_machine(tmp_path, monkey
 def begun(grid, config):
     with flower_task():
         main.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
+
+
+def test_letters_that_stdout_lacks_end_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    monkeypatch.setattr(run, "run_phases", lambda grid, config, folder: print("México", flush=True))
+    begun(FakeGrid({}), Config.load({"run-name": "r", "run.output-dir": str(tmp_path)}))
+    assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
 
 
 @pytest.mark.parametrize("groups", [{"data.num-groups": 3}, {"groups": "Avaria;Belmora;Castria"}])

@@ -101,6 +101,14 @@ def test_what_the_server_s_code_finds_wrong_is_said_before_the_run(code, error, 
     assert len(asked) == 1  # the tiny one is built by the run
 
 
+def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_path):
+    (tmp_path / "home").touch()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(UserError, match=r"^~/\.cache: .*home.*XDG_CACHE_HOME"):
+        checks.check_server(Config.load({}), REPO)
+
+
 def test_a_bad_cell_is_shown_before_the_run(survey, capsys):
     with survey.open("a") as file:
         file.write(json.dumps(row("spoilt", "North", [0.9, 0.9, 0.9])) + "\n")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -214,6 +216,25 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     second = capsys.readouterr().out
     assert "the owner's policy of North stays as it was, and pins another bundle\n" in second
     assert f"the other groups pin this checkout's app, bundle {own}" in second
+
+
+def test_letters_that_stdout_lacks_are_escaped(monkeypatch, tmp_path):
+    survey = write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("México", "Perú")])
+    monkeypatch.setattr(sys, "stdout", stdout := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert appa(monkeypatch, "survey", str(survey)) == 0
+    stdout.flush()
+    assert rb"M\xe9xico" in stdout.buffer.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has it")
+def test_a_full_disk_under_stdout_is_one_line(monkeypatch, capsys):
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert appa(monkeypatch, "config") == 1
+        monkeypatch.undo()
+        assert capsys.readouterr().err == "appa: [Errno 28] No space left on device\n"
+        with suppress(OSError):
+            full.close()
 
 
 def test_the_version_is_told(monkeypatch, capsys):

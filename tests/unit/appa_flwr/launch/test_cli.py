@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -209,6 +210,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     first = capsys.readouterr().out
     assert f"left out: {survey}, row 5, , q1: {Reason.BAD_GROUP}\n" in first
     assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
+    assert re.search(r"signs certificates, valid until \d{4}-\d\d-\d\d: ", first)
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}
     owner_policy = folder / "groups" / "north" / "policy.toml"
     owner_policy.write_text(owner_policy.read_text().replace(own, "0" * 64))

@@ -221,6 +221,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
 
 
 def test_letters_that_stdout_lacks_are_escaped(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     survey = write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("México", "Perú")])
     monkeypatch.setattr(sys, "stdout", stdout := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert appa(monkeypatch, "survey", str(survey)) == 0

@@ -122,8 +122,15 @@ def test_the_scripts_work_where_their_folder_has_been_carried(tmp_path):
         "flower-supernode --superlink appa.example.org:9100 --host 127.0.0.1 --port 9101 --root-certificates ca.crt"
     )
     # what a script starts makes files for its party's eyes alone, as the server's state.db
-    server = started(sites.server / "start.sh", commands={"python": f"{says['python']}; touch state.db"})
-    for part in ("python -P -m appa_flwr.launch.door ", " --host 0.0.0.0 --port 9100 ", " --enable-supernode-auth "):
+    server = started(
+        sites.server / "start.sh", commands={"python": f'{says["python"]} past "$no_proxy"; touch state.db'}
+    )
+    for part in (
+        "past ,127.0.0.1",
+        "python -P -m appa_flwr.launch.door ",
+        " --host 0.0.0.0 --port 9100 ",
+        " --enable-supernode-auth ",
+    ):
         assert part in server
     assert (sites.server / "state.db").stat().st_mode & 0o777 == 0o600
 

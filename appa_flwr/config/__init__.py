@@ -135,6 +135,13 @@ class Config(Section):
         return AUTO_METRICS[self.metric][self.task] if self.metric in AUTO_METRICS else self.metric
 
     @property
+    def prompt_style(self) -> str:
+        """`policy.prompt_style` with `auto` resolved for the survey."""
+        if self.policy.prompt_style != "auto":
+            return self.policy.prompt_style
+        return "compact" if self.survey == GENERATED_SURVEY else "counted"
+
+    @property
     def run_folder(self) -> Path:
         """Folder of everything this run writes.
 

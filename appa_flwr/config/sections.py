@@ -160,8 +160,10 @@ class PluralLLMSection(Section):
 class PolicySection(Section):
     """[policy]: the language model, its prompts, number format and adapters."""
 
-    prompt_style: Literal["compact", "counted", "full"] = key(
-        "compact", "full = all instructions of the paper; counted = compact, with the number of options"
+    prompt_style: Literal["auto", "compact", "counted", "full"] = key(
+        "auto",
+        "full = all instructions of the paper; counted = compact, with the number of options; auto = compact for the "
+        "generated survey, counted for others",
     )
     max_sequence_length: int = key(500, "tokens of prompt and response together (SFT table)", ge=1)
     compute_dtype: Literal["float32", "bfloat16", "auto"] = key(

@@ -59,7 +59,7 @@ def export_task(survey: Survey, config: Config, folder: Path) -> Path:
             "question_id": question.question_id,
             "task": config.task,
             "metric": config.reward_metric,
-            "prompt": formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style),
+            "prompt": formats.prompt(config.task, question.text, question.options, style=config.prompt_style),
             "options": question.options,
             "answers": {
                 group: mine[question.question_id].tolist()

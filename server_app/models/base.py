@@ -32,7 +32,6 @@ from appa_flwr.survey.types import Question
 from server_app.models import gguf, lora_targets, tiny
 from server_app.models.folder import describe, locate, read_config
 
-BASE_STEPS = 600  # that build the tiny model
 TEMPLATE_KEYS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 """Arguments of chat templates that know the key. Qwen3 thinks unless this is off, and a 60-token answer leaves no room
 for it. Llama-3.2 tells the model the date: today's would change the prompts from day to day.
@@ -86,7 +85,7 @@ class Base:
 
     def prompt_text(self, config: Config, question: Question) -> str:
         """The text the model continues when it is asked a question."""
-        style = config.policy.prompt_style
+        style = config.prompt_style
         return self.asked(formats.prompt(config.task, question.text, question.options, style=style))
 
     def prompt_ids(self, config: Config, question: Question) -> list[int]:
@@ -126,8 +125,7 @@ def prepare(
     """
     hub_id = ""
     if config.model == TINY_MODEL:
-        recipe = tiny.TinyRecipe(config.task, steps=BASE_STEPS, seed=config.seed)
-        folder = tiny.load_or_build(recipe, questions, cache_folder(), progress=progress)
+        folder = tiny.load_or_build(_tiny_recipe(config), questions, cache_folder(), progress=progress)
     elif (file := gguf.find(config.model)) is not None:
         folder = gguf.load_or_unpack(config.model, file, cache_folder(), say=say)
     else:
@@ -159,10 +157,16 @@ def check(config: Config, *, say: Callable[[str], None] = log.info) -> None:
         UserError: as for `prepare` and `lora_targets.check`.
     """
     if config.model == TINY_MODEL:
-        lora_targets.check(config, tiny.architecture(tiny.TinyRecipe(config.task, steps=BASE_STEPS)))
+        lora_targets.check(config, tiny.architecture(_tiny_recipe(config)))
     else:
         base = prepare(config, (), say=say)
         lora_targets.check(config, AutoConfig.from_pretrained(base.source, trust_remote_code=False))
+
+
+def _tiny_recipe(config: Config) -> tiny.TinyRecipe:
+    counted = config.prompt_style == "counted"
+    steps = tiny.COUNTED_STEPS if counted else tiny.STEPS
+    return tiny.TinyRecipe(config.task, steps=steps, counted=counted, seed=config.seed)
 
 
 def with_dtype(config: Config) -> Config:

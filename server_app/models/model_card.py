@@ -106,6 +106,6 @@ readable ones too.
 ```
 
 It answers prompts of the form it was trained on (`appa_flwr.protocol.formats.prompt`, style
-`{config.policy.prompt_style}`), and is not a general assistant. One answer for all
+`{config.prompt_style}`), and is not a general assistant. One answer for all
 groups cannot be right for each of them: the ceilings say how far it could get.
 """

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from appa_flwr.config import Config
+from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder
 from appa_flwr.run.cards import SFTCard
@@ -24,7 +24,7 @@ SHARED_ADAPTER = ("policy.lora-rank", "policy.sft-targets")
 def write_card(folder: Path, config: Config, base: Base, questions: Sequence[Question]) -> None:
     """Put the card beside an SFT model that was trained on `questions`."""
     settings = {key: value for key, value in config.flat().items() if key.startswith("sft.") and key != KEY}
-    settings |= {key: config.flat()[key] for key in _shared(config)}
+    settings |= _shared(config)
     hashes = tuple(sorted(question_hash(question) for question in questions))
     write(folder / SFT_CARD.name, SFTCard(base=base.identity, questions=hashes, settings=settings))
 
@@ -42,9 +42,8 @@ def given(config: Config, held_out: Sequence[Question]) -> SFTCard | None:
     card = SFT_CARD.read(folder)
     if card is None:
         raise UserError(f"{where}: there is no {SFT_CARD.name} in it; give the sft-model of an earlier run")
-    for key in _shared(config):
-        mine, its = config.flat()[key], card.settings.get(key)
-        if mine != its:
+    for key, mine in _shared(config).items():
+        if mine != (its := card.settings.get(key)):
             raise UserError(f"{where}: was trained with {key} = {its}, and this run has {mine}; use the same")
     trained = set(card.questions)
     leaked = [question for question in held_out if question_hash(question) in trained]
@@ -71,5 +70,7 @@ def take(config: Config, card: SFTCard, base: Base, folder: Path) -> None:
         shutil.copytree(config.sft.checkpoint, beside, dirs_exist_ok=True)
 
 
-def _shared(config: Config) -> tuple[str, ...]:
-    return SHARED + (SHARED_ADAPTER if config.policy.tuning != "full" else ())
+def _shared(config: Config) -> dict[str, Scalar]:
+    keys = SHARED + (SHARED_ADAPTER if config.policy.tuning != "full" else ())
+    flat = {**config.flat(), "policy.prompt-style": config.prompt_style}
+    return {key: flat[key] for key in keys}

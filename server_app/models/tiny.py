@@ -3,21 +3,25 @@
 It is trained on a format-only corpus: public training questions answered by random valid answers. So the base knows how
 an answer is written, and nothing of what anybody thinks.
 
-Axis letters: B sequences in a batch, T tokens, K answer options.
+Real surveys have many options and long texts. For them prompts tell the number of options (`counted`), most rows of
+the corpus have only the last line of a prompt, "12 scores:", and a score is one token. So the model learns within
+minutes to write as many scores as there are options, and to let them sum to one.
+
+Axis letters: B sequences in a pass, T tokens, K answer options.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from appa_flwr.core.files import replaced_folder
@@ -29,7 +33,9 @@ FloatArray = npt.NDArray[np.float64]
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
 CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
-TOKENS_PER_STEP = 5120
+STEPS, COUNTED_STEPS = 600, 800  # that teach answers to up to four options, and to as many as real surveys have
+CUE_SHARE = 0.9  # of a counted corpus: rows without a question
+TOKENS_PER_PASS = 5120  # padding counted; bounds memory
 IGNORED_LABEL = -100
 
 
@@ -40,7 +46,8 @@ class TinyRecipe:
     Attributes:
         task: "dpa" or "opa".
         steps: optimizer steps on the format-only corpus.
-        batch_size: most sequences a step; fewer where they are long, see `within_budget`.
+        counted: for prompts with the number of options, of a real survey.
+        batch_size: sequences a step.
         learning_rate: peak of a one-cycle schedule for AdamW.
         vocab_size: upper bound of the BPE vocabulary.
         hidden_size: width of the model.
@@ -51,6 +58,7 @@ class TinyRecipe:
 
     task: str
     steps: int
+    counted: bool = False
     batch_size: int = 64
     learning_rate: float = 3e-3
     vocab_size: int = 2048
@@ -58,6 +66,10 @@ class TinyRecipe:
     num_layers: int = 3
     num_heads: int = 4
     seed: int = 0
+
+    def prompt(self, text: str, options: Sequence[str]) -> str:
+        """A question as this model is asked it."""
+        return formats.prompt(self.task, text, options, style="counted" if self.counted else "compact")
 
     def key(self, questions: Sequence[Question]) -> str:
         """Cache key: changes with any field and with any question's text or options."""
@@ -67,13 +79,13 @@ class TinyRecipe:
 
 
 def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the public questions' prompts; every digit is a token of its own."""
+    """Byte-level BPE over the public questions' prompts; each digit is a token, in counted answers each score."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    prompts = [formats.prompt(recipe.task, q.text, q.options, style="compact") for q in questions]
+    prompts = [recipe.prompt(q.text, q.options) for q in questions]
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
         special_tokens=[PAD, EOS, UNKNOWN],
@@ -81,6 +93,8 @@ def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTra
         show_progress=False,
     )
     tokenizer.train_from_iterator(prompts, trainer)
+    if recipe.counted and recipe.task == "dpa":
+        tokenizer.add_tokens([AddedToken(f"{percent / 100:.2f}", normalized=False) for percent in range(101)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, padding_side="left"
     )
@@ -92,20 +106,52 @@ def random_shares(num_options: int, rng: np.random.Generator) -> FloatArray:
     return rng.dirichlet(np.full(num_options, concentration))
 
 
-def _random_row(recipe: TinyRecipe, question: Question, rng: np.random.Generator) -> tuple[str, str]:
-    text = formats.answer(recipe.task, random_shares(len(question.options), rng), step=ANSWER_STEP)
-    return formats.prompt(recipe.task, question.text, question.options, style="compact"), text
+def corpus(
+    recipe: TinyRecipe, questions: Sequence[Question], rng: np.random.Generator
+) -> Iterator[list[tuple[str, str]]]:
+    """Without end, the (prompt, answer) pairs of a step.
 
-
-def within_budget(rows: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Leave out the longest (prompt, answer) rows until the padded batch is no larger than `TOKENS_PER_STEP`.
-
-    How answers are written can be learned from the shorter questions, and real surveys have some very long ones.
+    Counted ones have each number of options up to the questions' greatest equally often.
     """
-    kept = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
-    while len(kept) > 1 and len(kept) * (len(kept[-1][0]) + len(kept[-1][1])) > TOKENS_PER_STEP:
-        kept.pop()
-    return kept
+    of_size: dict[int, list[Question]] = {}
+    for question in questions:
+        of_size.setdefault(len(question.options), []).append(question)
+
+    def counted_row() -> tuple[str, int]:
+        size = int(rng.integers(2, max(of_size) + 1))
+        if size in of_size and rng.random() >= CUE_SHARE:
+            question = of_size[size][rng.integers(len(of_size[size]))]
+            return recipe.prompt(question.text, question.options), size
+        return recipe.prompt("", [""] * size).rpartition("\n")[2], size
+
+    def row(index: int) -> tuple[str, int]:
+        return recipe.prompt(questions[index].text, questions[index].options), len(questions[index].options)
+
+    while True:
+        if recipe.counted:
+            asked = [counted_row() for _ in range(recipe.batch_size)]
+        else:
+            asked = [row(index) for index in rng.integers(len(questions), size=recipe.batch_size)]
+        yield [
+            (prompt, formats.answer(recipe.task, random_shares(size, rng), step=ANSWER_STEP)) for prompt, size in asked
+        ]
+
+
+def passes(rows: Sequence[tuple[list[int], list[int]]]) -> list[list[tuple[list[int], list[int]]]]:
+    """The (prompt, answer) rows by length, in passes of at most `TOKENS_PER_PASS` tokens, at most half of it padding.
+
+    A longer row stands alone.
+    """
+    chunks: list[list[tuple[list[int], list[int]]]] = [[]]
+    tokens = 0  # of the last pass, without padding
+    for prompt, answer in sorted(rows, key=lambda row: len(row[0]) + len(row[1])):
+        length = len(prompt) + len(answer)
+        tokens += length
+        if chunks[-1] and (len(chunks[-1]) + 1) * length > min(TOKENS_PER_PASS, 2 * tokens):
+            chunks.append([])
+            tokens = length
+        chunks[-1].append((prompt, answer))
+    return chunks
 
 
 def load_or_build(
@@ -166,25 +212,25 @@ def build(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
-    rng = np.random.default_rng(recipe.seed)
+    batches = corpus(recipe, questions, np.random.default_rng(recipe.seed))
     model.train()
     for step in range(recipe.steps):
-        picked = rng.integers(len(questions), size=recipe.batch_size)
-        prompts, answers = zip(*[_random_row(recipe, questions[index], rng) for index in picked], strict=True)
+        prompts, answers = zip(*next(batches), strict=True)
         answer_ids = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(answers))["input_ids"]]
-        rows = within_budget(list(zip(tokenizer(list(prompts))["input_ids"], answer_ids, strict=True)))
-        width = max(len(p) + len(a) for p, a in rows)
-        ids_BT = torch.full((len(rows), width), tokenizer.pad_token_id)
-        labels_BT = torch.full((len(rows), width), IGNORED_LABEL)
-        for b, (p, a) in enumerate(rows):  # right padding: a causal model needs no mask for it
-            ids_BT[b, : len(p) + len(a)] = torch.tensor(p + a)
-            labels_BT[b, len(p) : len(p) + len(a)] = torch.tensor(a)
-        hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        answered_BT = labels_BT[:, 1:] != IGNORED_LABEL
-        logits = model.lm_head(hidden_BTH[:, :-1][answered_BT])
-        loss = torch.nn.functional.cross_entropy(logits, labels_BT[:, 1:][answered_BT])
+        taught = sum(map(len, answer_ids))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        for rows in passes(list(zip(tokenizer(list(prompts))["input_ids"], answer_ids, strict=True))):
+            width = max(len(p) + len(a) for p, a in rows)
+            ids_BT = torch.full((len(rows), width), tokenizer.pad_token_id)
+            labels_BT = torch.full((len(rows), width), IGNORED_LABEL)
+            for b, (p, a) in enumerate(rows):  # right padding: a causal model needs no mask for it
+                ids_BT[b, : len(p) + len(a)] = torch.tensor(p + a)
+                labels_BT[b, len(p) : len(p) + len(a)] = torch.tensor(a)
+            hidden_BTH = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+            answered_BT = labels_BT[:, 1:] != IGNORED_LABEL
+            logits = model.lm_head(hidden_BTH[:, :-1][answered_BT])
+            loss = torch.nn.functional.cross_entropy(logits, labels_BT[:, 1:][answered_BT], reduction="sum")
+            (loss / taught).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

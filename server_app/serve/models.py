@@ -38,7 +38,7 @@ class Models:
         config, found = self._run.config, []
         for question in (self._run.catalogue.questions[q] for q in self._test_J):
             text, options = question.text, question.options
-            prompt = formats.prompt(config.task, text, options, style=config.policy.prompt_style)
+            prompt = formats.prompt(config.task, text, options, style=config.prompt_style)
             found.append({"question_id": question.question_id, "prompt": prompt, "options": list(options)})
         return {"questions": found, "answer_tokens": config.ppo.response_length}
 

@@ -43,7 +43,7 @@ def rows(config: Config, questions: Sequence[Question], *, plain: bool) -> list[
     """A row a question: the prompt as messages of a chat, or as plain text."""
     found = []
     for question in questions:
-        text = formats.prompt(config.task, question.text, question.options, style=config.policy.prompt_style)
+        text = formats.prompt(config.task, question.text, question.options, style=config.prompt_style)
         prompt = text if plain else [{"role": "user", "content": text}]
         found.append({"prompt": prompt, "question_id": question.question_id, "options": list(question.options)})
     return found

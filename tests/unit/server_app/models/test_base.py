@@ -59,22 +59,37 @@ def prepare(source, **keys):
     return bases.prepare(config, QUESTIONS), config
 
 
-def test_the_tiny_model_by_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "style"),
+    [
+        ({"survey": "generated"}, "compact"),
+        ({"survey": "/a/b.jsonl"}, "counted"),
+        ({"policy.prompt-style": "full"}, "full"),
+    ],
+)
+def test_the_number_of_options_stands_in_prompts_of_real_surveys(keys, style):
+    base = bases.Base("", SimpleNamespace(chat_template=None), 1, (1,))
+    text = formats.prompt("dpa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
+    assert base.prompt_text(Config.load(keys), QUESTIONS[0]) == text
+
+
+@pytest.mark.parametrize(("style", "steps"), [("compact", tiny.STEPS), ("counted", tiny.COUNTED_STEPS)])
+def test_the_tiny_model_by_name(tmp_path, monkeypatch, style, steps):
     asked = []
     small = TinyRecipe("opa", steps=1, batch_size=2, hidden_size=16, num_layers=1, num_heads=2)
     load_or_build = tiny.load_or_build
 
     def smaller(recipe, questions, cache, *, progress):
-        asked.append((recipe.task, recipe.steps, recipe.seed, questions, cache))
+        asked.append((recipe.task, recipe.steps, recipe.counted, recipe.seed, questions, cache))
         return load_or_build(small, questions, cache, progress=progress)
 
     monkeypatch.setattr(tiny, "load_or_build", smaller)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    base, config = prepare("tiny", **{"policy.prompt-style": "compact", "task": "opa", "seed": 5})
-    assert asked == [("opa", bases.BASE_STEPS, 5, QUESTIONS, tmp_path / "appa-flwr")]
+    base, config = prepare("tiny", **{"policy.prompt-style": style, "task": "opa", "seed": 5})
+    assert asked == [("opa", steps, style == "counted", 5, QUESTIONS, tmp_path / "appa-flwr")]
     assert base.stop_ids == (base.end_id,) == (base.tokenizer.eos_token_id,)
     assert base.pad_id not in base.stop_ids
-    text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style="compact")
+    text = formats.prompt("opa", QUESTIONS[0].text, QUESTIONS[0].options, style=style)
     assert (
         base.prompt_text(config, QUESTIONS[0]) == base.tokenizer.decode(base.prompt_ids(config, QUESTIONS[0])) == text
     )

@@ -51,6 +51,57 @@ def test_prompts_and_answers_round_trip(tokenizer, task):
     assert len(tokenizer) <= RECIPE.vocab_size
 
 
+COUNTED = dataclasses.replace(RECIPE, counted=True, batch_size=64)
+LONG = Question("L", "Which of these " + "many " * 2000 + "ones?", tuple(f"option {n}" for n in range(12)))
+
+
+def test_a_counted_score_is_one_token():
+    tokenizer = tiny.build_tokenizer(COUNTED, (*QUESTIONS, LONG))
+    text = "0.25,0.10,0.65,0.00,1.00"
+    ids = tokenizer(text)["input_ids"]
+    assert [tokenizer.decode([i]) for i in ids[::2]] == text.split(",")
+    assert len(ids) == 9
+    assert tokenizer.decode(ids) == text
+    long = tokenizer(COUNTED.prompt(LONG.text, LONG.options))["input_ids"]
+    assert tokenizer.decode(long) == COUNTED.prompt(LONG.text, LONG.options)
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_a_counted_corpus_has_every_number_of_options_about_equally_often(task):
+    recipe = dataclasses.replace(COUNTED, task=task)
+    batches = tiny.corpus(recipe, (*QUESTIONS, LONG), np.random.default_rng(0))
+    rows = [row for _ in range(50) for row in next(batches)]
+    sizes = [answer.count(",") + 1 for _, answer in rows]
+    counts = np.bincount(sizes)[2:]
+    assert len(counts) == 11  # 2 to 12, though no question has 5 to 11
+    assert abs(counts - 3200 / 11).max() < 5 * np.sqrt(3200 / 11)
+    cue = {"dpa": "{} scores:", "opa": "ranking of {}:"}[task]
+    assert all(prompt.split("\n")[-1] == cue.format(size) for (prompt, _), size in zip(rows, sizes, strict=True))
+    assert any(LONG.text in prompt for prompt, _ in rows)
+    assert all(
+        formats.parse(task, answer, size).format_score == 1 for (_, answer), size in zip(rows, sizes, strict=True)
+    )
+
+
+def test_passes_hold_every_row_and_no_more_tokens_than_allowed():
+    lengths = [30] * 100 + [7000] + [900] * 9
+    rows = [([0] * (length - 4), [1, 2, 3, n]) for n, length in enumerate(lengths)]
+    chunks = tiny.passes(rows)
+    assert sorted(row[1][3] for chunk in chunks for row in chunk) == list(range(len(rows)))
+    padded = [len(chunk) * max(len(p) + len(a) for p, a in chunk) for chunk in chunks]
+    assert [size for size in padded if size > tiny.TOKENS_PER_PASS] == [7000]
+    assert all(size <= 2 * sum(len(p) + len(a) for p, a in chunk) for size, chunk in zip(padded, chunks, strict=True))
+
+
+def test_a_step_has_the_same_gradient_in_one_pass_and_in_many(monkeypatch):
+    recipe = dataclasses.replace(COUNTED, batch_size=16, steps=1)
+    whole, _ = tiny.build(recipe, QUESTIONS)
+    monkeypatch.setattr(tiny, "TOKENS_PER_PASS", 60)
+    parts, _ = tiny.build(recipe, QUESTIONS)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
 @pytest.mark.parametrize("task", ["dpa", "opa"])
 def test_random_answers_are_valid_and_of_every_kind(task):
     rng = np.random.default_rng(0)

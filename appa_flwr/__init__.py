@@ -16,7 +16,7 @@ _PLACES = {
     "aggregate": "appa_flwr.public",
     "fairness_index": "appa_flwr.analysis.fairness",
     "alignment_scores": "appa_flwr.analysis.alignment",
-    "read_survey": "appa_flwr.survey.read",
+    "read_survey": "appa_flwr.survey.sources",
     "UserError": "appa_flwr.core.errors",
 }
 __all__ = ["__version__", *_PLACES]

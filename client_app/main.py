@@ -49,10 +49,12 @@ def _unknown(message: Message, context: Context) -> Message:
 @app.query("roll_call")
 @outgoing.guarded
 def roll_call(message: Message, context: Context) -> Message:
-    """Say which groups live here."""
-    config = survey_answers.context_config(context)
+    """Say which groups live here; a simulated node learns where the run's survey lies."""
+    survey_answers.context_config(context)
     owner_policy_of(context.node_config)  # one that cannot be read lets nothing out, no name either
-    names = survey_answers.my_groups(config, context.node_config)
+    if not survey_answers.deployed(context.node_config) and (path := wire.unpack_roll_call(message.content)):
+        state.remember_survey(state.memory_of(context), path)
+    names = survey_answers.my_groups(context)
     return outgoing.send(message, [wire.GroupReply(name) for name in names])
 
 
@@ -61,16 +63,16 @@ def roll_call(message: Message, context: Context) -> Message:
 def catalogue(message: Message, context: Context) -> Message:
     """Keep the public questions; load the groups' private answers and cut them to these questions."""
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
-    survey_answers.check_allowed(config, owner_policy)
+    protection.check_allowed(config, owner_policy)
     memory, digest = state.memory_of(context), wire.digest(message.content)
     public = wire.unpack_catalogue(message.content)
     training = {q.question_id for q, train in zip(public.questions, public.train_Q, strict=True) if train}
     embedding = option_embedding(public)
     replies, refused = [], 0
     simulated = not survey_answers.deployed(context.node_config)
-    names = survey_answers.my_groups(config, context.node_config)
+    names = survey_answers.my_groups(context)
     asked = tuple(q for q, unanswered in zip(public.questions, public.unanswered_Q, strict=True) if not unanswered)
-    for name, answers in survey_answers.answers(config, context.node_config, names, asked).items():
+    for name, answers in survey_answers.answers(context, names, asked).items():
         if isinstance(answers, UserError):
             # Only this group is missing then: which groups share a node is chance and must not change a run.
             log.error("group %s takes no part: its answers cannot be used: %s", name, answers)
@@ -120,7 +122,7 @@ def train(message: Message, context: Context) -> Message:
     from client_app import predictor
 
     owner_policy, config = owner_policy_of(context.node_config), survey_answers.context_config(context)
-    survey_answers.check_training(config, owner_policy)
+    protection.check_training(config, owner_policy)
     memory = state.memory_of(context)
     public, groups = state.catalogue(memory), tables.training_groups(memory, config)
     settings = message.content.config_records["config"]
@@ -171,7 +173,7 @@ def targets(message: Message, context: Context) -> Message:
     from pluralllm.group_mean import mean_from_sums
 
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
-    survey_answers.check_allowed(config, owner_policy)
+    protection.check_allowed(config, owner_policy)
     memory = state.memory_of(context)
     public, weights = state.catalogue(memory), wire.unpack_weights(message.content)
     names = state.groups(memory)
@@ -213,7 +215,7 @@ def vote(message: Message, context: Context) -> Message:
     With `sft.target` = "predicted-mean" the prediction for every question.
     """
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
-    survey_answers.check_allowed(config, owner_policy)
+    protection.check_allowed(config, owner_policy)
     if not owner_policy.votes:
         raise outgoing.Refused(wire.VOTES_REFUSED)
     asked = wire.asks_distributions(message.content)
@@ -235,11 +237,11 @@ def vote(message: Message, context: Context) -> Message:
 def score(message: Message, context: Context) -> Message:
     """Return rewards of the server's answers, and nothing else."""
     request = wire.unpack_score_request(message.content)
-    protection = Protection.of(context.node_config)
-    survey_answers.check_allowed(survey_answers.context_config(context), protection.owner_policy)
-    if not all(map(protection.owner_policy.allows, request.metrics)):  # the run's config may name another one
+    exit_ = Protection.of(context.node_config)
+    protection.check_allowed(survey_answers.context_config(context), exit_.owner_policy)
+    if not all(map(exit_.owner_policy.allows, request.metrics)):  # the run's config may name another one
         raise outgoing.Refused(wire.METRIC_REFUSED)
-    if request.asked == wire.PROBES_ASKED and not protection.owner_policy.probes:
+    if request.asked == wire.PROBES_ASKED and not exit_.owner_policy.probes:
         raise outgoing.Refused(wire.PROBES_REFUSED)
     memory = state.memory_of(context)
     public = state.catalogue(memory)
@@ -249,9 +251,7 @@ def score(message: Message, context: Context) -> Message:
         for side in request.sides:
             side_QK = tables.side(context, public, name, side, draw=request.draw)
             scored = scoring.score(request, side_QK, public.option_QK)
-            for metric, reward_J in protection.released(
-                request, scored, side_QK, public, group=name, side=side
-            ).items():
+            for metric, reward_J in exit_.released(request, scored, side_QK, public, group=name, side=side).items():
                 rewards[metric, side] = reward_J
         replies.append(wire.GroupReply(name, rewards))
     return outgoing.send(message, replies)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Context
 
+from appa_flwr.config import Config
 from appa_flwr.owner.ledger import Ledger, digest, ledger_of
 from appa_flwr.owner.owner_policy import OwnerPolicy, owner_policy_of
 from appa_flwr.protocol import wire
@@ -21,6 +22,34 @@ FloatArray = npt.NDArray[np.float64]
 Sums = Mapping[tuple[str, str], Mapping[str, float]]
 
 _NUMBER = "answers"  # of answers, among the sums over them
+
+
+def check_allowed(config: Config, owner_policy: OwnerPolicy) -> None:
+    """Refuse a run that asks for training answers, predictions or a foreign metric where the owner has not allowed it.
+
+    Raises:
+        Refused: `sft.target` is a mean, or `metric` is foreign.
+    """
+    if not owner_policy.allows(config.reward_metric):
+        raise Refused(wire.METRIC_REFUSED)
+    if config.sft.target == "mean" and not owner_policy.mean:
+        raise Refused(wire.MEAN_REFUSED)
+    # The mean of predictions over groups that the owner knows tells no group's own.
+    if config.sft.target == "predicted-mean" and not (owner_policy.probes or owner_policy.roster):
+        raise Refused(wire.PREDICTIONS_REFUSED)
+
+
+def check_training(config: Config, owner_policy: OwnerPolicy) -> None:
+    """Refuse to train PluralLLM as the owner has not allowed it.
+
+    Raises:
+        Refused: at all, by plain SGD, or by so few steps that what changes is a sum of single answers.
+    """
+    if not owner_policy.training:
+        raise Refused(wire.TRAINING_REFUSED)
+    sgd = config.pluralllm.local_optimizer == "sgd"
+    if (sgd and not owner_policy.sgd) or config.pluralllm.local_steps < owner_policy.least_steps:
+        raise Refused(wire.WEAK_TRAINING)
 
 
 def count_reply(context: Context, kind: str, *, digest: str, limit: int) -> None:

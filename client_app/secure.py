@@ -26,7 +26,7 @@ from appa_flwr.secure.primitives import derive, framed, public_key, seal, unseal
 from appa_flwr.secure.refusals import OTHER_WORLD, Refused
 from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE, Roster, own_key, pinned_roster, read_roster
 from appa_flwr.secure.terms import Standing
-from client_app import state, summands, survey_answers
+from client_app import protection, state, summands, survey_answers
 from client_app.summands import Group, Summand
 
 _STANDING = "<qdd"
@@ -36,7 +36,7 @@ _KEPT_STEPS = 16  # of a simulated group, whose rounds nobody but itself could r
 def keys(context: Context) -> tuple[dict[str, bytes], bytes]:
     """Public key of each group here, and the roster's file where the owner keeps it beside the data."""
     config = survey_answers.context_config(context)
-    names = survey_answers.my_groups(config, context.node_config)
+    names = survey_answers.my_groups(context)
     path = Path(str(context.node_config.get("data") or "data")).with_name(ROSTER_FILE)
     roster = path.read_bytes() if survey_answers.deployed(context.node_config) and path.is_file() else b""
     return {name: public_key(_private_key(config, context, name)) for name in names}, roster
@@ -57,7 +57,7 @@ def mask(message: Message, context: Context) -> tuple[dict[str, messages.Part], 
     asked = messages.unpack_asked(message.content)
     members, roster = _members(context, asked.roster)
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
-    survey_answers.check_allowed(config, owner_policy)
+    protection.check_allowed(config, owner_policy)
     memory, ledger = state.memory_of(context), ledger_of(context.node_config)
     public, parts = state.catalogue(memory), {}
     if asked.world != messages.world_of(config, state.catalogue_digest(memory), state.setup_digest(memory)):
@@ -91,7 +91,7 @@ def _members(context: Context, data: bytes) -> tuple[dict[str, Callable[[], Memb
     """The groups of this node, each made when it is needed; the roster, if it is the owner's."""
     config, owner_policy = survey_answers.context_config(context), owner_policy_of(context.node_config)
     roster = pinned_roster(data, pinned=owner_policy.roster) if owner_policy.roster else read_roster(data)
-    names = survey_answers.my_groups(config, context.node_config)
+    names = survey_answers.my_groups(context)
     return {name: functools.partial(_member, context, config, owner_policy, name, roster) for name in names}, roster
 
 
@@ -130,7 +130,7 @@ def _private_key(config: Config, context: Context, name: str) -> bytes:
     ledger = ledger_of(context.node_config)
     if ledger is None:
         return hashlib.sha256(framed("simulated", str(config.seed), name)).digest()
-    if len(survey_answers.my_groups(config, context.node_config)) > 1:
+    if len(survey_answers.my_groups(context)) > 1:
         raise UserError("secure sums need one node a group: each has a key of its own")
     return own_key(Path(str(context.node_config.get("data", "")) or ledger.path).with_suffix(KEY_SUFFIX))
 

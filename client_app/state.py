@@ -34,6 +34,7 @@ FloatArray = npt.NDArray[np.float64]
 
 KEPT_SECONDS = 7 * 86400.0  # of a run that nobody asks about any more
 _CATALOGUE, _QUESTIONS, _GROUPS, _WEIGHTS, _SETUP = "catalogue", "questions", "groups", "weights", "setup"
+_SURVEY = "survey"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,22 @@ def memory_of(context: Context) -> Memory:
     ledger = ledger_of(context.node_config)
     folder = None if ledger is None else ledger.path.with_suffix(".memory") / str(context.run_id)
     return Memory(context.state, folder)
+
+
+def remember_survey(memory: Memory, path: str) -> None:
+    """Keep where a simulation's survey lies."""
+    memory.keep(_SURVEY, ConfigRecord({"path": path}))
+
+
+def survey_file(memory: Memory) -> str:
+    """The remembered path of a simulation's survey.
+
+    Raises:
+        Refused: the server has named none.
+    """
+    if _SURVEY not in memory:
+        raise Refused(wire.FORGOTTEN)
+    return str(memory.read(_SURVEY).config_records[_SURVEY]["path"])
 
 
 def remember_catalogue(memory: Memory, content: RecordDict, groups: tuple[str, ...]) -> None:

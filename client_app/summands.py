@@ -116,7 +116,7 @@ def _check_rule(rule: str, config: Config) -> None:
 def _training(asked: messages.Asked, group: Group) -> Summand:
     from client_app import predictor
 
-    survey_answers.check_training(group.config, group.owner_policy)
+    protection.check_training(group.config, group.owner_policy)
     _check_enough(asked, group)
     start = asked.content.array_records["arrays"]
     (weight_P,) = (array.numpy().astype(np.float64) for array in start.values())

@@ -26,6 +26,7 @@ from rich.progress import track
 from scipy import stats
 
 from appa_flwr.analysis.aggregation import Rule, make
+from appa_flwr.analysis.arrays import as_arrays
 from appa_flwr.analysis.destinations import destination
 from appa_flwr.analysis.intervals import LEVEL, Interval
 from appa_flwr.config.ranges import PAPER_FAIRNESS_THRESHOLD, PAPER_TEMPERATURE
@@ -33,7 +34,6 @@ from appa_flwr.core import markdown
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol.rewards import js
 from appa_flwr.survey import generate
-from appa_flwr.survey.arrays import as_arrays
 
 Setting = tuple[Any, ...]
 """A setting, by names and numbers: a rule and a lie, say."""

@@ -20,7 +20,7 @@ from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
 from appa_flwr.run import predictions
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
-from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS
+from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS
 from appa_flwr.survey.types import Question
 from pluralllm.data import OptionEmbedding, group_data
 from pluralllm.prediction import predict_targets
@@ -74,7 +74,9 @@ class AskedPredictor:
         weights = run_folder / WEIGHTS_FILE
         if not weights.exists():
             raise UserError(f"{run_folder}: has no {WEIGHTS_FILE}; the run ended before PluralLLM was trained")
-        self._config = Config.load({**config.flat(), "pluralllm.checkpoint": str(weights.absolute())})
+        here = run_folder.resolve()
+        placed = {"run.output-dir": str(here.parent), "run-name": here.name}
+        self._config = Config.load({**config.flat(), **placed, "pluralllm.checkpoint": str(weights.absolute())})
         with threadpool_limits(1):  # as in a run: another number of threads may find other features
             self._catalogue = build_catalogue(self._config)
         found = pretrained(self._config, self._catalogue, initial_weights(self._config))

@@ -32,6 +32,7 @@ class RunInputs:
     folder: RunFolder
     federation: Federation
     catalogue: wire.Catalogue
+    survey: str = ""
 
 
 @dataclass(frozen=True, eq=False)

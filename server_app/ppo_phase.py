@@ -77,7 +77,7 @@ def align_by_rule(
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)
-        (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups))
+        (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups, survey=run.survey))
 
 
 def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]) -> None:

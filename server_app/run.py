@@ -39,6 +39,7 @@ from appa_flwr.run.run_files import (
     MACHINE,
     SFT_MODEL,
     SUMMARY,
+    SURVEY_FILE,
     WEIGHTS_FILE,
 )
 from appa_flwr.secure.allowed import check_config
@@ -47,7 +48,7 @@ from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
 from server_app import machine, ppo_phase, tracking
-from server_app.federation.catalogue import build_catalogue
+from server_app.federation.catalogue import build_catalogue, keep_survey
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
 from server_app.federation.groups import Federation
@@ -70,14 +71,17 @@ FloatArray = npt.NDArray[np.float64]
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """All phases of the config, from the roll call to the report."""
+    survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
     federation = Federation(
         grid,
         min_groups=config.run.min_groups,
         timeout=config.run.reply_timeout,
         keys=read_group_keys(config.run.group_keys, expected=config.group_names),
+        survey=str(survey_file),
     )
 
     folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
+    folder.progress("survey", 1, 1, survey.about.sentence(), None)
     serving = config.run.phases == "serve"
     with_policy = not serving and config.run.phases != "pluralllm"
     tracking.check(config)
@@ -93,7 +97,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         check_cache()
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
-    run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded))
+    run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded), survey.about.sentence())
     if config.survey == GENERATED_SURVEY:
         drawn = population(config.data, config.seed)
         differences = generated_differences(**drawn).sentence(threshold=config.appa.fairness_threshold)

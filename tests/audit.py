@@ -26,8 +26,8 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import sum_messages, wire
 from appa_flwr.protocol.rewards import METRICS
-from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
+from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from client_app import predictor
 from server_app.federation.catalogue import build_catalogue
@@ -73,7 +73,7 @@ def make_world(folder: Path, **changes: object) -> World:
         group: {key: rng.dirichlet(np.full(len(shares), 2.0)) for key, shares in mine.items()}
         for group, mine in plain.answers.items()
     }
-    written = export_split(Survey(plain.questions, answers), folder / "split")
+    written = write_split(Survey(plain.questions, answers), folder / "split")
     texts = []
     for group, path in written.groups.items():
         rows = [json.loads(line) for line in path.read_text().splitlines()]

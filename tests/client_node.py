@@ -16,7 +16,7 @@ from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
-from appa_flwr.survey.export import export_split
+from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
 from client_app import state, survey_answers
 from client_app.main import app
@@ -124,5 +124,5 @@ def prepared_node(**changes: object) -> tuple[Node, wire.Catalogue]:
 
 def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Mapping[str, Path]]:
     """The survey split into a public question file and one private file a group, and the run that uses them."""
-    written = export_split(survey, folder)
+    written = write_split(survey, folder)
     return Config.load({**config.flat(), "survey": str(written.questions)}), written.groups

@@ -7,6 +7,7 @@ context is stored as bytes between two messages, as where every message meets a 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
 from appa_flwr.owner.owner_policy import AS_IN_SIMULATION
+from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.survey import store
+from client_app import state
 from client_app.main import app
 
 RUN_ID = 1
@@ -77,8 +81,15 @@ def request(kind: str, content: RecordDict | None = None, *, node: int = 1) -> M
 
 
 def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
-    """Contexts of a simulation's nodes; node ids are no partition numbers, as in Flower."""
-    return _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
+    """Contexts of a simulation's nodes, which know the run's survey; their ids are no partition numbers."""
+    from server_app.federation.catalogue import run_survey  # a group's machine has no server
+
+    contexts = _contexts(config, 1000, [{"partition-id": n, "num-partitions": num_nodes} for n in range(num_nodes)])
+    path = Path(tempfile.mkdtemp()) / SURVEY_FILE
+    store.write(run_survey(config), path)
+    for context in contexts.values():
+        state.remember_survey(state.memory_of(context), str(path))
+    return contexts
 
 
 FEW = "least-answers = 3"

@@ -1,4 +1,4 @@
-"""Small survey files in every format, one group's answers as a client reads them, and what a survey left out."""
+"""Small survey files in every format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey import read
 
 YES_NO = ["Yes", "No", "Don't know"]
 
@@ -34,18 +33,6 @@ def write(path, rows):
     return path
 
 
-def read_group(path, group, **answer_filter):
-    """One group's answers.
-
-    Raises:
-        UserError: it has none that count.
-    """
-    found, _ = read.read_groups(path, (group,), answer_filter=read.AnswerFilter(**{"refusals": "keep"} | answer_filter))
-    if isinstance(mine := found[group], UserError):
-        raise mine
-    return mine
-
-
 def refused(message, call, *args, **options):
     """The one line of the user's mistake that a call must end in, which must match."""
     with pytest.raises(UserError, match=message) as caught:
@@ -54,23 +41,5 @@ def refused(message, call, *args, **options):
     return str(caught.value)
 
 
-def bits(answers):
-    """Answers as bytes, to be compared to the last digit."""
-    return {question_id: shares.tobytes() for question_id, shares in answers.items()}
-
-
-def shares(survey):
-    """Group -> question id -> the distribution as a list; equal to what was written where that sums to one."""
-    return {name: {key: shares_K.tolist() for key, shares_K in mine.items()} for name, mine in survey.answers.items()}
-
-
 def ids(questions):
     return [question.question_id for question in questions]
-
-
-def reasons(survey):
-    return [(rejection.row, rejection.reason) for rejection in survey.rejections]
-
-
-def reasons_of_groups(survey):
-    return [(rejection.row, rejection.group, rejection.reason) for rejection in survey.rejections]

@@ -12,12 +12,12 @@ import numpy as np
 
 from appa_flwr.analysis.aggregation import Rule
 from appa_flwr.analysis.alignment import known_targets
+from appa_flwr.analysis.arrays import as_arrays
 from appa_flwr.analysis.ceilings import SOLVED_METRICS, unsolved
 from appa_flwr.analysis.destinations import Destination, End, destination, drawn_questions, ends
 from appa_flwr.analysis.fairness import BoolArray, FloatArray
 from appa_flwr.analysis.group_differences import CLEAR_GAIN, GroupDifferences, group_differences
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.types import Survey
 
 COMPARED = 2

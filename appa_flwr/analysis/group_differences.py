@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.analysis.alignment import known_targets, shared_rewards
+from appa_flwr.analysis.arrays import as_arrays
 from appa_flwr.analysis.ceilings import OBJECTIVES, shared_answer
 from appa_flwr.analysis.fairness import BoolArray, FloatArray, sparse_fairness_index
-from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import Population, ground_truth
 
 CLEAR_DIFFERENCE = 0.05

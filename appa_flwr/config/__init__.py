@@ -11,16 +11,17 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic import StringConstraints, ValidationError
 from pydantic.fields import FieldInfo
 
 from appa_flwr.config import sections
 from appa_flwr.config.keys import Scalar as Scalar
 from appa_flwr.config.keys import to_toml, valid
 from appa_flwr.config.ranges import AUTO_METRICS, TASK_METRICS, must
-from appa_flwr.config.sections import Section, absolute, kebab, key, path_or
+from appa_flwr.config.sections import Section, kebab, key, path_or
 from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.text import clean
 
 GENERATED_SURVEY = "generated"
 HUB_SURVEY = "Anthropic/llm_global_opinions"
@@ -41,11 +42,8 @@ class Config(Section):
     """All settings of a run. `load` turns every problem with them into a one-line `UserError`."""
 
     task: Literal["dpa", "opa"] = key("dpa", "what the policy answers: a distribution or a ranking")
-    survey: str = key(
-        GENERATED_SURVEY,
-        f"generated, the path of a file or folder, {HUB_SURVEY} (hub), or a reader of your own, MODULE:FUNCTION or "
-        "MODULE:FUNCTION:FILE",
-        min_length=1,
+    survey: Annotated[str, path_or(GENERATED_SURVEY, HUB_SURVEY)] = key(
+        GENERATED_SURVEY, f"generated, the path of a file or folder, or {HUB_SURVEY} (hub)", min_length=1
     )
     groups: str = key("", "names separated by commas (or by semicolons); empty = all")
     model: Annotated[str, path_or(TINY_MODEL, SMOLLM2_MODEL, on_hub=True)] = key(
@@ -73,14 +71,6 @@ class Config(Section):
     appa: sections.APPASection = sections.APPASection()
     eval: sections.EvaluationSection = sections.EvaluationSection()
     serve: sections.ServeSection = sections.ServeSection()
-
-    @field_validator("survey")
-    @classmethod
-    def _absolute(cls, survey: str, info: ValidationInfo) -> str:
-        name, file = own_code.reader_of(survey)
-        if name:
-            return f"{name}:{absolute(file, info.context)}" if file else name
-        return survey if survey in (GENERATED_SURVEY, HUB_SURVEY) else absolute(survey, info.context)
 
     @classmethod
     def load(cls, flat: Mapping[str, Scalar], *, folder: Path | None = None) -> Config:
@@ -258,9 +248,9 @@ def _check_keys(config: Config) -> None:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names separated by semicolons where there is one, else by commas; stripped, empty ones dropped.
+    """Names separated by semicolons where there is one, else by commas; in their one spelling, empty ones dropped.
 
     Semicolons let a name contain a comma.
     """
     separator = ";" if ";" in text else ","
-    return tuple(name for part in text.split(separator) if (name := part.strip()))
+    return tuple(name for part in text.split(separator) if (name := clean(part)))

@@ -113,7 +113,10 @@ class DataSection(Section):
     )
     min_respondents: int = key(0, "leave out answers of fewer people, where the survey tells", ge=0)
     group_by: str = key("", "columns of a file with one row a respondent, separated by commas: each value is a group")
-    weight: str = key("", "column of respondents' weights in such a file; empty = one named weight or the like, if any")
+    weight: str = key("", "column of respondents' weights in such a file; empty = the only one named like it, or none")
+    missing: str = key(
+        "", 'codes that are no answers, as "98,99", "-5..-1" or "COLUMN=7,8,9;COLUMN=99"; none = all codes are answers'
+    )
 
     @property
     def extra_file(self) -> str:

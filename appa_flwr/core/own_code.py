@@ -1,31 +1,15 @@
-"""Code of the user's own, by "module:name": aggregation rules, reward metrics and survey readers."""
+"""Code of the user's own, by "module:name": aggregation rules and reward metrics."""
 
 from __future__ import annotations
 
 import importlib
-import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from appa_flwr.core.errors import UserError
 
 _WORD: Final = "[A-Za-z_][A-Za-z0-9_]*"
 NAME: Final = rf"{_WORD}(\.{_WORD})*:{_WORD}"
 """Pattern of a module that can be imported, and of what it holds."""
-
-_READER: Final = re.compile(rf"({NAME})(?::(.+))?")
-
-
-class Reader(NamedTuple):
-    """A survey reader's "module:name", empty where a source names none, and the file that it is to read."""
-
-    name: str
-    file: str
-
-
-def reader_of(source: str) -> Reader:
-    """What a survey's source "module:name" or "module:name:file" names."""
-    found = _READER.fullmatch(source)
-    return Reader(found[1], found[3] or "") if found else Reader("", "")
 
 
 def load(kind: str, name: str) -> object:

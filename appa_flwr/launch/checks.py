@@ -8,24 +8,21 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import appa_flwr
-from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, TINY_MODEL, Config, check_groups
-from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.config import TINY_MODEL, Config, check_groups
+from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache, lock, writing
-from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import failed_at_once
-from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, write_config
-from appa_flwr.survey import generate, read
-from appa_flwr.survey.types import Rejection, Survey
+from appa_flwr.run.run_files import ERROR_FILE, LOG_FILE, SUPERLINK_LOG, SURVEY_FILE, write_config
+from appa_flwr.survey import sources
+from appa_flwr.survey.types import Survey
 
 APP_NAME = "appa-flwr"
-SHOWN_REJECTIONS = 5
 GIBIBYTE = 2**30
 LEAST_DISK = 1.0  # GiB
 LEAST_GIBIBYTES = {True: 2, False: 6}  # of memory, of a run with the tiny model or SmolLM2 and eight groups
@@ -51,57 +48,17 @@ def find_app_folder(start: Path) -> Path:
     raise UserError(f"no checkout of {APP_NAME} in {start} or above: run inside a clone, or pip install one")
 
 
-def read_survey(config: Config, groups: Sequence[str]) -> Survey:
-    """The survey of a run, read or generated; of a file these groups, or all if empty.
+def read_survey(config: Config) -> Survey:
+    """The survey of a run that begins, or of one that goes on, whose groups fit the keys.
 
     Raises:
-        UserError: it cannot be read, or a group has no usable answer.
+        UserError: it cannot be read, a group has no usable answer, the source has changed since the run began, or the
+            keys about groups do not fit those there are.
     """
-    data = config.data
-    if config.survey == GENERATED_SURVEY:
-        drawn = generate.generate(**generate.population(data, config.seed))
-        for name in groups:
-            if name not in drawn.groups:
-                raise unknown_name("group", name, valid=drawn.groups)
-        return replace(drawn, answers={name: drawn.answers[name] for name in groups or drawn.groups})
-    return read.read_survey(
-        read.Source.of(config.survey, data),
-        groups=groups or None,
-        refusals=data.refusals,
-        min_respondents=data.min_respondents,
-    )
-
-
-def participants(config: Config) -> tuple[str, ...]:
-    """Names of the groups that take part in the run.
-
-    Raises:
-        UserError: the survey does not exist or cannot be read, `groups` names one it does not have, or the keys about
-            groups do not fit those there are.
-    """
-    if config.survey == GENERATED_SURVEY:
-        known = read_survey(config, ()).groups
-    elif config.survey != HUB_SURVEY and not reader_of(config.survey).name and not Path(config.survey).exists():
-        raise UserError(
-            f'survey = "{config.survey}" does not exist; give "{GENERATED_SURVEY}" or the path of a survey file'
-        )
-    else:
-        known = read.group_names(read.Source.of(config.survey, config.data))
-    for name in config.group_names:
-        if name not in known:
-            some = ", ".join(known)
-            raise UserError(f'groups names "{name}", which survey = "{config.survey}" does not have; it has: {some}')
-    chosen = config.group_names or known
-    check_groups(config, chosen)
-    return chosen
-
-
-def show_left_out(rejections: Sequence[Rejection]) -> None:
-    """Print the first answers of a survey file that the run leaves out, and how many there are."""
-    for one in rejections[:SHOWN_REJECTIONS]:
-        print(f"left out: {one.source}, row {one.row}, {one.group}, {one.question_id}: {one.reason}", flush=True)
-    if len(rejections) > SHOWN_REJECTIONS:
-        print(f"left out: {len(rejections)} answers in all; `appa survey` counts them by reason", flush=True)
+    survey = sources.kept_survey(config, config.run_folder / SURVEY_FILE) if config.run.resume else None
+    survey = survey or sources.read_run(config)
+    check_groups(config, survey.groups)
+    return survey
 
 
 def machine_warnings(config: Config) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.bundle import bundle_hash, sent_files
-from appa_flwr.launch.checks import claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.checks import claim_run_folder, read_survey
 from appa_flwr.launch.flower import Flower, flower_environment, followed
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
@@ -24,7 +24,7 @@ from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_polic
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
 from appa_flwr.secure.allowed import check_config
-from appa_flwr.survey.export import QUESTIONS_FILE, slugs
+from appa_flwr.survey.store import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
 SERVER, SUBMITTER = "(server)", "(submitter)"
@@ -38,10 +38,9 @@ def submitted(config: Config) -> dict[str, bool | int | float | str]:
 
 def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str) -> Sites:
     """Write the parties' folders of a run with this config, and say what its survey loses; see `sites.prepare`."""
-    groups = participants(config)
-    check_config(config, groups=len(groups))
-    survey = read_survey(config, groups)
-    show_left_out(survey.rejections)
+    survey = read_survey(config)
+    check_config(config, groups=len(survey.groups))
+    print(survey.about.sentence())
     sites = prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
     policies = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE) for name in sites.groups}
     free = [name for name, policy in policies.items() if config.run.sums == "secure" and not policy.roster]
@@ -70,7 +69,7 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started: see `checks.participants`, `sites.prepare`, `checks.claim_run_folder`;
+        UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `checks.claim_run_folder`;
             or an owner's policy that was there pins another app than that of `app_folder`.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.

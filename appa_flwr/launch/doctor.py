@@ -54,8 +54,8 @@ from appa_flwr.launch.sites import (
     STATE_FILE,
 )
 from appa_flwr.owner.owner_policy import read_owner_policy
-from appa_flwr.survey import read
-from appa_flwr.survey.export import QUESTIONS_FILE
+from appa_flwr.survey import store
+from appa_flwr.survey.store import QUESTIONS_FILE
 
 PACKAGE = "appa-flwr"
 OF_A_GROUP = ("flwr", "cryptography", "torch", "numpy", "pydantic")
@@ -201,7 +201,7 @@ def _server(folder: Path) -> Iterator[Finding]:
     yield _look("server.crt", lambda: _in_time(folder / "server.crt"))
     yield _look("server.key", lambda: _own_key(folder / "server.key", folder / "server.crt"))
     questions = folder / QUESTIONS_FILE
-    yield _look(questions.name, lambda: f"{len(read.read_questions(questions))} questions")
+    yield _look(questions.name, lambda: f"{len(store.read(questions).questions)} questions")
     yield _look(GROUP_KEYS_FILE, lambda: _keys(folder / GROUP_KEYS_FILE))
     yield _look("disk", lambda: _room(folder))
     yield _look("port", lambda: _own_port(folder))
@@ -230,10 +230,9 @@ def _public_key(path: Path) -> str:
 
 
 def _answers(path: Path) -> str:
-    found = read.read_survey(path)
+    survey = store.read(path)
     _private(path)
-    counts = ", ".join(f"{name}: {len(answers)} answers" for name, answers in found.answers.items())
-    return f"{counts}; {len(found.rejections)} left out"
+    return ", ".join(f"{name}: {len(answers)} answers" for name, answers in survey.answers.items())
 
 
 def _pinned(path: Path) -> str:

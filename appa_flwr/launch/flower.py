@@ -29,17 +29,25 @@ from rich.console import Console
 from appa_flwr.analysis import aggregation
 from appa_flwr.config import THREADS, Config
 from appa_flwr.config.keys import to_toml_table
-from appa_flwr.core.own_code import reader_of
 from appa_flwr.launch.bundle import own_code, sent_files
-from appa_flwr.launch.checks import check_server, claim_run_folder, participants, read_survey, show_left_out
+from appa_flwr.launch.checks import check_server, claim_run_folder, read_survey
 from appa_flwr.launch.endings import RunFailed, Stopped
 from appa_flwr.launch.ports import LOOPBACK, free_port, port_is_free
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.progress import Tail, read_progress, shown
 from appa_flwr.protocol import rewards
-from appa_flwr.run.run_files import ERROR_FILE, FLOWER_LOG, MACHINE, PROGRESS, SERVE_PHASE, STOP_FILE, SUPERLINK_LOG
+from appa_flwr.run.run_files import (
+    ERROR_FILE,
+    FLOWER_LOG,
+    MACHINE,
+    PROGRESS,
+    SERVE_PHASE,
+    STOP_FILE,
+    SUPERLINK_LOG,
+    SURVEY_FILE,
+)
 from appa_flwr.secure.allowed import check_config
-from appa_flwr.survey.read import read_questions
+from appa_flwr.survey import store
 
 COMPLETED = "finished:completed"
 UNFINISHED = ("pending", "starting", "running")
@@ -66,7 +74,7 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started or written: see `aggregation.find`, `checks.participants`,
+        UserError: before anything is started or written: see `aggregation.find`, `checks.read_survey`,
             `checks.check_server` and `checks.claim_run_folder`.
         RunFailed: Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came, and the run was not serving, which they end well; all that was started
@@ -75,23 +83,22 @@ def launch(config: Config, *, app_folder: Path, verbose: bool = False) -> Path:
     config = config.named(datetime.now())
     rules = [aggregation.configured(rule, config.appa) for rule in (config.rule, config.baseline_rule) if rule]
     rewards.try_out(config.reward_metric, config.task)
-    groups = participants(config)
+    survey = read_survey(config)
+    groups = survey.groups
     for rule in rules:
         aggregation.try_out(rule, num_groups=len(groups))
     check_config(config, groups=len(groups))
-    left_out = read_survey(config, groups).rejections
-    if config.data.extra_file:  # the server reads it once it has started
-        read_questions(config.data.extra_file, refusals=config.data.refusals)
     check_server(config, app_folder)
     folder = claim_run_folder(config)
-    show_left_out(left_out)
+    if not config.run.resume:
+        store.write(survey, folder / SURVEY_FILE)
     with flower_home() as home:
         flower = Flower(home, port := free_port(), folder=home)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", LOOPBACK, "--port", str(port)]
         superlink = flower.start_superlink(command, log=home / SUPERLINK_LOG)
         print(f"run folder: {folder}", flush=True)
-        named = (config.rule, config.baseline_rule, config.metric, reader_of(config.survey).name)
+        named = (config.rule, config.baseline_rule, config.metric)
         own = (own_code(name, Path.cwd()) for name in named)
         command = ["flwr", "run", str(sent_files(app_folder, home, *own))]
         processes = min(len(groups), os.cpu_count() or 1)

@@ -5,16 +5,14 @@ It needs no more than a group's machine has installed.
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
@@ -22,7 +20,7 @@ from appa_flwr.owner.ledger import Ledger, Release
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
 from appa_flwr.secure.primitives import public_key
 from appa_flwr.secure.roster import own_key, read_file, read_roster, roster_file
-from appa_flwr.survey import read
+from appa_flwr.survey import store
 from appa_flwr.survey.types import Survey
 
 app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
@@ -30,7 +28,9 @@ app = typer.Typer(help="For the owner of a group's data: check, decide, see what
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The group's private data file.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The group's private data file, as `appa survey` writes it.")
+    ],
     group: Annotated[str, typer.Option(help="Its name, as --node-config will say; empty = all in the file.")] = "",
     questions: Annotated[
         Path | None, typer.Option(help="The run's public questions, to see how many are shared.", show_default=False)
@@ -40,8 +40,10 @@ def check(
     ] = None,
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
-    found = read.read_survey(file, groups=[group] if group else None)
-    show(_answers(found), _left_out(found), *([] if questions is None else [_shared(found, questions)]))
+    found = store.read(file, groups=[group] if group else None)
+    if group and group not in found.answers:
+        raise UserError(f"{file}: {unknown_name('group', group, valid=store.read(file).groups)}")
+    show(_answers(found), *([] if questions is None else [_shared(found, questions)]))
     if owner_policy is not None:
         read_owner_policy(owner_policy)
         show(f"{owner_policy}: can be used")
@@ -93,25 +95,14 @@ def audit(
 
 
 def _answers(found: Survey) -> Table:
-    table = Table("group", "questions answered", "left out")
-    out = Counter(rejection.group for rejection in found.rejections)
+    table = Table("group", "questions answered")
     for name, answers in found.answers.items():
-        table.add_row(name, str(len(answers)), str(out[name]))
-    return table
-
-
-def _left_out(found: Survey) -> RenderableType | None:
-    if not found.rejections:
-        return None
-    table = Table("left out because", "rows", "first: row, question")
-    for reason, count in Counter(rejection.reason for rejection in found.rejections).most_common():
-        first = next(rejection for rejection in found.rejections if rejection.reason == reason)
-        table.add_row(reason, str(count), f"{first.row}, {first.question_id}")
+        table.add_row(name, str(len(answers)))
     return table
 
 
 def _shared(found: Survey, questions: Path) -> Table:
-    public = {question.question_id: question.options for question in read.read_questions(questions)}
+    public = {question.question_id: question.options for question in store.read(questions).questions}
     options = {question.question_id: question.options for question in found.questions}
     table = Table("group", f"of {len(public)} public questions", "options differ", "only in the group's file")
     for name, answers in found.answers.items():

@@ -21,7 +21,7 @@ from appa_flwr.launch.ports import LAST_PORT, LOOPBACK
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
 from appa_flwr.secure.primitives import public_key
 from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE, own_key, read_roster, roster_file
-from appa_flwr.survey.export import QUESTIONS_FILE, export_split, slugs
+from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
 CONNECTION = "deployed"
@@ -138,7 +138,7 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     sites = Sites(root, host, port, slugs(survey.groups))
     _check_address(sites)
     with tempfile.TemporaryDirectory() as scratch:
-        split = export_split(survey, Path(scratch))
+        split = write_split(survey, Path(scratch))
         questions = split.questions.read_bytes()
         answers = {name: path.read_bytes() for name, path in split.groups.items()}
     if os.pathsep in str(root.resolve()):

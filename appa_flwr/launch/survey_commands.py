@@ -6,15 +6,21 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from rich.bar import Bar
 from rich.console import RenderableType
+from rich.table import Table
 
 from appa_flwr.config import HUB_SURVEY, Config
 from appa_flwr.config.sources import assemble
-from appa_flwr.launch.checks import read_survey
 from appa_flwr.launch.options import Words
 from appa_flwr.launch.shown import show
+from appa_flwr.survey import store
+from appa_flwr.survey.sources import read_run
 from appa_flwr.survey.types import Survey
+
+_BAR_CHARS = 30
 
 export = typer.Typer(help="Write a survey for other programs.", no_args_is_help=True)
 
@@ -23,45 +29,70 @@ Source = Annotated[str, typer.Argument(metavar="SOURCE", help=f"A survey file or
 
 def _surveyed(source: str, words: list[str] | None) -> tuple[Config, Survey]:
     config = assemble([*(words or []), f"survey={source}"], folder=Path.cwd())
-    return config, read_survey(config, config.group_names)
+    return config, read_run(config)
 
 
 def survey(
     source: Source,
     words: Words = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for split and picture; else NAME-split here.", show_default=False)
-    ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the survey as one .csv or .jsonl instead.", show_default=False),
+        typer.Option(metavar="FILE.jsonl", help="Write all groups' answers in our own format.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a file a group, public questions, a picture.", show_default=False),
     ] = None,
 ) -> None:
-    """Show what a survey holds, and split it into a file a group."""
-    chosen, found = _surveyed(source, words)
-    from appa_flwr.report import survey_picture as picture
-    from appa_flwr.report import survey_summary as report
-    from appa_flwr.survey import export
-
-    # Written first: whoever cuts the tables short, as `| head` does, still has the split.
-    told: list[RenderableType] = [
-        *report.tables(found),
-        *([f"read as {found.layout}"] if found.layout else []),
-        f"{len(found.questions)} questions, {len(found.groups)} groups, {len(found.rejections)} answers left out",
-    ]
+    """Turn a survey from any source into our own format, and say what was read, decided and left out."""
+    survey = _surveyed(source, words)[1]
+    # Written first: whoever cuts the tables short, as `| head` does, still has the files.
+    written: list[str] = []
     if write is not None:
-        export.write_table(found, write)
-        show(*told, f"all groups' answers, in our own columns: {write}")
-        return
-    folder = Path(f"{Path(chosen.survey).stem.replace(':', '-')}-split") if out is None else out
-    written = export.export_split(found, folder)
-    drawn = picture.draw(found, folder / picture.FILE)
+        store.write(survey, write)
+        written.append(f"all groups' answers: {write}")
+    if out is not None:
+        split = store.write_split(survey, out)
+        written += [f"private, for {name} alone: {path}" for name, path in split.groups.items()]
+        written += [f"public, for the server: {split.questions}", _picture(survey, out)]
     show(
-        *told,
-        *(f"private, for {name} alone: {path}" for name, path in written.groups.items()),
-        f"public, for the server: {written.questions}",
-        f"picture of all groups: {drawn}",
+        _table(survey),
+        *survey.about.notes,
+        f"{len(survey.questions)} questions, {len(survey.groups)} groups",
+        *written,
     )
+
+
+def _picture(survey: Survey, folder: Path) -> str:
+    try:
+        from appa_flwr.report import survey_picture
+    except ModuleNotFoundError as missing:  # a group's machine draws nothing
+        return f"no picture: {missing.name} is not installed"
+    return f"picture of all groups: {survey_picture.draw(survey, folder / survey_picture.FILE)}"
+
+
+def _table(survey: Survey) -> Table:
+    """The groups, those with most questions first.
+
+    Names come from the survey: print with `markup=False`, or brackets in them would be taken for markup.
+    """
+    people, refused = any(survey.respondents.values()), any(survey.refusal_rates.values())
+    columns = ["group", "questions", "of all"]
+    columns += ["respondents (median)"] if people else []
+    columns += ["refused (mean)"] if refused else []
+    shown = Table(*columns)
+    for name in sorted(survey.groups, key=lambda name: -len(survey.answers[name])):
+        answered = len(survey.answers[name])
+        bar = Bar(len(survey.questions), 0, answered, width=_BAR_CHARS)
+        texts: list[RenderableType] = [name, str(answered), bar]
+        if people:
+            respondents = list(survey.respondents.get(name, {}).values())
+            texts.append(f"{np.median(respondents):.0f}" if respondents else "")
+        if refused:
+            rates = list(survey.refusal_rates.get(name, {}).values())
+            texts.append(f"{np.mean(rates):.1%}" if rates else "")
+        shown.add_row(*texts)
+    return shown
 
 
 def diagnose(source: Source, words: Words = None) -> None:

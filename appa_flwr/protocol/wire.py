@@ -47,6 +47,8 @@ TRAINING_PART, HELD_OUT_PART = "training", "held-out"
 ANSWERS_ASKED, PROBES_ASKED = "answers", "probes"
 """Kinds of scored answers: those of a model or a trivial baseline, or probes, made to find the ceilings."""
 
+_SURVEY = "survey"
+
 FAILED, FORGOTTEN = 100, 101
 MEAN_REFUSED, TRAINING_REFUSED = 110, 112
 VOTES_REFUSED, PROBES_REFUSED, PREDICTIONS_REFUSED = range(113, 116)
@@ -179,6 +181,16 @@ class Totals:
     answer_QK: npt.NDArray[np.float64]
     count_Q: npt.NDArray[np.int64]
     groups: tuple[str, ...]
+
+
+def pack_roll_call(survey: str) -> RecordDict:
+    """The question which groups live at a node; a simulated one is told the path of the run's survey."""
+    return RecordDict({_SURVEY: ConfigRecord({"path": survey})} if survey else {})
+
+
+def unpack_roll_call(content: RecordDict) -> str:
+    """The path of the run's survey; empty where there is none."""
+    return str(content.config_records[_SURVEY]["path"]) if _SURVEY in content.config_records else ""
 
 
 def pack_catalogue(catalogue: Catalogue) -> RecordDict:

@@ -22,6 +22,7 @@ from appa_flwr.run import cards, pair_scores, predictions, records, run_files
 from appa_flwr.run.records import CEILINGS, LOOK_UPS, ScoreRecord, SummaryRow
 from appa_flwr.run.run_files import read_config
 from appa_flwr.run.served import read_rounds
+from appa_flwr.survey.store import read_about
 
 DASH = "–"
 METRIC_ORDER = (*TASK_METRICS["dpa"], *TASK_METRICS["opa"])
@@ -38,6 +39,7 @@ class RunArtifacts:
         auto: what keys that leave a choice to the machine came to.
         predictions: for each group and held-out question, None in runs that kept none.
         made_by: version and machine; empty where the run has not said.
+        survey: where its survey comes from, and how it was read; empty where the run has not said.
         missing: one sentence for each thing a complete run has and this one lacks.
     """
 
@@ -55,6 +57,7 @@ class RunArtifacts:
     auto: Mapping[str, str] = field(default_factory=dict)
     predictions: pd.DataFrame | None = None
     made_by: str = ""
+    survey: str = ""
     missing: tuple[str, ...] = ()
 
     @property
@@ -151,6 +154,7 @@ def read_run(run_folder: Path) -> RunArtifacts:
         auto=run_files.AUTO.read(run_folder) or {},
         predictions=predictions.read(run_folder),
         made_by=_made_by(run_folder),
+        survey=read_about(run_folder / run_files.SURVEY_FILE).sentence(),
     )
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(run.summary, start=1):

@@ -293,7 +293,8 @@ def facts(run: RunArtifacts) -> Iterable[tuple[str, str]]:
         appa = run.settings.appa
         printed = f"the paper's: {PAPER_TEMPERATURE} and {PAPER_FAIRNESS_THRESHOLD}"
         yield "Parameters of appa", f"T = {appa.temperature}, tau = {appa.fairness_threshold} ({printed})"
-    yield from ((key.capitalize(), config[key]) for key in ("metric", "model", "survey"))
+    yield from ((key.capitalize(), config[key]) for key in ("metric", "model"))
+    yield "Survey", run.survey or config["survey"]
     if run.questions is not None:
         yield "Questions", run.questions.sentence()
     yield "Seed", config["seed"]

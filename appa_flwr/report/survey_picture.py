@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from appa_flwr.core.files import replace_file
 from appa_flwr.protocol import rewards
@@ -97,29 +95,21 @@ def _short(name: str) -> str:
 
 
 def _coverage(columns: Sequence[Axes], survey: Survey, rows: int) -> None:
-    """Bars of kept and rejected questions per group, the fullest group on top of the first column."""
-    rejected = Counter(rejection.group for rejection in survey.rejections)
+    """Bars of answered questions per group, the fullest group on top of the first column."""
     ranked = sorted(survey.groups, key=lambda name: -len(survey.answers[name]))
-    longest = max(len(survey.answers[name]) + rejected[name] for name in survey.groups)
     for column, axes in enumerate(columns):
         names = ranked[:MAX_GROUPS][column * rows : (column + 1) * rows]
-        kept_G = np.array([len(survey.answers[name]) for name in names])
-        out_G = np.array([rejected[name] for name in names])
-        axes.barh(range(len(names)), kept_G, color=style.BLUE, height=0.75)
-        ends = axes.barh(range(len(names)), out_G, left=kept_G, color=style.VERMILION, height=0.75, hatch="///")
-        axes.bar_label(ends, list(map(str, kept_G)), padding=2, fontsize=_FONT - 2)
+        bars = axes.barh(
+            range(len(names)), [len(survey.answers[name]) for name in names], color=style.BLUE, height=0.75
+        )
+        axes.bar_label(bars, padding=2, fontsize=_FONT - 2)
         axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize=_FONT)
         axes.set_ylim(rows - 0.4, -0.6)
-        axes.set_xlim(0, _ROOM_FOR_COUNT * longest)
+        axes.set_xlim(0, _ROOM_FOR_COUNT * len(survey.answers[ranked[0]]))
         axes.grid(False, axis="y")
         axes.set_xlabel(f"questions, of {len(survey.questions)}")
     more = len(ranked) - MAX_GROUPS
-    note = f", the {more} smallest not shown" if more > 0 else ""
-    some_left_out = any(rejected[name] for name in ranked)
-    columns[0].set_title(f"Coverage: {len(ranked)} groups{note}" + ("\n" if some_left_out else ""))  # above the legend
-    if some_left_out:
-        marks = [Patch(color=style.BLUE, label="kept"), Patch(facecolor=style.VERMILION, hatch="///", label="left out")]
-        columns[-1].legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, fontsize=_FONT)
+    columns[0].set_title(f"Coverage: {len(ranked)} groups" + (f", the {more} smallest not shown" if more > 0 else ""))
 
 
 def _curve(axes: Axes, value_Q: FloatArray) -> None:

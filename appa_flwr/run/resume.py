@@ -10,7 +10,7 @@ from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
 from appa_flwr.run import run_files as files
 from appa_flwr.run.records import Progress
-from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, read_config
+from appa_flwr.run.run_files import CONFIG_FILE, PROGRESS, SURVEY_FILE, read_config
 
 LAST_PHASE = "report"
 # How long a run waits and who hears of it changes none of its numbers.
@@ -28,7 +28,14 @@ _BEGUN = (
     *(files.WEIGHTS_FILE, files.CHECKPOINT_FILE, files.ERROR_FILE, files.SCORES_FILE, files.SFT_MODEL, files.POLICY),
 )
 _SAYS_WHY = {files.ERROR_FILE, files.SUPERLINK_LOG}
-_OF_A_FAILURE = _SAYS_WHY | {CONFIG_FILE, PROGRESS.name, files.LOG_FILE, f".{files.LOG_FILE}.lock", files.FLOWER_LOG}
+_OF_A_FAILURE = _SAYS_WHY | {
+    CONFIG_FILE,
+    SURVEY_FILE,
+    PROGRESS.name,
+    files.LOG_FILE,
+    f".{files.LOG_FILE}.lock",
+    files.FLOWER_LOG,
+}
 
 
 def resumable(folder: Path, changes: Mapping[str, Scalar] = {}) -> Config:

@@ -1,6 +1,7 @@
 """The files in a run's folder: their names, what is in them, and how they are read and written.
 
 config.json            the version of all of this, and every key of the run
+survey.jsonl           the survey as the run uses it (`appa_flwr.survey.store`)
 progress.jsonl         a line a step, for the launcher
 run.log                the same for a person; its lock says that the run is being written
 phases.json            seconds of each phase
@@ -47,7 +48,7 @@ SCHEMA = 8
 T = TypeVar("T")
 
 SCHEMA_KEY = "schema"
-CONFIG_FILE, LOG_FILE, ERROR_FILE = "config.json", "run.log", "error.txt"
+CONFIG_FILE, SURVEY_FILE, LOG_FILE, ERROR_FILE = "config.json", "survey.jsonl", "run.log", "error.txt"
 WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
 SCORES_FILE, PREDICTIONS_FILE = "scores.parquet", "predictions.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"

@@ -12,8 +12,10 @@ Axis letters: G groups, Q questions, K answer options.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import TypedDict
 
 import numpy as np
@@ -30,23 +32,7 @@ NUM_ISSUES = 3
 UNASKED = 2  # texts that nobody was asked, to each that was
 # how strongly a topic and a frame touch the issues: the best answers for the average leave the worst group .03 or more
 # below what it could have, and the ceiling stays about .9
-TOPIC_LOADING, TEMPLATE_LOADING = 0.45, 0.45
-
-GROUP_NAMES = (
-    "Avaria", "Belmora", "Castria", "Dorvane", "Elmark", "Fenwick", "Galdor", "Harrow", "Istria", "Jorvik", "Kestria",
-    "Lorien", "Morvane", "Norden", "Ostara", "Perth", "Quillon", "Ravenna", "Solvane", "Tirana", "Ulster", "Valdoria",
-    "Wexley", "Yarrow",
-)  # fmt: skip
-
-TOPICS = (
-    "public schools", "income tax", "wind power", "city traffic", "old age pensions", "the police", "hospital care",
-    "farm subsidies", "foreign trade", "air travel", "social media", "river pollution", "night work", "food prices",
-    "military service", "immigration", "housing costs", "nuclear energy", "religious holidays", "animal welfare",
-    "street crime", "public broadcasting", "child care", "space research", "coal mining", "university fees",
-    "data privacy", "artificial intelligence", "electric cars", "local elections", "trade unions", "youth sports",
-    "public libraries", "waste recycling", "organ donation", "vaccination", "bank fees", "online shopping",
-    "border controls", "minimum wages",
-)  # fmt: skip
+TOPIC_LOADING, FRAME_LOADING = 0.45, 0.45
 
 
 class Population(TypedDict):
@@ -59,67 +45,26 @@ class Population(TypedDict):
 
 
 @dataclass(frozen=True)
-class Template:
-    """A question wording asked of many topics; `polarity` says which end of the scale favours the topic."""
+class Frame:
+    """A question's wording, asked of many topics.
+
+    Attributes:
+        wording: with {} for the topic.
+        options: (K,), without a refusal.
+        polarity: which end of an ordered scale favours the topic, and how strongly; None where options have no order.
+        refusal: whether people may refuse.
+    """
 
     wording: str
     options: tuple[str, ...]
-    ordinal: bool
-    polarity: float = 1.0
+    polarity: float | None = None
     refusal: bool = False
 
 
-AGREE = ("Strongly agree", "Agree", "Disagree", "Strongly disagree")
-TEMPLATES = (
-    Template(
-        "How worried are you about {}?", ("Very worried", "Somewhat worried", "Not too worried", "Not at all"), True
-    ),
-    Template("Should there be more public money for {}?", ("Yes", "No"), True, refusal=True),
-    Template("The rules on {} are too strict.", AGREE, True, -1.0),
-    Template("In ten years, {} will be", ("Better", "About the same", "Worse"), True, -0.6, refusal=True),
-    Template("How important is {} to you personally?", ("Very", "Somewhat", "Not very", "Not at all"), True),
-    Template("How much do you trust those in charge of {}?", ("A lot", "Some", "Not much", "Not at all"), True, -0.8),
-    Template("Who should decide about {}?", ("The state", "Towns", "Companies", "Families"), False),
-    Template("What is the main problem with {}?", ("Cost", "Quality", "Fairness"), False, refusal=True),
-    Template("{} should be left to the market.", ("Agree", "Neither", "Disagree"), True, -1.0),
-    Template("How often do you talk about {}?", ("Every day", "Every week", "Rarely", "Never"), True, 0.7),
-    Template("Whom do you believe most on {}?", ("Experts", "Neighbours", "Journalists"), False),
-    Template("Is the country doing enough about {}?", ("Too little", "Enough", "Too much"), True, 0.9),
-    Template("How satisfied are you with {}?", ("Very", "Somewhat", "Not very", "Not at all"), True, -0.9),
-    Template("I would pay more for better {}.", AGREE, True),
-    Template("Will {} matter in the next election?", ("Yes", "No"), True, 0.8),
-    Template("Should children learn about {} at school?", ("Yes", "No"), True, 0.9, refusal=True),
-    Template(
-        "How closely do you follow news about {}?",
-        ("Very closely", "Somewhat closely", "Not closely", "Not at all"),
-        True,
-        0.6,
-    ),
-    Template("Do you favour or oppose a new law on {}?", ("Favour", "Oppose"), True, refusal=True),
-    Template("How much has {} changed your own life?", ("A lot", "A little", "Not at all"), True, 0.7),
-    Template("Politicians talk too much about {}.", AGREE, True, -0.9),
-    Template("Where does {} work best?", ("In cities", "In towns", "In the country"), False),
-    Template(
-        "How likely are you to sign a petition on {}?", ("Very likely", "Somewhat likely", "Not likely"), True, 0.9
-    ),
-    Template("Who pays too much for {}?", ("Workers", "Families", "Companies", "Retired people"), False),
-    Template("Compared with ten years ago, {} today is", ("Better", "About the same", "Worse"), True, -0.5),
-    Template(
-        "How proud are you of what the country has done on {}?",
-        ("Very proud", "Somewhat proud", "Not proud"),
-        True,
-        -0.7,
-    ),
-    Template("Decisions on {} should be made by referendum.", ("Agree", "Neither", "Disagree"), True, 0.4),
-    Template("How much do you know about {}?", ("A lot", "Some", "Not much", "Nothing"), True, 0.5),
-    Template("What comes first in {}?", ("Lower costs", "Better quality", "Equal access"), False, refusal=True),
-    Template("Should companies do more for {}?", ("Yes", "No"), True, 0.8),
-    Template("How fair is the way {} is run today?", ("Very fair", "Somewhat fair", "Not fair"), True, -0.9),
-    Template("I would vote for a party that puts {} first.", AGREE, True),
-    Template(
-        "How fast should the country act on {}?", ("At once", "Within years", "No need to act"), True, 0.9, refusal=True
-    ),
-)
+_DATA = tomllib.loads(resources.files(__package__).joinpath("questionnaire.toml").read_text(encoding="utf-8"))
+GROUP_NAMES: tuple[str, ...] = tuple(_DATA["groups"])
+TOPICS: tuple[str, ...] = tuple(_DATA["topics"])
+FRAMES = tuple(Frame(**{**frame, "options": tuple(frame["options"])}) for frame in _DATA["frames"])
 
 
 def population(data: DataSection, seed: int) -> Population:
@@ -136,7 +81,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
     """Draw a survey from the generated population.
 
     Args:
-        num_questions: Q, at most `len(TOPICS) * len(TEMPLATES)`.
+        num_questions: Q, at most `len(TOPICS) * len(FRAMES)`.
         num_groups: G >= 2.
         disagreement: scale of the groups' stances around their mean, >= 0; at 0 all groups hold the same.
         seed: same seed, same survey, on every machine.
@@ -167,7 +112,7 @@ def generate(*, num_questions: int = 400, num_groups: int = 8, disagreement: flo
 def unasked_questions(given: Population) -> tuple[Question, ...]:
     """Questions of a population that nobody was asked: twice as many as were, or all that are left."""
     num_asked = given["num_questions"]
-    every: Population = {**given, "num_questions": min(len(TOPICS) * len(TEMPLATES), (1 + UNASKED) * num_asked)}
+    every: Population = {**given, "num_questions": min(len(TOPICS) * len(FRAMES), (1 + UNASKED) * num_asked)}
     return ground_truth(**every)[0][num_asked:]
 
 
@@ -179,7 +124,7 @@ def ground_truth(
     Returns:
         The questions, and group name -> question id -> distribution (K,).
     """
-    most = len(TOPICS) * len(TEMPLATES)
+    most = len(TOPICS) * len(FRAMES)
     if not 2 <= num_questions <= most:
         raise UserError(f"data.num-questions = {num_questions}: the generated survey has from 2 to {most} questions")
     if num_groups < 2:
@@ -197,39 +142,37 @@ def ground_truth(
 
     favour_T = rng.normal(size=len(TOPICS))  # how the whole population leans on a topic
     loading_TI = TOPIC_LOADING * rng.normal(size=(len(TOPICS), NUM_ISSUES))
-    loading_FI = TEMPLATE_LOADING * rng.normal(size=(len(TEMPLATES), NUM_ISSUES))
-    lean_F = 1.1 * rng.normal(size=len(TEMPLATES))
-    template_logits = [1.6 * rng.normal(size=len(f.options)) for f in TEMPLATES]
-    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in TEMPLATES)))
-    width_F = rng.uniform(0.11, 0.2, size=len(TEMPLATES))
-    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(TEMPLATES)))
+    loading_FI = FRAME_LOADING * rng.normal(size=(len(FRAMES), NUM_ISSUES))
+    lean_F = 1.1 * rng.normal(size=len(FRAMES))
+    logits_FK = [1.6 * rng.normal(size=len(f.options)) for f in FRAMES]
+    topic_logits = 0.5 * rng.normal(size=(len(TOPICS), max(len(f.options) for f in FRAMES)))
+    width_F = rng.uniform(0.11, 0.2, size=len(FRAMES))
+    refusal_GF = rng.uniform(0.01, 0.08, size=(num_groups, len(FRAMES)))
 
     questions: list[Question] = []
     truth: dict[str, dict[str, FloatArray]] = {name: {} for name in names}
     for pair in pairs:
-        topic, template_index = divmod(int(pair), len(TEMPLATES))
-        template = TEMPLATES[template_index]
-        text = template.wording.format(TOPICS[topic])
-        options = template.options + ((REFUSAL_OPTION,) if template.refusal else ())
-        ordinal = tuple(map(float, range(len(options)))) if template.ordinal and not template.refusal else None
-        question = Question(f"T{topic:02d}F{template_index:02d}", text[0].upper() + text[1:], options, ordinal)
+        topic, f = divmod(int(pair), len(FRAMES))
+        frame = FRAMES[f]
+        text = frame.wording.format(TOPICS[topic])
+        options = frame.options + ((REFUSAL_OPTION,) if frame.refusal else ())
+        ordinal = tuple(map(float, range(len(options)))) if frame.polarity is not None and not frame.refusal else None
+        question = Question(f"T{topic:02d}F{f:02d}", text[0].upper() + text[1:], options, ordinal)
         questions.append(question)
         noise = 0.15 * rng.normal()
         for g, name in enumerate(names):
-            pull = (loading_TI[topic] + loading_FI[template_index]) @ stance_GI[g]
-            if template.ordinal:
-                lean = lean_F[template_index] + template.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
+            pull = (loading_TI[topic] + loading_FI[f]) @ stance_GI[g]
+            if frame.polarity is not None:
+                lean = lean_F[f] + frame.polarity * (0.6 * favour_T[topic] + 1.1 * pull) + noise
                 centre = 1.0 / (1.0 + np.exp(1.3 * lean))  # 0: the first option's end of the scale
-                scale_K = (np.arange(len(template.options)) + 0.5) / len(template.options)
-                logits_K = -0.5 * ((scale_K - centre) / width_F[template_index]) ** 2
+                scale_K = (np.arange(len(frame.options)) + 0.5) / len(frame.options)
+                logits_K = -0.5 * ((scale_K - centre) / width_F[f]) ** 2
             else:
-                tilt = np.cos(np.arange(len(template.options)) * np.pi / 2.0)
-                logits_K = (
-                    template_logits[template_index] + topic_logits[topic, : len(template.options)] + 1.4 * pull * tilt
-                )
+                tilt = np.cos(np.arange(len(frame.options)) * np.pi / 2.0)
+                logits_K = logits_FK[f] + topic_logits[topic, : len(frame.options)] + 1.4 * pull * tilt
             share_K = np.exp(logits_K - logits_K.max())
             share_K = 0.98 * share_K / share_K.sum() + 0.02 / len(share_K)  # no option is chosen by nobody
-            if template.refusal:
-                share_K = np.append(share_K * (1.0 - refusal_GF[g, template_index]), refusal_GF[g, template_index])
+            if frame.refusal:
+                share_K = np.append(share_K * (1.0 - refusal_GF[g, f]), refusal_GF[g, f])
             truth[name][question.question_id] = share_K
     return tuple(questions), truth

@@ -1,7 +1,6 @@
-"""Tables with one row a respondent, counted into one distribution a group and question; OpinionQA's waves too.
+"""Tables with one row a respondent, counted into one weighted distribution a group and question; OpinionQA's waves too.
 
-Which columns are groups is said (`data.group-by`), or known of the World Values Survey (`wvs`); all others with 2 to
-`MAX_OPTIONS` different answers are questions, and their names the questions' texts.
+`data.group-by` says which columns are groups; all others with 2 to `MAX_OPTIONS` different answers are questions.
 
 Axis letters: K answer options, R respondents, G groups of one attribute.
 """
@@ -9,213 +8,278 @@ Axis letters: K answer options, R respondents, G groups of one attribute.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey import wvs
-from appa_flwr.survey.cells import MAX_OPTIONS, MIN_OPTIONS, CellError, Reason, is_refusal, parse_quantity
-from appa_flwr.survey.tables import PRIVATE, PUBLIC_REQUIRED, SurveyRow, SurveyTable, delimiter_of
+from appa_flwr.survey.frames import Frame, read_frame
+from appa_flwr.survey.names import group_name
+from appa_flwr.survey.nonanswers import code_text, kind_of
+from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS, RawAnswer, Reading, Reason, some
+from appa_flwr.survey.tables import read_list, require
 from appa_flwr.survey.types import FloatArray
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 IntArray = npt.NDArray[np.intp]
+Groups = Mapping[str, tuple[IntArray, Sequence[str]]]
+"""Column -> each respondent's group (R,), and the groups' names (G,)."""
 
-NONE: Final = -1
-"""Code of a respondent without a usable answer, or in no group."""
 MAX_GROUPS: Final = 200
-MAX_COLUMNS: Final = 10_000
-FIRST_ROW: Final = 2  # behind the header
-_NOT_ASKED: Final = frozenset({"", ".", "na", "n/a", "nan", "null"})  # as statistics packages write an empty cell
-_WEIGHT: Final = re.compile(r"(?:w_|p|post_?|final_?)?(?:weights?|wgt|wt|wght)(?:_w?\d+)?", re.IGNORECASE)
-_WHOLE: Final = re.compile(r"(-?\d{1,40})\.0+")  # how a column of whole numbers with gaps is often written
-_NUM_SHOWN: Final = 4  # names in a message
+_NONE: Final = -1  # code of a respondent without an answer that counts, or in no group
+_WEIGHT: Final = re.compile(
+    r"(?:\w+_)?(?:weights?|wgts?|wts?)(?:_?w?\d+)?|weight\w*|wtss\w*|\w{0,4}we?i?ght|combinwt|s017\w?|\w{1,6}wgt|\w{1,6}wt",
+    re.IGNORECASE,
+)
+_UNWEIGHTED: Final = "none"
+_WAVE: Final = re.compile(r"American_Trends_Panel_W(\d{1,4})")
 
 
-def are_rows(table: SurveyTable, group_by: Sequence[str]) -> bool:
-    """True if a row is a respondent: columns of groups are named, or known, and it is none of the other layouts."""
-    others = ({"options"}, {"option", "question"}, {"selections"}, {PRIVATE})
-    return bool(group_by or wvs.is_wvs(table.header)) and not any(names <= table.columns for names in others)
-
-
-def by_group(table: SurveyTable, group_by: Sequence[str], weight: str) -> SurveyTable:
-    """One row per question and group; all are numbered as the header, where a question stands.
-
-    Args:
-        table: of a .csv, .tsv, .xlsx or .dta file.
-        group_by: columns whose values are groups, each an attribute if there are several.
-        weight: column of weights; empty = one whose name says so, or none.
+def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
+    """The weighted shares of every group and question; notes on what was decided go to the frame.
 
     Raises:
-        UserError: the file cannot be read as a table, has no such column, or has no question.
+        UserError: no column of groups is named, a named column does not exist, several columns may be the weight, or no
+            column is a question.
     """
-    source = table.source
-    if len(table.header) > MAX_COLUMNS:
-        raise UserError(f"{source}: has {len(table.header)} columns; at most {MAX_COLUMNS} can be")
-    if twice := next((name for k, name in enumerate(table.header) if name in table.header[:k]), ""):
-        raise UserError(f"{source}: column {twice} occurs twice")
-    people = _people(table)
-    of_wvs = wvs.is_wvs(table.header)
-    if of_wvs:
-        people.columns = people.columns.map(wvs.code)
-    group_by = group_by or [name for name in wvs.COUNTRY if name in people.columns][:1]
-    weights = [weight] if weight else list(filter(_WEIGHT.fullmatch, people.columns))
-    if missing := [name for name in (*group_by, *weights) if name not in people.columns]:
-        raise UserError(f"{source}: has no column {missing[0]}; it has {_some([*people.columns])}")
-    weight_R = np.array([weight_of(cell) for cell in people[weights[0]]]) if weights else np.ones(len(people))
-    first = 1 if table.asks else FIRST_ROW
-    rows = [SurveyRow(int(r) + first, {}, Reason.BAD_WEIGHT) for r in np.flatnonzero(np.isnan(weight_R))]
-    groups = {name if group_by[1:] else "": groups_in(people[name], f"{source}: column {name}") for name in group_by}
-    asked, left = 0, []
-    for name in people.columns.difference([*group_by, *weights], sort=False):
-        if of_wvs and not wvs.is_question(name):
-            continue
-        options, answer_R = _coded(people[name], wvs.NOT_ASKED if of_wvs else _NOT_ASKED)
-        if not MIN_OPTIONS <= len(options) <= MAX_OPTIONS:
-            left.append(name)
-            continue
-        asked += 1
-        words = (
-            wvs.in_words(name, options) if of_wvs else {"question": table.asks.get(name) or name, "options": options}
-        )
-        rows += counted({"question_id": name, **words}, 1, answer_R, weight_R, groups)
-    if not asked:
+    columns = [str(name) for name in frame.cells.columns]
+    if not reading.group_by:
         raise UserError(
-            f"{source}: no other column than {', '.join(group_by)} has {MIN_OPTIONS} to {MAX_OPTIONS} answers"
+            f"{frame.source}: has none of our columns, so a row seems to be a respondent; say which columns are "
+            f"groups: data.group-by=NAME, out of {some(columns)}"
         )
-    says = [f"one row a respondent, {len(people)} of them, groups by {', '.join(group_by)}"]
-    says += [f"weighted by {weights[0]}" if weights else "without weights"]
-    says += [f"{asked} questions: {wvs.GUESSED if of_wvs else 'the other columns, options sorted'}"]
-    says += [f"no questions are {_some(left)}"] if left else []
-    columns = frozenset({*PUBLIC_REQUIRED, "attribute", "group", "ordinal", PRIVATE, "n"})
-    return SurveyTable(source, columns, tuple(rows), "; ".join(filter(None, (table.layout, *says))))
+    for name in (*reading.group_by, reading.weight):
+        if name not in ("", _UNWEIGHTED, *columns):
+            raise UserError(f"{frame.source}: has no column {name}; it has {some(columns)}")
+    weight_R, weights = _weights(frame, reading)
+    groups = {name: _groups(frame, name, reading) for name in reading.group_by}
+    _note_constant_weights(frame, weight_R, groups)
+    raws: list[RawAnswer] = []
+    left_out, declared = [], Counter[str]()
+    for name in columns:
+        if name in (*reading.group_by, *weights) or name in frame.skipped:
+            continue
+        code_R, codes, labels = _codes(frame, name, declared)
+        if not MIN_OPTIONS <= sum(kind_of(label) == "answer" for label in labels) <= MAX_OPTIONS:
+            left_out.append(name)
+            continue
+        scale = _scale(frame, name, codes)
+        question = RawAnswer(1, name, frame.texts.get(name) or name, labels, "", (), codes, scale)
+        raws += _counted(question, code_R, weight_R, groups)
+    if not raws:
+        raise UserError(
+            f"{frame.source}: no other column than {', '.join(reading.group_by)} has {MIN_OPTIONS} to {MAX_OPTIONS} "
+            "different answers"
+        )
+    frame.notes.append(f"one row a respondent, {len(frame.cells)} of them")
+    if any(raw.codes == raw.options and not any(map(_is_number, raw.codes)) for raw in raws):
+        frame.notes.append("answers without codes stand in the order of the alphabet, which is not that of a scale")
+    if left_out:
+        frame.notes.append(f"no questions: {some(left_out)}")
+    if declared:
+        counts = (f"{label!r} {count}" for label, count in declared.most_common())
+        frame.notes.append(f"left out as missing, as the file declares: {some(counts)}")
+    return raws
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
-    return ", ".join(names[:_NUM_SHOWN]) + more
-
-
-def _people(table: SurveyTable) -> pd.DataFrame:
-    file = Path(table.source)
-    if file.suffix.lower() in (".csv", ".tsv"):
-        return read_csv(file, delimiter=delimiter_of(file))
-    if file.suffix.lower() not in (".xlsx", ".dta"):
-        raise UserError(f"{file}: rows of respondents are read from .csv, .tsv, .xlsx and .dta")
-    import pandas as pd
-
-    cells = [
-        ["" if (cell := row.cells.get(name)) is None else str(cell) for name in table.header] for row in table.rows
+def _weights(frame: Frame, reading: Reading) -> tuple[FloatArray, list[str]]:
+    """Each respondent's weight, NaN where it cannot be used, and the columns that may be weights."""
+    candidates = [
+        name
+        for name in map(str, frame.cells.columns)
+        if name not in reading.group_by and _WEIGHT.fullmatch(name) and np.isfinite(_numbers(frame, name)).mean() > 0.5
     ]
-    frame = pd.DataFrame(cells, columns=list(table.header), dtype=object)
-    return frame.assign(**{name: frame[name].str.strip() for name in frame.columns})
+    if not reading.weight and len(candidates) > 1:
+        raise UserError(
+            f"{frame.source}: {', '.join(candidates)} may each be the respondents' weight; say data.weight=NAME, or "
+            "data.weight=none to count every respondent once"
+        )
+    chosen = reading.weight or "".join(candidates)
+    if chosen in ("", _UNWEIGHTED):
+        frame.notes.append(
+            f"every respondent counts once, {'as data.weight says' if chosen else 'for want of a weight'}"
+        )
+        return np.ones(len(frame.cells)), candidates
+    weight_R = _numbers(frame, chosen)
+    frame.weight = chosen
+    frame.notes.append(f"weighted by {chosen}" + ("" if reading.weight else ", the only column that looks like it"))
+    if unusable := int(np.isnan(weight_R).sum()):
+        frame.notes.append(f"{unusable} respondents left out: their weight is not a number >= 0")
+    return weight_R, [*candidates, chosen]
 
 
-def read_csv(file: Path, *required: str, delimiter: str = ",") -> pd.DataFrame:
-    """A CSV as text, blanks around cells removed.
-
-    Raises:
-        UserError: it cannot be read, lacks a required column, or has two of one name.
-    """
+def _numbers(frame: Frame, column: str) -> FloatArray:
+    """A column's numbers >= 0 (R,), NaN elsewhere."""
     import pandas as pd
 
-    try:
-        # Nothing is a missing value but an empty cell: "None" and "NA" can be answers. As objects, because going
-        # through the cells of an Arrow column one by one takes several times as long.
-        frame: pd.DataFrame = pd.read_csv(
-            file, dtype=object, na_filter=False, encoding="utf-8-sig", sep=delimiter, index_col=False
-        )
-    except (OSError, ValueError) as error:  # pandas' own parser errors and bad UTF-8 are ValueErrors
-        cause = str(getattr(error, "strerror", None) or error).partition("\n")[0]
-        raise UserError(f"{file}: cannot be read as CSV ({cause})") from None
-    frame.columns = frame.columns.str.strip()
-    if missing := [name for name in required if name not in frame.columns]:
-        raise UserError(f"{file}: missing column {', '.join(missing)}")
-    if not frame.columns.is_unique:
-        raise UserError(f"{file}: column {frame.columns[frame.columns.duplicated()][0]} occurs twice")
-    return frame.assign(**{name: frame[name].str.strip() for name in frame.columns})
+    cells = frame.cells[column]
+    if cells.dtype == object or cells.dtype == "str":
+        cells = cells.astype(str).str.replace(",", ".")
+    values: FloatArray = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
+    return np.where(np.isfinite(values) & (values >= 0.0), values, np.nan)
 
 
-def _coded(cells: pd.Series[str], not_asked: frozenset[str]) -> tuple[tuple[str, ...], IntArray]:
-    """A column's answers in their order, one more than can be where they are many, and each respondent's (R,)."""
-    answers: dict[str, str] = {}
-    for cell in cells.unique():
-        answer = whole[1] if (whole := _WHOLE.fullmatch(cell)) else cell
-        if answer.casefold() not in not_asked:
-            answers[cell] = answer
-        if len(answers) > 2 * MAX_OPTIONS:  # such as a column of respondents' numbers; 1 and 1.0 are one answer
-            break
-    options = tuple(sorted(set(answers.values()), key=_place))
-    code = {option: k for k, option in enumerate(options)}
-    return options, np.array([code[answers[cell]] if cell in answers else NONE for cell in cells], dtype=np.intp)
+def _note_constant_weights(frame: Frame, weight_R: FloatArray, groups: Groups) -> None:
+    """Say where a weight is the same for all respondents of a group, so that it changes no share."""
+    if len(np.unique(weight_R[np.isfinite(weight_R)])) < 2:
+        return
+    for name, (group_R, names) in groups.items():
+        spread = [len(np.unique(weight_R[(group_R == g) & np.isfinite(weight_R)])) for g in range(len(names))]
+        if max(spread, default=0) == 1:
+            frame.notes.append(f"the weight is the same within each group of {name}, so it changes nothing")
 
 
-def _place(option: str) -> tuple[bool, float, str]:
-    """Numbers by size, then words; refusals last, as negative codes mostly are."""
-    value = np.inf
-    with suppress(ValueError):
-        value = float(option)
-    return is_refusal(option) or value < 0, value, option
+def _is_declared(frame: Frame, column: str, code: str) -> bool:
+    """True if the file itself calls a code of a column missing."""
+    for part in frame.missing.get(column, ()):
+        if isinstance(part, str):
+            if code == part:
+                return True
+        elif _is_number(code) and part[0] <= float(code) <= part[1]:
+            return True
+    return False
 
 
-def weight_of(cell: str) -> float:
-    """A respondent's weight, NaN where it cannot be used."""
-    weight = None
-    with suppress(CellError):
-        weight = parse_quantity(cell.replace(",", "."), Reason.BAD_WEIGHT)
-    return np.nan if weight is None else weight
-
-
-def groups_in(cells: pd.Series[str], where: str) -> tuple[IntArray, list[str]]:
+def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list[str]]:
     """Each respondent's group (R,), and the groups' names; one who did not say is in none.
 
     Raises:
         UserError: there are more than `MAX_GROUPS`, as in a column of respondents' numbers.
     """
-    names = [name for name in sorted(set(cells)) if name and not is_refusal(name)]
-    if len(names) > MAX_GROUPS:
-        raise UserError(f"{where} has {len(names)} groups; at most {MAX_GROUPS} can be")
-    codes = {name: code for code, name in enumerate(names)}
-    return np.array([codes.get(cell, NONE) for cell in cells], dtype=np.intp), names
+    labels = frame.labels.get(column, {})
+    code_R, codes = _coded(frame, column)
+    names: dict[str, str] = {}  # code -> group
+    for code in codes:
+        label = labels.get(code, code)
+        gone = _is_declared(frame, column, code) or reading.missing.holds(column, code, label)
+        if not gone and kind_of(label) == "answer":
+            names[code] = group_name(label).replace(";", ",")
+    places = {name: g for g, name in enumerate(sorted({*names.values()}))}
+    if len(places) > MAX_GROUPS:
+        raise UserError(f"{frame.source}: column {column} has {len(places)} groups; at most {MAX_GROUPS} can be")
+    # The last place is for respondents without a code, whose number is -1.
+    place_K = np.array([*(places.get(names.get(code, ""), _NONE) for code in codes), _NONE], dtype=np.intp)
+    return place_K[code_R], list(places)
 
 
-def counted(
-    public: Mapping[str, object],
-    number: int,
-    answer_R: IntArray,
-    weight_R: FloatArray,
-    groups: Mapping[str, tuple[IntArray, Sequence[str]]],
-    refused: Sequence[int] | None = None,
-) -> Iterator[SurveyRow]:
-    """A row for each group that was asked a question: weighted shares, and people who gave a substantive answer.
+def _coded(frame: Frame, column: str) -> tuple[IntArray, list[str]]:
+    """Each respondent's place (R,) among the different cells of a column, -1 for an empty one, and their texts."""
+    import pandas as pd
 
-    `groups`: attribute, empty where it has no name -> the respondents' groups. `refused`: places of refusals among the
-    options; None tells them by their words.
+    code_R, values = pd.factorize(frame.cells[column])
+    return code_R.astype(np.intp), [*map(code_text, values)]
+
+
+def _codes(frame: Frame, column: str, declared: Counter[str]) -> tuple[IntArray, tuple[str, ...], tuple[str, ...]]:
+    """Each respondent's answer (R,), and the codes and labels of the options; none where they are too many.
+
+    Codes that are numbers stand in their order, words in that of the alphabet, and refusals last. An option that has a
+    label is one, though nobody has chosen it.
     """
-    options: Sequence[str] = public["options"]  # type: ignore[assignment]
-    size, told = (
-        len(options),
-        refused or [k for k, option in enumerate(options) if refused is None and is_refusal(option)],
+    labels = frame.labels.get(column, {})
+    cell_R, texts = _coded(frame, column)
+    used = {text for text in texts if text}
+    gone = sorted(code for code in used if _is_declared(frame, column, code))
+    if not used - {*gone} or len(used) - len(gone) > 2 * MAX_OPTIONS:  # such as a column of respondents' numbers
+        return np.zeros(0, dtype=np.intp), (), ()
+    for code in gone:
+        declared[labels.get(code, code)] += int(
+            np.isin(cell_R, [k for k, text in enumerate(texts) if text == code]).sum()
+        )
+    used |= {code for code, label in labels.items() if kind_of(label) == "answer"}
+    codes = sorted(
+        (code for code in used if not _is_declared(frame, column, code)),
+        key=lambda code: (
+            kind_of(labels.get(code, code)) != "answer",
+            float(code) if _is_number(code) else np.inf,
+            code,
+        ),
     )
-    substantive = [k for k in range(size) if k not in told]
-    counted_R = (answer_R != NONE) & np.isfinite(weight_R)
+    index = {code: k for k, code in enumerate(codes)}
+    place_K = np.array([*(index.get(text, _NONE) for text in texts), _NONE], dtype=np.intp)
+    return place_K[cell_R], tuple(codes), tuple(labels.get(code, code) for code in codes)
+
+
+def _is_number(code: str) -> bool:
+    with suppress(ValueError):
+        return bool(np.isfinite(float(code)))
+    return False
+
+
+def _scale(frame: Frame, column: str, codes: Sequence[str]) -> tuple[float | None, ...] | None:
+    """Places on a scale, where the file calls the column ordered, or labels only some of a scale's numbers."""
+    labels = frame.labels.get(column, {})
+    answers = [code for code in codes if kind_of(labels.get(code, code)) == "answer"]
+    if not labels or not all(map(_is_number, answers)):
+        return None
+    if column not in frame.scales and all(code in labels for code in answers):
+        return None
+    return tuple(float(code) if code in answers else None for code in codes)
+
+
+def _counted(question: RawAnswer, code_R: IntArray, weight_R: FloatArray, groups: Groups) -> Iterator[RawAnswer]:
+    """An answer of each group that was asked a question: weighted shares, and people by option."""
+    size = len(question.options)
+    counted_R = (code_R != _NONE) & np.isfinite(weight_R)
     for attribute, (group_R, names) in groups.items():
-        used_R = counted_R & (group_R != NONE)
-        cell_R = group_R[used_R] * size + answer_R[used_R]
+        used_R = counted_R & (group_R != _NONE)
+        cell_R = group_R[used_R] * size + code_R[used_R]
         shape = (len(names), size)
         count_GK = np.bincount(cell_R, minlength=len(names) * size).reshape(shape)
         weight_GK = np.bincount(cell_R, weights=weight_R[used_R], minlength=len(names) * size).reshape(shape)
         for name, count_K, sum_K in zip(names, count_GK, weight_GK, strict=True):
-            if not count_K.any():
-                continue  # the question was not asked of this group
-            total = sum_K.sum()
-            shares = (sum_K / total if total > 0 else sum_K).tolist()
-            whose = {"attribute": attribute, "group": name} if attribute else {"group": name}
-            yield SurveyRow(number, {**public, **whose, PRIVATE: shares, "n": int(count_K[substantive].sum())})
+            if count_K.any():  # else the question was not asked of this group
+                group = group_name(name, attribute if len(groups) > 1 else "")
+                shares = (sum_K / (sum_K.sum() or 1.0)).tolist()
+                yield question._replace(group=group, shares=shares, people=count_K.tolist())
+
+
+def waves(folder: Path) -> list[Path]:
+    """The folders of OpinionQA's waves in a folder that holds `human_resp` or is that itself, in their order."""
+    root = folder / "human_resp" if (folder / "human_resp").is_dir() else folder
+    inside = [path for path in root.iterdir() if path.is_dir() and _WAVE.fullmatch(path.name)]
+    return sorted(inside, key=lambda path: int(path.name.rpartition("_W")[2]))
+
+
+def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
+    """One wave of OpinionQA: `info.csv` names questions and options, `metadata.csv` the columns of groups.
+
+    `references` are the substantive answers, then the refusals; `option_ordinal` covers the first part alone.
+
+    Raises:
+        UserError: a file that is missing, unreadable or without a needed column.
+    """
+    people, info = read_frame(str(wave / "responses.csv")), read_frame(str(wave / "info.csv"))
+    meta = read_frame(str(wave / "metadata.csv"))
+    require(info, "key", "question", "references", "option_ordinal")
+    require(meta, "key")
+    weight = f"WEIGHT_{wave.name.rpartition('_')[2]}"
+    require(people, weight)
+    attributes = tuple(str(name) for name in meta.cells["key"] if name in people.cells.columns)
+    reading = Reading(reading.group_by or attributes, reading.weight or weight, reading.missing)
+    weight_R, _ = _weights(people, reading)
+    groups = {name: _groups(people, name, reading) for name in reading.group_by}
+    raws: list[RawAnswer] = []
+    unknown = 0
+    for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
+        if (key := record["key"]) not in people.cells.columns:
+            continue
+        options = tuple(map(str, read_list(record["references"], Reason.BAD_OPTIONS)))
+        places = [float(place) for place in read_list(record["option_ordinal"], Reason.BAD_ORDINAL)]
+        ordinal = (*places, *[None] * (len(options) - len(places)))[: len(options)]
+        index = {option: k for k, option in enumerate(options)}
+        cell_R, texts = _coded(people, key)
+        place_K = np.array([*(index.get(text, _NONE) for text in texts), _NONE], dtype=np.intp)
+        asked_K = np.array([*(text != "" for text in texts), False])
+        code_R = place_K[cell_R]
+        unknown += int(((code_R == _NONE) & asked_K[cell_R]).sum())
+        question = RawAnswer(int(row), key, record["question"], options, "", (), (), ordinal)
+        raws += _counted(question, code_R, weight_R, groups)
+    if unknown:
+        people.notes.append(f"{unknown} answers left out: they are not among their question's references")
+    people.notes[:] = [f"{wave.name}: {note}" for note in people.notes]
+    return raws, people

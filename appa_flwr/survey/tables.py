@@ -1,321 +1,328 @@
-"""Survey files as rows of raw cells: CSV, JSON lines and Parquet behind one shape.
+"""Tables of shares or counts, as raw answers: our own columns, SubPOP's, GlobalOpinionQA's, and one row an option.
 
-Rows come with the number a user finds them by. Nothing is checked here: what a row's private cell (`distribution`)
-holds matters only to whoever asks for that group.
+Our columns: `question_id, question, options, group, distribution`, optionally `attribute` (what a group is defined by),
+`ordinal` (scale position of each option), `n` (people behind the distribution), and `refusal_rate` or `refusals`. One
+row an option: `question, group, option` and one of `share`, `percent` or `count`, optionally `question_id`,
+`attribute` and `ordinal`. Lists in cells are JSON or Python literals; nothing in a cell is executed.
+
+Axis letters: K answer options.
 """
 
 from __future__ import annotations
 
-import csv
-import itertools
-import os
+import ast
+import json
+import math
 import re
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TextIO
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
 
-from appa_flwr.core import own_code
 from appa_flwr.core.errors import UserError
-from appa_flwr.survey import wvs
-from appa_flwr.survey.cells import JSON, Reason
+from appa_flwr.survey.frames import Frame
+from appa_flwr.survey.names import group_name, same
+from appa_flwr.survey.nonanswers import code_text, kind_of
+from appa_flwr.survey.settle import RawAnswer, Reason, Unusable, some
 
-PRIVATE: Final = "distribution"
-REFUSED: Final = "refused"
-"""Cell that only a loader can fill: positions of the options that are refusals, where the source tells it."""
-OF_TIDY: Final = ("option", "share", "percent", "count", "qkey", "responses")
-"""Columns of `tidy` or `subpop` alone: in other files they are somebody's own."""
-COLUMNS: Final = (
-    "question_id", "question", "options", "ordinal", "attribute", "group", PRIVATE, "n", "refusals", "refusal_rate",
-    "selections", *OF_TIDY,
-)  # fmt: skip
-PUBLIC_REQUIRED: Final = ("question_id", "question", "options")
-MAX_LINE_CHARS: Final = 1_000_000
-MAX_PARQUET_BYTES: Final = 1 << 30
-"""Of a Parquet file's columns, unpacked: some hundred bytes can stand for terabytes."""
-MAX_PARQUET_CELLS: Final = 20_000_000
-"""Of one of its columns, numbers in lists counted one by one; of an Excel or a Stata file in all."""
-MAX_EXCEL_BYTES: Final = 1 << 28
-"""Of an Excel file, unpacked: it is text, which takes longer to read."""
-_PART_BYTES: Final = 1 << 28  # unpacked at once
-_PART_ROWS: Final = 1 << 16
+MEASURES: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
+"""Column with an option's number -> what the options' numbers sum to; 0 = anything."""
+_TOTALS: Final = frozenset(
+    {"total", "all", "base", "n", "summe", "gesamt", "insgesamt", "sum", "grand total", "totale"}
+)
+_SUBPOP: Final = {"qkey": "question_id", "responses": "distribution"}
+_HEAD: Final = re.compile(r"defaultdict\(\s*<class 'list'>\s*,\s*(.*)\)", re.DOTALL)
+_NAN: Final = re.compile(r"(?<=[\[,\s(])nan(?=[\s,\])])")
+_PLAIN: Final = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
+_GROUPED: Final = re.compile(r"\d{1,3}(?:([,.])\d{3})(?:\1\d{3})*")
+_SPACED: Final = re.compile(r"(?<=\d)[ '\u2019\u00a0\u202f\u2009](?=\d{3}(?!\d))")
 
 
-@dataclass(frozen=True)
-class SurveyRow:
-    """One row of a file.
-
-    Attributes:
-        number: JSON lines and CSV: the line on which the row starts, from 1 (a CSV header is line 1). Parquet: the
-            row, from 1.
-        cells: column -> raw cell. Where `reason` is set at most what names the row.
-        reason: why the row cannot be read at all, else None.
-        file: the one that `number` counts in, where the table comes from several.
-    """
-
-    number: int
-    cells: Mapping[str, object]
-    reason: Reason | None = None
-    file: str = ""
+def is_table(frame: Frame) -> bool:
+    """True if a file has one of the layouts of this module, and not one row a respondent."""
+    columns = {*frame.cells.columns}
+    return bool(columns & {"distribution", "selections", "responses", "options"} or {"option", "question"} <= columns)
 
 
-@dataclass(frozen=True)
-class SurveyTable:
-    """A survey file's rows.
-
-    Attributes:
-        columns: those of `COLUMNS` that it has anywhere.
-        layout: what was guessed of a file that is not in our own columns; empty otherwise.
-        header: all columns of a CSV, an Excel or a Stata file; the rows of the last two have all their cells.
-        asks: what each column of a Stata file asks, by its label; empty where it has none.
-    """
-
-    source: str
-    columns: frozenset[str]
-    rows: tuple[SurveyRow, ...]
-    layout: str = ""
-    header: tuple[str, ...] = ()
-    asks: Mapping[str, str] = field(default_factory=dict)
-
-    def require(self, *columns: str) -> None:
-        """Raises a `UserError` that names the missing columns and those the file has."""
-        missing = [name for name in columns if name not in self.columns]
-        if missing:
-            none = "none of ours; if a row is a respondent, data.group-by names the columns of groups"
-            has = ", ".join(name for name in COLUMNS if name in self.columns) or none
-            raise UserError(f"{self.source}: missing column {', '.join(missing)} (columns found: {has})")
-
-
-def read_table(path: str | os.PathLike[str]) -> SurveyTable:
-    """The rows of a .csv, .tsv, .jsonl, .parquet, .xlsx or .dta file; columns we do not use are left out.
-
-    Rows that cannot be read (broken JSON, wrong number of CSV cells, overlong line) stay in, with their reason.
+def raw_answers(frame: Frame) -> list[RawAnswer]:
+    """The answers in a table; notes on what was decided go to the frame.
 
     Raises:
-        UserError: no such file, a folder, not readable, another extension, not UTF-8, broken Parquet, Excel or
-            Stata, or no row.
+        UserError: a column is missing.
     """
-    file = Path(path)
-    source = str(path)
-    if file.is_dir():
-        raise UserError(f"{source}: is a folder, and not in OpinionQA's layout; name a survey file in it")
-    readers = {".csv": _read_csv, ".tsv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    readers |= {".xlsx": _read_excel, ".dta": _read_stata}
-    reader = readers.get(file.suffix.lower())
-    if reader is None:
-        raise UserError(f"{source}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
+    subpop = {*_SUBPOP} <= {*frame.cells.columns}
+    frame.cells = frame.cells.rename(columns=_SUBPOP if subpop else {})
+    columns = {*frame.cells.columns}
+    if "selections" in columns:
+        require(frame, "question", "options")
+        frame.notes.append("GlobalOpinionQA as published, one row a question")
+        return [raw for row, cells in _rows(frame) for raw in _by_country(row, cells)]
+    if "option" in columns and not columns & {"options", "distribution"}:
+        return _one_row_an_option(frame)
+    require(frame, "question_id", "question", "options", *(["group"] if "distribution" in columns else []))
+    return [_own(row, cells, subpop=subpop) for row, cells in _rows(frame)]
+
+
+def require(frame: Frame, *names: str) -> None:
+    """Raise a `UserError` that names the columns a table lacks, and those it has."""
+    if missing := [name for name in names if name not in frame.cells.columns]:
+        raise UserError(
+            f"{frame.source}: missing column {', '.join(missing)} (it has {some(map(str, frame.cells.columns))})"
+        )
+
+
+def read_list(cell: object, reason: Reason) -> list[Any]:
+    """The list in a cell, itself or as text; `Unusable` for the reason where it is none."""
+    if isinstance(cell, str):
+        try:
+            cell = _literal(cell)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise Unusable(reason) from None
+    values = cell.tolist() if hasattr(cell, "tolist") else cell
+    if not isinstance(values, list | tuple):
+        raise Unusable(reason)
+    return list(values)
+
+
+def _literal(text: str) -> object:
+    """JSON or a Python literal."""
+    with suppress(ValueError):
+        return json.loads(text)
+    return ast.literal_eval(_NAN.sub("None", text.strip()))
+
+
+def _rows(frame: Frame) -> Iterator[tuple[int, dict[str, Any]]]:
+    for row, cells in zip(frame.cells.index, frame.cells.to_dict("records"), strict=True):
+        yield int(row), {str(name): cell for name, cell in cells.items()}
+
+
+def _is_empty(cell: Any) -> bool:
+    if isinstance(cell, list | tuple | dict) or hasattr(cell, "tolist"):
+        return False
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().casefold() in ("", "nan", "null"))
+
+
+def _text(cell: object) -> str:
+    return "" if _is_empty(cell) else code_text(cell)
+
+
+def _float(item: Any) -> float:
+    if isinstance(item, bool | str):
+        raise TypeError
+    return float(item)
+
+
+def _shares(cell: object) -> list[float] | Reason:
     try:
-        table = reader(file, source)
-    except FileNotFoundError:
-        raise UserError(f"{source}: no such survey file") from None
-    except OSError as error:
-        cause = error.strerror or str(error).partition("\n")[0]
-        raise UserError(f"{source}: cannot be read ({cause})") from None
-    if not table.rows:
-        raise UserError(f"{source}: holds no survey rows")
-    return table
+        return [math.nan if item is None else _float(item) for item in read_list(cell, Reason.BAD_DISTRIBUTION)]
+    except (Unusable, TypeError, ValueError):
+        return Reason.BAD_DISTRIBUTION
 
 
-def _used(header: Sequence[str], source: str) -> list[str]:
-    """The columns of a header that we use; two of one name are an error, since either could be meant."""
-    if twice := [name for name in COLUMNS if header.count(name) > 1 and name not in OF_TIDY]:
-        raise UserError(f"{source}: column {twice[0]} occurs twice")
-    return [name for name in COLUMNS if name in header]
+def _options(cell: object) -> tuple[str, ...]:
+    options = read_list(cell, Reason.BAD_OPTIONS)
+    if not all(isinstance(option, str | int | float) and not isinstance(option, bool) for option in options):
+        raise Unusable(Reason.BAD_OPTIONS)
+    return tuple(map(_text, options))
 
 
-# A flat list, its strings skipped. Nothing is matched twice, however the text goes on.
-_ANSWERS: Final = re.compile(r'"distribution"[ \t]*+:[ \t]*+\[(?:[^"\[\]]|"(?:[^"\\]|\\.)*+")*+\]', re.DOTALL)
-
-
-def _object(text: str) -> dict[str, object]:
-    """One line as an object; a list of answers that is no JSON costs that cell, not the row that says whose it is."""
+def _own(row: int, cells: Mapping[str, Any], *, subpop: bool) -> RawAnswer:
+    """A row in our own columns; without a group and a distribution it is a question that nobody has answered."""
+    raw = RawAnswer(row, _text(cells["question_id"]), _text(cells["question"]), (), "", ())
     try:
-        row: object = JSON.decode(text)
-    except ValueError:
-        start = max(text.find(f'"{PRIVATE}"'), 0)
-        answers = _ANSWERS.match(text, start)
-        if answers is None:
-            raise
-        row = JSON.decode(f'{text[:start]}"{PRIVATE}": null{text[answers.end() :]}')
-    if not isinstance(row, dict):
-        raise ValueError("not an object")
-    return row
+        if not raw.question_id:
+            raise Unusable(Reason.EMPTY_ID)
+        raw = raw._replace(options=_options(cells["options"]))
+        if not (_is_empty(cells.get("group")) and _is_empty(cells.get("distribution"))):
+            raw = raw._replace(group=_group(cells), shares=_shares(cells["distribution"]))
+        if subpop and not isinstance(raw.shares, Reason):  # its refusals stand behind the options, and have no share
+            spare = raw.options[len(raw.shares) :]
+            if all(kind_of(option) != "answer" for option in spare):
+                raw = raw._replace(options=raw.options[: len(raw.shares)])
+        raw = raw._replace(ordinal=_ordinal(cells.get("ordinal"), len(raw.options)))
+        n, refused, rate = (_count(cells.get(name)) for name in ("n", "refusals", "refusal_rate"))
+        if rate is None and refused is not None and n:
+            rate = refused / (n + refused)
+        return raw._replace(n=n, refusal_rate=rate)
+    except Unusable as error:
+        return raw._replace(shares=error.reason)
 
 
-def _lines(stream: TextIO) -> Iterator[str | None]:
-    """The lines of a text; None for an overlong one, which is skipped without being held in memory."""
-    while line := stream.readline(MAX_LINE_CHARS):
-        overlong = False
-        while len(line) == MAX_LINE_CHARS and not line.endswith("\n"):
-            overlong, line = True, stream.readline(MAX_LINE_CHARS)
-        yield None if overlong else line
+def _group(cells: Mapping[str, Any]) -> str:
+    attribute, name = _text(cells.get("attribute")), _text(cells.get("group"))
+    if not group_name(name):
+        raise Unusable(Reason.EMPTY_GROUP)
+    if ";" in attribute + name:
+        raise Unusable(Reason.BAD_GROUP)
+    return group_name(name, attribute)
 
 
-def _read_jsonl(file: Path, source: str) -> SurveyTable:
-    rows: list[SurveyRow] = []
-    columns: set[str] = set()
-    # What is not UTF-8 costs the row whose text or name it is in.
-    with file.open(encoding="utf-8-sig", errors="surrogateescape") as stream:
-        for number, line in enumerate(_lines(stream), start=1):
-            if line is not None and not line.strip():
-                continue
-            try:
-                cells = {} if line is None else _object(line)
-                reason = Reason.TOO_LONG if line is None else None
-            except (ValueError, RecursionError):
-                cells, reason = {}, Reason.BAD_LINE
-            rows.append(SurveyRow(number, {name: cells[name] for name in COLUMNS if name in cells}, reason))
-            columns.update(rows[-1].cells)
-    if rows and all(row.reason is not None for row in rows):
-        raise UserError(f"{source}: no line is a JSON object (line {rows[0].number}: {rows[0].reason})")
-    return SurveyTable(source, frozenset(columns), tuple(rows))
-
-
-def delimiter_of(file: Path) -> str:
-    """What separates a CSV's cells: comma, semicolon or tab, by which it has most of our columns, or most."""
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        header = next((line for line in _lines(stream) if line and line.strip()), "")
-    names = {sign: [name.strip(' "\r\n') for name in header.split(sign)] for sign in ",;\t"}
-    return max(names, key=lambda sign: (len({*COLUMNS}.intersection(names[sign])), len(names[sign])))
-
-
-def _read_csv(file: Path, source: str) -> SurveyTable:
-    # The standard reader rather than a data frame: a row with a cell too many costs that row, not the file,
-    # and the line on which a row starts stays known when cells hold line breaks.
-    rows: list[SurveyRow] = []
-    header: list[str] | None = None
-    wanted: list[tuple[int, str]] = []
-    delimiter = delimiter_of(file)
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        # In place of an overlong line stands a cell that no CSV reader takes.
-        lines = ("x" * (csv.field_size_limit() + 1) + "\n" if line is None else line for line in _lines(stream))
-        reader = csv.reader(lines, delimiter=delimiter)
-        while True:
-            number = reader.line_num + 1
-            try:
-                cells = next(reader)
-            except StopIteration:
-                break
-            except csv.Error:  # a cell beyond the csv module's limit; the reader goes on with the next line
-                rows.append(SurveyRow(number, {}, Reason.TOO_LONG))
-                continue
-            except UnicodeDecodeError:
-                raise UserError(f"{source}: not UTF-8 text near line {number}; save it as UTF-8") from None
-            if not cells:
-                continue
-            if header is None:
-                header = [name.strip() for name in cells]
-                wanted = [(header.index(name), name) for name in _used(header, source)]
-            elif len(cells) != len(header):
-                rows.append(SurveyRow(number, {}, Reason.WRONG_CELLS))
-            else:
-                rows.append(SurveyRow(number, {name: cells[position] for position, name in wanted}))
-    return SurveyTable(source, frozenset(name for _, name in wanted), tuple(rows), header=tuple(header or ()))
-
-
-def _read_excel(file: Path, source: str) -> SurveyTable:
-    """The first sheet, whose cells are all kept; rows are numbered as there."""
-    try:
-        import openpyxl
-    except ModuleNotFoundError:
-        raise UserError(f"{source}: needs the package openpyxl (pip install openpyxl); or save it as .csv") from None
-    rows: list[SurveyRow] = []
-    header: list[str] = []
-    too_large = UserError(f"{source}: unpacks to too much; save it as .csv")
-    try:
-        with zipfile.ZipFile(file) as parts:
-            if sum(part.file_size for part in parts.infolist()) > MAX_EXCEL_BYTES:
-                raise too_large
-        # Not by pandas, which first fills all rows up to the widest that a file claims to have.
-        with closing(openpyxl.load_workbook(file, read_only=True, data_only=True)) as book:
-            total, names = 0, book.sheetnames
-            book.worksheets[0].reset_dimensions()  # what the file says of them need not be so
-            for number, cells in enumerate(book.worksheets[0].iter_rows(values_only=True), start=1):
-                if (total := total + len(cells) + 1) > MAX_PARQUET_CELLS:
-                    raise too_large
-                if not header:
-                    header = ["" if cell is None else str(cell).strip() for cell in cells]
-                elif any(cell is not None for cell in cells):
-                    rows.append(SurveyRow(number, dict(zip(header, cells, strict=False))))
-    except (OSError, UserError):
-        raise
-    except Exception as error:  # of the packing, of XML, or of what openpyxl makes of it
-        raise UserError(f"{source}: not a readable Excel file ({own_code.in_words(error)})") from None
-    layout = f"the sheet {names[0]!r} of {len(names)}" if len(names) > 1 else ""
-    return SurveyTable(source, frozenset(_used(header, source)), tuple(rows), layout, tuple(filter(None, header)))
-
-
-def _read_stata(file: Path, source: str) -> SurveyTable:
-    """All cells, values by their labels and missing ones None."""
-    import pandas as pd
-
-    try:
-        with pd.read_stata(file, iterator=True, convert_dates=False) as content:
-            asks = content.variable_labels()  # of the World Values Survey the codes, whose words are known
-            frame = content.read(convert_categoricals=not wvs.is_wvs(asks))  # type: ignore[attr-defined]  # not in stubs
-    except OSError:
-        raise
-    except Exception as error:  # whatever pandas makes of it, such as two values of one label
-        raise UserError(f"{source}: not a readable Stata file ({own_code.in_words(error)})") from None
-    if frame.size > MAX_PARQUET_CELLS:
-        raise UserError(f"{source}: has more than {MAX_PARQUET_CELLS} cells; save it as .csv")
-    cells = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    rows = tuple(itertools.starmap(SurveyRow, enumerate(cells, start=1)))
-    return SurveyTable(source, frozenset(_used([*frame], source)), rows, header=tuple(frame), asks=asks)
-
-
-def _plain(cell: Any) -> object:
-    """An Arrow scalar as a value; None where Python has none for it, such as text that is not UTF-8."""
-    try:
-        return cell.as_py()
-    except (ValueError, OverflowError):
+def _ordinal(cell: object, size: int) -> tuple[float | None, ...] | None:
+    if _is_empty(cell):
         return None
-
-
-def _read_parquet(file: Path, source: str) -> SurveyTable:
-    # Imported here: a client that reads JSON lines starts without the cost of loading Arrow.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        with file.open("rb") as stream:
-            content = pq.ParquetFile(stream)
-            names = _used(content.schema_arrow.names, source)
-            parts = _parts(content, names, source)
-            rows = [cells for part in parts for cells in zip(*map(_cells, names, part), strict=True)]
-    # Python's own errors come from names and texts that are not UTF-8, and from dates beyond its calendar.
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        first_line = str(error).partition("\n")[0]
-        raise UserError(f"{source}: not a readable Parquet file ({first_line})") from None
-    lines = (dict(zip(names, cells, strict=True)) for cells in rows)
-    return SurveyTable(source, frozenset(names), tuple(itertools.starmap(SurveyRow, enumerate(lines, start=1))))
+        places = [None if item is None else _float(item) for item in read_list(cell, Reason.BAD_ORDINAL)]
+    except (TypeError, ValueError):
+        raise Unusable(Reason.BAD_ORDINAL) from None
+    if len(places) < size:
+        raise Unusable(Reason.BAD_ORDINAL)
+    return tuple(places[:size])
 
 
-def _cells(name: str, column: Any) -> Iterable[object]:
-    # One by one in the private column: a bad cell costs its group, not the file.
-    return map(_plain, column) if name == PRIVATE else column.to_pylist()
+def _by_country(row: int, cells: Mapping[str, Any]) -> list[RawAnswer]:
+    """GlobalOpinionQA's row, whose cell `selections` has all countries' shares."""
+    raw = RawAnswer(row, _text(cells.get("question_id")), _text(cells["question"]), (), "", ())
+    try:
+        raw = raw._replace(options=_options(cells["options"]))
+        selections = cells["selections"]
+        if isinstance(selections, str):
+            head = _HEAD.fullmatch(selections.strip())
+            selections = _literal(head[1] if head else selections)
+        by_country = {group_name(str(name)): _shares(shares) for name, shares in dict(selections).items()}
+    except (Unusable, ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        return [raw._replace(shares=error.reason if isinstance(error, Unusable) else Reason.BAD_SELECTIONS)]
+    return [raw._replace(group=country, shares=shares) for country, shares in by_country.items()]
 
 
-def _parts(content: Any, names: list[str], source: str) -> Iterator[list[Any]]:
-    """The columns of a Parquet file, a part of the rows at a time, each small enough to be unpacked."""
-    about = content.metadata
-    groups = [about.row_group(place) for place in range(about.num_row_groups)]
-    columns = [[group.column(place) for group in groups] for place in range(about.num_columns)]
-    largest = max((chunk.total_uncompressed_size for column in columns for chunk in column), default=0)
-    cells = max((sum(chunk.num_values for chunk in column) for column in columns), default=0)
-    too_large = UserError(
-        f"{source}: unpacks to more than {MAX_PARQUET_BYTES >> 20} MB, or {MAX_PARQUET_CELLS} cells in a column; "
-        "split it, or give it as .jsonl"
-    )
-    if largest > MAX_PARQUET_BYTES or cells > MAX_PARQUET_CELLS:
-        raise too_large
-    unpacked = 0
-    # No cell is larger than what its column is stored in, however often a file says that it comes again.
-    for part in content.iter_batches(min(_PART_BYTES // max(largest, 1) + 1, _PART_ROWS), columns=names):
-        plain = [column.dictionary_decode() if hasattr(column, "dictionary") else column for column in part.columns]
-        unpacked += sum(column.nbytes for column in plain)
-        if unpacked > MAX_PARQUET_BYTES:
-            raise too_large
-        yield plain
+class _Options:
+    """The rows of one question in a table with one row an option.
+
+    Attributes:
+        labels: spelling-free name of an option -> its label, in the order of the file.
+        places: the same -> its place on the scale.
+        numbers: group -> option -> number.
+        answers: group -> its first row, with the reason where one of its rows cannot be used.
+    """
+
+    def __init__(self) -> None:
+        self.labels: dict[str, str] = {}
+        self.places: dict[str, float | None] = {}
+        self.numbers: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self.answers: dict[str, RawAnswer] = {}
+
+
+def _one_row_an_option(frame: Frame) -> list[RawAnswer]:
+    """Rows of one question and group joined to an answer; an option that a group has no row of has the share 0."""
+    measure = next((name for name in MEASURES if name in frame.cells.columns), "share")
+    require(frame, "question", "group", "option", measure)
+    frame.notes.append(f"one row an option, with the column {measure}")
+    decimal_comma = _has_decimal_comma(frame.cells[measure])
+    questions: defaultdict[str, _Options] = defaultdict(_Options)
+    nobody: list[RawAnswer] = []
+    for row, cells in _rows(frame):
+        raw = RawAnswer(row, _text(cells.get("question_id")), _text(cells["question"]), (), "", ())
+        try:
+            raw = raw._replace(group=_group(cells))
+        except Unusable as error:
+            nobody.append(raw._replace(shares=error.reason))
+            continue
+        question, group, option = questions[raw.question_id or same(raw.text)], same(raw.group), _text(cells["option"])
+        question.answers.setdefault(group, raw)
+        try:
+            value = _number(cells[measure], measure, decimal_comma=decimal_comma)
+            place = None if _is_empty(cells.get("ordinal")) else _number(cells["ordinal"], "", decimal_comma=True)
+            mine = question.numbers[group]
+            if same(option) in mine and option == question.labels[same(option)]:
+                if mine[same(option)] == value:  # the row again, for a group in another spelling
+                    continue
+                raise Unusable(Reason.OPTION_TWICE)
+            question.labels.setdefault(same(option), option)
+            question.places.setdefault(same(option), place)
+            mine[same(option)] = mine.get(same(option), 0.0) + value
+        except Unusable as error:
+            question.answers[group] = question.answers[group]._replace(shares=error.reason)
+    _drop_totals(frame, questions, MEASURES[measure])
+    return [*nobody, *(raw for question in questions.values() for raw in _joined(question, measure))]
+
+
+def _joined(question: _Options, measure: str) -> Iterator[RawAnswer]:
+    places = tuple(question.places[option] for option in question.labels)
+    for group, raw in question.answers.items():
+        number_K = [question.numbers[group].get(option, 0.0) for option in question.labels]
+        total = MEASURES[measure] or sum(number_K) or 1.0
+        yield raw._replace(
+            options=tuple(question.labels.values()),
+            shares=raw.shares if isinstance(raw.shares, Reason) else [number / total for number in number_K],
+            ordinal=places if any(place is not None for place in places) else None,
+            people=number_K if measure == "count" else (),
+        )
+
+
+def _drop_totals(frame: Frame, questions: Mapping[str, _Options], unit: float) -> None:
+    """Take out options and groups that are named as a total and are the sum of the others in every row."""
+    dropped: list[str] = []
+    for question in questions.values():
+        for name in sorted(_TOTALS & question.labels.keys()):
+            rows = [mine for mine in question.numbers.values() if name in mine]
+            if all(_is_sum(mine[name], unit or sum(mine.values()) - mine[name]) for mine in rows) and all(
+                _is_sum(mine[name], sum(mine.values()) - mine[name]) for mine in rows
+            ):
+                dropped.append(f"option {question.labels.pop(name)!r}")
+                for mine in rows:
+                    del mine[name]
+    for group in sorted({group for question in questions.values() for group in question.numbers} & _TOTALS):
+        asked = [question for question in questions.values() if group in question.numbers]
+        sums = [
+            (number, sum(mine.get(option, 0.0) for name, mine in question.numbers.items() if name != group))
+            for question in asked
+            for option, number in question.numbers[group].items()
+        ]
+        if all(_is_sum(number, others) for number, others in sums):
+            dropped.append(f"group {asked[0].answers[group].group!r}")
+            for question in asked:
+                del question.answers[group]
+        else:
+            frame.notes.append(f"{asked[0].answers[group].group!r} counts as a group, as it is not the others' sum")
+    if dropped:
+        frame.notes.append(f"left out as sums of the others: {some(dropped)}")
+
+
+def _is_sum(total: float, others: float) -> bool:
+    """True if two numbers are equal but for rounding."""
+    return math.isclose(total, others, rel_tol=0.005, abs_tol=0.51 if total > 2 else 0.011)
+
+
+def _has_decimal_comma(cells: Any) -> bool:
+    """True if a column of numbers has a comma that cannot stand between thousands."""
+    commas = [_SPACED.sub("", cell).strip(" %") for cell in cells if isinstance(cell, str) and "," in cell]
+    return any(not _GROUPED.fullmatch(cell) for cell in commas)
+
+
+def _number(cell: object, measure: str, *, decimal_comma: bool) -> float:
+    """A number as tables write it, in the unit of its column: 12.5, "12,5", "12.5 %", "1'250", "1,024".
+
+    Of a count "1,024" is 1024, and "1.024" is an error, since it may be either.
+    """
+    percent = False
+    if isinstance(cell, str):
+        text = _SPACED.sub("", cell.strip())
+        percent = text.endswith("%")
+        text = text.removesuffix("%").strip()
+        if measure == "count" and not decimal_comma and (grouped := _GROUPED.fullmatch(text)):
+            if grouped[1] == "." and text.count(".") == 1:
+                raise Unusable(Reason.BAD_NUMBER)
+            text = text.replace(grouped[1], "")
+        elif text.count(",") == 1 and "." not in text:
+            text = text.replace(",", ".")
+        if not _PLAIN.fullmatch(text):
+            raise Unusable(Reason.BAD_NUMBER)
+        cell = float(text)
+    try:
+        value = _float(cell)
+    except (TypeError, ValueError):
+        raise Unusable(Reason.BAD_NUMBER) from None
+    if not math.isfinite(value):
+        raise Unusable(Reason.BAD_NUMBER)
+    if value < 0.0 and measure:
+        raise Unusable(Reason.NEGATIVE)
+    return value / 100.0 * MEASURES[measure] if percent and MEASURES.get(measure) else value
+
+
+def _count(cell: object) -> float | None:
+    """A number of people, or a rate, None where the cell is empty."""
+    if _is_empty(cell):
+        return None
+    try:
+        return _number(cell, "count", decimal_comma=False)
+    except Unusable:
+        raise Unusable(Reason.BAD_COUNT) from None

@@ -32,14 +32,34 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """One group's answer to one question of a source that was not used, and why."""
+class About:
+    """Where a survey comes from, and how its source was read.
 
-    source: str
-    row: int
-    question_id: str
-    group: str
-    reason: str
+    Attributes:
+        source: the name of the file or folder, or of a published set.
+        sha256: of the source's bytes; empty where it has none.
+        group_by: columns of groups, empty for a table of shares.
+        weight: column of weights; empty = none.
+        missing: `data.missing`.
+        refusals: `data.refusals`.
+        notes: what the reader decided, a sentence each.
+    """
+
+    source: str = ""
+    sha256: str = ""
+    group_by: str = ""
+    weight: str = ""
+    missing: str = ""
+    refusals: str = ""
+    notes: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        """Source, hash, weight and missing codes, then what the reader decided."""
+        parts = [self.source + (f" (sha256 {self.sha256[:12]})" if self.sha256 else "")]
+        parts += [f"groups by {self.group_by}"] if self.group_by else []
+        parts += [f"weight {self.weight}"] if self.weight else []
+        parts += [f"missing codes {self.missing}"] if self.missing else []
+        return "; ".join((*parts, *self.notes))
 
 
 @dataclass(frozen=True)
@@ -50,19 +70,19 @@ class Survey:
         questions: in a stable order, ids unique.
         answers: group name -> question id -> distribution over that question's options, shape (K,), >= 0, sums to 1.
             Sparse: a group has only the questions it was asked.
-        rejections: answers that were dropped while reading.
         respondents: group -> question id -> people behind a distribution, >= 0, where the source tells it.
         refusal_rates: group -> question id -> share of people who refused, in [0, 1], where refusals are kept
             apart from the distribution and the source tells it.
-        layout: what was guessed of a file that is not in our own columns; empty otherwise.
+        extra: questions that none of the groups has answered; the policy learns them from predictions.
+        about: the source, and what was decided about it.
     """
 
     questions: tuple[Question, ...]
     answers: Mapping[str, Mapping[str, FloatArray]]
-    rejections: tuple[Rejection, ...] = field(default=())
     respondents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     refusal_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    layout: str = ""
+    extra: tuple[Question, ...] = ()
+    about: About = About()
 
     @property
     def groups(self) -> tuple[str, ...]:

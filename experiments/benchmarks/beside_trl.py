@@ -35,7 +35,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import formats, votes
 from appa_flwr.survey.generate import generate
-from appa_flwr.survey.read import read_survey
+from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from experiments import entry

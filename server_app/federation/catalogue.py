@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.config import GENERATED_SURVEY, Config
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
-from appa_flwr.survey import generate, read
+from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.survey import sources, store
 from appa_flwr.survey.split import split_questions, without_copies
-from appa_flwr.survey.types import Question
+from appa_flwr.survey.types import Question, Survey
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Progress, encoder
 from server_app.models.base import cache_folder
@@ -25,54 +27,29 @@ from server_app.models.base import cache_folder
 IntArray = npt.NDArray[np.int64]
 
 
-def public_questions(config: Config) -> tuple[Question, ...]:
-    """The questions of a run; never an answer.
+def run_survey(config: Config) -> Survey:
+    """The survey of a run: the one in its folder, or its source, read now.
 
     Raises:
         UserError: the survey cannot be read.
     """
-    source = read.Source.of(config.survey, config.data)
-    if config.survey == GENERATED_SURVEY:
-        questions, _ = generate.ground_truth(**generate.population(config.data, config.seed))
-    else:
-        questions = read.read_questions(source, groups=config.group_names or None, refusals=config.data.refusals)
-    if config.data.max_questions and len(questions) > config.data.max_questions:
-        # Not the first ones: a file's first questions often come from one battery.
-        order = np.random.default_rng(child_seed(config.seed, "data.max-questions")).permutation(len(questions))
-        questions = tuple(questions[i] for i in sorted(order[: config.data.max_questions]))
-    return questions
+    # The second rule's folder lies in that of the run.
+    folders = (config.run_folder, config.run_folder.parent) if config.run_name else ()
+    kept = next((folder / SURVEY_FILE for folder in folders if (folder / SURVEY_FILE).exists()), None)
+    return sources.read_run(config) if kept is None else store.read(kept)
 
 
-def unanswered_questions(config: Config, questions: Sequence[Question]) -> tuple[Question, ...]:
-    """Questions that the policy learns from by predictions alone: other texts of the survey, and those of a file.
-
-    Args:
-        config: `data.extra-questions`.
-        questions: those of the run, which are not given again.
+def keep_survey(config: Config, file: Path) -> Survey:
+    """The survey that a run's folder holds; put there now if the launcher has not.
 
     Raises:
-        UserError: the file or the survey cannot be read.
+        UserError: the survey cannot be read, or has changed since the run began.
     """
-    if not config.data.extra_questions:
-        return ()
-    found: list[Question] = []
-    if config.survey == GENERATED_SURVEY:
-        found += generate.unasked_questions(generate.population(config.data, config.seed))
-    elif config.group_names:
-        source = read.Source.of(config.survey, config.data)
-        asked = read.read_questions(source, groups=config.group_names, refusals=config.data.refusals)
-        known = {question.question_id for question in asked}
-        every = read.read_questions(source, refusals=config.data.refusals)
-        found += [question for question in every if question.question_id not in known]
-    if config.data.extra_file:
-        found += read.read_questions(config.data.extra_file, refusals=config.data.refusals)
-    ids, others = {question.question_id for question in questions}, []
-    for question in found:
-        if question.question_id in ids:
-            continue
-        ids.add(question.question_id)
-        others.append(question)
-    return tuple(others)
+    survey = sources.kept_survey(config, file)
+    if survey is None:
+        survey = sources.read_run(config)
+        store.write(survey, file)
+    return survey
 
 
 def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Question, ...], set[str]]:
@@ -81,11 +58,16 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
     Raises:
         UserError: the survey cannot be read.
     """
-    asked = public_questions(config)
+    survey = run_survey(config)
+    asked = survey.questions
+    if config.data.max_questions and len(asked) > config.data.max_questions:
+        # Not the first ones: a file's first questions often come from one battery.
+        order = np.random.default_rng(child_seed(config.seed, "data.max-questions")).permutation(len(asked))
+        asked = tuple(asked[i] for i in sorted(order[: config.data.max_questions]))
     split = split_questions(asked, test_fraction=config.data.test_fraction, seed=config.seed)
     test = set(split.test)
     held_out = [question for question in asked if question.question_id in test]
-    return asked, tuple(without_copies(unanswered_questions(config, asked), held_out)), set(split.train)
+    return asked, tuple(without_copies(survey.extra, held_out)), set(split.train)
 
 
 def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> wire.Catalogue:

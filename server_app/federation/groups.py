@@ -40,8 +40,11 @@ log = logging.getLogger("appa.server")
 class Federation:
     """All groups behind a Grid; replies are matched to groups by the name they carry, from the group's own node."""
 
-    def __init__(self, grid: OverlapGrid, *, min_groups: int, timeout: float, keys: GroupKeys | None = None) -> None:
-        self.grid = grid
+    def __init__(
+        self, grid: OverlapGrid, *, min_groups: int, timeout: float, keys: GroupKeys | None = None, survey: str = ""
+    ) -> None:
+        """`survey` is the path of the run's survey, which a simulation's nodes read."""
+        self.grid, self._survey = grid, survey if grid.simulated else ""
         self._keys = keys
         self.groups: tuple[str, ...] = ()
         # groups whose owners keep survey answers to themselves, and refuse probes for ceilings
@@ -177,7 +180,7 @@ class Federation:
             self._nodes_without_key |= without_key
             nodes = [node for node in nodes if node not in without_key]
         found: dict[int, list[str]] = {}
-        for reply in self._ask(wire.ROLL_CALL, RecordDict(), nodes=tuple(nodes), timeout=timeout):
+        for reply in self._ask(wire.ROLL_CALL, wire.pack_roll_call(self._survey), nodes=tuple(nodes), timeout=timeout):
             node, names = reply.metadata.src_node_id, [group.group for group in self._read(reply)]
             if keys is not None:
                 mine, why = [name for name in names if name in allowed[node]], "without its key"

@@ -54,7 +54,7 @@ def _results(config: Config, rows: Sequence[SummaryRow]) -> list[EvalResult] | N
     return found or None
 
 
-def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str]) -> str:
+def model_card(config: Config, rows: Sequence[SummaryRow], groups: Sequence[str], *, survey: str) -> str:
     """A model card in the hub's format, with the rows of summary.json on the training metric."""
     form = "whole" if config.policy.tuning == "full" else "adapter"
     front = ModelCardData(
@@ -88,6 +88,8 @@ Aligned by appa-flwr with PPO on rewards of {len(groups)} groups whose survey an
 `{config.task}`, aggregation rule `{config.rule}`, seed {config.seed}, starting from `{config.model}`.
 
 Groups: {", ".join(groups)}.
+
+Survey: {survey or config.survey}.
 
 ## Scores on held-out questions
 

@@ -19,8 +19,8 @@ from talk import KINDS, TINY, talk
 
 from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare
-from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
+from appa_flwr.survey.store import write_split
 
 REPO = Path(__file__).resolve().parents[2]
 LIST = REPO / "requirements-group.txt"
@@ -36,7 +36,7 @@ def requirements() -> list[str]:
 def record(tmp_path_factory) -> Path:
     """A run's messages and replies, with everything installed."""
     folder = tmp_path_factory.mktemp("talk")
-    written = export_split(generate(num_questions=32, num_groups=3, seed=0), folder)
+    written = write_split(generate(num_questions=32, num_groups=3, seed=0), folder)
     config = Config.load({**TINY, "survey": str(written.questions)})
     grid = InProcessGrid(deployed(config, written.groups))
     talk(grid, config)

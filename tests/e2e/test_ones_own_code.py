@@ -1,14 +1,16 @@
-"""A simulation whose metric, survey reader and rule are the guides' examples, in files beside it."""
+"""A simulation of an institute's file whose metric and rule are the guides' examples, in files beside it."""
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyreadstat
 import pytest
 from real_run import RealRuns
+
+from appa_flwr.survey import store
 
 pytestmark = pytest.mark.slow
 
@@ -16,29 +18,26 @@ DOCS = Path(__file__).parents[2] / "docs"
 METRIC = "my_metrics:overlap"
 
 
-def example(page: str, first: str) -> str:
-    (found,) = re.findall(rf"```python\n({re.escape(first)}.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    return found
+def institute_file(path: Path) -> None:
+    """Four regions of 60 respondents each, 60 questions of three options, a weight and an undeclared 99."""
+    rng = np.random.default_rng(0)
+    questions = [f"q{number}" for number in range(60)]
+    table = pd.DataFrame(rng.choice([1, 2, 3, 99], p=[0.4, 0.3, 0.25, 0.05], size=(240, 60)), columns=questions)
+    table["region"], table["wght"] = np.arange(240) % 4 + 1, rng.uniform(0.5, 2, size=240)
+    labels = {name: {1: "Yes", 2: "No", 3: "Maybe", 99: "Not asked"} for name in questions}
+    labels["region"] = dict(enumerate(("North", "South", "East", "West"), start=1))
+    texts = {name: f"Is thing number {name} good?" for name in questions}
+    pyreadstat.write_sav(table, str(path), variable_value_labels=labels, column_labels=texts)
 
 
-def test_a_metric_a_reader_and_a_rule_of_ones_own_run_where_they_belong(appa_run: RealRuns):
+def test_a_metric_and_a_rule_of_ones_own_run_on_an_institute_s_file(appa_run: RealRuns):
     here = appa_run.folder / "own-here"
     here.mkdir()
     for name, heading in (("my_rules.py", "A rule"), ("my_metrics.py", "A metric")):
         section = (DOCS / "rules.md").read_text().split(f"## {heading} of your own")[1]
         (here / name).write_text(section.split("```")[1].removeprefix("python"))
-    (here / "my_readers.py").write_text(example("surveys.md", "import json\n\n\ndef read"))
-    rng = np.random.default_rng(0)
-    polls = [
-        {
-            "text": f"Is thing number {number} good?",
-            "choices": ["Yes", "No", "Maybe"],
-            "answers": {place: rng.integers(1, 50, 3).tolist() for place in ("North", "South", "East", "West")},
-        }
-        for number in range(60)
-    ]
-    (here / "polls.json").write_text("\n".join(map(json.dumps, polls)))
-    run = appa_run("own", survey="my_readers:read:polls.json", metric=METRIC, rule="my_rules:Median")
+    institute_file(here / "poll.sav")
+    run = appa_run("own", survey="poll.sav", data__group_by="region", metric=METRIC, rule="my_rules:Median")
     assert run.code == 0, run.out + run.err
     rows = {(row["method"], row["metric"]): row for row in run.json("summary.json")}
     for method in ("sft", "ppo", "uniform", "majority", "option-list"):
@@ -51,4 +50,8 @@ def test_a_metric_a_reader_and_a_rule_of_ones_own_run_where_they_belong(appa_run
     for line in run.lines("metrics.jsonl"):
         assert line["rewards"].keys() == {"North", "South", "East", "West"}
         assert set(line["weights"].values()) == {0.25}
-    assert str(here / "polls.json") in run.json("config.json")["survey"]
+    assert str(here / "poll.sav") in run.json("config.json")["survey"]
+    kept = store.read(run.folder / "survey.jsonl")
+    assert (kept.about.source, kept.about.weight, kept.about.group_by) == ("poll.sav", "wght", "region")
+    assert {question.options for question in kept.questions} == {("Yes", "No", "Maybe")}
+    assert "poll.sav (sha256" in (run.folder / "report.html").read_text()

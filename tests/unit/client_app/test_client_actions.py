@@ -18,10 +18,11 @@ from surveys import row, write
 
 from appa_flwr.owner.ledger import Ledger
 from appa_flwr.protocol import wire
+from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
 from client_app import main, state
-from server_app.federation.catalogue import build_catalogue
+from server_app.federation.catalogue import build_catalogue, run_survey
 
 DISTRIBUTIONS = f"{wire.VOTE} as distributions"
 
@@ -223,7 +224,8 @@ def test_distributions_that_are_asked_for_hold_no_held_out_answer(target):
 
 def owned(folder, owner_policy):
     """The node config of a deployed node whose owner wrote this policy; without one where it is None."""
-    node_config = {"group": "Avaria", "ledger": str(folder / "ledger.sqlite")}
+    store.write(run_survey(config_of()), folder / "avaria.jsonl", groups=["Avaria"])
+    node_config = {"group": "Avaria", "data": str(folder / "avaria.jsonl"), "ledger": str(folder / "ledger.sqlite")}
     if owner_policy is not None:
         (folder / "policy.toml").write_text(owner_policy)
         node_config["policy"] = str(folder / "policy.toml")

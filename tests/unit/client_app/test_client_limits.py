@@ -294,10 +294,20 @@ def test_a_foreign_metric_scores_where_the_owner_names_it(tmp_path, installed):
     assert {key: reward_J.tolist() for key, reward_J in reply.rewards.items()} == {(FOREIGN, wire.TARGET_SIDE): [0.5]}
 
 
-def test_a_deployed_node_runs_no_foreign_reader(tmp_path, installed):
+def test_a_deployed_node_opens_no_file_but_its_owners(tmp_path):
     node = Owned(tmp_path)
-    config = Config.load({**node.config.flat(), "survey": FOREIGN})
-    node_config = {key: value for key, value in node.context.node_config.items() if key != "data"}
-    with pytest.raises(UserError, match=r"data$"):
-        survey_answers.answers(config, node_config, (GROUP,), ())
-    assert not installed.exists()
+    path = node.context.node_config.pop("data")
+    node.context.run_config["survey"] = path
+    with pytest.raises(UserError, match="lacks `data`"):
+        survey_answers.answers(node.context, (GROUP,), ())
+
+
+def test_what_a_run_says_of_a_source_changes_nothing_of_what_a_deployed_node_reads(tmp_path):
+    read = []
+    reading = {"weight": "W", "group-by": "Q1", "missing": "1,2", "refusals": "drop", "min-respondents": 9999}
+    for name, keys in (("plain", {}), ("other", reading)):
+        node = Owned(tmp_path / name)
+        node.context.run_config.update({f"data.{key}": value for key, value in keys.items()})
+        assert node.take(node.catalogue) == 0
+        read.append(state.truth(state.memory_of(node.context), GROUP))
+    np.testing.assert_array_equal(*read)

@@ -17,7 +17,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
 from appa_flwr.protocol.rewards import js_distance
-from client_app import predictor, survey_answers
+from client_app import predictor
 from client_app.predictor import Predictor
 from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
@@ -25,7 +25,7 @@ from pluralllm.episodes import EpisodeConfig
 from pluralllm.model import ModelConfig
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.training import local_update
-from server_app.federation.catalogue import build_catalogue
+from server_app.federation.catalogue import build_catalogue, run_survey
 from server_app.predictor.pretraining import initial_weights
 
 CONFIG = config_of(
@@ -53,9 +53,8 @@ def embedding() -> OptionEmbedding:
 @pytest.fixture(scope="module")
 def groups(embedding) -> list[GroupData]:
     """Three groups, of which the first keeps 5 answers, so that equal weights would be wrong."""
-    found, public = [], build_catalogue(CONFIG).questions
-    everyone = survey_answers.answers(CONFIG, {}, survey_answers.all_groups(CONFIG), public)
-    for g, (name, mine) in enumerate(everyone.items()):
+    found = []
+    for g, (name, mine) in enumerate(run_survey(CONFIG).answers.items()):
         answers = dict(list(mine.items())[: 5 if g == 0 else None])
         found.append(group_data(name, answers, embedding=embedding))
     return found

@@ -79,9 +79,6 @@ def test_relative_paths_become_absolute_and_names_stay(tmp_path):
     assert assemble(["model=" + "x" * 9000, LORA], folder=tmp_path).model == "x" * 9000  # no folder's name
     (tmp_path / "smollm2").mkdir()  # where somebody has unpacked it, say
     assert assemble(["model=smollm2", LORA], folder=tmp_path).model == "smollm2"
-    for reader, file in (("mine:read", ""), ("mine.polls:read", ":a/b.json")):
-        read = assemble([f"survey={reader}{file}"], folder=tmp_path).survey
-        assert read == reader + (f":{tmp_path.resolve()}/a/b.json" if file else "")
     plain = assemble(["model=org/name", LORA], folder=tmp_path)
     assert (plain.survey, plain.model) == ("generated", "org/name")
     assert plain.run.output_dir == str(tmp_path.resolve() / "runs")

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from small import CHOSEN
-from surveys import row, write
+from surveys import refused, row, write
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
@@ -17,7 +18,8 @@ from appa_flwr.core.files import lock
 from appa_flwr.launch import checks
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
 from appa_flwr.run.resume import resumable
-from appa_flwr.run.run_files import ERROR_FILE
+from appa_flwr.run.run_files import ERROR_FILE, SURVEY_FILE
+from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 
 REPO = Path(__file__).resolve().parents[4]
@@ -31,7 +33,7 @@ def survey(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"groups": "North,West"}, r'groups names "West".*North, South'),
+        ({"groups": "North,West"}, r"unknown group 'West'.*North, South"),
         ({"run.min-groups": 3}, r"run\.min-groups = 3 must be at most .* 2"),
         ({"pluralllm.unseen-groups": "Nord"}, r'unseen-groups names "Nord", which is not in .*North, South'),
         ({"pluralllm.unseen-groups": "North;South"}, "names all groups"),
@@ -39,25 +41,40 @@ def survey(tmp_path):
 )
 def test_keys_that_do_not_fit_the_groups_of_a_survey_file_are_refused(survey, keys, says):
     with pytest.raises(UserError, match=says):
-        checks.participants(Config.load({"survey": str(survey), **keys}))
+        checks.read_survey(Config.load({"survey": str(survey), **keys}))
 
 
-def test_participants_are_the_groups_of_the_survey_or_those_asked_for(survey):
-    assert checks.participants(Config.load({"survey": str(survey)})) == ("North", "South")
+def test_the_groups_of_a_run_are_those_of_the_survey_or_those_asked_for(survey):
+    assert checks.read_survey(Config.load({"survey": str(survey)})).groups == ("North", "South")
     chosen = Config.load({"survey": str(survey), "groups": "South", "run.min-groups": 1})
-    assert checks.participants(chosen) == ("South",)
-    generated = Config.load({"data.num-groups": 3, "data.num-questions": 20})
-    assert checks.participants(generated) == generate(num_questions=20, num_groups=3, seed=0).groups
+    assert checks.read_survey(chosen).groups == ("South",)
 
 
 def test_a_generated_survey_has_the_groups_that_are_asked_for_and_their_answers():
     config = Config.load({"data.num-groups": 3, "data.num-questions": 20})
-    every = checks.read_survey(config, ())
+    every = checks.read_survey(config)
+    assert every.groups == generate(num_questions=20, num_groups=3, seed=0).groups
     last, _, first = reversed(every.groups)
-    chosen = checks.read_survey(config, (last, first))
+    chosen = checks.read_survey(Config.load({**config.flat(), "groups": f"{last},{first}"}))
     assert chosen.groups == (last, first)
     assert chosen.answers[last].keys() == every.answers[last].keys()
-    assert chosen.questions == every.questions
+    # what neither of them was asked is a question without answers
+    assert len(chosen.questions) < len(every.questions) == 20
+    assert {*every.questions} < {*chosen.questions, *chosen.extra}
+
+
+def test_a_resumed_run_takes_the_survey_that_it_has_kept_unless_the_source_has_changed(survey, tmp_path):
+    keys = {"survey": str(survey), "run.output-dir": str(tmp_path), "run-name": "mine", "run.min-groups": 1}
+    begun, config = Config.load(keys), Config.load({**keys, "run.resume": True})
+    (tmp_path / "mine").mkdir()
+    store.write(checks.read_survey(begun), tmp_path / "mine" / SURVEY_FILE, groups=["South"])
+    assert checks.read_survey(config).groups == ("South",)
+    source = survey.rename(tmp_path / "elsewhere.jsonl")
+    assert checks.read_survey(config).groups == ("South",)
+    write(survey, [row("q1", group) for group in ("North", "South", "West")])
+    hashes = [sha256(file.read_bytes()).hexdigest()[:12] for file in (survey, source)]
+    refused(".*".join(hashes), checks.read_survey, config)
+    assert len(checks.read_survey(begun).groups) == 3
 
 
 def test_a_machine_that_is_short_of_something_is_said_in_a_line_each(monkeypatch, tmp_path):
@@ -107,18 +124,6 @@ def test_a_cache_that_cannot_be_written_is_said_before_the_run(monkeypatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with pytest.raises(UserError, match=r"^~/\.cache: .*home.*XDG_CACHE_HOME"):
         checks.check_server(Config.load({}), REPO)
-
-
-def test_a_bad_cell_is_shown_before_the_run(survey, capsys):
-    with survey.open("a") as file:
-        file.write(json.dumps(row("spoilt", "North", [0.9, 0.9, 0.9])) + "\n")
-    rejections = checks.read_survey(Config.load({"survey": str(survey)}), ("North", "South")).rejections
-    assert [(rejection.row, rejection.question_id) for rejection in rejections] == [(3, "spoilt")]
-    checks.show_left_out(rejections * 7)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == checks.SHOWN_REJECTIONS + 1
-    assert "row 3, North, spoilt" in lines[0]
-    assert "7 answers" in lines[-1]
 
 
 def test_find_app_folder_looks_upwards_skips_other_projects_and_falls_back_to_the_installed_package(

@@ -23,7 +23,7 @@ from appa_flwr.owner.ledger import Ledger
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
 from appa_flwr.secure.roster import pinned_roster
-from appa_flwr.survey.cells import Reason
+from appa_flwr.survey.settle import Reason
 
 REPO = Path(__file__).parents[4]
 
@@ -208,7 +208,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     monkeypatch.setattr(cli, "bundle_hash", lambda checkout: own if checkout == REPO else "")
     assert appa(monkeypatch, *arguments) == 0
     first = capsys.readouterr().out
-    assert f"left out: {survey}, row 5, , q1: {Reason.BAD_GROUP}\n" in first
+    assert f"{Reason.BAD_GROUP}, first row 5\n" in first
     assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
     assert re.search(r"signs certificates, valid until \d{4}-\d\d-\d\d: ", first)
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}

@@ -86,7 +86,7 @@ def test_every_party_has_what_it_needs_and_nobody_else_s_answers(tmp_path):
         assert {path.name for path in folder.iterdir()} == {
             *("ca.crt", f"{slug}.jsonl", "guard", "node.key", "node.key.pub", "policy.toml")
         } | {"questions.jsonl", "runtime.secret", "start.sh"}
-        rows = [json.loads(line) for line in (folder / f"{slug}.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (folder / f"{slug}.jsonl").read_text().splitlines()[1:]]
         assert {row["group"] for row in rows} == {name}
         assert len(rows) == len(SURVEY.answers[name])
         assert read_owner_policy(folder / "policy.toml") == OwnerPolicy(bundle=PINNED)
@@ -150,7 +150,7 @@ def test_what_a_party_has_is_for_its_own_eyes_also_where_it_was_there_before(tmp
 def test_a_run_that_the_groups_policies_would_refuse_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(deploy, "bundle_hash", lambda checkout: "cd" * 32)
     config = Config.load({"data.num-groups": 2, "data.num-questions": 20, "pluralllm.rounds": 0})
-    sites = made(tmp_path, survey=read_survey(config, ()))
+    sites = made(tmp_path, survey=read_survey(config))
     assert deploy.not_pinning(sites, PINNED) == {}
     with pytest.raises(UserError, match=f"policy.toml: .* {'cd' * 32}"):
         deploy.deploy_local(config, tmp_path, app_folder=REPO)

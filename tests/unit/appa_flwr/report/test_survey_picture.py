@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from appa_flwr.launch import cli
 from appa_flwr.report import survey_picture as picture
 from appa_flwr.report.plots import style
-from appa_flwr.survey import read
-from appa_flwr.survey.types import Question, Rejection, Survey
+from appa_flwr.survey import store
+from appa_flwr.survey.types import Question, Survey
 
 
 def survey(num_groups, num_questions=12, *, name="Group {} of $ everyone $ in a land with a very long name"):
@@ -26,7 +26,7 @@ def survey(num_groups, num_questions=12, *, name="Group {} of $ everyone $ in a 
         name.format(g): {q.question_id: rng.dirichlet([1, 1]) for q in questions[: 1 + g % num_questions]}
         for g in range(num_groups)
     }
-    return Survey(questions, answers, (Rejection("file", 1, "q1", name.format(0), "too odd"),))
+    return Survey(questions, answers)
 
 
 def test_divergence_from_the_mean_against_hand_worked_numbers():
@@ -69,7 +69,7 @@ def test_a_script_that_the_font_lacks_is_no_warning(tmp_path):
     picture.draw(survey(1, name="日本 {}"), tmp_path / "survey.png")
 
 
-def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
+def test_the_command_shows_a_survey_and_writes_nothing_unless_asked_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
     options = ["Yes", "No", "Refused"]
@@ -80,23 +80,27 @@ def test_the_command_shows_a_survey_and_writes_its_split(tmp_path, monkeypatch):
         row("q2", "[red]Small[/red]", [0.9, 0.9, 0.9], options=options),
     ]
     write(tmp_path / "mine.jsonl", rows)
-    result = CliRunner().invoke(cli.app, ["survey", "mine.jsonl", "data.refusals=separate"])
+    args = ["survey", "mine.jsonl", "data.refusals=separate"]
+    result = CliRunner().invoke(cli.app, args)
     assert result.exit_code == 0, result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
     lines = result.output.splitlines()
     (small,) = [line for line in lines if line.startswith("│ [red]Small")]
     (large,) = [line for line in lines if line.startswith("│ Large")]
     assert lines.index(large) < lines.index(small)
     assert "25.0%" in small
-    assert "distribution is off one" in small
     assert "60" in large  # the median of 50 and 70
     assert large.count("█") == 30 == 2 * small.count("█")
-    assert "2 questions, 2 groups, 1 answers left out" in lines
-    split = tmp_path / "mine-split"
+    assert lines[-1] == "2 questions, 2 groups"
+    assert any("row 4 ([red]Small[/red], q2)" in line for line in lines)  # what was left out
+    result = CliRunner().invoke(cli.app, [*args, "--out", "split", "--write", "all.jsonl"])
+    split = tmp_path / "split"
     files = ["groups/large.jsonl", "groups/red-small-red.jsonl", "questions.jsonl", "survey.png"]
     assert sorted(path.relative_to(split).as_posix() for path in split.rglob("*.*")) == files
-    assert lines[-1] == "picture of all groups: mine-split/survey.png"
-    small = read.read_survey(split / "groups" / "red-small-red.jsonl", refusals="separate")
+    assert result.output.splitlines()[-1] == "picture of all groups: split/survey.png"
+    small = store.read(split / "groups" / "red-small-red.jsonl")
     assert small.refusal_rates == {"[red]Small[/red]": {"q1": 0.25}}
+    assert store.read(tmp_path / "all.jsonl").groups == ("[red]Small[/red]", "Large")
     args = ["survey", "mine.jsonl", "--out", "o", "groups=Large", "data.min-respondents=80"]
     assert "no usable answer" in str(CliRunner().invoke(cli.app, args).exception)
     assert not (tmp_path / "o").exists()

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from surveys import refused, shares
+from surveys import refused
 
+from appa_flwr.analysis.arrays import as_arrays
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
 from appa_flwr.protocol.rewards import js
-from appa_flwr.survey.arrays import as_arrays
 from appa_flwr.survey.generate import (
     CLUSTER_SHARES,
     COVERAGE,
+    FRAMES,
     REFUSAL_OPTION,
     RESPONDENTS,
-    TEMPLATES,
     TOPICS,
     generate,
     ground_truth,
@@ -39,6 +39,10 @@ def population(request):
     questions, truth = ground_truth(**SIZE, seed=request.param)
     survey = generate(**SIZE, seed=request.param)
     return questions, [np.stack([truth[name][q.question_id] for name in truth]) for q in questions], survey
+
+
+def shares(survey):
+    return {name: {key: shares_K.tolist() for key, shares_K in mine.items()} for name, mine in survey.answers.items()}
 
 
 def score(prediction_K, target_GK):
@@ -130,7 +134,7 @@ def test_questions_that_read_alike_divide_the_groups_alike_as_far_as_they_do_in_
 
 
 def test_all_pairs_of_frame_and_topic_can_be_asked_and_no_more_and_group_names_stay_distinct():
-    most = len(TEMPLATES) * len(TOPICS)
+    most = len(FRAMES) * len(TOPICS)
     assert len({q.text for q in ground_truth(num_questions=most, num_groups=2, seed=0)[0]}) == most
     assert len(ground_truth(num_questions=2, num_groups=60, seed=0)[1]) == 60  # more than the list of names has
     refused(f"{most + 1}.*{most}", generate, num_questions=most + 1, num_groups=2)

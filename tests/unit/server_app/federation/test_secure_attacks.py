@@ -18,6 +18,7 @@ from appa_flwr.protocol import wire
 from appa_flwr.secure import terms
 from appa_flwr.secure.summing import TooFew
 from appa_flwr.secure.terms import Public
+from client_app import state
 from pluralllm.scores import summed as score_names
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
@@ -51,7 +52,10 @@ def test_a_group_that_was_given_something_else_than_the_others_is_in_no_sum(grou
         context.run_config = {**context.run_config, "pluralllm.unseen-groups": name}
     else:  # its numbers would be known beforehand
         kind = wire.CATALOGUE if what == "catalogue" else wire.TARGETS
-        sent, _ = groups.federation._setup[kind], groups.grid.contexts[node].state.clear()
+        sent, context = groups.federation._setup[kind], groups.grid.contexts[node]
+        path = state.survey_file(state.memory_of(context))
+        context.state.clear()
+        state.remember_survey(state.memory_of(context), path)
         other = wire.pack_catalogue(build_catalogue(Config.load({**groups.config.flat(), "seed": 1})))
         weights = {key: array.numpy() * 0 for key, array in initial_weights(groups.config).items()}
         for given, mine in ((wire.CATALOGUE, other), (wire.TARGETS, wire.pack_weights(wire.arrays_record(weights)))):

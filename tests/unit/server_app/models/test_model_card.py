@@ -37,6 +37,7 @@ def card(**keys):
         Config.load({key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()}),
         ROWS,
         ["A", "B C"],
+        survey="poll.csv (sha256 0123456789ab)",
     )
 
 
@@ -82,3 +83,4 @@ def test_scores_of_the_training_metric_beside_the_baselines():
     assert "| base (mostly unreadable) | 0.049 |" in text
     assert "0.123" not in text.rpartition("---\n")[2]  # another metric, which only the index of the hub has
     assert "A, B C" in text
+    assert "poll.csv (sha256 0123456789ab)" in text

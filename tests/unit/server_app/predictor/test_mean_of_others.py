@@ -15,15 +15,14 @@ from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
 from appa_flwr.protocol import wire
-from appa_flwr.survey.export import export_split
 from appa_flwr.survey.generate import generate
+from appa_flwr.survey.store import write_split
 from client_app import predictor, state
 from client_app.main import app
-from client_app.survey_answers import all_groups
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.group_mean import group_sums, mean_from_sums
 from pluralllm.scores import measure_sums
-from server_app.federation.catalogue import build_catalogue
+from server_app.federation.catalogue import build_catalogue, run_survey
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.groups import Federation
 from server_app.predictor.pretraining import initial_weights
@@ -69,7 +68,7 @@ def totals_sent(grid: InProcessGrid) -> list[wire.Totals | None]:
 
 
 def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train():
-    unseen = all_groups(config())[-1]
+    unseen = run_survey(config()).groups[-1]
     chosen = config(pluralllm__unseen_groups=unseen)
     replies, catalogue, grid = replies_to_targets(chosen, simulated(chosen, 6))
     everyone = held_out(grid, catalogue)
@@ -99,7 +98,7 @@ def test_where_too_few_groups_train_there_is_no_row():
 
 def two_deployed(tmp_path) -> tuple[Config, dict[int, Context]]:
     survey = generate(num_questions=40, num_groups=3, seed=0)
-    written = export_split(survey, tmp_path)
+    written = write_split(survey, tmp_path)
     chosen = config(survey=str(written.questions))
     return chosen, deployed(chosen, written.groups, owner_policy=FEW)
 

@@ -1,0 +1,244 @@
+"""Any file as a table of cells, read by pandas, pyreadstat, pyarrow and openpyxl.
+
+A statistics package's file has its value labels, the texts of its questions and its missing codes with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.own_code import in_words
+from appa_flwr.survey.nonanswers import code_text
+from appa_flwr.survey.store import HEADER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXTRAS: Final = "pip install pandas pyreadstat pyarrow openpyxl"
+_STATISTICS: Final = {
+    ".sav": "read_sav",
+    ".zsav": "read_sav",
+    ".por": "read_por",
+    ".dta": "read_dta",
+    ".sas7bdat": "read_sas7bdat",
+    ".xpt": "read_xport",
+}
+_WITH_USER_MISSING: Final = (".sav", ".zsav", ".dta", ".sas7bdat")
+_IMPORT_ID: Final = '{"ImportId"'
+
+
+@dataclass
+class Frame:
+    """A table of cells.
+
+    Attributes:
+        source: as the user named it.
+        cells: as the file has them; the index is the row of the file.
+        labels: column -> code -> label.
+        texts: column -> text of its question.
+        missing: column -> codes, or ranges of codes, that the file declares missing.
+        scales: columns that the file calls ordered.
+        skipped: columns that are no questions.
+        notes: what was decided.
+        header: the first line of a file of ours (`store`).
+        weight: the column that was chosen to weigh the respondents.
+    """
+
+    source: str
+    cells: pd.DataFrame
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, tuple[tuple[float, float] | str, ...]] = field(default_factory=dict)
+    scales: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
+    notes: list[str] = field(default_factory=list)
+    header: Mapping[str, Any] = field(default_factory=dict)
+    weight: str = ""
+
+
+def read_frame(path: str) -> Frame:
+    """The first table of a file.
+
+    Raises:
+        UserError: no such file, a folder, an unknown or broken format, or no rows; it names a row that is at fault.
+    """
+    file = Path(path)
+    readers = {".csv": _csv, ".tsv": _csv, ".txt": _csv, ".jsonl": _jsonl, ".parquet": _parquet, ".xlsx": _excel}
+    readers |= dict.fromkeys(_STATISTICS, _statistics)
+    if file.is_dir():
+        raise UserError(f"{path}: is a folder, and not in OpinionQA's layout; name a survey file in it")
+    if (reader := readers.get(file.suffix.lower())) is None:
+        raise UserError(f"{path}: unknown survey format {file.suffix!r}; use {', '.join(readers)}")
+    try:
+        frame = reader(file)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such survey file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or in_words(error)})") from None
+    except ModuleNotFoundError as missing:
+        raise UserError(f"{path}: reading {file.suffix} needs the package {missing.name}: {EXTRAS}") from None
+    frame.cells.columns = [str(name).strip() for name in frame.cells.columns]
+    if (names := frame.cells.columns)[names.duplicated()].any():
+        raise UserError(f"{path}: column {names[names.duplicated()][0]!r} occurs twice")
+    if frame.cells.empty:
+        raise UserError(f"{path}: holds no survey rows")
+    return frame
+
+
+def _csv(file: Path) -> Frame:
+    import pandas as pd
+
+    text, notes = _decoded(file)
+    first, _, rest = text.partition("\n")
+    skipped = 0
+    if first.strip().casefold().startswith("sep="):  # Excel's
+        delimiter, text, skipped = first.strip()[len("sep=") :][:1], rest, 1
+    else:
+        delimiter = max(",;\t|", key=first.count)
+    # The standard reader: pandas' own fills or cuts rows of another length than the header's.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    header = next(reader, [])
+    rows: dict[int, list[str]] = {}
+    for row in reader:
+        if row:
+            rows[line := reader.line_num + skipped] = row
+            if len(row) != len(header):
+                raise UserError(f"{file}: line {line} has {len(row)} cells, the header {len(header)}")
+    cells = pd.DataFrame([*rows.values()], index=[*rows], columns=header, dtype=object)
+    frame = Frame(str(file), cells, notes=notes)
+    return _qualtrics(frame) if len(cells) > 1 and str(cells.iloc[1, 0]).startswith(_IMPORT_ID) else frame
+
+
+def _decoded(file: Path) -> tuple[str, list[str]]:
+    data = file.read_bytes()
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16"), []
+    try:
+        return data.decode("utf-8-sig"), []
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        try:
+            note = "read as cp1252, as it is not UTF-8; where letters look wrong, save it as UTF-8"
+            return data.decode("cp1252"), [note]
+        except UnicodeDecodeError:
+            raise UserError(f"{file}: line {line} is neither UTF-8 nor cp1252; save it as UTF-8") from None
+
+
+def _qualtrics(frame: Frame) -> Frame:
+    """Qualtrics' export, whose second row has the questions' texts and whose third says what each column is."""
+    texts = {str(name): str(text) for name, text in frame.cells.iloc[0].items()}
+    ids = frame.cells.iloc[1].items()
+    frame.skipped = frozenset(str(name) for name, cell in ids if not str(cell).startswith(_IMPORT_ID + ':"QID'))
+    frame.texts, frame.cells = texts, frame.cells.iloc[2:]
+    frame.notes.append("Qualtrics' three header rows")
+    return frame
+
+
+def _jsonl(file: Path) -> Frame:
+    import pandas as pd
+
+    rows: dict[int, dict[str, object]] = {}
+    for number, line in enumerate(_decoded(file)[0].splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file}: line {number} is not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{file}: line {number} is not a JSON object")
+        rows[number] = row
+    header = rows.pop(1) if HEADER in rows.get(1, ()) else {}
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    table = [[row.get(name) for name in columns] for row in rows.values()]
+    return Frame(str(file), pd.DataFrame(table, index=list(rows), columns=columns, dtype=object), header=header)
+
+
+def _parquet(file: Path) -> Frame:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        cells = pq.read_table(file).to_pandas(strings_to_categorical=False, date_as_object=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise UserError(f"{file}: not a readable Parquet file ({in_words(error)})") from None
+    cells = cells.reset_index(drop=True)
+    cells.index += 1
+    return Frame(str(file), cells)
+
+
+def _excel(file: Path) -> Frame:
+    """The first sheet; a cell shown in percent keeps its sign, since the number in it is a hundredth."""
+    import openpyxl
+    import pandas as pd
+
+    try:
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        rows = [[_shown(cell, file) for cell in row] for row in book.worksheets[0].iter_rows()]
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # of the packing, of XML, or of what openpyxl makes of it
+        raise UserError(f"{file}: not a readable Excel file ({in_words(error)})") from None
+    width = max((k + 1 for k, name in enumerate(rows[0]) if name is not None), default=0) if rows else 0
+    lines = {number: row[:width] for number, row in enumerate(rows, start=1) if any(c is not None for c in row)}
+    lines.pop(1, None)
+    notes = [f"the first of {len(book.sheetnames)} sheets"] if len(book.sheetnames) > 1 else []
+    table = [row + [None] * (width - len(row)) for row in lines.values()]
+    cells = pd.DataFrame(table, index=list(lines), columns=rows[0][:width] if rows else [], dtype=object)
+    return Frame(str(file), cells, notes=notes)
+
+
+def _shown(cell: Any, file: Path) -> object:
+    value = cell.value
+    if isinstance(value, date | time):
+        raise UserError(
+            f'{file}: cell {cell.coordinate} holds a date ({value}); Excel makes one of "2-1" unless the column is text'
+        )
+    if isinstance(value, float | int) and not isinstance(value, bool) and "%" in str(cell.number_format):
+        return f"{100 * value:.12g} %"
+    return value
+
+
+def _statistics(file: Path) -> Frame:
+    """A file of SPSS, Stata or SAS: codes with their labels, and the missing ones that it declares."""
+    import pyreadstat
+
+    name = _STATISTICS[file.suffix.lower()]
+    more: dict[str, Any] = {}
+    if file.suffix.lower() in _WITH_USER_MISSING:
+        more["user_missing"] = True
+    catalog = file.with_suffix(".sas7bcat")
+    if file.suffix.lower() == ".sas7bdat" and catalog.exists():
+        more["catalog_file"] = str(catalog)
+    if not file.exists():
+        raise FileNotFoundError
+    try:
+        cells, about = getattr(pyreadstat, name)(str(file), disable_datetime_conversion=True, **more)
+    except Exception as error:  # whatever ReadStat makes of a broken file
+        raise UserError(f"{file}: not a readable {file.suffix} file ({in_words(error)})") from None
+    cells.index += 1
+    missing: dict[str, tuple[tuple[float, float] | str, ...]] = {
+        column: tuple(part["lo"] if isinstance(part["lo"], str) else (part["lo"], part["hi"]) for part in ranges)
+        for column, ranges in about.missing_ranges.items()
+    }
+    for column, letters in about.missing_user_values.items():
+        missing[column] = (*missing.get(column, ()), *map(str, letters))
+    return Frame(
+        str(file),
+        cells,
+        labels={
+            column: {code_text(code): str(label) for code, label in labels.items()}
+            for column, labels in about.variable_value_labels.items()
+        },
+        texts={column: text for column, text in about.column_names_to_labels.items() if text},
+        missing=missing,
+        scales=frozenset(column for column, measure in about.variable_measure.items() if measure == "ordinal"),
+    )

@@ -1,0 +1,183 @@
+"""A survey from anywhere: files, OpinionQA's folder, the hub, the generated population.
+
+Only `appa survey`, the launcher and a simulation's server come here; nodes read what `store` has written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from appa_flwr.config import GENERATED_SURVEY, HUB_SURVEY, Config, split_names
+from appa_flwr.core import own_code
+from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.survey import generate, respondents, store, tables
+from appa_flwr.survey.frames import Frame, read_frame
+from appa_flwr.survey.nonanswers import Missing
+from appa_flwr.survey.settle import RawAnswer, Reading, Refusals, Settling
+from appa_flwr.survey.types import About, Question, Survey
+
+_HUB_COLUMNS: Final = ("question", "selections", "options")
+
+
+def read_survey(
+    source: str | Path,
+    *,
+    groups: Sequence[str] | None = None,
+    group_by: Sequence[str] = (),
+    weight: str = "",
+    missing: str = "",
+    refusals: Refusals = "keep",
+    min_respondents: int = 0,
+) -> Survey:
+    """A survey as questions and answers of all groups, or of some.
+
+    Args:
+        source: a file of shares, counts or respondents (docs/surveys.md lists the formats), a folder in OpinionQA's
+            layout, or the hub id `HUB_SURVEY`.
+        groups: full names in the wanted order; None: all with a usable answer, in the order of the source.
+        group_by: columns of groups, of a file with one row a respondent.
+        weight: column of respondents' weights; "" = the only one that looks like it, "none" = none.
+        missing: codes that are no answers (`nonanswers.Missing`).
+        refusals: "keep" leaves options such as "Don't know" in; "drop" takes them out and renormalises the rest;
+            "separate" does the same and gives the share they had in `refusal_rates`.
+        min_respondents: answers of fewer people are left out; those without a number stay.
+
+    Returns:
+        Questions with at least one usable answer, in the order of the source; the others as `extra`; what was decided
+        in `about.notes`; what was left out, with its row and reason.
+
+    Raises:
+        UserError: the source cannot be read, has codes or weights that a person must decide about, or has no usable
+            answer.
+    """
+    path = str(source)
+    reading = Reading(tuple(group_by), weight, Missing.parse(missing), refusals, min_respondents)
+    raws, frame = _raw_answers(path, reading)
+    survey = Settling(path, reading).survey(raws, groups)
+    earlier = store.about_of(frame.header)
+    about = About(
+        source=path if path == HUB_SURVEY else Path(path).name,
+        sha256=sha256_of(path),
+        group_by=",".join(group_by) or earlier.group_by,
+        weight=frame.weight or earlier.weight,
+        missing=missing or earlier.missing,
+        refusals=refusals,
+        notes=(*earlier.notes, *frame.notes, *survey.about.notes),
+    )
+    return replace(survey, about=about)
+
+
+def read_run(config: Config) -> Survey:
+    """The survey of a run, read or drawn: the answers of its groups, and the questions without answers that it uses.
+
+    Raises:
+        UserError: as `read_survey`, or a group that the generated survey does not have.
+    """
+    data = config.data
+    if config.survey == GENERATED_SURVEY:
+        survey = _generated(config)
+    else:
+        survey = read_survey(
+            config.survey,
+            groups=config.group_names or None,
+            group_by=split_names(data.group_by),
+            weight=data.weight,
+            missing=data.missing,
+            refusals=data.refusals,
+            min_respondents=data.min_respondents,
+        )
+    if not data.extra_questions:
+        return replace(survey, extra=())
+    extra = list(survey.extra)
+    if data.extra_file:
+        more = read_survey(data.extra_file, missing=data.missing, refusals=data.refusals)
+        extra += [*more.questions, *more.extra]
+    answered = {question.question_id for question in survey.questions}
+    by_id: dict[str, Question] = {}
+    for question in extra:
+        by_id.setdefault(question.question_id, question)
+    return replace(survey, extra=tuple(question for key, question in by_id.items() if key not in answered))
+
+
+def kept_survey(config: Config, file: Path) -> Survey | None:
+    """The survey that a run has kept in its folder; None where it has kept none yet.
+
+    Raises:
+        UserError: the source has changed since.
+    """
+    if not file.exists():
+        return None
+    survey = store.read(file)
+    before, now = survey.about.sha256, sha256_of(config.survey)
+    if before and now and before != now:
+        raise UserError(
+            f"{config.survey} has changed since the run began: its sha256 is {now[:12]}, and {file} was made of "
+            f"{before[:12]}; put the earlier file back, or start a new run"
+        )
+    return survey
+
+
+def _generated(config: Config) -> Survey:
+    population = generate.population(config.data, config.seed)
+    drawn = generate.generate(**population)
+    for name in config.group_names:
+        if name not in drawn.groups:
+            raise unknown_name("group", name, valid=drawn.groups)
+    answers = {name: drawn.answers[name] for name in config.group_names or drawn.groups}
+    extra = generate.unasked_questions(population)
+    return Survey(drawn.questions, answers, extra=extra, about=About(GENERATED_SURVEY))
+
+
+def sha256_of(source: str) -> str:
+    """The hash of a source's bytes: of a file, of all files of a folder; empty where there are none."""
+    path = Path(source)
+    if path.is_dir():
+        files = (str(file) for file in sorted(path.rglob("*")) if file.is_file())
+        return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _raw_answers(path: str, reading: Reading) -> tuple[list[RawAnswer], Frame]:
+    """The answers of a source as they stand there, and the table that they come from."""
+    if path == HUB_SURVEY:
+        frame = _from_hub()
+    elif Path(path).is_dir() and (waves := respondents.waves(Path(path))):
+        parts = [respondents.opinionqa(wave, reading) for wave in waves]
+        frame = parts[0][1]
+        frame.notes[:] = [note for _, part in parts for note in part.notes]
+        return [raw for raws, _ in parts for raw in raws], frame
+    else:
+        frame = read_frame(path)
+    return tables.raw_answers(frame) if tables.is_table(frame) else respondents.raw_answers(frame, reading), frame
+
+
+def _from_hub() -> Frame:
+    """The public data set from the Hugging Face hub, or from its cache on this machine."""
+    # Imported here: the library takes seconds to load, and only this source needs it.
+    import datasets
+
+    try:
+        loaded: Any = datasets.load_dataset(HUB_SURVEY, split="train")
+        return Frame(HUB_SURVEY, _numbered(loaded.select_columns(list(_HUB_COLUMNS)).to_list()))
+    # Whatever fails here, in any of the libraries below, means to the user that the hub gave no data.
+    except Exception as error:
+        raise UserError(
+            f"{HUB_SURVEY}: cannot be had from the hub ({own_code.in_words(error)}); download its CSV and give "
+            "survey = its path"
+        ) from None
+
+
+def _numbered(rows: Iterable[dict[str, Any]]) -> Any:
+    import pandas as pd
+
+    listed = [*rows]
+    columns = list(dict.fromkeys(name for row in listed for name in row))
+    cells = [[row.get(name) for name in columns] for row in listed]
+    return pd.DataFrame(cells, index=range(1, len(listed) + 1), columns=columns, dtype=object)

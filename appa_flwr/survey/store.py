@@ -1,0 +1,236 @@
+"""Our own survey file, JSON lines, which every node reads and no other: written from a survey, and read strictly.
+
+The first line says where the survey comes from (`About`). Each other line is one group's answer to one question,
+`question_id, question, options, ordinal, group, distribution` with `n` and `refusal_rate` where they are known, or a
+question without an answer; `extra` marks one that no group has answered.
+
+Axis letters: G groups, Q questions, K answer options.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file, writing
+from appa_flwr.survey.types import About, FloatArray, Question, Survey
+
+SUFFIX: Final = ".jsonl"
+HEADER: Final = "appa-survey"
+VERSION: Final = 1
+QUESTIONS_FILE: Final = "questions.jsonl"
+GROUPS_FOLDER: Final = "groups"
+MAX_SLUG_CHARS: Final = 60
+_TOLERANCE: Final = 1e-6
+_NAMELESS: Final = "group"
+# Names that some systems keep for devices, with any extension.
+_DEVICE: Final = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Paths of an export: the public file, and each group's private one by the group's name."""
+
+    questions: Path
+    groups: Mapping[str, Path]
+
+
+def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) -> None:
+    """Write a survey, or the answers of some of its groups, for its owner's eyes alone; it reads as it is.
+
+    Raises:
+        UserError: the file cannot be written, or is called otherwise than .jsonl.
+    """
+    if file.suffix != SUFFIX:
+        raise UserError(f"{file}: a survey is written as {SUFFIX}")
+    names = [name for name in survey.groups if groups is None or name in groups]
+    header = {HEADER: VERSION, "groups": names, **asdict(survey.about)}
+    rows = list(_answers(survey, names))
+    if groups is None:
+        answered = {row["question_id"] for row in rows}
+        rows += [_public(question) for question in survey.questions if question.question_id not in answered]
+        rows += [_public(question) | {"extra": True} for question in survey.extra]
+    replace_file(file, _lines([header, *rows]), mode=0o600)
+
+
+def write_split(survey: Survey, folder: str | os.PathLike[str]) -> Exported:
+    """Write `questions.jsonl` and `groups/SLUG.jsonl` so that no file holds two groups' answers.
+
+    The folder is made; every file appears whole or not at all; files of an earlier export with the same names are
+    replaced, others are left alone.
+
+    Raises:
+        UserError: the folder cannot be made or written to.
+    """
+    root = Path(folder)
+    files = {name: root / GROUPS_FOLDER / f"{slug}{SUFFIX}" for name, slug in slugs(survey.groups).items()}
+    with writing(root):
+        (root / GROUPS_FOLDER).mkdir(parents=True, exist_ok=True)
+    # What was decided about the source counts other groups' respondents.
+    apart = replace(survey, about=replace(survey.about, notes=()))
+    for name, file in files.items():
+        write(apart, file, groups=[name])
+    questions = root / QUESTIONS_FILE
+    replace_file(questions, _lines([{HEADER: VERSION}, *map(_public, survey.questions)]))
+    return Exported(questions, files)
+
+
+def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) -> Survey:
+    """A survey from our own file: all of it, or the answers of some groups alone, in the order of the file.
+
+    Returns:
+        The questions, those marked as extra apart; the answers.
+
+    Raises:
+        UserError: there is no such file, it is no JSON lines of ours, or a line is wrong, with its number.
+    """
+    file = Path(path)
+    if file.suffix != SUFFIX:
+        raise UserError(f"{path}: is not in our own format; `appa survey {path} --write FILE{SUFFIX}` makes it so")
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    about, asked, extra = About(), dict[str, Question](), dict[str, Question]()
+    answers: dict[str, dict[str, FloatArray]] = {}
+    numbers: dict[str, dict[str, dict[str, float]]] = {"n": {}, "refusal_rate": {}}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if number == 1 and HEADER in row:
+                about = about_of(row)
+                answers = {name: {} for name in row.get("groups", ()) if groups is None or name in groups}
+                continue
+            question = _question(row, asked | extra if row.get("extra") else asked)
+            if row.get("extra"):
+                extra[question.question_id] = question
+                continue
+            asked[question.question_id] = question
+            group = row.get("group")
+            if group is None or (groups is not None and group not in groups):
+                continue
+            mine = answers.setdefault(_text(row, "group"), {})
+            if question.question_id in mine:
+                raise ValueError(f"group {group!r} has answered question {question.question_id!r} before")
+            mine[question.question_id] = _shares(row, len(question.options))
+            for name, known in numbers.items():
+                if row.get(name) is not None:
+                    known.setdefault(group, {})[question.question_id] = float(row[name])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            cause = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"{path}, line {number}: {cause}; `appa survey {path} --write FILE{SUFFIX}` says what can be used of it"
+            ) from None
+    answers = {name: mine for name, mine in answers.items() if mine}
+    if not asked:
+        raise UserError(f"{path}: holds no survey rows")
+    return Survey(
+        tuple(asked.values()),
+        answers,
+        respondents={name: numbers["n"].get(name, {}) for name in answers},
+        refusal_rates={name: numbers["refusal_rate"].get(name, {}) for name in answers},
+        extra=tuple(question for key, question in extra.items() if key not in asked),
+        about=about,
+    )
+
+
+def read_about(file: Path) -> About:
+    """What the first line of a file says, which may be missing."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return about_of(json.loads(next(lines, "{}")))
+    except (OSError, ValueError):
+        return About()
+
+
+def about_of(header: Mapping[str, Any]) -> About:
+    """What the first line of a file says."""
+    known = {name: header[name] for name in asdict(About()) if name in header}
+    return About(**known | {"notes": tuple(known.get("notes", ()))})
+
+
+def slugs(names: Sequence[str]) -> dict[str, str]:
+    """A different file name (no extension) per group, of lower-case ASCII letters, digits and hyphens.
+
+    Names are all different; a later one that would share its slug gets a number.
+    """
+    taken: dict[str, str] = {}
+    for name in names:
+        ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        slug = re.sub(r"[^a-z0-9]+", "-", ascii_name.lower())[:MAX_SLUG_CHARS].strip("-") or _NAMELESS
+        if _DEVICE.fullmatch(slug):
+            slug = f"{_NAMELESS}-{slug}"
+        candidate, number = slug, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{slug}-{number}"
+        taken[candidate] = name
+    return {name: slug for slug, name in taken.items()}
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    text = row[name]
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name} is no text")
+    return text
+
+
+def _question(row: Mapping[str, Any], known: Mapping[str, Question]) -> Question:
+    """The question of a row, which is the one that an earlier row has under its id."""
+    options, scale = row["options"], row.get("ordinal")
+    if not isinstance(options, list) or len(options) < 2 or not all(isinstance(text, str) for text in options):
+        raise ValueError("options are not a list of two texts or more")
+    ordinal = None if scale is None else tuple(map(float, scale))
+    question = Question(_text(row, "question_id"), _text(row, "question"), tuple(options), ordinal)
+    if ordinal is not None and len(ordinal) != len(options):
+        raise ValueError("ordinal has not one number for each option")
+    if known.get(question.question_id, question) != question:
+        raise ValueError(f"question {question.question_id!r} differs from an earlier line")
+    return known.get(question.question_id, question)
+
+
+def _shares(row: Mapping[str, Any], size: int) -> FloatArray:
+    shares = np.array(row["distribution"], dtype=np.float64)
+    if shares.shape != (size,) or not np.isfinite(shares).all() or (shares < 0.0).any():
+        raise ValueError("distribution has not one share >= 0 for each option")
+    if abs(total := math.fsum(shares) - 1.0) > _TOLERANCE:
+        raise ValueError(f"distribution sums to {1.0 + total:.4f}, not to 1")
+    return shares
+
+
+def _public(question: Question) -> dict[str, object]:
+    return {
+        "question_id": question.question_id,
+        "question": question.text,
+        "options": question.options,
+        "ordinal": question.ordinal,
+    }
+
+
+def _answers(survey: Survey, names: Sequence[str]) -> Iterator[dict[str, object]]:
+    """The answers of these groups, question by question, so that the questions keep their order."""
+    for question in survey.questions:
+        key = question.question_id
+        for name in names:
+            if key in survey.answers[name]:
+                row = _public(question) | {"group": name, "distribution": survey.answers[name][key].tolist()}
+                for column, known in (("n", survey.respondents), ("refusal_rate", survey.refusal_rates)):
+                    if key in known.get(name, {}):
+                        row[column] = known[name][key]
+                yield row
+
+
+def _lines(rows: Iterable[Mapping[str, object]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -1,0 +1,94 @@
+"""Files as institutes publish them, with the right values worked out by pandas (`tests/cases/expected.json`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from surveys import refused
+
+from appa_flwr.survey import store
+from appa_flwr.survey.sources import read_survey
+
+CASES = Path(__file__).parents[3] / "cases"
+EXPECTED = json.loads((CASES / "expected.json").read_text())
+NAMES = {"data.weight": "weight", "data.missing": "missing", "data.refusals": "refusals"}
+
+
+def options(keys):
+    chosen = {NAMES[key]: value for key, value in keys.items() if key in NAMES}
+    return chosen | {"group_by": tuple(filter(None, keys.get("data.group-by", "").split(",")))}
+
+
+def read(name, keys=None):
+    return read_survey(CASES / name, **options(keys or {}))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_right_values(name, tmp_path):
+    expected = EXPECTED[name]
+    survey = read(name, expected["keys"])
+    by_name = {key: question for question in survey.questions for key in (question.question_id, question.text)}
+    for text, wanted in expected.get("questions", {}).items():
+        question = by_name[text]
+        assert sorted(question.options) == sorted(wanted["options"])
+        for group, right in wanted["groups"].items():
+            shares = dict(zip(question.options, survey.answers[group][question.question_id], strict=True))
+            assert shares == pytest.approx(dict(zip(wanted["options"], right["shares"], strict=True)), abs=1e-3)
+            if "n" in right:
+                assert survey.respondents[group][question.question_id] == right["n"]
+    assert sorted(survey.groups) == expected.get("groups", sorted(survey.groups))
+    for text in expected.get("ordinal", []):
+        assert by_name[text].ordinal == tuple(range(len(by_name[text].options)))
+    store.write(survey, tmp_path / "survey.jsonl")
+    again = store.read(tmp_path / "survey.jsonl")
+    assert (again.questions, again.groups, again.about) == (survey.questions, survey.groups, survey.about)
+    assert all(
+        (again.answers[group][key] == shares).all()
+        for group, mine in survey.answers.items()
+        for key, shares in mine.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "named"),
+    [
+        ("pew.csv", "data.missing", ["ECON1", "SATIS", "98", "99", 'data.missing="98,99"', "data.missing=none"]),
+        ("ess.csv", "data.weight", ["dweight", "pspwght", "pweight", "anweight", "data.weight=none"]),
+        ("ess.csv", "data.missing", ["polintr", '"polintr=7,8,9"']),
+    ],
+)
+def test_what_a_person_must_decide(name, left_out, named):
+    keys = {key: value for key, value in EXPECTED[name]["keys"].items() if key != left_out}
+    message = refused(name, read, name, keys)
+    assert all(part in message for part in named)
+    assert "ppltrst" not in message  # there 7, 8 and 9 are answers
+
+
+def test_thousands_are_never_decimals():
+    survey = read("n_thousands.jsonl")
+    assert set(survey.respondents["North"].values()) == {1024.0}
+    assert "4 x n is not a number of respondents, first row 2 (South, 0)" in survey.about.notes[-1]
+    survey = read("marked_counts.csv")
+    # 1'250, 1 300 and 12.5 people; 850 and 150 with their total.
+    assert sorted(survey.respondents["North"].values()) == [1000.0, 2562.5]
+    assert sorted(max(shares) for shares in survey.answers["North"].values()) == pytest.approx([1300 / 2562.5, 0.85])
+
+
+def test_excel_and_encodings():
+    assert read("excel_percent.xlsx").answers["North"].popitem()[1].tolist() == pytest.approx([0.4, 0.6], abs=0.1)
+    refused("excel_dates.xlsx: cell C3 holds a date", read, "excel_dates.xlsx")
+    survey = read("cp1252.csv")
+    assert (survey.groups, survey.questions[0].options) == (("Österreich",), ("Ja, völlig", "Nein"))
+    assert any("cp1252" in note for note in survey.about.notes)
+    refused("ragged.csv: .*line 92 has 2 cells, the header 3", read, "ragged.csv", {"data.group-by": "country"})
+
+
+def test_two_codes_of_one_label_are_one_option():
+    survey = read("stata_two_codes_one_label.dta", {"data.group-by": "region"})
+    assert [question.options for question in survey.questions] == [
+        ("A great deal", "Some", "Hardly any", "Other"),
+        ("Very", "Pretty", "Not too"),
+    ]
+    assert any("'Other'" in note for note in survey.about.notes)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from surveys import refused
+
+from appa_flwr.survey.nonanswers import Missing, code_text, kind_of, looks_missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        (
+            "refusal",
+            "DK|Don't know|Don’t know|DON`T KNOW.|Don't know/Refused|DK / Refused (VOL.)|(98) Refused|99. Refused"
+            "|-1 Don't know|[DK]|<Refusal>|Refusal*|No answer|.n:  No answer|No answer, refused"
+            "|Refused or don't know|Weiß nicht|keine Angabe|No sabe / No contesta|Ne sait pas|Não sabe|Weet niet"
+            "|затрудняюсь ответить|不知道|わからない|VOL. Don't know|Don't know (DO NOT READ)|Refused/Not applicable",
+        ),
+        (
+            "none",
+            "IAP|.i:  Inapplicable|.s:  Skipped on Web|#NULL!|NA|n/a|Not asked|Not asked in country|Not applicable"
+            "|Missing|Missing; Unknown|Missing; Not asked|Other missing; Multiple answers Mail (EVS)|System missing"
+            "|-4 Not asked in survey|-5 Missing: other|.x: Not available in this release|Trifft nicht zu|No aplica|",
+        ),
+        (
+            "answer",
+            "Not sure|Don't know anyone|No opinion|None|No|Agree|Other|0|98|10 Completely|A great deal|Never"
+            "|Neither/nor|Refused entry|Unknown soldier|Nothing|Missing persons should be found|All applicable laws",
+        ),
+    ],
+)
+def test_labels(kind, labels):
+    assert {label: kind_of(label) for label in labels.split("|")} == dict.fromkeys(labels.split("|"), kind)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ("1 2 3 4 98 99", "98 99"),
+        ("1 2 3 4 7 8 9", "7 8 9"),
+        ("1 2 3 4 5 8 9", "8 9"),
+        ("1 2 9", "9"),
+        ("0 1 2 3 4 5 6 7 8 9 10", ""),
+        ("0 1 2 3 4 5 6 7 8 9 10 77 88 99", "77 88 99"),
+        ("1 2 3 4 5 6 7", ""),
+        ("1 2 3 4 5 6 7 9", "9"),
+        ("1 2 3 4 5 6 7 8 9", ""),  # a nine-point scale
+        ("1 2 3 998 999", "998 999"),
+        ("1 2 3 4 66", "66"),
+        ("-2 -1 1 2", "-2 -1"),
+        ("1 2 .a .b", ".a .b"),
+        ("18 30 45 60", ""),
+        ("Yes No", ""),
+        ("10 20 30 40 50 60 70 80 90 100", ""),
+    ],
+)
+def test_codes_that_look_missing(codes, expected):
+    assert looks_missing(codes.split(), unlabelled=codes.split()) == expected.split()
+    assert looks_missing(codes.split(), unlabelled=[]) == []  # with a label a code is what the label says
+
+
+def test_the_key():
+    missing = Missing.parse("98,99,-5..-1;polintr=7,8,9;TRUST=none;Q1=Skipped on web")
+    holds = {
+        ("any", "98"): True, ("any", "-3"): True, ("any", "-6"): False, ("any", "7"): False,
+        ("polintr", "8"): True, ("polintr", "98"): False, ("TRUST", "99"): False,
+    }  # fmt: skip
+    assert {pair: missing.holds(*pair, pair[1]) for pair in holds} == holds
+    assert missing.holds("Q1", "5", "Skipped on web")
+    assert [missing.settles(column) for column in ("any", "polintr", "TRUST")] == [False, True, True]
+    assert Missing.parse("none").settles("any")
+    assert not Missing.parse("").settles("any")
+    for wrong in ("=7", "A=", "A=1;A=2", "98;99"):
+        refused("data.missing", Missing.parse, wrong)
+
+
+def test_codes_as_text():
+    assert [*map(code_text, (3.0, "3.0", 3, " 3 ", 3.5, None, float("nan"), "Yes"))] == [
+        "3", "3", "3", "3", "3.5", "", "", "Yes",
+    ]  # fmt: skip

@@ -1,0 +1,178 @@
+"""One row a respondent, as SPSS, Stata, SAS and spreadsheets have it; the numbers are worked by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyreadstat
+import pytest
+from surveys import refused
+
+from appa_flwr.survey.sources import read_survey
+
+AGREE = {1: "Agree", 2: "Neither", 3: "Disagree"}
+
+
+def csv(path, text):
+    path.write_text(text)
+    return path
+
+
+def shares(survey, group, question):
+    (options,) = (q.options for q in survey.questions if q.question_id == question)
+    return dict(zip(options, survey.answers[group][question], strict=True))
+
+
+def notes(survey):
+    return " | ".join(survey.about.notes)
+
+
+def test_spss_with_missing_ranges_measures_and_a_weight(tmp_path):
+    table = pd.DataFrame(
+        {
+            "region": [1, 1, 1, 1, 2, 2, 2, 9],
+            "view": [1, 1, 3, -8, 2, 97, 1, 1],
+            "scale": [0, 5, 10, 10, 0, 0, 5, 5],
+            "wght": [2.0, 1.0, 1.0, 5.0, 1.0, 1.0, None, 1.0],
+        }
+    )
+    path = tmp_path / "x.sav"
+    pyreadstat.write_sav(
+        table,
+        str(path),
+        variable_value_labels={
+            "region": {1: "North", 2: "South", 9: "No answer"},
+            "view": AGREE | {-8: "Refused", 97: "Interview broken off"},
+            "scale": {0: "Not at all", 10: "Completely"},
+        },
+        column_labels={"view": "Do you agree?"},
+        missing_ranges={"view": [{"lo": -9, "hi": -1}, 97]},
+        variable_measure={"view": "ordinal", "region": "nominal"},
+    )
+    survey = read_survey(path, group_by=["region"])
+    view, scale = survey.questions
+    assert (view.text, view.options, view.ordinal) == ("Do you agree?", ("Agree", "Neither", "Disagree"), (1, 2, 3))
+    assert (scale.options, scale.ordinal) == (("Not at all", "5", "Completely"), (0, 5, 10))
+    # North: weights 2 + 1 agree, 1 disagrees; -8 is declared. South: one Neither; 97 is declared, one has no weight.
+    assert shares(survey, "North", "view") == {"Agree": 0.75, "Neither": 0.0, "Disagree": 0.25}
+    assert shares(survey, "South", "view") == {"Agree": 0.0, "Neither": 1.0, "Disagree": 0.0}
+    assert survey.respondents["North"] == {"view": 3.0, "scale": 4.0}
+    assert survey.respondents["South"] == {"view": 1.0, "scale": 2.0}
+    assert survey.about.weight == "wght"
+    assert "'Refused' 1" in notes(survey)
+    assert "1 respondents left out" in notes(survey)
+
+
+def test_stata_letters_are_no_answers(tmp_path):
+    table = pd.DataFrame({"sex": [1, 1, 2, 2, 2], "happy": [1, 2, 1, 1, 2]}).astype(object)
+    table.loc[[1, 4], "happy"] = ["a", "d"]
+    labels = {"happy": {1: "Very", 2: "Not", "a": "Inapplicable", "d": "Do not know"}, "sex": {1: "M", 2: "F"}}
+    path = tmp_path / "x.dta"
+    pyreadstat.write_dta(
+        table, str(path), variable_value_labels=labels, missing_user_values={"happy": ["a", "d"]}, version=15
+    )
+    survey = read_survey(path, group_by=["sex"], refusals="separate")
+    assert survey.answers["M"]["happy"].tolist() == [1.0, 0.0]
+    assert survey.answers["F"]["happy"].tolist() == [1.0, 0.0]
+    assert survey.respondents == {"F": {"happy": 2.0}, "M": {"happy": 1.0}}
+    assert "'Inapplicable' 1" in notes(survey)
+
+
+def test_sas_transport(tmp_path):
+    table = pd.DataFrame({"grp": ["a", "a", "b"], "q": [1.0, 2.0, 2.0]})
+    pyreadstat.write_xport(table, str(tmp_path / "x.xpt"), table_name="T")
+    survey = read_survey(tmp_path / "x.xpt", group_by=["grp"])
+    assert {name: mine["q"].tolist() for name, mine in survey.answers.items()} == {"a": [0.5, 0.5], "b": [0.0, 1.0]}
+
+
+WVS = {-1: "Don´t know", -2: "No answer", -4: "Not asked in survey", -5: "Missing; Not available"}
+
+
+def test_a_wave_of_the_world_values_survey(tmp_path):
+    codes = [1, 2, 2, -1, -4, -5, 1, -2]
+    table = pd.DataFrame({"B_COUNTRY_ALPHA": ["AND"] * 6 + ["ARG"] * 2, "Q46": codes, "W_WEIGHT": [1.0] * 8})
+    pyreadstat.write_sav(table, str(tmp_path / "w.sav"), variable_value_labels={"Q46": {1: "Happy", 2: "Sad"} | WVS})
+    survey = read_survey(tmp_path / "w.sav", group_by=["B_COUNTRY_ALPHA"])
+    # A refusal is kept as an option; -4 and -5 never are.
+    assert survey.questions[0].options == ("Happy", "Sad", "No answer", "Don´t know")
+    assert survey.answers["AND"]["Q46"].tolist() == [0.25, 0.5, 0.0, 0.25]
+    assert survey.respondents["AND"] == {"Q46": 3.0}
+    dropped = read_survey(tmp_path / "w.sav", group_by=["B_COUNTRY_ALPHA"], refusals="separate")
+    assert dropped.answers["AND"]["Q46"].tolist() == pytest.approx([1 / 3, 2 / 3])
+    assert dropped.refusal_rates == {"AND": {"Q46": 0.25}, "ARG": {"Q46": 0.5}}
+
+    table.to_csv(tmp_path / "w.csv", index=False)
+    message = refused("w.csv", read_survey, tmp_path / "w.csv", group_by=["B_COUNTRY_ALPHA"])
+    assert "Q46 -5" in message
+    bare = read_survey(tmp_path / "w.csv", group_by=["B_COUNTRY_ALPHA"], missing="-5..-1")
+    assert bare.answers["AND"]["Q46"].tolist() == pytest.approx([1 / 3, 2 / 3])
+    every = read_survey(tmp_path / "w.csv", group_by=["B_COUNTRY_ALPHA"], missing="none")
+    assert every.questions[0].options == ("-5", "-4", "-2", "-1", "1", "2")
+
+
+def test_one_weight_several_or_none(tmp_path):
+    one = csv(tmp_path / "a.csv", "g,q,wtssps\nx,Yes,3\nx,No,1\ny,No,1\n")
+    assert read_survey(one, group_by=["g"]).answers["x"]["q"].tolist() == [0.25, 0.75]
+    assert read_survey(one, group_by=["g"], weight="none").answers["x"]["q"].tolist() == [0.5, 0.5]
+    refused("has no column w9", read_survey, one, group_by=["g"], weight="w9")
+    same = csv(tmp_path / "b.csv", "g,q,pweight\nx,Yes,2\nx,No,2\ny,No,1\ny,Yes,1\n")
+    assert "the same within each group" in notes(read_survey(same, group_by=["g"]))
+    none = csv(tmp_path / "c.csv", "g,q\nx,Yes\nx,No\n")
+    assert "every respondent counts once" in notes(read_survey(none, group_by=["g"]))
+    two = csv(tmp_path / "d.csv", "g,q,S017,W_WEIGHT\nx,Yes,1,2\nx,No,1,1\n")
+    assert "S017, W_WEIGHT" in refused("data.weight", read_survey, two, group_by=["g"])
+    assert read_survey(two, group_by=["g"], weight="S017").questions[0].question_id == "q"  # the other is no question
+
+
+def test_which_columns_are_groups_and_questions(tmp_path):
+    rows = "".join(f"{n},{'fm'[n % 2]},{'ab'[n % 3 > 0]},{n % 3},2022\n" for n in range(90))
+    path = csv(tmp_path / "x.csv", f"id,sex,party,q,year\n{rows}")
+    survey = read_survey(path, group_by=["sex", "party"])
+    assert survey.groups == ("sex/f", "sex/m", "party/a", "party/b")
+    assert [question.question_id for question in survey.questions] == ["q"]
+    assert "no questions: id, year" in notes(survey)
+    assert "data.group-by=NAME" in refused("x.csv", read_survey, path)
+    refused("has no column gender", read_survey, path, group_by=["gender"])
+    many = csv(tmp_path / "y.csv", "g,q\n" + "".join(f"{n},{n % 2}\n" for n in range(300)))
+    refused("column g has 300 groups", read_survey, many, group_by=["g"])
+    refused("no other column than g", read_survey, csv(tmp_path / "z.csv", "g,q\na,1\nb,1\n"), group_by=["g"])
+
+
+def test_who_did_not_say_is_in_no_group_and_an_unchosen_label_is_an_option(tmp_path):
+    table = pd.DataFrame({"party": [1, 1, 98, 3], "q": [1, 3, 1, 1]})
+    labels = {"party": {1: "Left", 3: "Right"}, "q": AGREE}
+    pyreadstat.write_sav(table, str(tmp_path / "x.sav"), variable_value_labels=labels)
+    survey = read_survey(tmp_path / "x.sav", group_by=["party"], missing="98")
+    assert survey.groups == ("Left", "Right")
+    assert survey.answers["Left"]["q"].tolist() == [0.5, 0.0, 0.5]
+
+
+def test_too_few_respondents_and_an_unknown_group(tmp_path):
+    path = csv(tmp_path / "x.csv", "g,q\n" + "x,Yes\nx,No\nx,Yes\ny,No\n")
+    survey = read_survey(path, group_by=["g"], min_respondents=2)
+    assert survey.groups == ("x",)
+    assert "1 x fewer respondents than the minimum, first row 1 (y, q)" in notes(survey)
+    refused("did you mean 'x'", read_survey, path, group_by=["g"], groups=["X"])
+    refused("group 'y' has no usable answer", read_survey, path, group_by=["g"], groups=["y"], min_respondents=2)
+
+
+def test_opinionqa_as_published(tmp_path):
+    wave = tmp_path / "human_resp" / "American_Trends_Panel_W26"
+    wave.mkdir(parents=True)
+    (wave / "metadata.csv").write_text("key,options\nPARTY,\"['D', 'R']\"\n")
+    (wave / "info.csv").write_text(
+        "key,question,references,option_ordinal\n"
+        "SAFE,How safe?,\"['Very', 'Not', 'Refused']\",\"[1.0, 2.0]\"\nGONE,?,\"['a', 'b']\",\"[1.0, 2.0]\"\n"
+    )
+    (wave / "responses.csv").write_text(
+        "SAFE,PARTY,WEIGHT_W26\nVery,D,3\nNot,D,1\nRefused,D,4\n,D,9\nNot,R,1\nVery,R,x\nMaybe,R,1\n"
+    )
+    survey = read_survey(tmp_path, refusals="separate")
+    (question,) = survey.questions
+    assert (question.options, question.ordinal) == (("Very", "Not"), (1.0, 2.0))
+    assert survey.answers["D"]["SAFE"].tolist() == [0.75, 0.25]
+    assert survey.refusal_rates["D"] == {"SAFE": 0.5}
+    assert survey.respondents["D"] == {"SAFE": 2.0}
+    assert survey.answers["R"]["SAFE"].tolist() == [0.0, 1.0]
+    assert "W26: 1 answers left out" in notes(survey)
+    (wave / "info.csv").write_text("key,question\n")
+    refused("info.csv", read_survey, tmp_path)

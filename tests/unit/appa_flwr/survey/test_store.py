@@ -1,0 +1,141 @@
+"""Our own format, which nodes read and no other; and the survey that a run keeps."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import numpy as np
+import pytest
+from surveys import ids, refused, row, write
+
+from appa_flwr.config import Config
+from appa_flwr.survey import generate, sources, store
+from appa_flwr.survey.types import About, Question, Survey
+
+QUESTIONS = (Question("q1", "One?", ("Yes", "No")), Question("q2", "Two?", ("a", "b", "c"), (1.0, 2.0, 3.0)))
+SURVEY = Survey(
+    QUESTIONS,
+    {"South": {"q2": np.array([0.1, 0.2, 0.7])}, "North": {"q1": np.array([1 / 3, 2 / 3])}},
+    respondents={"South": {"q2": 40.0}, "North": {}},
+    refusal_rates={"South": {}, "North": {"q1": 0.25}},
+    extra=(Question("q3", "Three?", ("x", "y")),),
+    about=About("x.sav", "ab" * 32, "region", "w", "98,99", "drop", ("México", "a note")),
+)
+
+
+def same(one, other):
+    for field in ("questions", "groups", "extra", "about", "respondents", "refusal_rates"):
+        assert getattr(one, field) == getattr(other, field)
+    for name, mine in one.answers.items():
+        assert {key: shares.tobytes() for key, shares in mine.items()} == {
+            key: shares.tobytes() for key, shares in other.answers[name].items()
+        }
+
+
+def test_what_is_written_is_read_to_the_bit_and_private(tmp_path):
+    store.write(SURVEY, path := tmp_path / "x.jsonl")
+    same(SURVEY, store.read(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    drawn = generate.generate(num_questions=40, num_groups=5, seed=3)
+    store.write(drawn, path)
+    assert (store.read(path).questions, store.read(path).groups) == (drawn.questions, drawn.groups)
+    again = sources.read_survey(path)  # our own file is a source too, and keeps what it says of its own
+    assert (again.questions, {*again.groups}) == (drawn.questions, {*drawn.groups})
+    store.write(SURVEY, path)
+    about = sources.read_survey(path).about
+    assert (about.weight, about.missing, about.group_by) == ("w", "98,99", "region")
+    assert about.notes[:2] == ("México", "a note")
+    refused("written as .jsonl", store.write, SURVEY, tmp_path / "x.csv")
+
+
+def test_a_file_a_group(tmp_path):
+    split = store.write_split(SURVEY, tmp_path / "new")
+    assert {name: path.name for name, path in split.groups.items()} == {"South": "south.jsonl", "North": "north.jsonl"}
+    mine = store.read(split.groups["South"])
+    assert (mine.groups, ids(mine.questions)) == (("South",), ["q2"])
+    assert "North" not in split.groups["South"].read_text()
+    public = store.read(split.questions)
+    assert (public.questions, public.groups) == (QUESTIONS, ())
+    assert '"distribution"' not in split.questions.read_text()
+    assert (public.about, mine.about.weight, mine.about.notes) == (About(), "w", ())  # notes count other groups' people
+    assert stat.S_IMODE(split.groups["North"].stat().st_mode) == 0o600
+    assert store.read(split.questions, groups=["South"]).questions == QUESTIONS
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("no", "line 2"),
+        (json.dumps(row() | {"options": ["Yes"]}), "two texts or more"),
+        (json.dumps(row() | {"distribution": [0.5, 0.5]}), "one share >= 0 for each option"),
+        (json.dumps(row(distribution=(0.5, 0.7, -0.2))), "one share >= 0 for each option"),
+        (json.dumps(row(distribution=(0.5, 0.3, 0.1))), "sums to 0.9000"),
+        (json.dumps(row(distribution=(0.5, 0.3, float("nan")))), "one share >= 0 for each option"),
+        (json.dumps(row("q0", "A")), "has answered question 'q0' before"),
+        (json.dumps(row("q0", "B", question="Other?")), "differs from an earlier line"),
+        (json.dumps(row(question=" ")), "question is no text"),
+        (json.dumps(row(ordinal=[1, 2])), "ordinal"),
+        (json.dumps({"question_id": "q"}), "lacks 'options'"),
+        (json.dumps([1]), "line 2"),
+    ],
+)
+def test_a_wrong_line_is_an_error_with_its_number(tmp_path, line, message):
+    path = write(tmp_path / "x.jsonl", [row("q0", "A"), line])
+    assert "x.jsonl, line 2: " in refused(message, store.read, path)
+
+
+def test_what_is_not_our_format(tmp_path):
+    refused("appa survey .*x.sav --write", store.read, tmp_path / "x.sav")
+    refused("No such file", store.read, tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    refused("holds no survey rows", store.read, tmp_path / "empty.jsonl")
+
+
+def test_names_of_files():
+    names = ["Côte d'Ivoire", "cote d ivoire", "日本", "CON", "x" * 99]
+    assert [*store.slugs(names).values()] == ["cote-d-ivoire", "cote-d-ivoire-2", "group", "group-con", "x" * 60]
+
+
+def config(**keys):
+    return Config.load({key.replace("__", ".").replace("_", "-"): value for key, value in keys.items()})
+
+
+def test_a_run_keeps_its_survey_and_refuses_another(tmp_path):
+    source = write(tmp_path / "x.jsonl", [row("q1", "A"), row("q1", "B"), row("q2", "B")])
+    run = config(survey=str(source), groups="A;B")
+    file = tmp_path / "kept.jsonl"
+    assert sources.kept_survey(run, file) is None
+    store.write(sources.read_run(run), file)
+    same(sources.kept_survey(run, file), sources.read_run(run))
+    before = sources.sha256_of(str(source))
+    write(source, [row("q1", "A"), row("q1", "B", (0.1, 0.8, 0.1))])
+    message = refused("has changed since", sources.kept_survey, run, file)
+    assert before[:12] in message
+    assert sources.sha256_of(str(source))[:12] in message
+    source.unlink()
+    assert sources.kept_survey(run, file).groups == ("A", "B")
+
+
+def test_questions_without_answers(tmp_path):
+    source = write(tmp_path / "x.jsonl", [row("q1", "A"), row("q2", "B"), row("q3", "B"), row("q1", "C")])
+    more = write(
+        tmp_path / "more.jsonl", [{"question_id": key, "question": "M?", "options": ["a", "b"]} for key in ("q1", "m")]
+    )
+    run = {"survey": str(source), "groups": "A;C"}
+    assert ids(sources.read_run(config(**run)).questions) == ["q1"]
+    assert ids(sources.read_run(config(**run)).extra) == ["q2", "q3"]
+    assert ids(sources.read_run(config(**run, data__extra_questions=str(more))).extra) == ["q2", "q3", "m"]
+    assert sources.read_run(config(**run, data__extra_questions="")).extra == ()
+    public = store.read(more)
+    assert (ids(public.questions), public.answers) == (["q1", "m"], {})
+
+
+def test_the_generated_survey_of_a_run():
+    run = config(data__num_questions=30, data__num_groups=4)
+    drawn, kept = generate.generate(num_questions=30, num_groups=4, seed=0), sources.read_run(run)
+    assert (kept.questions, kept.groups) == (drawn.questions, drawn.groups)
+    assert len(kept.extra) == 60
+    some = sources.read_run(config(data__num_questions=30, data__num_groups=4, groups="Belmora;Avaria"))
+    assert some.groups == ("Belmora", "Avaria")
+    refused("did you mean 'Avaria'", sources.read_run, config(groups="Avarya"))

@@ -1,0 +1,241 @@
+"""Tables of shares and counts, and what every source owes its reader."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from surveys import ids, refused, row, write
+
+from appa_flwr.survey.sources import read_survey
+
+TIDY = "question,group,option,{}\n"
+
+
+def tidy(path, measure, *lines):
+    path.write_text(TIDY.format(measure) + "".join(f"{line}\n" for line in lines))
+    return path
+
+
+def only(survey, group):
+    (shares,) = survey.answers[group].values()
+    return shares.tolist()
+
+
+def left_out(survey):
+    """Row, group and reason of the first answer left out for each reason."""
+    causes = next((note for note in survey.about.notes if note.startswith("answers left out: ")), "")
+    found = re.findall(r"(\d+) x (.+?), first row (\d+)(?: \((.*?), [^,]*?\))?(?:; |$)", causes.partition(": ")[2])
+    return [(int(row), group, reason) for _, reason, row, group in found]
+
+
+@pytest.mark.parametrize("extension", [".csv", ".jsonl", ".parquet"])
+def test_our_own_columns_in_every_format(tmp_path, extension):
+    rows = [
+        row("q1", "A", (0.5, 0.3, 0.2), n=100, ordinal=[1, 2, None]),
+        row("q1", "B", (0.25, 0.25, 0.5), n=50, ordinal=[1, 2, None]),
+        row("q2", "A", (0.0, 1.0, 0.0), n=7, ordinal=None),
+    ]
+    survey = read_survey(write(tmp_path / f"x{extension}", rows))
+    assert (ids(survey.questions), survey.groups) == (["q1", "q2"], ("A", "B"))
+    assert survey.answers["A"]["q1"].tolist() == [0.5, 0.3, 0.2]
+    assert survey.respondents["A"] == {"q1": 100.0, "q2": 7.0}
+    dropped = read_survey(write(tmp_path / f"x{extension}", rows), refusals="separate", groups=["B"])
+    assert dropped.answers["B"]["q1"].tolist() == [0.5, 0.5]
+    assert dropped.questions[0].ordinal == (1.0, 2.0)
+    assert dropped.refusal_rates == {"B": {"q1": 0.5}}
+    assert ids(dropped.extra) == ["q2"]
+
+
+def test_single_bad_answers_are_left_out_with_their_row_and_reason(tmp_path):
+    bad = [
+        (row("q1", "A"), None),
+        (row("q1", "A"), "question already answered by this group"),
+        (row("q1", "B", (0.5, 0.5)), "distribution is not a list of numbers, one for each option"),
+        (row("q1", "C", (0.5, 0.3, float("nan"))), "distribution is not a list of numbers, one for each option"),
+        (row("q1", "D", (1.2, -0.2, 0.0)), "negative share in the distribution"),
+        (row("q1", "E", (0.5, 0.3, 0.1)), "distribution is off one by more than 0.02"),
+        (row("q1", "F", (0.0, 0.0, 0.0)), "nobody gave an answer that counts"),
+        (row("q1", "G", options=["Yes", "No", "Maybe"]), "options differ from the question's first row"),
+        (row("q1", "H", question="Other?"), "question text differs from the question's first row"),
+        (row("q1", "I", n="many"), "n is not a number of respondents"),
+        (row("q1", ""), "empty group"),
+        (row("q1", "a;b"), "group's name with a semicolon, which stands between the names of several"),
+        (row("q2", "A", (1.0,), options=["Yes"]), "not 2 to 30 options that are answers"),
+        (row("q3", "A", options=["Yes", None]), "options are not a list of texts"),
+        (row("", "A"), "empty question_id"),
+        (row("q4", "A", "0.5 0.5 0"), "distribution is not a list of numbers, one for each option"),
+        (row("q5", "A", (0.49, 0.3, 0.2)), None),
+    ]
+    survey = read_survey(write(tmp_path / "x.jsonl", [given for given, _ in bad]))
+    first = {}
+    for number, (_, reason) in enumerate(bad, start=1):
+        first.setdefault(reason, number)
+    first.pop(None)
+    assert {reason: number for number, _, reason in left_out(survey)} == first
+    assert survey.answers["A"]["q5"].sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_globalopinionqa_with_text_or_objects(tmp_path):
+    rows = [
+        {"question": "Q?", "options": "['Yes', 'No', \"Don't know\"]", "source": "GAS",
+         "selections": "defaultdict(<class 'list'>, {'Britain': [0.5, 0.4, 0.1], 'Peru': [nan, 0.5, 0.5]})"},
+        {"question": "R?", "options": "['A', 'B']", "source": "WVS",
+         "selections": "defaultdict(<class 'list'>, {'Great Britain': [1, 0]})"},
+        {"question": "S?", "options": "['A', 'B']", "source": "WVS", "selections": "__import__('os').getcwd()"},
+    ]  # fmt: skip
+    survey = read_survey(write(tmp_path / "x.csv", rows))
+    assert survey.groups == ("Great Britain",)
+    assert [shares.tolist() for shares in survey.answers["Great Britain"].values()] == [[0.5, 0.4, 0.1], [1.0, 0.0]]
+    assert [reason for _, _, reason in left_out(survey)] == [
+        "distribution is not a list of numbers, one for each option",
+        "selections are not a dict of groups and lists",
+    ]
+
+
+def test_subpops_refusals_that_have_no_share(tmp_path):
+    given = {"qkey": "K", "attribute": "SEX", "group": "Male", "responses": [0.25, 0.75], "refusal_rate": 0.1,
+             "ordinal": [1.0, 2.0], "question": "Q?", "options": ["Good", "Bad", "Refused"]}  # fmt: skip
+    survey = read_survey(write(tmp_path / "x.jsonl", [given]), refusals="separate")
+    assert (survey.groups, survey.questions[0].options) == (("SEX/Male",), ("Good", "Bad"))
+    assert survey.refusal_rates == {"SEX/Male": {"K": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("measure", "cells", "expected"),
+    [
+        ("share", ("0,25", "0,75"), [0.25, 0.75]),
+        ("share", ("25 %", "75%"), [0.25, 0.75]),
+        ("percent", ("12,5 %", "87,5 %"), [0.125, 0.875]),
+        ("percent", ("12.5", "87.5"), [0.125, 0.875]),
+        ("count", ("1'000", "3’000"), [0.25, 0.75]),
+        ("count", ("1 000", "3 000"), [0.25, 0.75]),
+        ("count", ("1,000", "3,000"), [0.25, 0.75]),
+        ("count", ("1.000.000", "3.000.000"), [0.25, 0.75]),
+        ("count", ("2,5", "7,500"), [0.25, 0.75]),  # the first says that the comma is a decimal one
+        ("count", ("12.5", "37.5"), [0.25, 0.75]),
+    ],
+)
+def test_numbers_as_offices_write_them(tmp_path, measure, cells, expected):
+    rows = [
+        {"question": "Q?", "group": "A", "option": o, measure: c} for o, c in zip(("Yes", "No"), cells, strict=True)
+    ]
+    assert only(read_survey(write(tmp_path / "x.csv", rows)), "A") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("measure", "cell", "reason"),
+    [
+        ("count", "1.000", "not a plain number, such as 1200, 12.5 or 12,5 %"),  # one thousand, or one
+        ("count", "-3", "negative share in the distribution"),
+        ("percent", "n/a", "not a plain number, such as 1200, 12.5 or 12,5 %"),
+        ("share", "inf", "not a plain number, such as 1200, 12.5 or 12,5 %"),
+    ],
+)
+def test_a_number_that_may_be_wrong_costs_its_group(tmp_path, measure, cell, reason):
+    good = "1" if measure == "count" else {"share": "0.5", "percent": "50"}[measure]
+    path = tidy(
+        tmp_path / "x.csv", measure, f"Q?,A,Yes,{cell}", f"Q?,A,No,{good}", f"Q?,B,Yes,{good}", f"Q?,B,No,{good}"
+    )
+    survey = read_survey(path)
+    assert (survey.groups, left_out(survey)) == (("B",), [(2, "A", reason)])
+
+
+@pytest.mark.parametrize(
+    ("measure", "rows", "options"),
+    [
+        ("count", [("Yes", 3), ("No", 1), ("Total", 4)], ("Yes", "No")),
+        ("count", [("Yes", 3), ("No", 1), ("Base", 9)], ("Yes", "No", "Base")),
+        ("percent", [("Yes", 75), ("No", 25), ("Summe", 100)], ("Yes", "No")),
+        ("share", [("Some", 0.25), ("None of it", 0.25), ("All", 0.5)], ("Some", "None of it", "All")),
+    ],
+)
+def test_totals_are_no_options(tmp_path, measure, rows, options):
+    survey = read_survey(tidy(tmp_path / "x.csv", measure, *(f"Q?,A,{name},{value}" for name, value in rows)))
+    assert survey.questions[0].options == options
+    assert any("sums of the others" in note for note in survey.about.notes) == (len(options) == 2)
+
+
+def test_totals_are_no_groups(tmp_path):
+    lines = ["Q?,A,Yes,3", "Q?,A,No,1", "Q?,B,Yes,2", "Q?,B,No,4"]
+    survey = read_survey(tidy(tmp_path / "x.csv", "count", *lines, "Q?,Total,Yes,5", "Q?,Total,No,5"))
+    assert survey.groups == ("A", "B")
+    survey = read_survey(tidy(tmp_path / "y.csv", "count", *lines, "Q?,Total,Yes,7", "Q?,Total,No,5"))
+    assert survey.groups == ("A", "B", "Total")
+    assert any("'Total' counts as a group" in note for note in survey.about.notes)
+
+
+def test_one_spelling_of_options_and_groups(tmp_path):
+    lines = [
+        "Q?,A,Agree.,30",
+        "Q?,A,Disagree,70",
+        "Q?,B,AGREE,10",
+        "Q?,b,disagree,60",
+        "Q?,B,agree ,30",
+    ]
+    survey = read_survey(tidy(tmp_path / "x.csv", "percent", *lines))
+    assert (survey.groups, survey.questions[0].options) == (("A", "B"), ("Agree.", "Disagree"))
+    assert only(survey, "B") == pytest.approx([0.4, 0.6])
+
+
+def test_words_and_codes_of_no_answer_in_tables(tmp_path):
+    lines = ["Q?,A,Yes,30", "Q?,A,No,30", "Q?,A,Not asked,20", "Q?,A,Weiß nicht,20"]
+    path = tidy(tmp_path / "x.csv", "percent", *lines)
+    assert read_survey(path).questions[0].options == ("Yes", "No", "Weiß nicht")
+    assert only(read_survey(path), "A") == pytest.approx([3 / 8, 3 / 8, 2 / 8])
+    assert only(read_survey(path, refusals="drop"), "A") == [0.5, 0.5]
+    path = tidy(tmp_path / "y.csv", "percent", "Q?,A,1,40", "Q?,A,2,40", "Q?,A,9,20")
+    refused('9 \\(20.0% of answers\\).*data.missing="9"', read_survey, path)
+    assert only(read_survey(path, missing="9"), "A") == [0.5, 0.5]
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path):
+    def case(name, text, message):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert str(path) in refused(message, read_survey, path)
+
+    case("a.jsonl", '{"question_id": 1}\n{"x": \n', "line 2 is not JSON")
+    case("b.jsonl", "[1]\n", "line 1 is not a JSON object")
+    case("c.csv", "question_id,question,options,distribution\n1,Q,\"['a','b']\",\"[.5,.5]\"\n", "missing column group")
+    case("d.csv", "question,group,option,count\nQ,A,Yes\n", "line 2 has 3 cells, the header 4")
+    case("e.csv", "question,group,option,count,count\nQ,A,Yes,1,2\n", "column 'count' occurs twice")
+    case("f.parquet", "PAR1 no", "not a readable Parquet file")
+    case("g.xlsx", "no", "not a readable Excel file")
+    case("h.sav", "no", "not a readable .sav file")
+    case("i.txt", "", "holds no survey rows")
+    case("j.ods", "x", "unknown survey format")
+    case("k.csv", b"question,group,option,count\nQ\x81,A,Yes,1\n", "line 2 is neither UTF-8 nor cp1252")
+    refused("no such survey file", read_survey, tmp_path / "none.csv")
+    refused("is a folder", read_survey, tmp_path)
+
+
+def test_utf_16_is_read(tmp_path):
+    (tmp_path / "x.csv").write_bytes(
+        "question;group;option;count\nQ?;Ägypten;Yes;1\nQ?;Ägypten;No;3\n".encode("utf-16")
+    )
+    assert only(read_survey(tmp_path / "x.csv"), "Ägypten") == [0.25, 0.75]
+
+
+def test_numbers_of_databases_and_arrays(tmp_path):
+    rows = [
+        {"question": "Q?", "group": "A", "option": o, "share": Decimal(s)} for o, s in (("Yes", ".25"), ("No", ".75"))
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "x.parquet")
+    assert only(read_survey(tmp_path / "x.parquet"), "A") == [0.25, 0.75]
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12), st.integers(0, 1_000_000))
+def test_shares_are_normalised_and_kept_to_the_bit_where_they_are(tmp_path_factory, weights, seed):
+    total = sum(weights)
+    given = row("q", "A", [w / total for w in weights], options=[f"option {k}" for k in range(len(weights))])
+    path = tmp_path_factory.mktemp("x") / "x.jsonl"
+    path.write_text(json.dumps(given))
+    shares = read_survey(path).answers["A"]["q"]
+    assert abs(shares.sum() - 1.0) < 1e-12
+    assert shares.tolist() == pytest.approx(given["distribution"], abs=1e-12)

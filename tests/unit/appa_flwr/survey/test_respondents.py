@@ -148,11 +148,19 @@ def test_who_did_not_say_is_in_no_group_and_an_unchosen_label_is_an_option(tmp_p
 
 def test_too_few_respondents_and_an_unknown_group(tmp_path):
     path = csv(tmp_path / "x.csv", "g,q\n" + "x,Yes\nx,No\nx,Yes\ny,No\n")
-    survey = read_survey(path, group_by=["g"], min_respondents=2)
+    survey = read_survey(path, group_by=["g"], min_respondents=3)
     assert survey.groups == ("x",)
     assert "1 x fewer respondents than the minimum, first row 1 (y, q)" in notes(survey)
     refused("did you mean 'x'", read_survey, path, group_by=["g"], groups=["X"])
     refused("group 'y' has no usable answer", read_survey, path, group_by=["g"], groups=["y"], min_respondents=2)
+
+
+def test_codes_that_are_answers_elsewhere_are_settled_by_column(tmp_path):
+    rows = "".join(f"a,{(1, 2, 9)[n % 3]},{(1, 2, 8)[n % 3]},{n % 11}\n" for n in range(33))
+    path = csv(tmp_path / "x.csv", f"g,q1,q2,scale\n{rows}")
+    assert 'data.missing="q1=9;q2=8"' in refused("x.csv", read_survey, path, group_by=["g"])
+    survey = read_survey(path, group_by=["g"], missing="q1=9;q2=8")
+    assert [len(question.options) for question in survey.questions] == [2, 2, 11]
 
 
 def test_opinionqa_as_published(tmp_path):

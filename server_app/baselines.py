@@ -5,6 +5,7 @@ Axis letters: G groups, Q questions, J answers, K options, P probes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.destinations import destination, drawn_questions, ends, rules
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
@@ -39,6 +40,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 PROBE_DIGITS = 9
+log = logging.getLogger("appa.server")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,22 +97,37 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
         scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
-            best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
+            try:
+                best_QK = shared_answer(target_GQK, option_JK, metric=metric, objective=objective)
+            except NotSolved as error:
+                log.warning("there is no row %s by %s: %s", name, metric, error)
+                continue
             best = given_answers(question_J, best_QK)
             scored.append(score(run, name, best, metrics=[metric]))
     if config.reward_metric not in SOLVED_METRICS:
         return found(None)
-    differ = _differences(target_GQK, option_JK, config)
-    if wire.TRUTH_SIDE not in probed or np.isnan(truth_GQK := probed[wire.TRUTH_SIDE][there_G]).all():
-        return found(Differences(predicted=differ, rules=_rules(target_GQK, None, option_JK, config)))
-    captured = deviations(target_GQK, truth_GQK, option_JK)
-    return found(
-        Differences(
-            predicted=differ,
-            survey=_differences(truth_GQK, option_JK, config),
-            captured=CapturedRecord(**vars(captured)),
-            rules=_rules(target_GQK, truth_GQK, option_JK, config),
-        )
+    truth_GQK = probed[wire.TRUTH_SIDE][there_G] if wire.TRUTH_SIDE in probed else None
+    if truth_GQK is not None and np.isnan(truth_GQK).all():
+        truth_GQK = None
+    try:
+        return found(_compared(target_GQK, truth_GQK, option_JK, config))
+    except NotSolved as error:
+        log.warning("groups and rules are not compared: %s", error)
+        return found(None)
+
+
+def _compared(
+    target_GQK: FloatArray, truth_GQK: FloatArray | None, option_QK: BoolArray, config: Config
+) -> Differences:
+    """The groups' differences by their predictions, and by their survey answers where these are known; the rules."""
+    differ, found = _differences(target_GQK, option_QK, config), _rules(target_GQK, truth_GQK, option_QK, config)
+    if truth_GQK is None:
+        return Differences(predicted=differ, rules=found)
+    return Differences(
+        predicted=differ,
+        survey=_differences(truth_GQK, option_QK, config),
+        captured=CapturedRecord(**vars(deviations(target_GQK, truth_GQK, option_QK))),
+        rules=found,
     )
 
 

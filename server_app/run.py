@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from appa_flwr import report
 from appa_flwr.analysis import aggregation
+from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
@@ -100,7 +101,10 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded), survey.about.sentence())
     if config.survey == GENERATED_SURVEY:
         drawn = population(config.data, config.seed)
-        differences = generated_differences(**drawn).sentence(threshold=config.appa.fairness_threshold)
+        try:
+            differences = generated_differences(**drawn).sentence(threshold=config.appa.fairness_threshold)
+        except NotSolved as error:
+            differences = str(error)
         folder.progress("survey", 1, 1, f"the generated population, by JS: {differences}", None)
     start = initial_weights(config)  # before anything runs beside: it draws from torch's one generator
     given = pluralllm_phase.pretrained(config, run.catalogue, start)

@@ -5,6 +5,7 @@ Axis letters: G groups, A answers, K options.
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appa_flwr.analysis.alignment import shared_rewards
-from appa_flwr.analysis.ceilings import SOLVED_METRICS, shared_answer
+from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.report.plots import style
 from appa_flwr.run.predictions import of_question
@@ -57,7 +58,8 @@ class Asked:
         if predicted is not None:
             target_G1K, option_1K = predicted.to_numpy(float)[:, None], np.ones((1, len(options)), dtype=bool)
             for name, objective in CEILINGS.items() if metric in SOLVED_METRICS else ():
-                answers[name] = shared_answer(target_G1K, option_1K, metric=metric, objective=objective)[0]
+                with contextlib.suppress(NotSolved):
+                    answers[name] = shared_answer(target_G1K, option_1K, metric=metric, objective=objective)[0]
             answers["uniform answer"] = np.full(len(options), 1 / len(options))
         shown = pd.DataFrame.from_dict(answers, orient="index", columns=[*options])
         return cls(question, shown, predicted, metric)

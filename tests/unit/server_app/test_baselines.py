@@ -10,6 +10,8 @@ import pytest
 from fakes import federated, scoring_node
 from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
+from appa_flwr.analysis import group_differences
+from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
 from appa_flwr.protocol import rewards, wire
 from server_app import baselines as server_baselines
@@ -97,6 +99,24 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation
         for method in ("uniform", "majority", "ceiling-average"):
             assert found[method, metric].min_as <= best_minimum.min_as + 1e-4
     assert found["uniform", "js"].avg_as < found["ceiling-average", "js"].avg_as - 0.01
+
+
+def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(federation, monkeypatch, caplog):
+    solved = server_baselines.shared_answer
+
+    def shared_answer(*targets, metric, objective):
+        if (metric, objective) == ("js", "min"):
+            raise NotSolved("stalled")
+        return solved(*targets, metric=metric, objective=objective)
+
+    monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
+    monkeypatch.setattr(group_differences, "shared_answer", shared_answer)
+    scored = baselines(federation, CONFIG)
+    found = {(row.method, row.metric) for row in scored.rows}
+    assert ("ceiling-min", "js") not in found
+    assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
+    assert scored.differences is None
+    assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"] * 2
 
 
 def test_without_ceilings_no_target_is_asked_for(federation):

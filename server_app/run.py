@@ -91,7 +91,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     rewards.try_out(config.reward_metric, config.task)
     check_config(config)
     if serving:
-        from server_app.serve.phase import check, serve  # with a web server, which other runs have no use for
+        from server_app.serve.app import check, serve  # with a web server, which other runs have no use for
 
         check(config)
     if with_policy:  # before the questions are embedded, which may take minutes

@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes import catalogue_of
+from fastapi import HTTPException
 
-from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.protocol import wire
-from appa_flwr.run.served import ServedRuns
+from appa_flwr.run.served import read_rounds
 from client_app import scoring
-from server_app.serve import phase
-from server_app.serve.requests import Item, Part, Refused
-from server_app.serve.service import Service
+from server_app.serve import app
+from server_app.serve.rounds import Item, Rounds, ScoreRequest
 
 CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
 TABLES = {
@@ -59,37 +59,38 @@ class Groups:
 
 
 class Served:
-    """A service over the groups, with its file."""
+    """A service over the groups, with its folder."""
 
-    def __init__(self, folder, rule="average"):
-        self.folder, self.groups, self.broken = folder, Groups(), []
-        self.config = Config.load({"metric": "wasserstein"})
-        self.rule = aggregation.make(rule, ema_decay=0.8)
+    def __init__(self, folder, rule="average", groups=None):
+        self.folder, self.groups = folder, groups or Groups()
+        self.config = Config.load({"metric": "wasserstein", "rule": rule})
         self.open()
 
     def open(self):
-        self.store = ServedRuns(self.folder)
-        self.service = self.scoring(self.groups)
+        """The service, anew where there was one: what a restart does."""
+        folder = SimpleNamespace(path=self.folder)
+        run = SimpleNamespace(config=self.config, folder=folder, federation=self.groups, catalogue=CATALOGUE)
+        self.rounds = Rounds(run, closed=lambda name, record: None)
 
-    def scoring(self, groups):
-        """A service over these groups."""
-        told = {"broken": self.broken.append, "closed": lambda run, record: None}
-        return Service(groups, self.rule, CATALOGUE, self.config, self.store, **told)
+    async def score(self, *answers, number=None, **fields):
+        """The rewards of answers, which are triples of id, question and text."""
+        items = [Item(id=name, question_id=question, completion=text) for name, question, text in answers]
+        found = await self.rounds.score(ScoreRequest(run=fields.pop("run", "r"), round=number, items=items, **fields))
+        return [item["reward"] for item in found["items"]]
 
-    def reopened(self):
-        self.store.close()
-        self.open()
+    def lines(self, run="r"):
+        return read_rounds(self.folder).get(run, ())
 
     def history(self, run="r"):
-        return list(self.store.last(run)[0].history.values())
+        return list(self.lines(run)[-1].history.values())
 
 
 @contextmanager
 def serving(folder):
     """A service that answers over HTTP from a thread of this process; gives its groups, URL and token."""
     served, end = Served(folder), threading.Event()
-    with phase._listening("127.0.0.1", 0) as listener:
-        answers = phase._answer(served.service, None, "a-token", listener, ended=end.is_set)
+    with app.listening("127.0.0.1", 0) as listener:
+        answers = app.until(end.is_set, served.rounds, None, "a-token", listener)
         thread = threading.Thread(target=asyncio.run, args=(answers,))
         thread.start()
         try:
@@ -97,7 +98,6 @@ def serving(folder):
         finally:
             end.set()
             thread.join()
-            served.store.close()
 
 
 # With two options Wasserstein is 1 - |p1 - t1|. "0.70,0.30" to Q0: A (.6, .4) gives 0.9, B (.4, .6) gives 0.7.
@@ -108,17 +108,12 @@ MEAN_OF_TWO, LEAST_OF_TWO = [0.83, 0.7875], [0.745, 0.66]
 HISTORY = [0.2 * 0.75, 0.2 * 0.8]  # of A's mean reward (0.9 + 0.6) / 2 and B's (0.7 + 0.9) / 2
 
 
-def part(texts, questions, *, number=1, of=1, part=0, size=None, attempt=0, run="r", ids=None):
-    ids = ids or [f"{number}/{part}/{n}" for n in range(len(texts))]
-    items = [Item(*one) for one in zip(ids, questions, texts, strict=True)]
-    return Part(run, number, attempt, size or len(texts) * of, part, of, items)
-
-
-def rewards(scored):
-    return [item["reward"] for item in scored.items]
+def two(number=1, texts=TWO, questions=TWO_QUESTIONS):
+    """Answers of a round, by the ids that a trainer gives."""
+    return [(f"{number}/{n}", question, text) for n, (question, text) in enumerate(zip(questions, texts, strict=True))]
 
 
 async def refused(awaitable):
-    with pytest.raises(Refused) as found:
+    with pytest.raises(HTTPException) as found:
         await awaitable
     return found.value

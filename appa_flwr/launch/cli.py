@@ -83,6 +83,8 @@ def _launched(words: list[str] | None, resume: Path | None, *more: str, verbose:
         config = assemble([*(words or []), *more], folder=here)
     else:
         config = resumable(resume, read_words(words or []))
+        if more and config.run.phases != "serve":
+            raise UserError(f"{resume}: the run trains and has not served; appa run --resume {resume} goes on with it")
     from appa_flwr.launch.flower import launch
 
     return launch(config, app_folder=find_app_folder(here), verbose=verbose)

@@ -131,7 +131,7 @@ def _told(kept: Path, jobs: Mapping[str, Job], ask: Ask, say: Say) -> list[str]:
 def _local(jobs: Mapping[str, Job], put: Put, *, model: str, tokens: int, temperature: float) -> None:
     """Ask a model of this machine; see `Ask`."""
     # By name: the server's code lies above this package, which a group has without it.
-    loaded = importlib.import_module("server_app.serve.local_model").LocalModel(model)
+    loaded = importlib.import_module("server_app.serve.judge").LocalModel(model)
     prompts = [job.prompt for job in jobs.values()]
     for key, text in zip(jobs, loaded.answers(prompts, answer_tokens=tokens, temperature=temperature), strict=True):
         put(key, text)

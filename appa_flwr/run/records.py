@@ -101,20 +101,17 @@ class ServedRound(Record):
 
     Attributes:
         iteration: its number in its run.
-        round: its number as the trainer gave it; in stream mode `iteration`.
-        attempt: how often the trainer has gone back before it.
-        exact: every answer's reward is of this very round; False for one of stream mode, or that closed at its deadline
-            with less than was announced.
+        round: its number as the trainer gave it; where it gives none, one more than the last.
         size: answers.
         held_out: whether it has questions that are held out; such a round changes no history.
         seconds: that the groups took.
-        group_seconds: that each took which answered, of the last message of the round.
+        group_seconds: that each took which answered.
+        answered, lead: with `history` the rule's state after the round, see `appa_flwr.analysis.aggregation.State`;
+            the groups that have ever answered, and each one's lead.
     """
 
     iteration: int
     round: int
-    attempt: int
-    exact: bool
     size: int
     held_out: bool
     fairness_index: float
@@ -127,6 +124,8 @@ class ServedRound(Record):
     missing_groups: tuple[str, ...]
     seconds: float
     group_seconds: dict[str, float] = {}
+    answered: tuple[str, ...]
+    lead: dict[str, float]
 
 
 RuleRound = Iteration | ServedRound

@@ -18,7 +18,7 @@ examples.json          some answers before and after PPO
 sft-model/             the policy as PPO starts from it, with sft.json: its training
 checkpoint.pt          PPO's state after some iteration
 policy/                the aligned policy, in Hugging Face's layout
-served.db              rounds and answers that were served to other trainers (`appa_flwr.run.served`)
+served.jsonl           answers and rounds that were served to other trainers (`appa_flwr.run.served`)
 token, stop            the token that these need; and made by whoever wants the service to end
 RULE/                  the same of the policy by `baseline-rule`, a run's folder of its own
 report.html, plots/    the report; report.md is its short form
@@ -42,7 +42,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
 from appa_flwr.run import cards, records
 
-SCHEMA = 8
+SCHEMA = 9
 """Version of a run's folder, in its config.json. A run folder of another one is neither read nor resumed."""
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class LineFile(Generic[T]):
         if data is None:
             return None
         lines = enumerate(data.split(b"\n"), start=1)
-        return tuple(_parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
+        return tuple(parse(line, adapter, f"{path}: line {number}") for number, line in lines if line.strip())
 
 
 MACHINE = "machine"
@@ -114,7 +114,7 @@ def read(path: Path, kind: type[T]) -> T | None:
         UserError: it cannot be read, is not JSON, or a value in it is wrong; the one line names file, row and key.
     """
     data = _bytes(path)
-    return None if data is None else _parse(data, TypeAdapter(kind), str(path))
+    return None if data is None else parse(data, TypeAdapter(kind), str(path))
 
 
 def dumps(content: object, *, indent: int | None = None) -> str:
@@ -171,7 +171,12 @@ def _bytes(path: Path) -> bytes | None:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
+def parse(data: bytes, adapter: TypeAdapter[T], where: str) -> T:
+    """A JSON value of a file; `where` names its place in the error.
+
+    Raises:
+        UserError: see `read`.
+    """
     try:
         return adapter.validate_json(data, strict=True)
     except ValidationError as error:

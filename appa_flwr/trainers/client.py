@@ -70,6 +70,8 @@ class Served:
                     wait = min(LONGEST_PAUSE, float(given.headers.get("Retry-After", pause)))
                 except httpx.TransportError as error:
                     why = failed["last"] = f"{type(error).__name__}: {error}"
+                    if isinstance(error, httpx.ReadTimeout):  # a round waits for those who are there
+                        wait = 0.0
                 if time.monotonic() + wait > until:
                     raise UserError(f"{self._url}{path}: no answer in {self._patience:.0f} s; the last: {why}")
                 await asyncio.sleep(wait)
@@ -123,6 +125,6 @@ async def said_to_be_silent(url: str) -> AsyncIterator[dict[str, str]]:
 
 def _reason(given: httpx.Response) -> str:
     try:
-        return str(given.json()["error"])
+        return str(given.json()["detail"])
     except (ValueError, KeyError, TypeError):
         return given.text[:200]

@@ -38,7 +38,7 @@ class RemoteGroupRewards:
         self, url: str | None = None, token: str | None = None, *, run: str = "trl", patience: float = 3600.0
     ) -> None:
         self._served, self._run = Served(url, token, patience=patience), run
-        self._attempt: int | None = None
+        self._first: int | None = None
         self._step, self._calls = -1, 0
 
     # A method and not `__call__`: before 1.16, TRL did not see that an object's `__call__` is async.
@@ -51,7 +51,7 @@ class RemoteGroupRewards:
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: object,
-    ) -> list[float | None]:
+    ) -> list[float]:
         """The aggregated reward of every completion, as TRL's trainers call for it.
 
         Args:
@@ -64,7 +64,7 @@ class RemoteGroupRewards:
             **columns: whatever else the trainer hands over.
 
         Returns:
-            Numbers in [0, 1], None for a completion that was not scored, which TRL leaves out.
+            Numbers in [0, 1].
 
         Raises:
             UserError: no column `question_id`, or the service refuses the request or does not answer.
@@ -72,14 +72,16 @@ class RemoteGroupRewards:
         if question_id is None:
             raise UserError("the data set has no column question_id, which says which question each prompt asks")
         number = self._next_round(getattr(trainer_state, "global_step", None))
-        if self._attempt is None:
-            self._attempt = await self._first_attempt(number)
+        if self._first is None:
+            self._first = number
         part, parts = _process()
         items = [
-            {"id": f"{number}/{part}/{place}", "question_id": name, "completion": _text(completion)}
-            for place, (name, completion) in enumerate(zip(question_id, completions, strict=True))
+            {"id": f"{number}/{place:06}", "question_id": name, "completion": _text(completion)}
+            for place, (name, completion) in enumerate(
+                zip(question_id, completions, strict=True), start=part * len(completions)
+            )
         ]
-        asked = {"run": self._run, "round": number, "attempt": self._attempt, "part": part, "parts": parts}
+        asked = {"run": self._run, "round": number, "resumed": number == self._first}
         found = await self._served.ask("POST", "/v1/score", {**asked, "size": parts * len(items), "items": items})
         assert found is not None
         if log_metric is not None:
@@ -88,20 +90,13 @@ class RemoteGroupRewards:
                     log_metric(f"group_reward/{name}", float(value))
         if log_extra is not None:
             for name in ("alignment", "format"):
-                log_extra(name, [item["components"].get(name) for item in found["items"]])
-        return [item["reward"] if item["valid"] else None for item in found["items"]]
+                log_extra(name, [item["components"][name] for item in found["items"]])
+        return [item["reward"] for item in found["items"]]
 
     def _next_round(self, step: int | None) -> int:
         step = self._step + 1 if step is None else step
         self._step, self._calls = step, self._calls + 1 if step == self._step else 0
         return step * CALLS_A_STEP + self._calls + 1
-
-    async def _first_attempt(self, number: int) -> int:
-        """One more than the last if that has come as far as this round: this trainer has gone back."""
-        known = await self._served.ask("GET", f"/v1/runs/{self._run}")
-        if known is None:
-            return 0
-        return int(known["attempt"]) + ((known["round"] or 0) >= number)
 
 
 def _process() -> tuple[int, int]:

@@ -20,7 +20,7 @@ async def compute_score(
     run: str = "verl",
     **more: Any,
 ) -> dict[str, Any]:
-    """One answer's reward, of stream mode; `url`, `token` and `run` come by verl's `reward_kwargs`.
+    """One answer's reward; `url`, `token` and `run` come by verl's `reward_kwargs`.
 
     Args:
         data_source: not looked at.
@@ -36,6 +36,6 @@ async def compute_score(
         UserError: the service refuses the answer, or does not reply.
     """
     item = {"id": uuid.uuid4().hex, "question_id": ground_truth, "completion": solution_str}
-    found = await Served(url, token).ask("POST", "/v1/score", {"run": run, "mode": "stream", "items": [item]})
+    found = await Served(url, token).ask("POST", "/v1/score", {"run": run, "items": [item]})
     assert found is not None
     return {"score": found["items"][0]["reward"], **found["items"][0]["components"]}

@@ -1,4 +1,4 @@
-"""The one path on which groups score answers: PPO, evaluation and the trainers of the service all take it.
+"""From the groups' scores to each answer's reward: the one path, for PPO and for the trainers of the service.
 
 Axis letters: G groups, J answers.
 """

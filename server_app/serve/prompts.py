@@ -5,7 +5,6 @@ No axis letters: there are no arrays here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict
 
 from appa_flwr.config import Config
-from appa_flwr.core.files import replace_file, replaced_folder, writing
+from appa_flwr.core.files import replaced_folder, writing
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.federation.catalogue import divided_questions
@@ -63,12 +62,10 @@ def export(config: Config, folder: Path, *, plain: bool = False) -> dict[str, in
         DatasetDict({name: Dataset.from_list(found) for name, found in splits.items()}).save_to_disk(beside)
     for split, found in splits.items():
         for engine, shaped in ENGINES.items():
-            name = folder / f"{engine}.{split}"
-            made = [shaped(row) for row in found]
-            if engine == "verl":
-                with writing(path := name.with_name(f"{name.name}.parquet")):
-                    Dataset.from_list(made).to_parquet(path)
-            else:
-                lines = "".join(json.dumps(row) + "\n" for row in made)
-                replace_file(name.with_name(f"{name.name}.jsonl"), lines.encode())
+            made, path = Dataset.from_list([shaped(row) for row in found]), folder / f"{engine}.{split}"
+            with writing(path):
+                if engine == "verl":
+                    made.to_parquet(f"{path}.parquet")
+                else:
+                    made.to_json(f"{path}.jsonl", force_ascii=False)
     return {name: len(found) for name, found in splits.items()}

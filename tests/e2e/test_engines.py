@@ -18,7 +18,7 @@ import pytest
 import torch
 from served import MEAN_OF_TWO, TWO, serving
 
-from appa_flwr.run.served import ServedRuns
+from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client, verl
 
 ENGINES = Path(os.environ.get("APPA_ENGINES", ""))
@@ -88,11 +88,9 @@ def test_openrlhf_s_executor(service, tmp_path, monkeypatch):
     found = asyncio.run(executor.execute(PROMPT, "Q0", sampling, 200, Tokenizer(), Engine()))
     assert found["reward"] == found["scores"] == pytest.approx(MEAN_OF_TWO[0])
     assert found["extra_logs"] == {"alignment": pytest.approx(0.8), "format": 1.0}
-    native = asyncio.run(client.Served().ask("POST", "/v1/score", {**asked("native"), "mode": "stream"}))
+    native = asyncio.run(client.Served().ask("POST", "/v1/score", asked("native")))
     assert found["reward"] == native["items"][0]["reward"]
-    store = ServedRuns(service.folder)
-    assert len(store.open("o1")) == 1
-    store.close()
+    assert [line.size for line in read_rounds(service.folder)["o1"]] == [1]
 
 
 def asked(run):

@@ -12,7 +12,7 @@ from served import CATALOGUE, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from appa_flwr.run.served import ServedRuns
+from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client
 from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app.models import tiny
@@ -79,19 +79,11 @@ def folder(tmp_path, monkeypatch):
         yield tmp_path
 
 
-def rounds(folder, run):
-    store = ServedRuns(folder)
-    try:
-        return store.rounds(run)
-    finally:
-        store.close()
-
-
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_two_steps_in_one_process(folder, name):
     before = dict(AutoModelForCausalLM.from_pretrained(folder / "model").named_parameters())
     rewards, running = train(folder, name)
-    found = rounds(folder, name)
+    found = read_rounds(folder)[name]
     assert [line.round for line in found] == [1, 1001]
     assert [line.size for line in found] == [BATCH] * STEPS
     # The trainer's own log holds what came from the groups.

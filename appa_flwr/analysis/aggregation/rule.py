@@ -154,16 +154,6 @@ class Rule(BaseModel, ABC):
         next_state = State(history_G, state.answered_G | present_G, lead_G)
         return Result(aggregate_J, next_state, fairness, weight_G, fell_back)
 
-    def between(self, state: State, training_reward_GJ: FloatArray, *, fairness: float) -> FloatArray:
-        """The rewards (J,) of rollouts that come before their iteration is complete; nothing is learned from them.
-
-        History and lead are those of `state`, the Fairness Index that of the last iteration.
-        """
-        present_G = present_groups(training_reward_GJ)
-        history_G, lead_G = (_before(values_G, state, present_G) for values_G in (state.history_G, state.lead_G))
-        past = Past(history_G[present_G], lead_G[present_G], fairness)
-        return self._combined(training_reward_GJ[present_G], past).aggregate_J
-
     def _combined(self, reward_GJ: FloatArray, past: Past) -> Combination:
         """What `combine` gives; of a rule of the user's own once it is known to fit, see `apply`."""
         if type(self).__module__.startswith("appa_flwr."):

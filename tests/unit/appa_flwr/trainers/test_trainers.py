@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +20,10 @@ from served import HISTORY, MEAN_OF_TWO, TWO, TWO_QUESTIONS, serving
 
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.ports import free_port
-from appa_flwr.run.served import ServedRuns
+from appa_flwr.run.served import read_rounds
 from appa_flwr.trainers import client, verl
 from appa_flwr.trainers.trl import RemoteGroupRewards
+from server_app.serve import rounds
 
 ONE_PROCESS = """
 import asyncio, json, os, sys
@@ -45,6 +47,7 @@ print(json.dumps(found))
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
     with serving(tmp_path) as (groups, url, token):
         monkeypatch.setenv(client.URL, url)
         monkeypatch.setenv(client.TOKEN, token)
@@ -53,11 +56,8 @@ def service(tmp_path, monkeypatch):
 
 
 def kept(service, run="trl"):
-    store = ServedRuns(service.folder)
-    try:
-        return store.last(run)[0], store.rounds(run)
-    finally:
-        store.close()
+    rounds = read_rounds(service.folder)[run]
+    return rounds[-1], rounds
 
 
 def call(rewards, texts=TWO, questions=TWO_QUESTIONS, *, step=0, **columns):
@@ -124,10 +124,10 @@ def test_a_trainer_that_is_resumed_goes_on_and_one_that_goes_back_takes_the_stat
     call(first, step=2)
     call(first, ["0.20,0.30,0.50"], ["Q2"], step=2)  # an evaluation at the same step
     call(RemoteGroupRewards(), step=3)  # resumed at its last checkpoint
-    assert [line.attempt for line in kept(service)[1]] == [0] * 5
+    assert [line.round for line in kept(service)[1]] == [1, 1001, 2001, 2002, 3001]
     call(RemoteGroupRewards(), TWO[::-1], TWO_QUESTIONS[::-1], step=1)  # killed, and resumed from an older one
     last, rounds = kept(service)
-    assert [(line.round, line.attempt) for line in rounds] == [(1, 0), (1001, 1)]
+    assert [line.round for line in rounds] == [1, 1001]
     h = 1 - 0.8**2
     assert list(last.history.values()) == pytest.approx([h * 0.75, h * 0.8])
 
@@ -149,14 +149,15 @@ def test_processes_get_what_one_process_gets_bit_for_bit_and_import_nothing_slow
     assert kept(service, "one")[0].history == kept(service, "two")[0].history
 
 
-def test_what_was_not_scored_is_none_for_trl(service, monkeypatch):
-    answer = {"reward": None, "valid": False, "failure_reason": "too late", "components": {}}
-
-    async def ask(self, method, path, body=None):
-        return None if method == "GET" else {"items": [answer, answer], "metrics": {}}
-
-    monkeypatch.setattr(client.Served, "ask", ask)
-    assert call(RemoteGroupRewards()) == [None, None]
+def test_a_process_that_waits_for_the_others_asks_again_at_once(service, monkeypatch):
+    monkeypatch.setattr(client, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(client, "FIRST_PAUSE", 60.0)
+    started = time.monotonic()
+    service.groups.gate.clear()
+    threading.Timer(0.5, service.groups.gate.set).start()
+    assert call(RemoteGroupRewards()) == pytest.approx(MEAN_OF_TWO)
+    assert time.monotonic() - started < 30
+    assert len(service.groups.requests) == 1
 
 
 def test_too_few_groups_are_waited_for(service):
@@ -169,7 +170,7 @@ def test_too_few_groups_are_waited_for(service):
     ("keys", "questions", "says"),
     [
         ({}, None, "no column question_id"),
-        ({}, ["Q0", "Q7"], "422: answer '1/0/1': question_id 'Q7'"),
+        ({}, ["Q0", "Q7"], "422: answer '1/000001': no question_id 'Q7'"),
         ({"token": "wrong"}, TWO_QUESTIONS, "401"),
         ({"url": "http://127.0.0.1:1", "patience": 0.1}, TWO_QUESTIONS, "no answer in 0 s; the last: ConnectError"),
     ],

@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 from served import Served
 
+from server_app.serve import rounds
+
 
 @pytest.fixture
-def served(tmp_path):
+def served(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
     return Served(tmp_path)

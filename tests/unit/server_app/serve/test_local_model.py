@@ -11,7 +11,7 @@ from appa_flwr.protocol import formats
 from server_app import evaluation
 from server_app.models import base, tiny
 from server_app.models.tiny import TinyRecipe
-from server_app.serve.local_model import LocalModel
+from server_app.serve.judge import LocalModel
 
 TOKENS = 12
 

@@ -32,7 +32,7 @@ from server_app import main
 from server_app import run as phases
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.groups import Federation
-from server_app.serve import phase
+from server_app.serve import app
 
 KEYS = {
     "data.num-questions": 20,
@@ -229,12 +229,12 @@ def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
 
 def test_the_token_is_the_environment_s_or_else_the_folder_s(tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN, " mine\n")
-    assert phase._token(tmp_path) == ("mine", TOKEN)
+    assert app.find_token(tmp_path) == ("mine", TOKEN)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv(TOKEN, "")
-    made, source = phase._token(tmp_path)
+    made, source = app.find_token(tmp_path)
     assert source == tmp_path / "token"
-    assert phase._token(tmp_path) == (made, source)
+    assert app.find_token(tmp_path) == (made, source)
     assert len(made) > 40
 
 
@@ -242,17 +242,17 @@ def test_the_token_is_the_environment_s_or_else_the_folder_s(tmp_path, monkeypat
 def test_a_token_that_cannot_be_used_is_named(tmp_path, monkeypatch, token):
     (tmp_path / "token").write_text(token, encoding="latin-1")
     with pytest.raises(UserError, match="token: a token is one word"):
-        phase._token(tmp_path)
+        app.find_token(tmp_path)
     monkeypatch.setenv(TOKEN, token)
     with pytest.raises(UserError, match="APPA_TOKEN: a token is one word"):
-        phase.check(Config.load(KEYS))
+        app.check(Config.load(KEYS))
 
 
 def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = Config.load({**KEYS, "serve.port": taken.getsockname()[1]})
         with pytest.raises(UserError, match=r"serve\.port: 127\.0\.0\.1:\d+ cannot be used"):
-            phase.check(config)
+            app.check(config)
         with pytest.raises(UserError, match=r"serve\.port"), Running(tmp_path, **{"serve.port": config.serve.port}):
             pass
         assert not (tmp_path / "r" / "pluralllm.json").exists()  # it was said before anything was trained

@@ -1,0 +1,108 @@
+"""Scores for any model: the groups judge its answers to the held-out questions, as they judge a run's own policy.
+
+Legend: Q questions, J answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fastapi import HTTPException
+
+from appa_flwr.config import Config
+from appa_flwr.protocol.rewards import metrics_of
+from appa_flwr.report import judged
+from appa_flwr.run import pair_scores
+from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
+from appa_flwr.run.run_files import SUMMARY
+from server_app import evaluation, rows
+from server_app.federation.answers import parse_answers
+from server_app.inputs import RunInputs, taught
+from server_app.models import exports
+from server_app.ppo.rollouts import Decoding, sample
+from server_app.serve import prompts
+
+BATCH = 16
+
+
+class Judge:
+    """Has the groups score models, one at a time; summary.json keeps their scores."""
+
+    def __init__(self, run: RunInputs) -> None:
+        self._run, catalogue = run, run.catalogue
+        self._test_J = np.flatnonzero(catalogue.held_out_Q)
+        self._questions = [catalogue.questions[q] for q in self._test_J]
+
+    def questions(self) -> dict[str, Any]:
+        """The held-out questions, with the prompts that ask for an answer."""
+        config = self._run.config
+        found = prompts.rows(config, self._questions, plain=True)
+        return {"questions": found, "answer_tokens": config.ppo.response_length}
+
+    def scores(self, name: str, answers: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
+        """The groups' scores of a model's answers to all held-out questions; see `appa_flwr.report.judged.result`.
+
+        Raises:
+            HTTPException: a question is none of them or is left out, or has another number of samples.
+            UserError: too few groups answered.
+        """
+        if name in METHODS and name not in TRAINED_METHODS:
+            raise HTTPException(422, f"the name '{name}' is taken by a row that is no model's")
+        ids = [question.question_id for question in self._questions]
+        if other := sorted(set(ids) ^ set(answers)):
+            problem = "not answered" if other[0] in ids else "no held-out question"
+            raise HTTPException(422, f"answers: '{other[0]}' is {problem}")
+        texts = [[given] if isinstance(given := answers[asked], str) else list(given) for asked in ids]
+        samples = len(texts[0])
+        if not samples or any(len(given) != samples for given in texts):
+            raise HTTPException(422, "answers: every question needs as many samples as the others")
+        run, config, method = self._run, self._run.config, f"{MODEL}{name}"
+        question_J = np.repeat(self._test_J, samples)
+        parsed = parse_answers(config.task, [text for given in texts for text in given], question_J, run.catalogue)
+        kept = list(SUMMARY.read(run.folder.path) or ())
+        if not kept:
+            votes_GQK = run.federation.votes(needed=False)
+            option_QK = run.catalogue.option_QK
+            majority_QK = None if votes_GQK is None else taught(config, votes_GQK, option_QK).majority_QK
+            kept = rows.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
+        known = metrics_of(config.task, config.reward_metric)
+        metrics = sorted(known, key=lambda metric: metric != config.reward_metric)
+        scored = evaluation.score(run, method, parsed, metrics=metrics, samples=samples)
+        pair_scores.put(run.folder.path, scored.pair_scores)
+        run.folder.progress("models", 1, 1, f"{name}: {rows.in_words(scored.rows[0])}", None)
+        kept = [row for row in kept if row.method != method] + scored.rows
+        run.folder.write(SUMMARY, tuple(evaluation.with_skill(kept)))
+        return judged.result(run.folder.path)
+
+
+class LocalModel:
+    """A model of this machine, asked as a run asks its own policy: with its own chat template.
+
+    Args:
+        source: a folder, perhaps of an adapter, or a name on the hub.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._base, self._model = exports.opened(Config.load({}), source)
+
+    @torch.inference_mode()
+    def answers(self, prompts: Sequence[str], *, answer_tokens: int, temperature: float) -> Iterator[str]:
+        """The answer to each prompt, one at a time."""
+        decoding = Decoding.fitting(
+            self._model,
+            max_new_tokens=answer_tokens,
+            temperature=temperature,
+            stop_ids=self._base.stop_ids,
+            pad_id=self._base.pad_id,
+        )
+        generator = torch.Generator(self._model.device).manual_seed(len(prompts))
+        for start in range(0, len(prompts), BATCH):
+            ids = [self._base.ids(self._base.asked(text)) for text in prompts[start : start + BATCH]]
+            decoded = sample(self._model, ids, decoding, generator=generator).sequences
+            yield from self._base.texts(decoded.response_JT, decoded.mask_JT)

@@ -1,0 +1,347 @@
+"""The service without HTTP: what is a round, what an answer is worth, and what is kept, asked again or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from fakes import federated, scoring_node
+from served import CATALOGUE, HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Groups, Served, refused, two
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.run.served import SERVED_FILE, read_rounds
+from server_app.serve import rounds
+
+ONE, OTHER = ("1/0", "Q0", TWO[0]), ("1/0", "Q0", "0.10,0.90")
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("average", MEAN_OF_TWO), ("min", LEAST_OF_TWO)])
+def test_a_whole_round_is_one_message_and_one_line(tmp_path, rule, expected):
+    served = Served(tmp_path, rule)
+    assert asyncio.run(served.score(*two(), number=1)) == pytest.approx(expected)
+    (line,) = served.lines()
+    # FI of Q0: CoV of (0.9, 0.7) is 1/8, so 64/65; of Q1 (0.6, 0.9) 0.15/0.75 = 1/5, so 25/26
+    assert line.fairness_index == pytest.approx((64 / 65 + 25 / 26) / 2)
+    assert line.rewards == pytest.approx({"A": 0.75, "B": 0.8})
+    assert served.history() == pytest.approx(HISTORY)
+    assert len(served.groups.requests) == 1
+
+
+def test_what_is_unreadable_is_worth_nothing_and_no_failure(served):
+    found = asyncio.run(served.score(*two(texts=["no idea", TWO[1]]), number=1))
+    assert found == pytest.approx([0.0, MEAN_OF_TWO[1]])
+
+
+def test_shares_of_a_round_in_any_order_are_one_process_s_bit_for_bit(tmp_path):
+    answers = [
+        (f"{n:02}", f"Q{n % 2}", f"{share:.2f},{1 - share:.2f}") for n, share in enumerate(np.linspace(0, 1, 16))
+    ]
+    found = []
+    for order in ([0], [0, 1, 2, 3], [3, 1, 2, 0]):
+        folder = tmp_path / f"{order}"
+        folder.mkdir()
+        served = Served(folder, "appa")
+
+        async def ask(served=served, order=order):
+            step, given = 16 // len(order), []
+            for number in (1, 2):  # the second round stands on the first one's state
+                named = [(f"{number}/{name}", question, text) for name, question, text in answers]
+                calls = [served.score(*named[n * step : (n + 1) * step], number=number, size=16) for n in order]
+                shares = dict(zip(order, await asyncio.gather(*calls), strict=True))
+                given += [reward for n in sorted(order) for reward in shares[n]]
+            return given
+
+        found.append((asyncio.run(ask()), served.history(), len(served.groups.requests)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_has_no_round_is_gathered_into_one(served, monkeypatch):
+    monkeypatch.setattr(rounds, "GATHER_SECONDS", 60.0)
+    monkeypatch.setattr(rounds, "GATHER_SIZE", 100)
+
+    async def ask():
+        answers = [(f"s{n}", f"Q{n % 2}", TWO[n % 2]) for n in range(200)]
+        calls = [asyncio.create_task(served.score(answer)) for answer in answers[:100]]
+        first = await asyncio.gather(*calls)  # full, and so no 60 seconds
+        monkeypatch.setattr(rounds, "GATHER_SECONDS", 0.02)
+        return first, await served.score(*answers[100:103])
+
+    first, rest = asyncio.run(ask())
+    assert [reward for (reward,) in first] == pytest.approx(MEAN_OF_TWO * 50)
+    assert len(rest) == 3
+    assert [(line.round, line.size) for line in served.lines()] == [(1, 100), (2, 3)]
+    assert served.lines()[0].history == pytest.approx(dict(zip("AB", HISTORY, strict=True)))
+
+
+@pytest.mark.parametrize("number", [None, 1])
+def test_an_id_is_scored_once_and_stands_for_one_text(served, number):
+    served.groups.gate.clear()
+
+    async def ask():
+        calls = [asyncio.create_task(served.score(ONE, number=number)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        calls[0].cancel()
+        waits = await refused(served.score(OTHER, number=number))
+        served.groups.gate.set()
+        found = [*await asyncio.gather(*calls[1:]), await served.score(ONE, number=number)]
+        return found, [waits.status_code, (await refused(served.score(OTHER, number=number))).status_code]
+
+    found, statuses = asyncio.run(ask())
+    assert found == [pytest.approx(MEAN_OF_TWO[:1])] * 3
+    assert statuses == [409, 409]
+    assert len(served.groups.requests) == len(served.lines()) == 1
+
+
+def test_what_cannot_be_of_a_round_is_refused_at_once_and_the_round_goes_on(served):
+    async def ask():
+        waits = asyncio.create_task(served.score(*two()[:1], number=1, size=2))
+        await asyncio.sleep(0)
+        found = {
+            "unknown question": await refused(served.score(("x", "Q7", "?"), number=1, size=2)),
+            "same ids": await refused(served.score(("x", "Q0", "?"), ("x", "Q0", "?"))),
+            "more than announced": await refused(served.score(("x", "Q0", "?"), ("y", "Q0", "?"), number=1, size=2)),
+            "another size": await refused(served.score(*two()[1:], number=1, size=5)),
+            "another round": await refused(served.score(("x", "Q0", "?"), number=2)),
+            "another trainer": await refused(served.score(OTHER, number=1, size=2)),
+        }
+        return found, [*await served.score(*two()[1:], number=1, size=2), *await waits]
+
+    found, given = asyncio.run(ask())
+    assert [one.status_code for one in found.values()] == [422, 422, 409, 409, 409, 409]
+    assert "'Q7'" in found["unknown question"].detail
+    assert sorted(given) == pytest.approx(sorted(MEAN_OF_TWO))
+
+
+def test_a_trainer_that_goes_away_before_its_round_is_whole_leaves_nothing(served):
+    async def ask():
+        gone = asyncio.create_task(served.score(OTHER, number=1, size=2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        second = asyncio.create_task(served.score(*two()[1:], number=1, size=2))
+        await asyncio.sleep(0.05)
+        return [*await served.score(*two()[:1], number=1, size=2), *await second]
+
+    assert asyncio.run(ask()) == pytest.approx(MEAN_OF_TWO)
+    assert len(served.groups.requests) == 1
+
+
+def test_a_trainer_that_goes_back_takes_the_state_with_it(served):
+    async def ask():
+        for number in (1, 2, 3):
+            await served.score(*two(number), number=number)
+        three = served.history()
+        behind = await refused(served.score(*two(2, TWO[::-1]), number=2))
+        await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)
+        again = await served.score(*two(2, ["0.50,0.50"] * 2), number=2, resumed=True)  # its retry
+        await served.score(*two(3, ["0.50,0.50"] * 2), number=3)
+        return three, behind, again
+
+    three, behind, again = asyncio.run(ask())
+    # h after n rounds of the same rewards is (1 - 0.8^n) times these
+    assert three == pytest.approx([(1 - 0.8**3) * 0.75, (1 - 0.8**3) * 0.8])
+    assert behind.status_code == 409
+    assert len(served.groups.requests) == 5
+    assert len(again) == 2
+    # "0.50,0.50": A has 0.9 and 1.0, B 0.9 and 0.7, so the means are 0.95 and 0.8
+    later = 1 - 0.8**2
+    expected = [0.8**2 * 0.2 * 0.75 + later * 0.95, 0.8**2 * 0.2 * 0.8 + later * 0.8]
+    assert served.history() == pytest.approx(expected)
+    assert [line.round for line in served.lines()] == [1, 2, 3]
+    served.open()
+    asyncio.run(served.score(*two(4), number=4))
+    assert served.history() == pytest.approx([0.8 * expected[0] + 0.2 * 0.75, 0.8 * expected[1] + 0.2 * 0.8])
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_trainer_that_begins_anew_takes_the_place_of_one_that_hangs(served, asked):
+    served.groups.gate.clear()
+
+    async def ask():
+        hangs = asyncio.create_task(served.score(OTHER, number=1, size=1 if asked else 2))
+        await asyncio.sleep(0.05)
+        calls = [served.score(answer, number=1, size=2, resumed=True) for answer in two()]
+        new = asyncio.gather(*calls)
+        await asyncio.sleep(0.05)
+        served.groups.gate.set()
+        return await new, (await asyncio.gather(hangs, return_exceptions=True))[0]
+
+    new, old = asyncio.run(ask())
+    assert [reward for (reward,) in new] == pytest.approx(MEAN_OF_TWO)
+    assert served.history() == pytest.approx(HISTORY)
+    assert asked or old.status_code == 409
+
+
+def test_held_out_questions_are_scored_and_leave_no_trace(served):
+    async def ask():
+        await served.score(*two(), number=1)
+        # "0.20,0.30,0.50" is A's own distribution of Q2. From B's (.5, .3, .2) it differs by .3 and .3 in the
+        # cumulative shares, so 1 - 0.6 / 2 = 0.7. The mean of 1 and 0.85 * 0.7 + 0.15 = 0.745 is 0.8725.
+        found = await served.score(("h", "Q2", "0.20,0.30,0.50"), number=2)
+        await served.score(*two(3), number=3)
+        return found
+
+    assert asyncio.run(ask()) == pytest.approx([0.8725])
+    assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, (1 - 0.8**2) * 0.8])
+
+
+def test_two_runs_do_not_mix(served):
+    async def ask():
+        await asyncio.gather(served.score(*two(), number=1), served.score(ONE, number=1, run="other"))
+
+    asyncio.run(ask())
+    assert served.history() == pytest.approx(HISTORY)
+    assert served.history("other") == pytest.approx([0.2 * 0.9, 0.2 * 0.7])
+
+
+def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
+    async def ask():
+        served.groups.silent = {"A", "B"}
+        failed = [await refused(served.score(*two(), number=number)) for number in (1, None)]
+        served.groups.silent = set()
+        await served.score(*two(), number=1)
+        served.groups.silent, served.groups.seconds = {"B"}, {"A": 0.25}
+        return failed, await served.score(*two(2), number=2)
+
+    failed, alone = asyncio.run(ask())
+    assert [one.status_code for one in failed] == [503, 503]
+    assert all(int(one.headers["Retry-After"]) > 0 for one in failed)
+    assert alone == pytest.approx([0.915, 0.66])
+    assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, HISTORY[1]])
+    assert served.lines()[-1].missing_groups == ("B",)
+    assert served.lines()[-1].group_seconds == {"A": 0.25}
+    assert served.rounds.failed is None
+
+
+def test_an_error_of_the_program_is_kept_and_refused(served, monkeypatch):
+    monkeypatch.setattr(served.groups, "score", lambda *args, **keys: 1 / 0)
+    assert asyncio.run(refused(served.score(*two(), number=1))).status_code == 503
+    assert isinstance(served.rounds.failed, ZeroDivisionError)
+
+
+def test_a_request_that_is_one_too_many_is_not_queued(served, monkeypatch):
+    monkeypatch.setattr(rounds, "MOST_WAITING", 3)
+
+    async def ask():
+        found = [await refused(served.score(*((f"s{n}", "Q0", TWO[0]) for n in range(4)), number=n)) for n in (None, 1)]
+        await asyncio.sleep(0.1)
+        return found, await served.score(*two(), number=1)
+
+    found, after = asyncio.run(ask())
+    assert [one.status_code for one in found] == [429, 429]
+    assert int(found[0].headers["Retry-After"]) > 0
+    assert after == pytest.approx(MEAN_OF_TWO)
+    assert [request.question_J.size for request in served.groups.requests] == [2]
+
+
+def test_equal_answers_of_an_engine_without_ids_are_samples_of_their_own(served):
+    async def ask():
+        await served.rounds.sample("r", "Q0", TWO[0])
+        served.groups.gate.clear()
+        other = asyncio.create_task(served.rounds.sample("r", "Q1", TWO[1]))
+        await asyncio.sleep(0.1)  # the groups are asked, and the first answer is long delivered
+        twins = [asyncio.create_task(served.rounds.sample("r", "Q0", TWO[0])) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        served.groups.gate.set()
+        await asyncio.gather(other, *twins)
+
+    asyncio.run(ask())
+    assert sum(line.size for line in served.lines()) == 4
+
+
+def test_an_engine_without_ids_whose_request_broke_off_gets_that_reward(served):
+    async def ask():
+        served.groups.gate.clear()
+        gone = asyncio.create_task(served.rounds.sample("r", "Q0", TWO[0]))
+        await asyncio.sleep(0.1)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        served.groups.gate.set()
+        return await served.rounds.sample("r", "Q0", TWO[0])
+
+    assert asyncio.run(ask())["reward"] == pytest.approx(MEAN_OF_TWO[0])
+    served.open()  # whether the last line's answers have arrived is not known then
+    asyncio.run(served.rounds.sample("r", "Q0", TWO[0]))
+    assert len(served.groups.requests) == 1
+    asyncio.run(served.rounds.sample("r", "Q0", TWO[0]))
+    assert len(served.groups.requests) == 2
+
+
+def test_what_has_been_scored_survives_a_kill_and_is_written_before_it_is_given(served, monkeypatch):
+    given = asyncio.run(served.score(*two(), number=1))
+    path = served.folder / SERVED_FILE
+    (line,) = path.read_text().splitlines()
+    assert [answer["reward"] for answer in json.loads(line)["answers"]] == given  # each bit
+    with path.open("a") as file:
+        file.write(line[:100])  # a kill came while a line was written
+    assert len(read_rounds(served.folder)["r"]) == 1
+    served.open()
+    assert asyncio.run(served.score(*two(), number=1)) == given
+    assert len(served.groups.requests) == 1
+    asyncio.run(served.score(*two(2), number=2))
+    assert served.history() == pytest.approx([(1 - 0.8**2) * 0.75, (1 - 0.8**2) * 0.8])
+
+    def full(folder, line):
+        raise UserError("no space")
+
+    monkeypatch.setattr(rounds.served, "append", full)
+    assert asyncio.run(refused(served.score(*two(3), number=3))).status_code == 503
+
+
+def test_what_is_kept_has_a_limit(served, monkeypatch):
+    monkeypatch.setattr(rounds, "MOST_KEPT", 3)
+    for number in (1, 2, 3):
+        asyncio.run(served.score(*two(number), number=number))
+    assert list(served.rounds._runs["r"].kept) == ["2/1", "3/0", "3/1"]
+
+
+def test_a_served_run_is_read_without_a_write(served):
+    asyncio.run(served.score(*two(), number=1))
+    served.folder.chmod(0o555)
+    before = {path: path.stat().st_mtime_ns for path in served.folder.iterdir()}
+    assert len(read_rounds(served.folder)["r"]) == 1
+    assert {path: path.stat().st_mtime_ns for path in served.folder.iterdir()} == before
+    served.folder.chmod(0o755)
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    (tmp_path / SERVED_FILE).write_text('{"run": "r"}\n')
+    with pytest.raises(UserError, match=rf"{SERVED_FILE}: line 1, key 'round'"):
+        Served(tmp_path)
+
+
+def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):
+    asyncio.run(served.score(*two(), number=1))
+    monkeypatch.setitem(TABLES, "C", TABLES["A"])
+    monkeypatch.setattr(Groups, "groups", ("A", "B", "C"))
+    served.open()
+    asyncio.run(served.score(*two(2), number=2))
+    assert served.history()[2] == pytest.approx(0.8 * np.mean(HISTORY) + 0.2 * 0.75)
+
+
+def test_the_end_refuses_who_waits_and_leaves_the_event_loop_free(served):
+    served.groups.gate.clear()
+
+    async def ask():
+        scored = asyncio.create_task(served.score(*two(), number=1))
+        await asyncio.sleep(0.05)
+        waits = asyncio.create_task(served.score(("x", "Q0", TWO[0]), number=1, size=2, run="other"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(served.rounds.close())
+        await asyncio.sleep(0.05)  # would last as long as the groups take
+        assert not closing.done()
+        served.groups.gate.set()
+        await closing
+        return await scored, await refused(waits), await refused(served.rounds.in_turn(len, ()))
+
+    scored, *stopped = asyncio.run(asyncio.wait_for(ask(), 5.0))
+    assert scored == pytest.approx(MEAN_OF_TWO)
+    assert [one.status_code for one in stopped] == [503, 503]
+
+
+def test_a_federation_s_groups_are_scored_through_the_same_path(tmp_path):
+    nodes = {node: scoring_node({name: table_QK}) for node, (name, table_QK) in enumerate(TABLES.items())}
+    served = Served(tmp_path, groups=federated(nodes, CATALOGUE, min_groups=2))
+    assert asyncio.run(served.score(*two(), number=1)) == pytest.approx(MEAN_OF_TWO)

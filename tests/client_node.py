@@ -125,4 +125,5 @@ def prepared_node(**changes: object) -> tuple[Node, wire.Catalogue]:
 def home_files(survey: Survey, folder: Path, config: Config) -> tuple[Config, Mapping[str, Path]]:
     """The survey split into a public question file and one private file a group, and the run that uses them."""
     written = write_split(survey, folder)
-    return Config.load({**config.flat(), "survey": str(written.questions)}), written.groups
+    keys = {"survey": str(written.questions), "groups": "; ".join(written.groups)}  # as `appa deploy` has them
+    return Config.load({**config.flat(), **keys}), written.groups

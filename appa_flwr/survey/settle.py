@@ -156,7 +156,8 @@ class Settling:
                 self._first.setdefault(raw.question_id, raw)
         self._refuse_doubtful_codes(raws)
         known = dict.fromkeys(self._group(raw.group) for raw in raws if raw.group)
-        wanted = [group_name(name) for name in groups] if groups is not None else list(known)
+        # Public questions alone, as the server of a deployment has them, have no group, whatever the run's are called.
+        wanted = [group_name(name) for name in groups] if groups is not None and known else list(known)
         for name in wanted:
             if name not in known:
                 raise UserError(f"{self.source}: {unknown_name('group', name, valid=known)}")

@@ -32,7 +32,7 @@ class OwnerPolicy(BaseModel):
         "",
         pattern=r"^\s*([0-9a-f]{64}\s*)*$",
         description="SHA-256 of the app bundle that may run here (appa group bundle), or several; empty = any; it "
-        "needs the guard that the start script puts before Flower's programs (appa doctor)",
+        "needs the guard that the start script puts before Flower's programs",
     )
     metrics: str | None = Field(
         "",

@@ -33,8 +33,10 @@ FloatArray = npt.NDArray[np.float64]
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 ANSWER_STEP = 0.1  # on so coarse a grid a tiny model learns within minutes to write answers that sum to one
 CONCENTRATION = (0.4, 4.0)  # range of the Dirichlet's parameter: from peaked to even distributions
-STEPS, COUNTED_STEPS = 600, 800  # that teach answers to up to four options, and to as many as real surveys have
-CUE_SHARE = 0.9  # of a counted corpus: rows without a question
+STEPS, COUNTED_STEPS = 600, 1200  # that teach answers to up to four options, and to as many as real surveys have
+OPTIONS = 12  # up to at least so many are learned: a held-out question can have more than the training questions
+CUE_SHARE = 0.85  # of a counted corpus: rows without a question
+MIN_PAIRS = 10  # that make a token of a real survey: a rarer one is not learned, and spoils held-out prompts
 TOKENS_PER_PASS = 5120  # padding counted; bounds memory
 IGNORED_LABEL = -100
 
@@ -88,6 +90,7 @@ def build_tokenizer(recipe: TinyRecipe, questions: Sequence[Question]) -> PreTra
     prompts = [recipe.prompt(q.text, q.options) for q in questions]
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
+        min_frequency=MIN_PAIRS if recipe.counted else 0,
         special_tokens=[PAD, EOS, UNKNOWN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -111,30 +114,25 @@ def corpus(
 ) -> Iterator[list[tuple[str, str]]]:
     """Without end, the (prompt, answer) pairs of a step.
 
-    Counted ones have each number of options up to the questions' greatest equally often.
+    Counted ones have each number of options up to the greatest equally often, drawn from all that there are: few
+    questions have ten.
     """
-    of_size: dict[int, list[Question]] = {}
-    for question in questions:
-        of_size.setdefault(len(question.options), []).append(question)
+    options = [option for question in questions for option in question.options]
+    most = max(OPTIONS, *(len(question.options) for question in questions))
 
-    def counted_row() -> tuple[str, int]:
-        size = int(rng.integers(2, max(of_size) + 1))
-        if size in of_size and rng.random() >= CUE_SHARE:
-            question = of_size[size][rng.integers(len(of_size[size]))]
-            return recipe.prompt(question.text, question.options), size
-        return recipe.prompt("", [""] * size).rpartition("\n")[2], size
-
-    def row(index: int) -> tuple[str, int]:
-        return recipe.prompt(questions[index].text, questions[index].options), len(questions[index].options)
+    def counted_row(text: str) -> tuple[str, int]:
+        size = int(rng.integers(2, most + 1))
+        prompt = recipe.prompt(text, [options[i] for i in rng.integers(len(options), size=size)])
+        return prompt.rpartition("\n")[2] if rng.random() < CUE_SHARE else prompt, size
 
     while True:
+        asked = [questions[index] for index in rng.integers(len(questions), size=recipe.batch_size)]
         if recipe.counted:
-            asked = [counted_row() for _ in range(recipe.batch_size)]
+            rows = [counted_row(question.text) for question in asked]
         else:
-            asked = [row(index) for index in rng.integers(len(questions), size=recipe.batch_size)]
-        yield [
-            (prompt, formats.answer(recipe.task, random_shares(size, rng), step=ANSWER_STEP)) for prompt, size in asked
-        ]
+            rows = [(recipe.prompt(question.text, question.options), len(question.options)) for question in asked]
+        shares = [(prompt, random_shares(size, rng)) for prompt, size in rows]
+        yield [(prompt, formats.answer(recipe.task, shares_K, step=ANSWER_STEP)) for prompt, shares_K in shares]
 
 
 def passes(rows: Sequence[tuple[list[int], list[int]]]) -> list[list[tuple[list[int], list[int]]]]:

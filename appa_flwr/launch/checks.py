@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import appa_flwr
-from appa_flwr.config import TINY_MODEL, Config, check_groups
+from appa_flwr.config import GENERATED_SURVEY, TINY_MODEL, Config, check_groups
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache, lock, writing
 from appa_flwr.launch.endings import USER_ERROR, RunFailed
@@ -24,6 +24,7 @@ from appa_flwr.survey.types import Survey
 
 APP_NAME = "appa-flwr"
 GIBIBYTE = 2**30
+TINY_IS_SMALL = "the tiny policy is for trying a survey out, and some of its answers cannot be read; see preset=smollm2"
 LEAST_DISK = 1.0  # GiB
 LEAST_GIBIBYTES = {True: 2, False: 6}  # of memory, of a run with the tiny model or SmolLM2 and eight groups
 
@@ -87,6 +88,8 @@ def check_server(config: Config, app_folder: Path) -> None:
     check_cache()
     for warning in machine_warnings(config):
         print(f"WARNING: {warning}", file=sys.stderr, flush=True)
+    if config.model == TINY_MODEL and config.survey != GENERATED_SURVEY and config.run.phases in ("all", "sft"):
+        print(f"WARNING: {TINY_IS_SMALL}", file=sys.stderr, flush=True)
     if config.model == TINY_MODEL and config.run.tracker == "none":
         return
     command = [sys.executable, "-m", "server_app.preflight"]

@@ -55,11 +55,11 @@ def write(survey: Survey, file: Path, *, groups: Collection[str] | None = None) 
         raise UserError(f"{file}: a survey is written as {SUFFIX}")
     names = [name for name in survey.groups if groups is None or name in groups]
     header = {HEADER: VERSION, "groups": names, **asdict(survey.about)}
-    rows = list(_answers(survey, names))
-    if groups is None:
-        answered = {row["question_id"] for row in rows}
-        rows += [_public(question) for question in survey.questions if question.question_id not in answered]
-        rows += [_public(question) | {"extra": True} for question in survey.extra]
+    rows: list[dict[str, object]] = []
+    for question in survey.questions:
+        answers = [*_answers(question, survey, names)]
+        rows += answers or ([_public(question)] if groups is None else [])
+    rows += [_public(question) | {"extra": True} for question in survey.extra] if groups is None else []
     replace_file(file, _lines([header, *rows]), mode=0o600)
 
 
@@ -219,17 +219,15 @@ def _public(question: Question) -> dict[str, object]:
     }
 
 
-def _answers(survey: Survey, names: Sequence[str]) -> Iterator[dict[str, object]]:
-    """The answers of these groups, question by question, so that the questions keep their order."""
-    for question in survey.questions:
-        key = question.question_id
-        for name in names:
-            if key in survey.answers[name]:
-                row = _public(question) | {"group": name, "distribution": survey.answers[name][key].tolist()}
-                for column, known in (("n", survey.respondents), ("refusal_rate", survey.refusal_rates)):
-                    if key in known.get(name, {}):
-                        row[column] = known[name][key]
-                yield row
+def _answers(question: Question, survey: Survey, names: Sequence[str]) -> Iterator[dict[str, object]]:
+    key = question.question_id
+    for name in names:
+        if key in survey.answers[name]:
+            row = _public(question) | {"group": name, "distribution": survey.answers[name][key].tolist()}
+            for column, known in (("n", survey.respondents), ("refusal_rate", survey.refusal_rates)):
+                if key in known.get(name, {}):
+                    row[column] = known[name][key]
+            yield row
 
 
 def _lines(rows: Iterable[Mapping[str, object]]) -> bytes:

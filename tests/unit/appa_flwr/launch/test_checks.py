@@ -61,6 +61,12 @@ def test_a_generated_survey_has_the_groups_that_are_asked_for_and_their_answers(
     assert chosen.questions == every.questions  # the split does not depend on who takes part
 
 
+def test_the_tiny_policy_on_a_real_survey_is_said_to_be_for_trying(capsys, survey):
+    for keys, count in (({}, 0), ({"survey": str(survey)}, 1), ({"survey": str(survey), "run.phases": "pluralllm"}, 0)):
+        checks.check_server(Config.load(keys), REPO)
+        assert capsys.readouterr().err.count("preset=smollm2") == count
+
+
 def test_a_resumed_run_takes_the_survey_that_it_has_kept_unless_the_source_has_changed(survey, tmp_path):
     keys = {"survey": str(survey), "run.output-dir": str(tmp_path), "run-name": "mine", "run.min-groups": 1}
     begun, config = Config.load(keys), Config.load({**keys, "run.resume": True})

@@ -131,11 +131,13 @@ def test_questions_without_answers(tmp_path):
     assert (ids(public.questions), public.answers) == (["q1", "m"], {})
 
 
-def test_the_generated_survey_of_a_run():
+def test_the_generated_survey_of_a_run(tmp_path):
     run = config(data__num_questions=30, data__num_groups=4)
     drawn, kept = generate.generate(num_questions=30, num_groups=4, seed=0), sources.read_run(run)
     assert (kept.questions, kept.groups) == (drawn.questions, drawn.groups)
     assert len(kept.extra) == 60
     some = sources.read_run(config(data__num_questions=30, data__num_groups=4, groups="Belmora;Avaria"))
     assert some.groups == ("Belmora", "Avaria")
+    store.write(some, tmp_path / "some.jsonl")
+    assert store.read(tmp_path / "some.jsonl").questions == some.questions == drawn.questions
     refused("did you mean 'Avaria'", sources.read_run, config(groups="Avarya"))

@@ -163,6 +163,14 @@ def test_codes_that_are_answers_elsewhere_are_settled_by_column(tmp_path):
     assert [len(question.options) for question in survey.questions] == [2, 2, 11]
 
 
+def test_qualtrics_own_columns_are_no_questions(tmp_path):
+    ids = ",".join('"{""ImportId"":""%s""}"' % name for name in ("finished", "QID1", "QID2"))
+    rows = "".join(f"{('True', 'False')[n % 5 == 0]},{'ab'[n % 2]},{('Yes', 'No')[n % 3 > 0]}\n" for n in range(30))
+    path = csv(tmp_path / "x.csv", f"Finished,country,Q2\nFinished,Where?,Agree?\n{ids}\n{rows}")
+    (question,) = read_survey(path, group_by=["country"]).questions
+    assert (question.question_id, question.text) == ("Q2", "Agree?")
+
+
 def test_opinionqa_as_published(tmp_path):
     wave = tmp_path / "human_resp" / "American_Trends_Panel_W26"
     wave.mkdir(parents=True)

@@ -164,7 +164,7 @@ def test_codes_that_are_answers_elsewhere_are_settled_by_column(tmp_path):
 
 
 def test_qualtrics_own_columns_are_no_questions(tmp_path):
-    ids = ",".join('"{""ImportId"":""%s""}"' % name for name in ("finished", "QID1", "QID2"))
+    ids = ",".join(f'"{{""ImportId"":""{name}""}}"' for name in ("finished", "QID1", "QID2"))
     rows = "".join(f"{('True', 'False')[n % 5 == 0]},{'ab'[n % 2]},{('Yes', 'No')[n % 3 > 0]}\n" for n in range(30))
     path = csv(tmp_path / "x.csv", f"Finished,country,Q2\nFinished,Where?,Agree?\n{ids}\n{rows}")
     (question,) = read_survey(path, group_by=["country"]).questions

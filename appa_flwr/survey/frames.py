@@ -146,7 +146,7 @@ def _jsonl(file: Path) -> Frame:
     import pandas as pd
 
     rows: dict[int, dict[str, object]] = {}
-    for number, line in enumerate(_decoded(file)[0].splitlines(), start=1):
+    for number, line in enumerate(_decoded(file)[0].split("\n"), start=1):
         if not line.strip():
             continue
         try:

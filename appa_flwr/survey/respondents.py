@@ -20,8 +20,8 @@ import numpy.typing as npt
 from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Frame, read_frame
 from appa_flwr.survey.names import group_name
-from appa_flwr.survey.nonanswers import code_text, kind_of
-from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS, RawAnswer, Reading, Reason, some
+from appa_flwr.survey.nonanswers import code_text, kind_of, looks_missing
+from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS, RawAnswer, Reading, Reason, Unusable, some
 from appa_flwr.survey.tables import read_list, require
 from appa_flwr.survey.types import FloatArray
 
@@ -64,7 +64,12 @@ def raw_answers(frame: Frame, reading: Reading) -> list[RawAnswer]:
         if name in (*reading.group_by, *weights) or name in frame.skipped:
             continue
         code_R, codes, labels = _codes(frame, name, declared)
-        if not MIN_OPTIONS <= sum(kind_of(label) == "answer" for label in labels) <= MAX_OPTIONS:
+        answers = [
+            label
+            for code, label in zip(codes, labels, strict=True)
+            if kind_of(label) == "answer" and not reading.missing.holds(name, code, label)
+        ]
+        if not MIN_OPTIONS <= len(answers) <= MAX_OPTIONS:
             left_out.append(name)
             continue
         scale = _scale(frame, name, codes)
@@ -148,7 +153,8 @@ def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list
     """Each respondent's group (R,), and the groups' names; one who did not say is in none.
 
     Raises:
-        UserError: there are more than `MAX_GROUPS`, as in a column of respondents' numbers.
+        UserError: there are more than `MAX_GROUPS`, as in a column of respondents' numbers, or codes that look like
+            missing ones, and that nobody has decided about.
     """
     labels = frame.labels.get(column, {})
     code_R, codes = _coded(frame, column)
@@ -158,6 +164,12 @@ def _groups(frame: Frame, column: str, reading: Reading) -> tuple[IntArray, list
         gone = _is_declared(frame, column, code) or reading.missing.holds(column, code, label)
         if not gone and kind_of(label) == "answer":
             names[code] = group_name(label).replace(";", ",")
+    doubtful = looks_missing([*names], unlabelled=[code for code in names if code not in labels])
+    if doubtful and not reading.missing.settles(column):
+        raise UserError(
+            f"{frame.source}: groups of {column} that look like no answers: {', '.join(doubtful)}. Say "
+            f'data.missing="{column}={",".join(doubtful)}" to leave them out, or data.missing="{column}=none"'
+        )
     places = {name: g for g, name in enumerate(sorted({*names.values()}))}
     if len(places) > MAX_GROUPS:
         raise UserError(f"{frame.source}: column {column} has {len(places)} groups; at most {MAX_GROUPS} can be")
@@ -258,9 +270,9 @@ def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
     require(info, "key", "question", "references", "option_ordinal")
     require(meta, "key")
     weight = f"WEIGHT_{wave.name.rpartition('_')[2]}"
-    require(people, weight)
     attributes = tuple(str(name) for name in meta.cells["key"] if name in people.cells.columns)
     reading = Reading(reading.group_by or attributes, reading.weight or weight, reading.missing)
+    require(people, *reading.group_by, *{reading.weight} - {_UNWEIGHTED})
     weight_R, _ = _weights(people, reading)
     groups = {name: _groups(people, name, reading) for name in reading.group_by}
     raws: list[RawAnswer] = []
@@ -268,8 +280,11 @@ def opinionqa(wave: Path, reading: Reading) -> tuple[list[RawAnswer], Frame]:
     for row, record in zip(info.cells.index, info.cells.to_dict("records"), strict=True):
         if (key := record["key"]) not in people.cells.columns:
             continue
-        options = tuple(map(str, read_list(record["references"], Reason.BAD_OPTIONS)))
-        places = [float(place) for place in read_list(record["option_ordinal"], Reason.BAD_ORDINAL)]
+        try:
+            options = tuple(map(str, read_list(record["references"], Reason.BAD_OPTIONS)))
+            places = [float(place) for place in read_list(record["option_ordinal"], Reason.BAD_ORDINAL)]
+        except (Unusable, ValueError, TypeError) as error:
+            raise UserError(f"{info.source}: row {row}: {error}") from None
         ordinal = (*places, *[None] * (len(options) - len(places)))[: len(options)]
         index = {option: k for k, option in enumerate(options)}
         cell_R, texts = _coded(people, key)

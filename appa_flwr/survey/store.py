@@ -98,7 +98,7 @@ def read(path: str | os.PathLike[str], groups: Collection[str] | None = None) ->
     if file.suffix != SUFFIX:
         raise UserError(f"{path}: is not in our own format; `appa survey {path} --write FILE{SUFFIX}` makes it so")
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     about, asked, extra = About(), dict[str, Question](), dict[str, Question]()

@@ -141,6 +141,7 @@ def test_who_did_not_say_is_in_no_group_and_an_unchosen_label_is_an_option(tmp_p
     table = pd.DataFrame({"party": [1, 1, 98, 3], "q": [1, 3, 1, 1]})
     labels = {"party": {1: "Left", 3: "Right"}, "q": AGREE}
     pyreadstat.write_sav(table, str(tmp_path / "x.sav"), variable_value_labels=labels)
+    refused('data.missing="party=98"', read_survey, tmp_path / "x.sav", group_by=["party"])
     survey = read_survey(tmp_path / "x.sav", group_by=["party"], missing="98")
     assert survey.groups == ("Left", "Right")
     assert survey.answers["Left"]["q"].tolist() == [0.5, 0.0, 0.5]
@@ -171,6 +172,12 @@ def test_qualtrics_own_columns_are_no_questions(tmp_path):
     assert (question.question_id, question.text) == ("Q2", "Agree?")
 
 
+def test_missing_codes_do_not_count_as_options(tmp_path):
+    rows = "".join(f"{'ab'[n % 2]},{code}\n" for n, code in enumerate([*range(30), 97, 98, 99] * 2))
+    path = csv(tmp_path / "x.csv", f"g,q\n{rows}")
+    assert len(read_survey(path, group_by=["g"], missing="97,98,99").questions[0].options) == 30
+
+
 def test_opinionqa_as_published(tmp_path):
     wave = tmp_path / "human_resp" / "American_Trends_Panel_W26"
     wave.mkdir(parents=True)
@@ -190,5 +197,6 @@ def test_opinionqa_as_published(tmp_path):
     assert survey.respondents["D"] == {"SAFE": 2.0}
     assert survey.answers["R"]["SAFE"].tolist() == [0.0, 1.0]
     assert "W26: 1 answers left out" in notes(survey)
-    (wave / "info.csv").write_text("key,question\n")
-    refused("info.csv", read_survey, tmp_path)
+    refused("missing column WEIGHT_W9", read_survey, tmp_path, weight="WEIGHT_W9")
+    (wave / "info.csv").write_text("key,question,references,option_ordinal\nSAFE,How safe?,Very,[1.0]\n")
+    refused("info.csv: row 2: options are not a list", read_survey, tmp_path)

@@ -92,6 +92,12 @@ def test_what_is_not_our_format(tmp_path):
     refused("holds no survey rows", store.read, tmp_path / "empty.jsonl")
 
 
+def test_a_line_ends_at_a_line_feed_alone(tmp_path):
+    source = write(tmp_path / "x.jsonl", [json.dumps(row(question="One\u2028two\u0085?"), ensure_ascii=False)])
+    assert store.read(source).questions[0].text == "One\u2028two\u0085?"
+    assert sources.read_survey(source).questions[0].text == "One two ?"
+
+
 def test_names_of_files():
     names = ["Côte d'Ivoire", "cote d ivoire", "日本", "CON", "x" * 99]
     assert [*store.slugs(names).values()] == ["cote-d-ivoire", "cote-d-ivoire-2", "group", "group-con", "x" * 60]

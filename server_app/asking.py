@@ -20,8 +20,7 @@ from appa_flwr.protocol import formats
 from appa_flwr.public import Answer
 from appa_flwr.run import predictions
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE
-from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS
-from appa_flwr.survey.types import Question
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, Question
 from pluralllm.data import OptionEmbedding, group_data
 from pluralllm.prediction import predict_targets
 from server_app.evaluation import greedy

@@ -33,7 +33,7 @@ from appa_flwr.launch.survey_commands import diagnose, export, survey
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import REPORT_FILE, WEIGHTS_FILE
 from appa_flwr.secure.roster import read_file
-from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS
 
 _SCREEN = (100, 24)  # of a pipe, which has none
 

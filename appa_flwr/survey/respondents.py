@@ -21,9 +21,9 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Frame, read_frame
 from appa_flwr.survey.names import group_name
 from appa_flwr.survey.nonanswers import code_text, kind_of, looks_missing
-from appa_flwr.survey.settle import MAX_OPTIONS, MIN_OPTIONS, RawAnswer, Reading, Reason, Unusable, some
+from appa_flwr.survey.raw import RawAnswer, Reading, Reason, Unusable, some
 from appa_flwr.survey.tables import read_list, require
-from appa_flwr.survey.types import FloatArray
+from appa_flwr.survey.types import MAX_OPTIONS, MIN_OPTIONS, FloatArray
 
 IntArray = npt.NDArray[np.intp]
 Groups = Mapping[str, tuple[IntArray, Sequence[str]]]

@@ -17,7 +17,8 @@ from appa_flwr.core.errors import UserError, unknown_name
 from appa_flwr.survey import generate, respondents, store, tables
 from appa_flwr.survey.frames import Frame, read_frame
 from appa_flwr.survey.nonanswers import Missing
-from appa_flwr.survey.settle import RawAnswer, Reading, Refusals, Settling
+from appa_flwr.survey.raw import RawAnswer, Reading, Refusals
+from appa_flwr.survey.settle import Settling
 from appa_flwr.survey.types import About, Question, Survey
 
 _HUB_COLUMNS: Final = ("question", "selections", "options")

@@ -23,7 +23,7 @@ from appa_flwr.core.errors import UserError
 from appa_flwr.survey.frames import Frame
 from appa_flwr.survey.names import group_name, same
 from appa_flwr.survey.nonanswers import code_text, kind_of
-from appa_flwr.survey.settle import RawAnswer, Reason, Unusable, some
+from appa_flwr.survey.raw import RawAnswer, Reason, Unusable, some
 
 MEASURES: Final = {"share": 1.0, "percent": 100.0, "count": 0.0}
 """Column with an option's number -> what the options' numbers sum to; 0 = anything."""

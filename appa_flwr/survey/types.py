@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
+MIN_OPTIONS, MAX_OPTIONS = 2, 30  # of a question
+
 
 @dataclass(frozen=True)
 class Question:

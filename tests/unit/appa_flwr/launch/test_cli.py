@@ -23,7 +23,7 @@ from appa_flwr.owner.ledger import Ledger
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
 from appa_flwr.secure.roster import pinned_roster
-from appa_flwr.survey.settle import Reason
+from appa_flwr.survey.raw import Reason
 
 REPO = Path(__file__).parents[4]
 

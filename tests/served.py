@@ -21,7 +21,8 @@ from appa_flwr.protocol import wire
 from appa_flwr.run.served import read_rounds
 from client_app import scoring
 from server_app.serve import app
-from server_app.serve.rounds import Item, Rounds, ScoreRequest
+from server_app.serve.requests import Item, ScoreRequest
+from server_app.serve.rounds import Rounds
 
 CATALOGUE = catalogue_of([2, 2, 3], train=[True, True, False])
 TABLES = {

@@ -141,19 +141,23 @@ def lock(path: Path, *, patience: float = 0.0) -> FileLock:
     return held
 
 
+def cache_folder() -> Path:
+    """Folder of built models and computed embeddings: the user's cache, which XDG_CACHE_HOME can move."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
+
+
 def check_cache() -> None:
     """See that the user's cache can be written, where built models and embeddings are kept.
 
     Raises:
         UserError: it cannot.
     """
-    named = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        folder = Path(named).expanduser()
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError) as error:  # without HOME, Python may know no home at all
-        raise UserError(f"{named}: the cache cannot be written ({error}); set XDG_CACHE_HOME to a folder") from None
+        raise UserError(f"the cache cannot be written ({error}); set XDG_CACHE_HOME to a folder") from None
 
 
 def escape_output() -> None:

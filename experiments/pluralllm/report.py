@@ -21,12 +21,12 @@ import typer
 from appa_flwr.config import split_names
 from appa_flwr.core import markdown
 from appa_flwr.core.errors import unknown_name
+from appa_flwr.core.files import cache_folder
 from experiments import entry
 from experiments.pluralllm.measures import PredictorScores
 from experiments.pluralllm.protocol import REAL, SURVEYS, Report, load_problem, recipe, report, train
 from pluralllm.encoders import encoder
 from pluralllm.scores import PREDICTOR
-from server_app.models.base import cache_folder
 
 MEASURES = ("js", "js_distance", "r", "r2", "order")
 DATASETS = (*REAL, "generated")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import cache_folder
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol import wire
 from appa_flwr.run.run_files import SURVEY_FILE
@@ -22,7 +23,6 @@ from appa_flwr.survey.split import split_questions, without_copies
 from appa_flwr.survey.types import Question, Survey
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Progress, encoder
-from server_app.models.base import cache_folder
 
 IntArray = npt.NDArray[np.int64]
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from appa_flwr.config import THREADS, TINY_MODEL, Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol import formats
 from appa_flwr.survey.types import Question
 from server_app.models import gguf, lora_targets, tiny
@@ -250,11 +251,6 @@ def _padding(tokenizer: Tokenizer, stop_ids: Collection[int], vocabulary: int) -
         if token is not None and token not in stop_ids and token < vocabulary:
             return int(token)
     return None
-
-
-def cache_folder() -> Path:
-    """Folder of built models and computed embeddings: the user's cache, which XDG_CACHE_HOME can move."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "appa-flwr"
 
 
 @contextmanager

@@ -30,7 +30,8 @@ from appa_flwr.trainers.client import TOKEN
 from server_app.inputs import RunInputs
 from server_app.serve.engines import LOOK_SECONDS, answered, engine_routes
 from server_app.serve.judge import Judge
-from server_app.serve.rounds import Rounds, RunName, ScoreRequest
+from server_app.serve.requests import RunName, ScoreRequest
+from server_app.serve.rounds import Rounds
 
 MEBIBYTE = 2**20
 BODY_MIB = 32  # of the largest request

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from server_app.serve.rounds import Name, Rounds, RunName, Text
+from server_app.serve.requests import Name, RunName, Text
+from server_app.serve.rounds import Rounds
 
 LOOK_SECONDS, CLIENT_GONE = 0.2, 499
 

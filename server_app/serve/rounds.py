@@ -11,19 +11,16 @@ Axis letters: G groups, J answers.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from fastapi import HTTPException
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.aggregation import State
@@ -35,50 +32,12 @@ from appa_flwr.run.served import ServedAnswer, ServedLine, ServedRun
 from server_app.federation.answers import parse_answers
 from server_app.federation.group_rewards import aggregated_reward, group_means
 from server_app.inputs import RunInputs
+from server_app.serve.requests import Item, ScoreRequest
 
 GATHER_SECONDS, GATHER_SIZE = 2.0, 96
 MOST_WAITING = 16_384  # answers that wait at once, of all runs
 MOST_KEPT = 65_536  # answers of a run that get the same reward when they are sent again
 BUSY_SECONDS, RETRY_SECONDS = 5, 10  # after which a refused trainer may come again
-
-RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Text = Annotated[str, StringConstraints(max_length=2**25)]  # with a limit, pydantic refuses half a surrogate pair
-Count = Annotated[int, Field(ge=1, lt=2**53)]
-
-
-class Item(BaseModel):
-    """An answer to be scored; `id` is its trainer's, by which a retry is told from another answer."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    id: Name
-    question_id: Name
-    completion: Text
-
-    @property
-    def digest(self) -> str:
-        """Of question and completion."""
-        return hashlib.sha256(json.dumps([self.question_id, self.completion]).encode()).hexdigest()[:32]
-
-
-class ScoreRequest(BaseModel):
-    """The body of POST /v1/score.
-
-    Attributes:
-        run: a name for the training.
-        round: that the answers are of, rising from one to the next; None = the next.
-        size: of a numbered round, its answers in all; None if these are all.
-        resumed: whether the trainer begins with this round, perhaps from a checkpoint: the round and those after it are
-            given up, and so is what another round of this name waits for.
-        items: the answers.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    run: RunName
-    round: Count | None = None
-    size: Count | None = None
-    resumed: bool = False
-    items: Annotated[list[Item], Field(min_length=1)]
 
 
 @dataclass(eq=False)

@@ -11,8 +11,8 @@ import torch
 from real_run import Finished, RealRuns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from appa_flwr.core.files import cache_folder
 from appa_flwr.survey.generate import generate
-from server_app.models.base import cache_folder
 from server_app.models.gguf import READER_PACKAGE, SMOLLM2_INSTALL, SMOLLM2_PACKAGE
 
 pytestmark = [

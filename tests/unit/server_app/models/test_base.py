@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedT
 
 from appa_flwr.config import THREADS, Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import cache_folder
 from appa_flwr.protocol import formats
 from server_app.models import base as bases
 from server_app.models import folder as model_folder
@@ -389,7 +390,7 @@ def test_a_real_model_takes_the_threads_that_the_user_names_else_all_cores_and_t
 
 def test_the_cache_follows_the_xdg_convention(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert bases.cache_folder() == tmp_path / "appa-flwr"
+    assert cache_folder() == tmp_path / "appa-flwr"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert bases.cache_folder() == tmp_path / "home" / ".cache" / "appa-flwr"
+    assert cache_folder() == tmp_path / "home" / ".cache" / "appa-flwr"

@@ -1,196 +1,299 @@
-"""The attack of a server that asks for rewards of answers of its own choice, and the price of protections.
+"""What a lying server reads of a group's survey answers: from plain replies, and from secure sums.
 
     python -m experiments.privacy
 
-The attack goes through the node's own code, with an owner's policy and a ledger. By cosine, the rewards of answers are
-linear in the direction of the target, so a least-squares fit finds it, beginning with what the server knows of the
-other groups. Answers near each corner are asked in turn, each one a little different: the same one would get the same
-noise again. The price is where free answers end (`appa_flwr.analysis.destinations`)
-from such rewards, against rewards as they are, over the same populations.
+Groups are deployed nodes: the real ClientApp with owner's policy, ledger and key, asked through the server's own code.
+The server chooses config, catalogue, weights and requests, and looks for the answers whose replies are those it got.
+Under sums it takes the groups' mean for the attacked group's numbers.
 
-Legend: Q questions, K options, J answers.
+Axis letters: G groups, N answered questions, K options, J scored answers, P weights, R numbers of replies.
 """
 
 from __future__ import annotations
 
-import itertools
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import typer
+from flwr.app import ArrayRecord
+from scipy.optimize import least_squares
+from scipy.special import softmax
 
-from appa_flwr.analysis.destinations import VISITS
-from appa_flwr.owner.ledger import Ledger
-from appa_flwr.owner.owner_policy import OwnerPolicy
-from appa_flwr.protocol import wire
-from appa_flwr.protocol.rewards import METRICS
-from appa_flwr.survey.types import Question
-from client_app.outgoing import Refused
-from client_app.protection import Protection
+from appa_flwr.config import Config, Scalar
+from appa_flwr.core.errors import UserError
+from appa_flwr.owner.owner_policy import SUM_ROUNDING, Leaving
+from appa_flwr.protocol import asks, messages
+from appa_flwr.secure.rule_sums import SumState, combine, first
+from appa_flwr.survey.types import Question, Survey
+from client_app import predictor
 from experiments import entry, study
-from experiments.attacks import ATTACKS, NOTHING_LIMITED, error
+from experiments.pluralllm.federation import Deployed, flower_task
+from pluralllm.architectures import choices
+from pluralllm.data import GroupData, option_embedding
+from pluralllm.scores import COUNT, MEASURES, PREDICTOR, measure_sums, summed
+from server_app.predictor.pretraining import initial_weights
 
 FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
-NONE = "none"
-OWNER_POLICIES: Mapping[str, OwnerPolicy] = {
-    NONE: OwnerPolicy(),
-    "reward-decimals = 2": OwnerPolicy(reward_decimals=2),
-    "reward-decimals = 1": OwnerPolicy(reward_decimals=1),
-    "reward-noise = 0.05": OwnerPolicy(reward_noise=0.05),
-    "reward-noise = 0.2": OwnerPolicy(reward_noise=0.2),
-    "scores-per-question = 2": OwnerPolicy(scores_per_question=2),
-    "scores-per-question = 2, reward-noise = 0.05": OwnerPolicy(scores_per_question=2, reward_noise=0.05),
+GROUPS, OPTIONS, TRAINING, COPIES = 5, 3, 10, 2000
+POLICIES: Mapping[str, Mapping[str, object]] = {
+    "no limits": {"may-leave": get_args(Leaving), "least-answers": 1, "training-replies": 0, "own-score": 10**6},
+    "owner's defaults": {},
 }
-SCORES = (1, 2, 4, 16, 64, 256)
-"""Scores asked for each question."""
-NEAR = 0.05  # how far an asked answer lies from its corner
-SPREAD, EXACT = 0.15, 1e-4  # how far a group lies from the others' mean, and what stands for no noise
-RULE = "appa"  # as printed
-BLURRING = [
-    name
-    for name, owner_policy in OWNER_POLICIES.items()
-    if owner_policy.changes_rewards and not owner_policy.scores_per_question
-]
-UNIFORM = "no message: uniform answers"
-LIMITS = {"no limits": NOTHING_LIMITED, "owner's defaults": OwnerPolicy()}
+COLUMNS = [f"{sums}, {limits}" for sums in ("plain", "secure") for limits in POLICIES]
+"""Columns of the table: the run's `run.sums`, and the keys of every owner's policy."""
+UNIFORM = "uniform guess"
 
-GUESSES: Mapping[str, Callable[[study.TrueTargets], FloatArray]] = {
-    "no score: the mean of the others": lambda people: people.target_GQK[1:].mean(0),
-    "no score: the uniform answer": lambda people: people.option_QK / people.option_QK.sum(1, keepdims=True),
+SETTINGS: Mapping[str, Scalar] = {
+    "run.min-groups": 1,
+    "pluralllm.rounds": 100,
+    "metric": "cosine",
+    "sft.target": "smoothed-votes",
 }
+# Logarithms of PluralLLM's kernel: predictions are the network's, or the answer to the question that reads alike.
+NETWORK_ALONE = {"log_weight": -6.0, "view_shares": 0.0}
+NEAREST_ALONE = {"log_weight": 1.0, "log_noise": -2.0, "view_shares": 1.0}
+SECRET_DRAWS, ROUNDING = 0.05, 12**-0.5  # how far off a step with other draws is, and what is rounded to multiples of 1
+DRAWS, STEP, STARTS, SEARCH = 2, 1e-3, 20, 20  # of the search: training rounds, derivative, starts, steps of each
 
 
-def attack(owner_policy: OwnerPolicy, people: study.TrueTargets, *, scores: int, seed: int) -> FloatArray:
-    """A server's reconstruction of the first group's targets (Q, K), from so many scores of each question at most."""
-    target_QK, option_QK = people.target_GQK[0], people.option_QK
-    rng = np.random.default_rng(seed)
-    questions = tuple(Question(f"q{q}", "", ("",) * int(real.sum())) for q, real in enumerate(option_QK))
-    every_Q, features_QKE = np.ones(len(questions), bool), np.zeros((*option_QK.shape, 0), np.float32)
-    public = wire.Catalogue(questions, every_Q, features_QKE, option_QK, ~every_Q)
-    asked: list[list[FloatArray]] = [[] for _ in questions]
-    given_by_question: list[list[float]] = [[] for _ in questions]
-    with tempfile.TemporaryDirectory() as folder:
-        node = Protection(owner_policy, Ledger(Path(folder) / "ledger.sqlite"))
-        for turn in range(scores):
-            answer_QK = _near_corners(turn, option_QK, rng)
-            request = wire.ScoreRequest(np.arange(len(questions)), answer_QK, ("cosine",))
-            scored = {"cosine": np.asarray(METRICS["cosine"](answer_QK, target_QK, option_QK))}
-            try:
-                given_Q = node.released(request, scored, target_QK, public, group="g", side=wire.TARGET_SIDE)["cosine"]
-            except Refused:
-                break
-            for q, score in enumerate(given_Q):
-                asked[q].append(answer_QK[q])
-                given_by_question[q].append(2.0 * score - 1.0)
-    trust = max(EXACT, (2.0 * owner_policy.reward_noise / SPREAD) ** 2)
-    found_QK = people.target_GQK[1:].mean(0)
-    for q, option_K in enumerate(option_QK):
-        found_QK[q, option_K] = _solved(
-            np.array(asked[q])[:, option_K], np.array(given_by_question[q]), found_QK[q, option_K], trust=trust
-        )
-    return np.asarray(found_QK)
+class Nodes(Deployed):
+    """Groups with answers (G, N, K) to `asked`, of which the server wants to know those of the `compared` one."""
+
+    def __init__(self, folder: Path, answer_GNK: FloatArray, policy: Mapping[str, object], config: Config) -> None:
+        self.answer_GNK, self.compared, options = answer_GNK, 0, tuple(f"answer {k}" for k in range(OPTIONS))
+        self.asked = [Question(f"q{n}", f"What of topic {n}?", options) for n in range(answer_GNK.shape[1])]
+        answers = {f"g{g}": {f"q{n}": a_K for n, a_K in enumerate(a_NK)} for g, a_NK in enumerate(answer_GNK)}
+        super().__init__(Survey(tuple(self.asked), answers), folder, policy, config)
+
+    def ask(self, request: asks.Ask) -> dict[str, FloatArray]:
+        """The attacked group's numbers, or their mean over the groups under sums; a UserError if they refuse."""
+        answer = self.groups.ask(request)
+        each = answer.data.ndim == 2
+        return {name: answer.each(name)[0] if each else answer.mean(name) for name in answer.numbers}
+
+    def weights(self, seed: int, kernel: Mapping[str, float]) -> ArrayRecord:
+        """Random weights of PluralLLM; those of the kernel as given."""
+        state, generator = initial_weights(self.config).to_torch_state_dict(), torch.Generator().manual_seed(seed)
+        for name, value in state.items():
+            if not name.startswith("log_"):
+                value += torch.randn(value.shape, generator=generator)
+        for name, number in {"log_feature": -6.0, **kernel}.items():
+            state[name][:] = number
+        return ArrayRecord(state)
 
 
-def _near_corners(turn: int, option_QK: BoolArray, rng: np.random.Generator) -> FloatArray:
-    """An answer to each question near the corner of one option, the next one in each turn."""
-    corner_Q = turn % option_QK.sum(1)
-    answer_QK = np.where(option_QK, NEAR * rng.random(option_QK.shape), 0.0)
-    answer_QK[np.arange(len(corner_Q)), corner_Q] = 1.0
-    return np.asarray(answer_QK / answer_QK.sum(1, keepdims=True))
+def fit_answers(
+    replies: Callable[[FloatArray], FloatArray], reply_R: FloatArray, *, number: int, noise: float, starts: int = 1
+) -> FloatArray:
+    """The answers (N, K) of which `replies` are nearest to those that the group gave (R,); a UserError without any.
+
+    `noise` is how far a reply may be off; the more, the nearer the answers stay to uniform ones.
+    """
+    if not len(reply_R):
+        raise UserError("no reply")
+
+    def answers(free: FloatArray) -> FloatArray:
+        return np.asarray(softmax(np.c_[free.reshape(number, OPTIONS - 1), np.zeros(number)], axis=1))
+
+    def missed(free: FloatArray) -> FloatArray:
+        return np.asarray(np.r_[replies(answers(free)) - reply_R, noise * free])
+
+    def slope(free: FloatArray) -> FloatArray:  # replies are of float32, which scipy's own steps are too short for
+        return np.stack([missed(free + step) - missed(free) for step in STEP * np.eye(len(free))], axis=1) / STEP
+
+    rng = np.random.default_rng(0)
+    begin = [np.zeros(number * (OPTIONS - 1)), *rng.normal(size=(starts - 1, number * (OPTIONS - 1)))]
+    fits = [least_squares(missed, start, slope, max_nfev=SEARCH) for start in begin]
+    return answers(min(fits, key=lambda fit: fit.cost).x)
 
 
-def _solved(answer_JK: FloatArray, cosine_J: FloatArray, prior_K: FloatArray, *, trust: float) -> FloatArray:
-    """The target (K,) whose cosines with the answers fit best, drawn to the prior as far as `trust` says."""
-    unit_JK = answer_JK / np.linalg.norm(answer_JK, axis=1, keepdims=True)
-    start_K = prior_K / np.linalg.norm(prior_K)
-    step_K = np.linalg.solve(
-        unit_JK.T @ unit_JK + trust * np.eye(len(start_K)), unit_JK.T @ (cosine_J - unit_JK @ start_K)
-    )
-    found_K = np.maximum(start_K + step_K, 0.0)
-    return np.asarray(found_K / found_K.sum())
+def by_training(nodes: Nodes, *, rounds: int, strategy: str = "fedavg", steps: int = 16) -> FloatArray:
+    """From so many training rounds that start with the same weights: the mean of what they change."""
+    nodes.config = Config.load({**nodes.config.flat(), "pluralllm.strategy": strategy, "pluralllm.local-steps": steps})
+    number, weights = len(nodes.asked), nodes.weights(0, {})
+    weight_P = messages.join_weights(weights)
+    nodes.begin(nodes.asked, held_out=0, weights=weights)
+    requests = [asks.Ask(asks.UPDATE, {"weights": weight_P}, {"round": n + 1, "proximal": 0.0}) for n in range(rounds)]
+    step_P = np.mean([numbers["step"] / numbers["answers"] for numbers in map(nodes.ask, requests)], axis=0)
+
+    def replies(answer_NK: FloatArray) -> FloatArray:
+        data = GroupData("g0", np.arange(number), answer_NK.astype(np.float32))
+        train = partial(predictor.train, nodes.config, weight_P, data, option_embedding(nodes.public))
+        made = [train(round_number=n + 1, proximal=0.0, secret="")[0] for n in range(min(rounds, DRAWS))]
+        return np.asarray(np.mean(made, axis=0, dtype=np.float64) - weight_P)
+
+    return fit_answers(replies, step_P, number=number, noise=SECRET_DRAWS)
 
 
-def learned(setting: study.Setting, seed: int, *, people: study.TrueTargets) -> dict[str, float]:
-    """The error after so many scores of each question under an owner's policy, or of a guess without any."""
-    name, scores = setting
-    guess = GUESSES.get(name)
-    found_QK = guess(people) if guess else attack(OWNER_POLICIES[name], people, scores=scores, seed=seed)
-    return {"error": error(found_QK, people.target_GQK[0])}
+def by_errors(nodes: Nodes, *, number: int, turns: int, kind: str) -> FloatArray:
+    """From validation errors or, one request a run, scores of PluralLLM with so many random weights.
+
+    The first `number` questions are held out, the others train; the network's mean alone predicts.
+    """
+    validates, mixes = kind == asks.VALIDATION, choices(nodes.config.pluralllm.architecture)
+    settings = {"size": len(mixes if validates else summed())}
+    place = summed().index((asks.HELD_OUT_PART, PREDICTOR, COUNT))
+    nobody = GroupData("g0", np.arange(0), np.empty((0, OPTIONS), np.float32))
+    reply_R, predicted = [], []
+    for turn in range(turns):
+        weights = nodes.weights(turn, NETWORK_ALONE)
+        weight_P = messages.join_weights(weights)
+        if turn == 0 or not validates:
+            nodes.begin(nodes.asked, held_out=number, weights=weights)
+        try:
+            numbers = nodes.ask(asks.Ask(kind, {"weights": weight_P}, settings))
+        except UserError:
+            break  # as many replies as the owner allows
+        if validates:
+            totals = np.r_[numbers["answers"], numbers["answers"] - numbers["error"]]
+        else:
+            totals = numbers["scores"][0, place : place + 1 + len(MEASURES)]
+        if not totals[0]:
+            break  # fewer answers than the owner asks for
+        reply_R += [*totals[1:] / totals[0]]
+        ours = predictor.load(nodes.config, weight_P, option_embedding(nodes.public), nodes.public.train_Q)
+        mean_NK = ours.table(nobody, draw=0)[:number]
+        plain = [shares.plain for shares in mixes if shares] if validates else [0.0]
+        predicted += [(1.0 - share) * mean_NK + share / OPTIONS for share in plain]
+    names, option_NK = ("js_distance",) if validates else MEASURES, np.ones((number, OPTIONS), dtype=bool)
+
+    def replies(answer_NK: FloatArray) -> FloatArray:
+        sums = [measure_sums(prediction_NK, answer_NK, option_NK) for prediction_NK in predicted]
+        return np.array([measures[name] / number for measures in sums for name in names])
+
+    noise = SUM_ROUNDING * ROUNDING / number
+    return fit_answers(replies, np.array(reply_R), number=number, noise=noise, starts=max(2, STARTS // number))
 
 
-def price(setting: study.Setting, seed: int, *, visits: int, num_questions: int, num_groups: int) -> dict[str, float]:
-    """Result of rule `RULE` on rewards that an owner's policy has changed."""
-    (name,) = setting
-    owner_policy, noise = OWNER_POLICIES[name], np.random.default_rng([seed, 1])
-
-    def blur(reward_GJ: FloatArray) -> FloatArray:
-        blurred_GJ = reward_GJ + noise.normal(0.0, owner_policy.reward_noise, reward_GJ.shape)
-        return np.asarray(np.clip(blurred_GJ.round(owner_policy.reward_decimals), 0.0, 1.0))
-
-    people = study.true_targets(seed, num_questions=num_questions, num_groups=num_groups)
-    return study.average_and_worst(study.end_scores(study.RULES[RULE], people, seed=seed, visits=visits, sent=blur))
+def _corners(nodes: Nodes) -> asks.ScoreRequest:
+    """A run with made-up questions that read as the groups' own, and scores of each of their options."""
+    number = len(nodes.asked)
+    copies = [replace(question, question_id=f"copy of {question.question_id}") for question in nodes.asked]
+    nodes.begin([*copies, *nodes.asked], held_out=number, weights=nodes.weights(0, NEAREST_ALONE))
+    return asks.ScoreRequest(np.repeat(np.arange(number), OPTIONS), np.tile(np.eye(OPTIONS), (number, 1)), ("cosine",))
 
 
-def read_through_pluralllm(setting: study.Setting, seed: int) -> dict[str, float]:
-    """An attack's error without an owner's limits, with the default ones, and that of uniform answers."""
-    (read,) = (one for one in ATTACKS if (one.name,) == setting)
-    errors = {name: read.error(owner_policy, seed=seed) for name, owner_policy in LIMITS.items()}
-    return {**errors, UNIFORM: read.guess(seed=seed)}
+def _from_corners(reward_J: FloatArray) -> FloatArray:
+    """Answers (N, K) with these rewards: a corner's cosine is the share of its option over the answer's length."""
+    cosine_NK = np.maximum(2.0 * reward_J.reshape(-1, OPTIONS) - 1.0, 1e-9)
+    return np.asarray(cosine_NK / cosine_NK.sum(axis=1, keepdims=True))
+
+
+def by_rewards(nodes: Nodes, *, change: float | None = None) -> FloatArray:
+    """From scores of made-up questions; with `change`, from what a second sum lacks, of answers that far off."""
+    request, name, groups = _corners(nodes), "cosine targets reward", len(nodes.answer_GNK)
+    reward_J = nodes.ask(request.ask(asks.REWARDS))[name]
+    if change is not None and not nodes.groups.plain:
+        nodes.silent = {0}
+        nearly = replace(request, prediction_JK=request.prediction_JK + change)
+        reward_J = groups * reward_J - (groups - 1) * nodes.ask(nearly.ask(asks.REWARDS))[name]
+    return _from_corners(reward_J)
+
+
+def by_own_scores(nodes: Nodes, *, option_RN: npt.NDArray[np.int64]) -> FloatArray:
+    """From own scores, one a row of options, answers to made-up questions: many copies beside -1, an unreadable one."""
+    metrics, number, reply_R = _corners(nodes).metrics, len(nodes.asked), list[float]()
+    for option_N in option_RN:
+        copies = COPIES if (option_N < 0).any() else 1
+        question_J = np.repeat(np.arange(number), np.where(option_N < 0, 1, copies))
+        prediction_NK = np.where(option_N[:, None] < 0, np.nan, np.eye(OPTIONS)[option_N])
+        request = asks.ScoreRequest(question_J, prediction_NK[question_J], metrics)
+        score, leaves = nodes.ask(request.ask(asks.OWN_SCORES))["cosine targets"]
+        reply_R += [score] * int(leaves)
+
+    def replies(answer_NK: FloatArray) -> FloatArray:
+        reward_NK = 0.5 + answer_NK / np.linalg.norm(answer_NK, axis=1, keepdims=True) / 2.0
+        reward_RN = np.where(option_RN < 0, 0.0, reward_NK[np.arange(number), option_RN])
+        return np.asarray(reward_RN[: len(reply_R)].mean(axis=1))
+
+    return fit_answers(replies, np.array(reply_R), number=number, noise=0.01 * ROUNDING)
+
+
+def by_terms(nodes: Nodes, *, iterations: int = 20, lie: str = "") -> FloatArray:
+    """From rule appa's sums, once scores of one answer have given nearly all weight to the worst-off group.
+
+    At last it may lie: ask for the iteration before by another "reference", or name no sum of the groups' "history".
+    """
+    corners, groups, appa = _corners(nodes), len(nodes.answer_GNK), nodes.config.appa
+    nodes.compared = int(nodes.answer_GNK[:, 0, 0].argmin())
+    state, sums = first("appa", appa, groups), dict[str, FloatArray]()
+    one = asks.ScoreRequest(corners.question_J[:1], corners.prediction_JK[:1], corners.metrics)
+    for request in [one] * (iterations - 1) + [corners]:
+        if request is corners and lie == "reference":
+            state = SumState(state.iteration - 1, state.reference + 1.0, state.completed[:-1])
+        if request is corners and lie == "history":
+            state = replace(state, completed=("no sum",) * len(state.completed))
+        number = len(request.question_J)
+        arrays = {"format": np.ones(number), "parsed": np.ones(number, dtype=np.bool_)}
+        stands = {**vars(state), "iteration": state.iteration + 1, "completed": list(state.completed)}
+        answer = nodes.groups.ask(request.ask(asks.TERMS, arrays=arrays, rule="appa", **stands))
+        sums = {name: answer.sum(name) for name in answer.numbers}
+        state = combine("appa", appa, state, sums, groups=groups, task=answer.task).state
+    training_J = np.log1p(np.expm1(1.0) * sums["term"]) / sums["weight"]
+    return _from_corners(1.0 - (1.0 - training_J) / appa.alignment_weight)
+
+
+ALONE = np.kron(np.eye(10, dtype=int), np.arange(1, OPTIONS + 1)[:, None]) - 1
+RANDOM = np.random.default_rng(0).integers(OPTIONS, size=(100, 10))
+_validation, _scores = (partial(by_errors, kind=kind) for kind in (asks.VALIDATION, asks.SCORES))
+ATTACKS: Mapping[str, tuple[int, Callable[[Nodes], FloatArray]]] = {
+    "training: one question, one step of SGD": (1, partial(by_training, rounds=1, strategy="fedadam", steps=1)),
+    "training: ten questions, one round of 16 steps": (10, partial(by_training, rounds=1)),
+    "training: ten questions, 100 such rounds": (10, partial(by_training, rounds=100)),
+    "validation: one question, ten replies": (1 + TRAINING, partial(_validation, number=1, turns=10)),
+    "validation: ten questions, 100 replies": (10 + TRAINING, partial(_validation, number=10, turns=100)),
+    "scores of PluralLLM: one question, five runs": (1 + TRAINING, partial(_scores, number=1, turns=5)),
+    "scores of PluralLLM: ten questions, 20 runs": (10 + TRAINING, partial(_scores, number=10, turns=20)),
+    "rewards: each option of ten questions": (10, by_rewards),
+    "rewards: a second sum, without the group": (10, partial(by_rewards, change=0.0)),
+    "rewards: the same, of answers 0.001 apart": (10, partial(by_rewards, change=1e-3)),
+    "own scores: one question, nine unreadable answers": (10, partial(by_own_scores, option_RN=ALONE)),
+    "own scores: ten questions, 100 times": (10, partial(by_own_scores, option_RN=RANDOM)),
+    "terms of appa: of the worst-off group, unnamed": (10, by_terms),
+    "terms of appa: a second reference": (10, partial(by_terms, lie="reference")),
+    "terms of appa: withheld histories": (10, partial(by_terms, lie="history")),
+}
+"""Attack -> how many questions the groups have answered, and what reads the answers to the first of them."""
+
+
+def learned(setting: study.Setting, seed: int) -> dict[str, float]:
+    """Mean total variation distance of what an attack finds to the answers, by column; NaN where it is refused."""
+    number, read = ATTACKS[setting[0]]
+    answer_GNK = np.random.default_rng(seed).dirichlet(np.ones(OPTIONS), size=(GROUPS, number))
+    distances = {UNIFORM: _distance(np.full((number, OPTIONS), 1.0 / OPTIONS), answer_GNK[0])}
+    for column in COLUMNS:
+        sums, limits = column.split(", ")
+        config, groups = Config.load({**SETTINGS, "run.sums": sums}), 1 if sums == "plain" else GROUPS
+        distances[column] = np.nan
+        with tempfile.TemporaryDirectory() as folder, flower_task(), suppress(UserError):
+            nodes = Nodes(Path(folder), answer_GNK[:groups], POLICIES[limits], config)
+            distances[column] = _distance(read(nodes), answer_GNK[nodes.compared])
+    return distances
+
+
+def _distance(read_NK: FloatArray, answer_NK: FloatArray) -> float:
+    return float(np.abs(read_NK - answer_NK[: len(read_NK)]).sum(axis=1).mean() / 2.0)
 
 
 def main(
-    seeds: study.Seeds = 5,
-    visits: study.Visits = VISITS,
-    questions: study.Questions = 60,
-    groups: study.Groups = 8,
-    attacks: Annotated[int, typer.Option(help="Groups that are attacked through PluralLLM; 0 = none.", min=0)] = 3,
-    output: Annotated[Path, typer.Option(help="Folder of the tables and single numbers.")] = Path("runs/privacy"),
+    seeds: Annotated[int, typer.Option(help="Sets of groups.", min=1)] = 2,
+    output: Annotated[Path, typer.Option(help="Folder of the table and single numbers.")] = Path("runs/privacy"),
 ) -> None:
-    """Measure what chosen messages tell of a group's targets and answers, and what each protection costs."""
-    people = study.true_targets(0, num_questions=questions, num_groups=groups)
-    study.study(
-        "learned",
-        ("owner's policy", "scores"),
-        itertools.product((*OWNER_POLICIES, *GUESSES), SCORES),
-        (0,),
-        partial(learned, people=people),
-        [study.StudyColumn(f"{number} scores", "error", case=number) for number in SCORES],
-        output=output,
-    )
-    study.study(
-        "price",
-        ("owner's policy",),
-        [(name,) for name in (NONE, *BLURRING)],
-        range(seeds),
-        partial(price, visits=visits, num_questions=questions, num_groups=groups),
-        (
-            study.StudyColumn("Avg AS", "avg_as", study.difference, less=NONE),
-            study.StudyColumn("Min AS", "min_as", study.difference, less=NONE),
-        ),
-        output=output,
-    )
-    if attacks:
-        study_attacks(attacks, output=output)
-
-
-def study_attacks(seeds: int, *, output: Path) -> None:
-    """Measure what the attacks through PluralLLM find of so many groups."""
-    study.study(
-        "attacks",
-        ("attack",),
-        [(one.name,) for one in ATTACKS],
-        range(seeds),
-        read_through_pluralllm,
-        [study.StudyColumn(name, name, partial(study.spread, ddof=0)) for name in (*LIMITS, UNIFORM)],
-        output=output,
-    )
+    """Measure what chosen messages tell of a group's answers; 0 is exact."""
+    torch.set_num_threads(1)
+    logging.getLogger("appa").setLevel(logging.CRITICAL)  # of refusals, which the table has
+    columns = [study.StudyColumn(name, name, partial(study.spread, absent="refused")) for name in (*COLUMNS, UNIFORM)]
+    study.study("privacy", ("attack",), [(name,) for name in ATTACKS], range(seeds), learned, columns, output=output)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,11 @@ def mean(values: pd.Series[float]) -> str:
     return "" if values.isna().any() else f"{values.mean():.3f}"
 
 
-def spread(values: pd.Series[float], *, form: str = ".3f", ddof: int = 1) -> str:
-    """The mean over seeds and their standard deviation, which takes more than `ddof` seeds."""
-    around = f" ± {values.std(ddof=ddof):.3f}" if len(values) > ddof else ""
+def spread(values: pd.Series[float], *, form: str = ".3f", absent: str = "nan") -> str:
+    """The mean over seeds and their standard deviation, which takes two; `absent` where a seed has none."""
+    if values.isna().any():
+        return absent
+    around = f" ± {values.std():.3f}" if len(values) > 1 else ""
     return f"{values.mean():{form}}{around}"
 
 

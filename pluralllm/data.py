@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol.wire import Catalogue
+from appa_flwr.protocol.asks import Catalogue
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from appa_flwr.protocol.asks import HELD_OUT_PART, TRAINING_PART
 from appa_flwr.protocol.rewards import js, js_distance, wasserstein
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
 
@@ -17,12 +18,15 @@ MEASURES = ("js", "js_distance", "wasserstein")
 PREDICTOR, SHARED = "pluralllm", "pluralllm-shared"
 MEAN_OF_OTHERS = "mean-of-others"
 UNIFORM, NEAREST = "uniform", "nearest-question"
+PREDICTORS = (PREDICTOR, UNIFORM, NEAREST, MEAN_OF_OTHERS, SHARED)
+PARTS = (TRAINING_PART, HELD_OUT_PART)
+COUNT = "answers"
+"""Of the answers that are scored, among the measures' sums."""
 
 
 def summed() -> list[tuple[str, str, str]]:
-    """What is summed over groups that give none by itself: (part, predictor, measure), in the order of the sums."""
-    names = (PREDICTOR, UNIFORM, NEAREST)
-    return [(part, name, one) for part in ("training", "held-out") for name in names for one in ("answers", *MEASURES)]
+    """The sums that a group gives: (part, predictor, measure), in their order."""
+    return [(part, name, measure) for part in PARTS for name in PREDICTORS for measure in (COUNT, *MEASURES)]
 
 
 def local_sums(
@@ -78,7 +82,7 @@ def measure_sums(
     several_N = option_NK.sum(axis=1) > 1
     case = prediction_NK[several_N], answer_NK[several_N].astype(np.float64), option_NK[several_N]
     return {
-        "answers": float(several_N.sum()),
+        COUNT: float(several_N.sum()),
         "js": float(js(*case).sum()),
         "js_distance": float(js_distance(*case, base=np.e).sum()),
         "wasserstein": float(wasserstein(*case).sum()),

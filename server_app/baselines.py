@@ -1,13 +1,13 @@
 """Scores without a language model: trivial baselines, what each group's own prediction is worth, and ceilings.
 
-Axis letters: G groups, Q questions, J answers, K options, P probes.
+Axis letters: G groups, Q questions, J answers, K options.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from appa_flwr.analysis.ceilings import SOLVED_METRICS, NotSolved, shared_answer
 from appa_flwr.analysis.destinations import destination, drawn_questions, ends, rules
 from appa_flwr.analysis.group_differences import deviations, group_differences
 from appa_flwr.config import Config
-from appa_flwr.protocol import wire
+from appa_flwr.protocol.asks import PREDICTIONS, TARGET_SIDE, TRUTH_SIDE, Ask
 from appa_flwr.protocol.rewards import find, metrics_of
 from appa_flwr.run import predictions
 from appa_flwr.run.records import (
@@ -32,14 +32,16 @@ from appa_flwr.run.records import (
     SummaryRow,
 )
 from server_app.evaluation import given_answers, result, score
-from server_app.federation.groups import Federation
+from server_app.federation.scores import of_rewards
 from server_app.inputs import RunInputs
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-PROBE_DIGITS = 9
+DIGITS = 9
+"""To which groups' tables are rounded, so that options which tie in a group's own table tie here and rank the same."""
+
 log = logging.getLogger("appa.server")
 
 
@@ -59,16 +61,16 @@ class Baselines:
 def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[str, FloatArray]) -> Baselines:
     """Score trivial baselines, own predictions and ceilings, and compare the groups, and the rules, with each other.
 
-    The ceilings need the groups' targets, which never travel. But K one-hot answers per question scored by cosine give
-    them away (docs/decisions.md), so this asks for those, in a simulation against the survey answers too;
-    `eval.ceilings = false` leaves it out, and so does a group's owner who lets nobody probe. `js-distance` has none.
+    The ceilings need each group's predictions, so `eval.ceilings = false` leaves them out, and so do secure sums and a
+    group's owner who keeps its predictions. In a simulation the groups are compared by their survey answers too.
+    `js-distance` has no ceilings.
 
     Args:
         run: whose groups score.
         question_J: the held-out questions.
         known_JK: trivial baselines beside the uniform answer, such as the majority's answers: their name -> answers.
     """
-    federation, config = run.federation, run.config
+    groups, config = run.groups, run.config
     option_JK = run.catalogue.option_QK[question_J]
     metrics = metrics_of(config.task, config.reward_metric)
     trivial = {"uniform": option_JK / option_JK.sum(1, keepdims=True), **known_JK}
@@ -81,19 +83,24 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
         return Baselines(rows, pd.concat([one.pair_scores for one in scored]), differences, predicted)
 
     predicted: pd.DataFrame | None = None
-    if not config.eval.ceilings or federation.without_probes or federation.secure is not None:
+    if not config.eval.ceilings or groups.without("predictions") or not groups.plain:
         return found(None)
-    sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE) if federation.simulated else (wire.TARGET_SIDE,)
-    probed = probe_targets(federation, question_J, option_JK, sides=sides)
-    there_G = ~np.isnan(probed[wire.TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
-    target_GQK = probed[wire.TARGET_SIDE][there_G]
+    predicted_GQK = groups.ask(Ask(PREDICTIONS)).rows("votes", groups.names)
+    against = {TARGET_SIDE: _rounded(predicted_GQK[:, question_J])}
+    if groups.simulated:
+        against[TRUTH_SIDE] = _rounded(run.survey_answers()[:, question_J])
+    there_G = ~np.isnan(against[TARGET_SIDE]).any(axis=(1, 2))  # a group that did not answer is left out
+    target_GQK = against[TARGET_SIDE][there_G]
     mean = given_answers(question_J, target_GQK.mean(axis=0))
     scored.append(score(run, MEAN_PREDICTION, mean, metrics=metrics))
-    if federation.simulated:
-        names = [federation.groups[g] for g in np.flatnonzero(there_G)]
+    if groups.simulated:
+        names = [groups.names[g] for g in np.flatnonzero(there_G)]
         asked = [run.catalogue.questions[q] for q in question_J]
         predicted = predictions.as_rows(target_GQK, groups=names, questions=asked)
-        own = _own_rewards(probed, option_JK, metrics=metrics)
+        own = {
+            key: of_rewards(groups.names, reward_GJ)
+            for key, reward_GJ in _own_rewards(against, option_JK, metrics=metrics).items()
+        }
         scored.append(result(run, OWN_PREDICTION, mean, own, metrics=metrics))
     for name, objective in CEILINGS.items():
         for metric in filter(SOLVED_METRICS.__contains__, metrics):
@@ -106,7 +113,7 @@ def baseline_scores(run: RunInputs, *, question_J: IntArray, known_JK: Mapping[s
             scored.append(score(run, name, best, metrics=[metric]))
     if config.reward_metric not in SOLVED_METRICS:
         return found(None)
-    truth_GQK = probed[wire.TRUTH_SIDE][there_G] if wire.TRUTH_SIDE in probed else None
+    truth_GQK = against[TRUTH_SIDE][there_G] if TRUTH_SIDE in against else None
     if truth_GQK is not None and np.isnan(truth_GQK).all():
         truth_GQK = None
     try:
@@ -166,36 +173,19 @@ def _rules(
     }
 
 
-def probe_targets(
-    federation: Federation, question_J: IntArray, option_JK: BoolArray, *, sides: Sequence[str]
-) -> dict[str, FloatArray]:
-    """The groups' targets, rebuilt from rewards: the cosine with option k's one-hot answer is p_k / |p|.
-
-    Side -> (G, J, K), rows sum to 1, NaN where a group has nothing to score against or did not answer.
-    """
-    row, option = np.nonzero(option_JK)
-    one_hot = np.zeros((len(row), option_JK.shape[1]))
-    one_hot[np.arange(len(row)), option] = 1.0
-    request = given_answers(question_J[row], one_hot).request(["cosine"], sides=sides)
-    scored = federation.score(replace(request, asked=wire.PROBES_ASKED))
-    found = {}
-    for side in sides:
-        cosine_GP = 2.0 * scored["cosine", side] - 1.0
-        target_GJK = np.zeros((len(cosine_GP), *option_JK.shape))
-        target_GJK[:, row, option] = np.maximum(cosine_GP, 0.0)
-        target_GJK /= target_GJK.sum(-1, keepdims=True)
-        # Rounded, so that options that tie in the group's own table tie here too and rank the same.
-        found[side] = target_GJK.round(PROBE_DIGITS)
-    return found
+def _rounded(table_GJK: FloatArray) -> FloatArray:
+    """Distributions to `DIGITS`; rows of NaN stay."""
+    rounded_GJK: FloatArray = (table_GJK / table_GJK.sum(-1, keepdims=True)).round(DIGITS)
+    return rounded_GJK
 
 
 def _own_rewards(
-    probed: Mapping[str, FloatArray], option_JK: BoolArray, *, metrics: Sequence[str]
+    tables: Mapping[str, FloatArray], option_JK: BoolArray, *, metrics: Sequence[str]
 ) -> dict[tuple[str, str], FloatArray]:
     """Rewards (G, J) where every group is given its own prediction; NaN where it has nothing to compare with."""
     uniform_JK = option_JK / option_JK.sum(axis=1, keepdims=True)
-    own_GJK, found = probed[wire.TARGET_SIDE], {}
-    for side, against_GJK in probed.items():
+    own_GJK, found = tables[TARGET_SIDE], {}
+    for side, against_GJK in tables.items():
         known_GJ: BoolArray = np.logical_not(np.isnan(own_GJK + against_GJK).any(axis=2))
         known_GJ1 = known_GJ[:, :, None]
         safe_GJK, safe_against_GJK = (np.where(known_GJ1, table, uniform_JK) for table in (own_GJK, against_GJK))

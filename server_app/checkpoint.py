@@ -1,25 +1,18 @@
-"""Checkpoint from which a run is resumed in PPO: its state after an iteration.
-
-Axis letter: G groups.
-"""
+"""Checkpoint from which a run is resumed in PPO: its state after an iteration."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from appa_flwr.analysis.aggregation import State
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from appa_flwr.secure.terms import Public
-from server_app.federation.summed_rewards import SummedState
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,44 +21,15 @@ class Checkpoint:
 
     Attributes:
         iteration: that are done.
-        history: group -> the aggregation rule's moving average of its rewards.
-        answered: group -> whether it has ever answered.
-        lead: group -> how far it has fallen behind, as the rule adds it up.
+        questions: that rollouts have answered, those of rollouts without a reward among them.
+        rule: the rule's state, as its `RewardRule` saves it.
         engine: `PPOEngine.state()`.
-        summed: the rule's state where the server sees sums alone, and the three before it are empty.
     """
 
     iteration: int
-    history: Mapping[str, float]
-    answered: Mapping[str, bool]
-    lead: Mapping[str, float]
+    questions: int
+    rule: Mapping[str, Any]
     engine: Mapping[str, Any]
-    summed: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(
-        cls, iteration: int, groups: Sequence[str], rule: State | SummedState, engine: Mapping[str, Any]
-    ) -> Checkpoint:
-        """The checkpoint of a rule's state over these groups."""
-        if isinstance(rule, SummedState):
-            public = vars(rule.public) | {"moves": dict(rule.public.moves)}
-            summed = {"public": public, "standings": dict(rule.standings), "groups": list(rule.groups)}
-            return cls(iteration, {}, {}, {}, engine, summed)
-        history, answered, lead = (
-            dict(zip(groups, values_G.tolist(), strict=True))
-            for values_G in (rule.history_G, rule.answered_G, rule.lead_G)
-        )
-        return cls(iteration, history, answered, lead, engine)
-
-    def rule_state(self, groups: Sequence[str]) -> State | SummedState:
-        """The rule's state over the groups of a resumed run: one that is new has never answered."""
-        if (of := self.summed) is not None:
-            return SummedState(Public(**of["public"]), of["standings"], tuple(of["groups"]))
-        return State(
-            history_G=np.array([self.history.get(name, 0.0) for name in groups]),
-            answered_G=np.array([self.answered.get(name, False) for name in groups]),
-            lead_G=np.array([self.lead.get(name, 0.0) for name in groups]),
-        )
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

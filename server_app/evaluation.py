@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pandas as pd
 from transformers import PreTrainedModel
 
-from appa_flwr.analysis.alignment import alignment_scores, skill_score
+from appa_flwr.analysis.alignment import skill_score
 from appa_flwr.config import Config
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol import wire
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Catalogue
 from appa_flwr.run.pair_scores import COLUMNS, PREDICTIONS, SURVEY, as_rows
 from appa_flwr.run.records import Example, ScoreRecord, SummaryRow
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.summed_scores import SummedScores, scores
+from server_app.federation.scores import GroupScores, of_rewards, scores
 from server_app.inputs import RunInputs
 from server_app.models.base import Base
 from server_app.ppo.rollouts import Decoding, sample
@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-SIDES = {wire.TARGET_SIDE: PREDICTIONS, wire.TRUTH_SIDE: SURVEY}
+SIDES = {TARGET_SIDE: PREDICTIONS, TRUTH_SIDE: SURVEY}
 NUM_EXAMPLES = 12
 CURVE_QUESTIONS = 48
 BATCH_SIZE = 64  # answers in a forward pass (PPO table)
@@ -53,7 +53,7 @@ def greedy_answers(
     *,
     prompts: Sequence[Sequence[int]],
     question_J: IntArray,
-    catalogue: wire.Catalogue,
+    catalogue: Catalogue,
     progress: Callable[[int, int], None] = lambda step, of: None,
 ) -> Answers:
     """Decode one answer to each of these questions, without sampling; `prompts` are by catalogue position.
@@ -103,92 +103,67 @@ class Scored:
 def score(run: RunInputs, method: str, answers: Answers, *, metrics: Sequence[str], samples: int = 1) -> Scored:
     """Let the groups score one method's answers to the held-out questions; a row for each metric.
 
-    With several samples, answers to one question stand next to each other, and each group's score of it is their mean.
+    With several samples, answers to one question stand next to each other, and each group's score of it is their mean;
+    that takes single groups' scores.
     """
-    request = answers.request(metrics, sides=tuple(SIDES))
-    if (secure := run.federation.secure) is not None:
-        return _from_sums(method, answers, scores(secure, request), metrics=metrics)
-    return result(run, method, answers, run.federation.score(request), metrics=metrics, samples=samples)
+    found = scores(run.groups, answers.request(metrics, sides=tuple(SIDES)))
+    if samples > 1:
+        found = {key: of_rewards(run.groups.names, _means(one.reward_GJ, samples)) for key, one in found.items()}
+    return result(run, method, answers, found, metrics=metrics, samples=samples)
+
+
+def _means(reward_GJ: FloatArray | None, samples: int) -> FloatArray:
+    """The mean over each question's answers."""
+    assert reward_GJ is not None
+    mean_GQ: FloatArray = reward_GJ.reshape(len(reward_GJ), -1, samples).mean(axis=2)
+    return mean_GQ
 
 
 def result(
     run: RunInputs,
     method: str,
     answers: Answers,
-    rewards: Mapping[tuple[str, str], FloatArray],
+    found: Mapping[tuple[str, str], GroupScores],
     *,
     metrics: Sequence[str],
     samples: int = 1,
 ) -> Scored:
-    """The result of one method from its rewards (G, J) by metric and side; a row for each metric."""
+    """The result of one method from its scores by metric and side; a row for each metric.
+
+    Pair scores are there where single groups' scores are known.
+    """
     written, share = bool(np.isfinite(answers.format_score_J).all()), float(answers.readable_J.mean())
     readable_J: BoolArray = np.logical_or.reduce(answers.readable_J.reshape(-1, samples), axis=1)
     questions = [run.catalogue.questions[q].question_id for q in answers.question_J[::samples]]
-    if samples > 1:
-        rewards = {key: of_GJ.reshape(len(of_GJ), -1, samples).mean(axis=2) for key, of_GJ in rewards.items()}
-    rows, found = [], []
-    for metric in metrics:
-        for side, against in SIDES.items():
-            reward_GJ, groups = rewards[metric, side], run.federation.groups
-            found.append(as_rows(method, metric, against, reward_GJ, groups=groups, questions=questions))
-        truth_GJ = rewards[metric, wire.TRUTH_SIDE]
-        known = bool((~np.isnan(truth_GJ)).any())
-        rows.append(
-            SummaryRow(
-                method=method,
-                metric=metric,
-                **vars(_scores(run, rewards[metric, wire.TARGET_SIDE], readable_J)),
-                format_score=float(answers.format_score_J.mean()) if written else None,
-                survey=_scores(run, truth_GJ, readable_J) if known else None,
-                readable=share,
-            )
-        )
-    return Scored(rows, pd.concat(found), answers.texts, np.nanmean(rewards[metrics[0], wire.TARGET_SIDE], axis=0))
-
-
-def _from_sums(
-    method: str,
-    answers: Answers,
-    found: Mapping[tuple[str, str], SummedScores],
-    *,
-    metrics: Sequence[str],
-) -> Scored:
-    """As `result`, from sums: without scores of pairs."""
-    written, readable_J = bool(np.isfinite(answers.format_score_J).all()), answers.readable_J
-
-    def record(of: SummedScores) -> ScoreRecord:
-        return ScoreRecord(
-            fi=of.fairness(np.ones_like(readable_J)),
-            fi_readable=of.fairness(readable_J),
-            avg_as=of.avg_as,
-            min_as=of.min_as,
-            per_group=dict(of.per_group),
-        )
-
+    pairs = [
+        as_rows(method, metric, against, reward_GJ, groups=run.groups.names, questions=questions)
+        for metric in metrics
+        for side, against in SIDES.items()
+        if (reward_GJ := found[metric, side].reward_GJ) is not None
+    ]
     rows = [
         SummaryRow(
             method=method,
             metric=metric,
-            **vars(record(found[metric, wire.TARGET_SIDE])),
+            **vars(_record(found[metric, TARGET_SIDE], readable_J)),
             format_score=float(answers.format_score_J.mean()) if written else None,
-            survey=record(survey) if survey.known else None,
-            readable=float(readable_J.mean()),
+            survey=_record(survey, readable_J) if survey.known else None,
+            readable=share,
         )
         for metric in metrics
-        for survey in (found[metric, wire.TRUTH_SIDE],)
+        for survey in (found[metric, TRUTH_SIDE],)
     ]
-    none = pd.DataFrame(columns=list(COLUMNS))
-    return Scored(rows, none, answers.texts, found[metrics[0], wire.TARGET_SIDE].mean_J)
+    pair_scores = pd.concat(pairs) if pairs else pd.DataFrame(columns=list(COLUMNS))
+    return Scored(rows, pair_scores, answers.texts, found[metrics[0], TARGET_SIDE].mean_J)
 
 
-def _scores(run: RunInputs, reward_GJ: FloatArray, readable_J: BoolArray) -> ScoreRecord:
-    found = alignment_scores(reward_GJ, readable_J)
+def _record(scored: GroupScores, readable_J: BoolArray) -> ScoreRecord:
     return ScoreRecord(
-        fi=found.fairness_index,
-        fi_readable=found.fairness_of_readable,
-        avg_as=found.avg_as,
-        min_as=found.min_as,
-        per_group=dict(zip(run.federation.groups, found.per_group_G.tolist(), strict=True)),
+        fi=scored.fairness(np.ones_like(readable_J)),
+        fi_readable=scored.fairness(readable_J),
+        avg_as=scored.avg_as,
+        min_as=scored.min_as,
+        per_group=dict(scored.per_group),
     )
 
 
@@ -206,7 +181,7 @@ def _rated(row: SummaryRow, uniform: SummaryRow) -> SummaryRow:
     return row.model_copy(update={"skill": skill_score(row.avg_as, uniform.avg_as), "survey": survey})
 
 
-def examples(catalogue: wire.Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:
+def examples(catalogue: Catalogue, question_J: IntArray, before: Scored, after: Scored) -> tuple[Example, ...]:
     """Some held-out questions with the answers before and after PPO."""
     return tuple(
         Example(

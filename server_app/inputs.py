@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import formats, votes, wire
+from appa_flwr.protocol import formats, votes
+from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, VOTES, Ask, Catalogue
 from appa_flwr.run.records import QuestionCounts
 from appa_flwr.run.run_files import QUESTIONS
-from server_app.federation.catalogue import fitting_questions
-from server_app.federation.groups import Federation
+from server_app.federation.ask import Answer
+from server_app.federation.catalogue import fitting_questions, run_survey
+from server_app.federation.groups import Groups
 from server_app.models import sft
 from server_app.models.base import Base
 from server_app.run_folder import RunFolder
@@ -30,9 +32,24 @@ class RunInputs:
 
     config: Config
     folder: RunFolder
-    federation: Federation
-    catalogue: wire.Catalogue
+    groups: Groups
+    catalogue: Catalogue
     survey: str = ""
+
+    def survey_answers(self) -> FloatArray:
+        """A simulation's survey answers (G, Q, K), 0 on padding, rows of NaN where a group has none.
+
+        Raises:
+            UserError: the survey cannot be read.
+        """
+        answers = run_survey(self.config).answers
+        answer_GQK = np.full((len(self.groups.names), *self.catalogue.option_QK.shape), np.nan)
+        for g, name in enumerate(self.groups.names):
+            for q, question in enumerate(self.catalogue.questions):
+                if (share_K := answers[name].get(question.question_id)) is not None:
+                    answer_GQK[g, q] = 0.0
+                    answer_GQK[g, q, : len(share_K)] = share_K
+        return answer_GQK
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +75,49 @@ class PolicyInputs:
 
 @dataclass(frozen=True, eq=False)
 class Taught:
-    """What the groups' votes come to, as scores (Q, K): SFT's targets, and the majority's answers where known."""
+    """What the groups' votes come to, as scores (Q, K).
+
+    Attributes:
+        sft_QK: SFT's targets.
+        majority_QK: the majority's answers; None where they cannot be told from sums.
+        sentence: about the votes, for the log.
+    """
 
     sft_QK: FloatArray
     majority_QK: FloatArray | None
+    sentence: str
+
+
+def ask_votes(run: RunInputs) -> Taught:
+    """Have the groups vote.
+
+    Raises:
+        UserError: fewer than `run.min-groups` did.
+    """
+    config, groups, option_QK = run.config, run.groups, run.catalogue.option_QK
+    kind = {"mean": ANSWERS, "predicted-mean": PREDICTIONS}.get(config.sft.target, VOTES)
+    answer = groups.ask(Ask(kind))
+    if groups.plain:
+        return taught(config, answer.each("votes"), option_QK)
+
+    def counted(voted: Answer, target: str) -> FloatArray:
+        return sft.targets_of_mean(voted.mean("votes"), option_QK, target=target, num_groups=len(voted.groups))
+
+    majority_QK = None
+    if config.task == "dpa":  # the most frequent ranking is no sum
+        majority_QK = counted(answer if kind == VOTES else groups.ask(Ask(VOTES)), "majority")
+    sentence = f"{len(answer.groups)} groups voted; their sums are known"
+    return Taught(counted(answer, config.sft.target), majority_QK, sentence)
 
 
 def taught(config: Config, votes_GQK: FloatArray, option_QK: npt.NDArray[np.bool_]) -> Taught:
     """From the votes (G, Q, K)."""
     sft_QK = sft.sft_targets(votes_GQK, option_QK, target=config.sft.target)
     cast_GQK = votes.cast(votes_GQK, option_QK, kind=votes.BALLOTS[config.task])
-    return Taught(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"))
+    # A predictor that ignores its context answers the same for every group, and nothing else would show it.
+    differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
+    sentence = f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same"
+    return Taught(sft_QK, sft.sft_targets(cast_GQK, option_QK, target="majority"), sentence)
 
 
 def policy_inputs(run: RunInputs, base: Base, voted: Taught | None) -> PolicyInputs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.protocol import wire
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.records import NEAREST_QUESTIONS, OPTION_LIST
 from pluralllm.data import GroupData, OptionEmbedding
 from pluralllm.scores import nearest_question
@@ -18,9 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 NUM_NEAREST = 3
 
 
-def look_ups(
-    mean_QK: FloatArray, catalogue: wire.Catalogue, question_J: npt.NDArray[np.int64]
-) -> dict[str, FloatArray]:
+def look_ups(mean_QK: FloatArray, catalogue: Catalogue, question_J: npt.NDArray[np.int64]) -> dict[str, FloatArray]:
     """Answers (J, K) by look-up, one for all groups.
 
     Args:
@@ -44,7 +42,7 @@ def look_ups(
 
 
 def _by_options(
-    share_QK: FloatArray, catalogue: wire.Catalogue, known_Q: npt.NDArray[np.int64], options: tuple[str, ...]
+    share_QK: FloatArray, catalogue: Catalogue, known_Q: npt.NDArray[np.int64], options: tuple[str, ...]
 ) -> FloatArray:
     alike = [q for q in known_Q if catalogue.questions[q].options == options]
     alike = alike or [q for q in known_Q if len(catalogue.questions[q].options) == len(options)]

@@ -12,7 +12,6 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 
 from appa_flwr import report
-from appa_flwr.analysis import aggregation
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replaced_folder, writing
@@ -40,19 +39,18 @@ from server_app import checkpoint as checkpoints
 from server_app import evaluation, tracking
 from server_app.checkpoint import Checkpoint
 from server_app.evaluation import Scored
-from server_app.federation.summed_rewards import SummedState
+from server_app.federation.ask_grid import AskGrid
+from server_app.federation.reward_rule import RuleState, reward_rule
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.models.exports import load_policy
 from server_app.models.model_card import model_card
 from server_app.models.policy import PolicyModels
 from server_app.ppo.engine import PPOEngine
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
-from server_app.ppo.summed_strategy import SummedStrategy
+from server_app.ppo.strategy import AppaStrategy, QuestionOrder
 from server_app.rows import evaluate
 from server_app.run_folder import RunFolder
 
 TRAINING_EPOCHS = 5  # passes over the training questions where `ppo.num-iterations` is 0 (PPO table)
-CHECKPOINT_EVERY = 10  # iterations from one checkpoint to the next
 # What the policies by two rules have in common, and the second one's report shows too.
 _SHARED = (AUTO.name, WEIGHTS_FILE, CARD.name, QUESTIONS.name, DIFFERENCES.name, SCORES_FILE, PREDICTIONS_FILE)
 
@@ -77,7 +75,7 @@ def align_by_rule(
     with replaced_folder(run.folder.path / POLICY) as beside:
         models.save_policy(beside)
         inputs.base.tokenizer.save_pretrained(beside)
-        (beside / "README.md").write_text(model_card(run.config, rows, run.federation.groups, survey=run.survey))
+        (beside / "README.md").write_text(model_card(run.config, rows, run.groups.names, survey=run.survey))
 
 
 def align_by_baseline(run: RunInputs, inputs: PolicyInputs, before: Scored, rows: Sequence[SummaryRow]) -> None:
@@ -125,7 +123,7 @@ def num_iterations(config: Config, num_train_questions: int) -> int:
 
 def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> None:
     """PPO on the groups' rewards, from the checkpoint where there is one."""
-    config, folder, groups = run.config, run.folder, run.federation.groups
+    config, folder, rule = run.config, run.folder, reward_rule(run.groups, run.config)
     iterations = num_iterations(config, len(inputs.train_J))
     engine = PPOEngine(
         models,
@@ -144,26 +142,24 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             engine.restore(kept.engine)
         except (ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"{path}: does not fit this run's models ({error})") from error
-        for _ in range(done):
-            questions_of(order, config.ppo)
+        order.take(kept.questions)
     folder.keep_iterations(done)
     with folder.phase("ppo", done=done) as phase, tracking.tracked(config, folder.path) as track:
         if done:
             phase.step(done, iterations, f"resumed at iteration {done}")
 
-        def iterated(line: Iteration, state: aggregation.State | SummedState) -> None:
+        def iterated(line: Iteration, state: RuleState) -> None:
             folder.append(METRICS, line)
             track(line)
             phase.step(line.iteration, iterations, _shown(line))
-            if line.iteration % CHECKPOINT_EVERY == 0 or line.iteration == iterations:
-                checkpoints.save(path, Checkpoint.of(line.iteration, groups, state, engine.state()))
+            if line.iteration % run.groups.checkpoint_every == 0 or line.iteration == iterations:
+                checkpoints.save(path, Checkpoint(line.iteration, order.taken, rule.saved(state), engine.state()))
                 phase.save_seconds()
 
-        kind = AppaStrategy if run.federation.secure is None else SummedStrategy
-        strategy = kind(
-            run.federation,
+        strategy = AppaStrategy(
+            run.groups,
             engine,
-            aggregation.configured(config.rule, config.appa),
+            rule,
             config,
             base=inputs.base,
             catalogue=run.catalogue,
@@ -181,10 +177,10 @@ def train_policy(run: RunInputs, models: PolicyModels, inputs: PolicyInputs) -> 
             ),
             finished=iterated,
             done=done,
-            state=None if kept is None else kept.rule_state(groups),
+            state=None if kept is None else rule.restored(kept.rule),
         )
         timeout = config.run.reply_timeout
-        strategy.start(run.federation.grid, ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
+        strategy.start(AskGrid(run.groups), ArrayRecord(), num_rounds=iterations - done, timeout=timeout)
 
 
 def _shown(line: Iteration) -> str:

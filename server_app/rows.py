@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import RecordDict
 from transformers import PreTrainedModel
 
-from appa_flwr.protocol import sum_messages
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import ANSWERS, PREDICTIONS, Ask
 from appa_flwr.protocol.rewards import metrics_of
 from appa_flwr.run.pair_scores import put, replace_rows
 from appa_flwr.run.records import MEAN_PREDICTION, SummaryRow
 from appa_flwr.run.run_files import DIFFERENCES, PREDICTIONS_FILE, SUMMARY
 from server_app import baselines, evaluation
 from server_app.evaluation import Scored
-from server_app.federation.secure_sums import SecureSums
 from server_app.inputs import IntArray, PolicyInputs, RunInputs
 from server_app.lookups import look_ups
 
 FloatArray = npt.NDArray[np.float64]
+
+log = logging.getLogger("appa.server")
 
 
 def evaluate(
@@ -60,31 +62,27 @@ def in_words(row: SummaryRow) -> str:
     return ", ".join(words) + (" (MOSTLY UNREADABLE)" if row.mostly_unreadable else "")
 
 
-def _looked_up(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
-    """Answers to the held-out questions by look-up, as far as groups let them be known."""
-    if (secure := run.federation.secure) is not None:
-        return _summed_answers(run, secure, test_J)
-    if not run.federation.without_mean:
-        given_GQK = run.federation.votes(needed=False, distributions=True)
-        if given_GQK is not None:
-            return look_ups(given_GQK.mean(axis=0), run.catalogue, test_J)
-    return {}
-
-
-def _summed_answers(run: RunInputs, secure: SecureSums, test_J: IntArray) -> dict[str, FloatArray]:
-    """The same and the mean prediction, from sums."""
-
-    def mean(kind: str) -> FloatArray:
-        shape = run.catalogue.option_QK.shape
-        mean_QK: FloatArray = shape[1] * secure.total(kind, RecordDict(), {"votes": shape}).mean("votes")
-        return mean_QK
-
-    known = {}
-    if not run.federation.without_mean:
-        known = look_ups(mean(sum_messages.DISTRIBUTIONS), run.catalogue, test_J)
-    if run.config.eval.ceilings:
-        known[MEAN_PREDICTION] = mean(sum_messages.PREDICTIONS)[test_J]
+def _known_answers(run: RunInputs, test_J: IntArray) -> dict[str, FloatArray]:
+    """Answers to the held-out questions by look-up, and the mean prediction, as far as groups let them be known."""
+    known = dict[str, FloatArray]()
+    if (mean_QK := _mean(run, ANSWERS)) is not None:
+        known = look_ups(mean_QK, run.catalogue, test_J)
+    # Where single groups' predictions are known, `baselines` scores their mean.
+    if run.config.eval.ceilings and not run.groups.plain and (mean_QK := _mean(run, PREDICTIONS)) is not None:
+        known[MEAN_PREDICTION] = mean_QK[test_J]
     return known
+
+
+def _mean(run: RunInputs, kind: str) -> FloatArray | None:
+    """The groups' mean answers or predictions (Q, K); None where an owner lets none leave, or too few give them."""
+    if run.groups.without(kind):
+        return None
+    try:
+        mean_QK: FloatArray = run.groups.ask(Ask(kind)).mean("votes")
+    except UserError as error:
+        log.warning("no rows by the groups' mean %s: %s", kind, error)
+        return None
+    return mean_QK
 
 
 def score_baselines(
@@ -100,7 +98,7 @@ def score_baselines(
     """
     with run.folder.phase("baselines") as phase:
         known = {} if majority_QK is None else {"majority": majority_QK[test_J]}
-        known |= _looked_up(run, test_J)
+        known |= _known_answers(run, test_J)
         found = baselines.baseline_scores(run, question_J=test_J, known_JK=known)
         rows = evaluation.with_skill([*earlier, *found.rows])
         put(run.folder.path, found.pair_scores)
@@ -111,12 +109,12 @@ def score_baselines(
             run.folder.write(DIFFERENCES, found.differences)
         said = ", ".join(["uniform", *known])
         if run.config.eval.ceilings:
-            against = ", ".join(run.federation.without_probes)
-            if run.federation.secure is not None:
-                said += (
-                    "; NO CEILINGS AND NO OWN PREDICTIONS: they need single groups' answers, and there are sums alone"
-                )
+            against = ", ".join(run.groups.without("predictions"))
+            if against:
+                said += f"; NO CEILINGS: {against} keep their predictions to themselves"
+            elif not run.groups.plain:
+                said += "; NO CEILINGS AND NO OWN PREDICTIONS: they need single groups' numbers"
             else:
-                said += f"; NO CEILINGS: {against} let nobody probe for them" if against else ", ceilings"
+                said += ", ceilings"
         phase.step(1, 1, said)
     return rows

@@ -15,14 +15,12 @@ Axis letters: G groups, Q questions, K options.
 from __future__ import annotations
 
 import gc
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from transformers import PreTrainedModel
 
 from appa_flwr import report
@@ -32,29 +30,29 @@ from appa_flwr.analysis.group_differences import generated_differences
 from appa_flwr.config import GENERATED_SURVEY, Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import check_cache, replaced_folder, writing
-from appa_flwr.protocol import rewards, sum_messages, wire
+from appa_flwr.protocol import rewards
 from appa_flwr.run.cards import Card, GroupSums, SFTCard
 from appa_flwr.run.records import SummaryRow
 from appa_flwr.run.resume import LAST_PHASE
 from appa_flwr.run.run_files import (
+    ANSWERS_FOLDER,
     MACHINE,
     SFT_MODEL,
     SUMMARY,
     SURVEY_FILE,
     WEIGHTS_FILE,
 )
-from appa_flwr.secure.allowed import check_config
-from appa_flwr.secure.summing import TooFew
+from appa_flwr.secure.rule_sums import check_config
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
 from pluralllm.group_mean import MIN_GROUPS
 from server_app import machine, ppo_phase, tracking
+from server_app.federation.ask import TooFew
 from server_app.federation.catalogue import build_catalogue, keep_survey
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
-from server_app.federation.groups import Federation
-from server_app.federation.secure_sums import SecureSums
-from server_app.inputs import PolicyInputs, RunInputs, Taught, policy_inputs, taught
+from server_app.federation.groups import Groups
+from server_app.inputs import PolicyInputs, RunInputs, Taught, ask_votes, policy_inputs
 from server_app.models import base as base_models
 from server_app.models import sft, sft_checkpoint
 from server_app.models.base import Base
@@ -62,23 +60,20 @@ from server_app.models.exports import load_policy
 from server_app.predictor import phase as pluralllm_phase
 from server_app.predictor import pooled_scores
 from server_app.predictor.pretraining import Pretraining, initial_weights, pretrain
-from server_app.predictor.summed_training import SummedTraining
 from server_app.predictor.weights import load_weights, save_weights
 from server_app.rows import evaluate, score_baselines
 from server_app.run_folder import RunFolder
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
     """All phases of the config, from the roll call to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
-    federation = Federation(
+    groups = Groups(
         grid,
-        min_groups=config.run.min_groups,
-        timeout=config.run.reply_timeout,
+        config,
         keys=read_group_keys(config.run.group_keys, expected=config.group_names),
         survey=str(survey_file),
+        answers=folder.path / ANSWERS_FOLDER,
     )
 
     folder.progress(MACHINE, 1, 1, machine.described(folder.path), None)
@@ -98,7 +93,7 @@ def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
         check_cache()
         base_models.check(config, say=lambda text: folder.progress("base", 1, 1, text, None))
     embedded = folder.timed("embedding", "embedding the questions (cached for later runs)")
-    run = RunInputs(config, folder, federation, build_catalogue(config, progress=embedded), survey.about.sentence())
+    run = RunInputs(config, folder, groups, build_catalogue(config, progress=embedded), survey.about.sentence())
     if config.survey == GENERATED_SURVEY:
         drawn = population(config.data, config.seed)
         try:
@@ -173,22 +168,20 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, given: SFTCard | None) ->
 
 def join(run: RunInputs) -> dict[str, int]:
     """Call the roll and hand out the catalogue; training questions that each group has answered."""
-    config, federation, catalogue = run.config, run.federation, run.catalogue
+    config, groups, catalogue = run.config, run.groups, run.catalogue
     with run.folder.phase("join") as phase:
-        federation.gather(config.group_names, patience=config.run.reply_timeout)
+        groups.gather(config.group_names, patience=config.run.reply_timeout)
+        check_config(config, groups=len(groups.names))
         for name in config.unseen_group_names:  # a misspelt one would train unnoticed
-            if name not in federation.groups and not config.group_names:
-                there = ", ".join(federation.groups)
+            if name not in groups.names and not config.group_names:
+                there = ", ".join(groups.names)
                 raise UserError(f'pluralllm.unseen-groups names "{name}", which has not joined; there are {there}')
-        answered = federation.send_catalogue(catalogue)
-        if config.run.sums == "secure":
-            federation.secure = SecureSums(federation, config)
-            phase.step(1, 1, federation.secure.start())
+        answered = groups.send_catalogue(catalogue)
         questions = f"{catalogue.train_Q.sum()} training and {catalogue.held_out_Q.sum()} held-out questions"
         if others := int(catalogue.unanswered_Q.sum()):
             questions += f", {others} that nobody answered"
         answers = ", ".join(f"{name} {count}" for name, count in answered.items())
-        withheld = f"; NO SURVEY SCORES FROM {names}" if (names := ", ".join(federation.without_truth)) else ""
+        withheld = f"; NO SURVEY SCORES FROM {names}" if (names := ", ".join(groups.without("truth"))) else ""
         phase.step(1, 1, f"{questions}; answers by group: {answers}{withheld}")
     return answered
 
@@ -213,7 +206,7 @@ def train_predictor(
     answered: Mapping[str, int],
 ) -> tuple[Pretraining, Card]:
     """Pretrain PluralLLM over the groups, unless its weights are given or kept from an earlier session."""
-    path, config, federation = run.folder.path / WEIGHTS_FILE, run.config, run.federation
+    path, config = run.folder.path / WEIGHTS_FILE, run.config
     with run.folder.phase("pluralllm") as phase:
         kept = load_weights(path, start)
         if kept is not None:
@@ -223,43 +216,25 @@ def train_predictor(
             save_weights(path, kept)
             phase.step(1, 1, f"the weights are those in {config.pluralllm.checkpoint}")
         else:
-            seen = set(federation.present) - set(config.unseen_group_names)
-            if not seen:
+            if not set(run.groups.present) - set(config.unseen_group_names):
                 raise UserError("only unseen groups have joined; PluralLLM needs a group to train on")
-            summed = None if federation.secure is None else SummedTraining(federation.secure, run.catalogue, config)
             kept = pretrain(
-                federation.grid,
-                config,
-                start,
-                nodes=federation.nodes_of(seen),
-                most={} if summed else _most_answers(run, seen),
-                summed=summed,
-                progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}"),
+                run.groups, config, start, progress=lambda step, of, loss: phase.step(step, of, f"loss {loss:.4f}")
             )
             save_weights(path, kept)
     return kept, pluralllm_phase.new_card(config, run.catalogue, answered, kept) if given is None else given[1]
 
 
-def _most_answers(run: RunInputs, groups: Collection[str]) -> dict[int, tuple[int, int]]:
-    """Node -> most training and held-out answers that its groups among these can have."""
-    train_Q, held_out_Q = run.catalogue.train_Q, run.catalogue.held_out_Q
-    at_node = Counter(run.federation.nodes_of([name])[0] for name in groups)
-    return {node: (count * int(train_Q.sum()), count * int(held_out_Q.sum())) for node, count in at_node.items()}
-
-
 def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
-    """Every group writes its target table; the scores that come back go into PluralLLM's card."""
-    train_Q, held_out_Q = run.catalogue.train_Q, run.catalogue.held_out_Q
-    sizes = {wire.TRAINING_PART: int(train_Q.sum()), wire.HELD_OUT_PART: int(held_out_Q.sum())}
+    """Every group writes its target table; scores of these go into PluralLLM's card."""
     with run.folder.phase("targets") as phase:
-        if (secure := run.federation.secure) is not None:
-            run.federation.send_targets(weights, fault=lambda reply: None)
-            found = pooled_scores.from_sums(secure, run.catalogue)
-        else:
-            replies = run.federation.send_targets(weights, fault=lambda reply: pooled_scores.fault(reply.sums, sizes))
-            found = pooled_scores.scores(
-                {name: reply.sums for name, reply in replies.items()}, run.config.unseen_group_names
-            )
+        run.groups.send_targets(weights)
+        try:
+            found = pooled_scores.scores(run.groups, run.catalogue, run.config.unseen_group_names)
+        except TooFew:
+            phase.step(1, 1, "NO SCORES OF PLURALLLM: too few groups let them leave")
+            cards.write(run.folder.path / WEIGHTS_FILE, card)
+            return
         found["group_sums"] = _group_sums(run)
         cards.write(run.folder.path / WEIGHTS_FILE, card.model_copy(update=found))
         for part, predictors in found["scores"].items():
@@ -269,52 +244,26 @@ def write_targets(run: RunInputs, weights: ArrayRecord, card: Card) -> None:
 
 def _group_sums(run: RunInputs) -> GroupSums | None:
     """Basis of the mean of the other groups; None in a deployment, or where too few groups train."""
-    totals = run.federation.totals
-    if totals is None or len(totals.groups) < MIN_GROUPS:
+    trained = [g for g, name in enumerate(run.groups.names) if name not in run.config.unseen_group_names]
+    if not run.groups.simulated or len(trained) < MIN_GROUPS:
         return None
-    return GroupSums(min_groups=MIN_GROUPS, held_out=int((totals.count_Q >= MIN_GROUPS).sum()))
+    answer_GQK = run.survey_answers()[trained][:, run.catalogue.held_out_Q]
+    count_Q = len(trained) - np.isnan(answer_GQK).any(axis=2).sum(axis=0)
+    return GroupSums(min_groups=MIN_GROUPS, held_out=int((count_Q >= MIN_GROUPS).sum()))
 
 
 def collect_votes(run: RunInputs, *, needed: bool) -> Taught | None:
     """What the groups' votes come to; None where too few voted and they are `needed` for the majority's row alone."""
     with run.folder.phase("votes") as phase:
-        if (secure := run.federation.secure) is not None:
-            if (voted := _summed_votes(run, secure, needed=needed)) is None:
-                phase.step(1, 1, "TOO FEW GROUPS VOTED for a majority; SFT needs none, its model is given")
-            else:
-                phase.step(1, 1, "the groups voted; their sums are known")
-            return voted
-        votes_GQK = run.federation.votes(needed=needed)
-        if votes_GQK is None:
+        try:
+            voted = ask_votes(run)
+        except TooFew:
+            if needed:
+                raise
             phase.step(1, 1, "TOO FEW GROUPS VOTED for a majority; SFT needs none, its model is given")
             return None
-        # A predictor that ignores its context answers the same for every group, and nothing else would show it.
-        differ = (votes_GQK != votes_GQK[:1]).any((0, 2)).mean()
-        phase.step(1, 1, f"{len(votes_GQK)} groups voted; on {differ:.0%} of the questions not all the same")
-    return taught(run.config, votes_GQK, run.catalogue.option_QK)
-
-
-def _summed_votes(run: RunInputs, secure: SecureSums, *, needed: bool) -> Taught | None:
-    config, option_QK = run.config, run.catalogue.option_QK
-
-    def mean(kind: str) -> tuple[FloatArray, int]:
-        summed = secure.total(kind, RecordDict(), {"votes": option_QK.shape})
-        return option_QK.shape[1] * summed.mean("votes"), len(summed.groups)
-
-    predicted = config.sft.target == "predicted-mean"
-    try:
-        mean_QK, number = mean(sum_messages.PREDICTIONS if predicted else sum_messages.VOTES)
-        # The most frequent ranking is no sum.
-        counted = config.task == "dpa"
-        cast_QK, _ = mean(sum_messages.VOTES) if predicted and counted else (mean_QK, 0)
-    except TooFew:
-        if needed:
-            raise
-        return None
-    return Taught(
-        sft.targets_of_mean(mean_QK, option_QK, target=config.sft.target, num_groups=number),
-        sft.targets_of_mean(cast_QK, option_QK, target="majority", num_groups=number) if counted else None,
-    )
+        phase.step(1, 1, voted.sentence)
+    return voted
 
 
 def fine_tune(run: RunInputs, model: PreTrainedModel, inputs: PolicyInputs) -> None:

@@ -10,17 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from in_process import cross, request, simulated
 from small import SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
 from appa_flwr.survey.store import write_split
 from appa_flwr.survey.types import Survey
-from client_app import state, survey_answers
 from client_app.main import app
+from client_app.memory import Memory, memory_of, read_arrays
+from client_app.party import Party
+from pluralllm.architectures import choices
 from pluralllm.residual import SHARES_KEY
+from pluralllm.scores import summed
 from server_app.federation.catalogue import build_catalogue
 from server_app.predictor.pretraining import initial_weights
 
@@ -31,8 +35,7 @@ SMALL = {
     **VOTES,
     "pluralllm.local-steps": 1,
 }
-TRAIN = "train"
-ACTIONS = (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE)
+PLAIN_KINDS = tuple(kind for kind in asks.KINDS if kind != asks.TERMS)
 
 
 def config_of(**changes: object) -> Config:
@@ -44,43 +47,79 @@ class Node:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.config = survey_answers.context_config(context)
 
-    def ask(self, kind: str, content: RecordDict | None = None) -> Message:
+    @property
+    def config(self) -> Config:
+        return Party.of(self.context).config
+
+    @property
+    def memory(self) -> Memory:
+        return memory_of(self.context)
+
+    def send(self, kind: str, content: RecordDict | None = None) -> Message:
         return cross(app(request(kind, content, node=self.context.node_id), self.context)).message
 
-    def groups(self, kind: str, content: RecordDict | None = None) -> dict[str, wire.GroupReply]:
-        reply = self.ask(kind, content)
-        assert reply.has_content(), reply.error.reason
-        return {group.group: group for group in wire.unpack_replies(reply.content)}
+    def hello(self, survey: str = "") -> messages.Reply:
+        reply = self.send(messages.HELLO, messages.pack_hello("run", survey))
+        return messages.unpack_reply(reply.content, roster=str, round=int)
 
-    def content(self, kind: str, catalogue: wire.Catalogue) -> RecordDict:
-        """What the server would send with this action."""
-        if kind == wire.CATALOGUE:
-            return wire.pack_catalogue(catalogue)
-        if kind == TRAIN:
-            config = ConfigRecord({"server-round": 1})
-            return RecordDict({"arrays": wire.join_weights(weights(self.config)), "config": config})
-        if kind == wire.TARGETS:
-            return wire.pack_weights(weights(self.config))
-        if kind == wire.SCORE:
-            return wire.pack_score_request(uniform_request(catalogue))
-        return RecordDict()
+    def ask(self, asked: Ask, **head: object) -> Message:
+        """Ask for numbers, in the world that the node knows."""
+        digests = ["", ""]
+        if "catalogue" in self.memory:
+            kept = RecordDict(messages.pack_catalogue(self.catalogue))
+            digests = [messages.digest(kept), self.memory.get("targets", b"").decode()]
+        world = asks.world_of(self.config, *digests)
+        return self.send(messages.ASK, messages.pack_ask(asked, messages.Head("run", world, **head)))
+
+    def numbers(self, asked: Ask) -> dict[str, dict[str, np.ndarray]]:
+        """Group -> its numbers by name."""
+        reply = self.ask(asked)
+        assert reply.has_content(), reply.error.reason
+        rows = messages.unpack_reply(reply.content, numbers=(np.float64, 2))
+        by_name = asks.split(rows.numbers, asks.numbers_of(asked, self.catalogue))
+        return {group: {name: rows_G[g] for name, rows_G in by_name.items()} for g, group in enumerate(rows.groups)}
+
+    @property
+    def catalogue(self) -> Catalogue:
+        from flwr.common.serde import recorddict_from_proto
+        from flwr.proto.recorddict_pb2 import RecordDict as RecordDictBytes
+
+        return messages.unpack_catalogue(recorddict_from_proto(RecordDictBytes.FromString(self.memory["catalogue"])))
+
+    def targets(self, group: str) -> np.ndarray:
+        return read_arrays(self.memory, f"targets {group}")["target"]
+
+    def truth(self, group: str) -> np.ndarray:
+        return read_arrays(self.memory, f"data {group}")["truth"]
 
     def owned(self, node_config: Mapping[str, str]) -> Node:
         """The same node, deployed, with what it remembers."""
-        kept = dict(self.context.state)
+        kept = dict(self.memory)
         self.context.node_config, self.context.state = dict(node_config), RecordDict()
         if node_config.keys() & {"ledger", "data"}:
-            memory = state.memory_of(self.context)
-            for key, record in kept.items():
-                memory.keep(key, record)
+            for name, value in kept.items():
+                self.memory[name] = value
         return self
 
-    def prepared(self, catalogue: wire.Catalogue) -> Node:
-        for kind in (wire.CATALOGUE, wire.TARGETS):
-            assert self.ask(kind, self.content(kind, catalogue)).has_content()
+    def prepared(self, catalogue: Catalogue) -> Node:
+        assert self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
+        assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
         return self
+
+
+def asked_of(kind: str, catalogue: Catalogue, config: Config, **changes: object) -> Ask:
+    """What the server would ask for."""
+    arrays = {"weights": messages.join_weights(weights(config))}
+    if kind == asks.UPDATE:
+        return Ask(kind, arrays, {"round": 1, "proximal": 0.0})
+    if kind == asks.VALIDATION:
+        return Ask(kind, arrays, {"size": len(choices(config.pluralllm.architecture))})
+    if kind == asks.SCORES:
+        return Ask(kind, {}, {"size": len(summed())})
+    if kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
+        return Ask(kind)
+    return uniform_request(catalogue, **changes).ask(kind)
 
 
 def weights(config: Config) -> ArrayRecord:
@@ -95,11 +134,9 @@ def weights(config: Config) -> ArrayRecord:
     return ArrayRecord({name: noisy.get(name, value) for name, value in fresh.items()})
 
 
-def uniform_request(catalogue: wire.Catalogue, **changes: object) -> wire.ScoreRequest:
+def uniform_request(catalogue: Catalogue, **changes: object) -> ScoreRequest:
     option_QK = catalogue.option_QK
-    wanted = wire.ScoreRequest(
-        np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",), (wire.TARGET_SIDE,)
-    )
+    wanted = ScoreRequest(np.arange(len(option_QK)), option_QK / option_QK.sum(1, keepdims=True), ("js",))
     return replace(wanted, **changes)
 
 
@@ -110,13 +147,13 @@ def one_node(config: Config) -> Node:
 
 
 @functools.cache
-def _prepared(**changes: object) -> tuple[Context, wire.Catalogue]:
+def _prepared(**changes: object) -> tuple[Context, Catalogue]:
     config = config_of(**changes)
     catalogue = build_catalogue(config)
     return one_node(config).prepared(catalogue).context, catalogue
 
 
-def prepared_node(**changes: object) -> tuple[Node, wire.Catalogue]:
+def prepared_node(**changes: object) -> tuple[Node, Catalogue]:
     """Such a node with its target tables, and the catalogue."""
     context, catalogue = _prepared(**changes)
     return Node(copy.deepcopy(context)), catalogue

@@ -19,12 +19,9 @@ from flwr.serverapp import Grid
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Phi3Config, PreTrainedModel, Qwen3Config
 
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks
 from appa_flwr.survey.types import Question
-from client_app import scoring
 from server_app.engine.sequences import Sequences, pad_prompts
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
 from server_app.models.policy import FullModels, LoraModels, PolicyModels
 
 RUN_ID, SERVER_NODE, DAY = 1, 1, 86400.0
@@ -109,56 +106,7 @@ class FakeGrid(Grid):
         raise AssertionError("Flower's own slow loop must not be used")
 
 
-def replying(*replies: wire.GroupReply) -> Node:
-    """A node that gives the same replies to everything."""
-    return lambda message: Message(wire.pack_replies(replies), reply_to=message)
-
-
-def scoring_node(
-    table_by_group: Mapping[str, np.ndarray], truth_by_group: Mapping[str, np.ndarray] | None = None
-) -> Node:
-    """A node that answers the roll call, takes the catalogue and scores with the clients' own code.
-
-    Args:
-        table_by_group: group -> target distributions (Q, K), 0 on padding.
-        truth_by_group: the same for the groups' own answers; the targets where absent.
-    """
-    catalogue: list[wire.Catalogue] = []
-
-    def answer(message: Message) -> Message:
-        kind = message.metadata.message_type
-        replies = [wire.GroupReply(name, counts={"truth": 1, "probes": 1}) for name in table_by_group]
-        if kind == wire.CATALOGUE:
-            catalogue.append(wire.unpack_catalogue(message.content))
-        if kind == wire.SCORE:
-            request = wire.unpack_score_request(message.content)
-            replies = []
-            for name, table_QK in table_by_group.items():
-                sides = {wire.TARGET_SIDE: table_QK, wire.TRUTH_SIDE: (truth_by_group or table_by_group)[name]}
-                rewards = {
-                    (metric, side): reward_J
-                    for side in request.sides
-                    for metric, reward_J in scoring.score(request, sides[side], catalogue[-1].option_QK).items()
-                }
-                replies.append(wire.GroupReply(name, rewards))
-        return Message(wire.pack_replies(replies), reply_to=message)
-
-    return answer
-
-
-def federated(
-    nodes: Mapping[int, Node], catalogue: wire.Catalogue, *, min_groups: int = 1, silent: Sequence[int] = ()
-) -> Federation:
-    """The groups at these nodes with the catalogue; silent nodes answer nothing from now on."""
-    grid = FakeGrid(nodes)
-    federation = Federation(OverlapGrid(grid), min_groups=min_groups, timeout=0.02)
-    federation.gather((), patience=0.0)
-    federation.send_catalogue(catalogue)
-    grid.nodes.update(dict.fromkeys(silent, lambda message: None))
-    return federation
-
-
-def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> wire.Catalogue:
+def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> asks.Catalogue:
     """Questions with so many options each, those of `train` for training."""
     questions = tuple(
         Question(f"Q{q}", f"What about topic {q}?", tuple(f"answer {k}" for k in range(count)))
@@ -166,7 +114,7 @@ def catalogue_of(num_options: Sequence[int], *, train: Sequence[bool]) -> wire.C
     )
     option_QK = np.arange(max(num_options))[None] < np.array(num_options)[:, None]
     embedding_QKE = np.zeros((*option_QK.shape, 2), dtype=np.float32)
-    return wire.Catalogue(questions, np.array(train), embedding_QKE, option_QK, np.zeros(len(train), bool))
+    return asks.Catalogue(questions, np.array(train), embedding_QKE, option_QK, np.zeros(len(train), bool))
 
 
 def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> dict[str, np.ndarray]:
@@ -181,9 +129,9 @@ def random_tables(option_QK: np.ndarray, names: Sequence[str], *, seed: int) -> 
 
 QUESTIONS = catalogue_of([2, 3], train=[True, True]).questions
 CATALOGUE = catalogue_of([2, 3, 3], train=[True, True, False])
-REQUEST = wire.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
+REQUEST = asks.ScoreRequest(np.array([0, 1, 1]), np.full((3, 3), 0.5), ("js",))
 """Three answers to the first two questions of the catalogue."""
-KEY = ("js", wire.TARGET_SIDE)
+KEY = ("js", asks.TARGET_SIDE)
 GOOD = np.array([0.25, 0.5, 0.75])
 """Rewards for them that are ones."""
 

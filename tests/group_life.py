@@ -67,6 +67,7 @@ def live(record: Mapping[str, object]) -> list[dict[str, object]]:
 
     set_constants(SIZES)
     from appa_flwr.config import Config
+    from appa_flwr.protocol import messages
     from client_app.main import app
 
     contexts = deployed(Config.load(record["config"]), record["files"])
@@ -74,6 +75,8 @@ def live(record: Mapping[str, object]) -> list[dict[str, object]]:
     for asked, expected in record["messages"]:
         message, before = (message_from_proto(MessageBytes.FromString(data)) for data in (asked, expected))
         kind = message.metadata.message_type
+        if kind == messages.ASK:
+            kind = messages.unpack_ask(message.content)[0].kind
         reply = cross(app(message, contexts[message.metadata.dst_node_id])).message
         same = reply.has_content() and reply.content == before.content
         lines.append({"kind": kind, "same": same, "error": reply.error.reason if reply.has_error() else ""})

@@ -6,7 +6,6 @@ context is stored as bytes between two messages, as where every message meets a 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,11 +29,11 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from appa_flwr.config import Config
-from appa_flwr.owner.owner_policy import AS_IN_SIMULATION
 from appa_flwr.run.run_files import SURVEY_FILE
+from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE, own_key, public_key, read_roster, roster_file
 from appa_flwr.survey import store
-from client_app import state
 from client_app.main import app
+from client_app.memory import memory_of
 
 RUN_ID = 1
 
@@ -88,15 +87,12 @@ def simulated(config: Config, num_nodes: int) -> dict[int, Context]:
     path = Path(tempfile.mkdtemp()) / SURVEY_FILE
     store.write(run_survey(config), path)
     for context in contexts.values():
-        state.remember_survey(state.memory_of(context), str(path))
+        memory_of(context)["survey"] = str(path).encode()
     return contexts
 
 
 FEW = "least-answers = 3"
 """In an owner's policy: tests ask few questions."""
-
-AS_SIMULATED = "\n".join(f"{key.replace('_', '-')} = {json.dumps(value)}" for key, value in AS_IN_SIMULATION.items())
-"""In an owner's policy: PluralLLM's replies are those of a simulation."""
 
 
 def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = FEW) -> dict[int, Context]:
@@ -107,6 +103,15 @@ def deployed(config: Config, files: Mapping[str, Path], *, owner_policy: str = F
         written.write_text(owner_policy)
         nodes.append({"group": group, "data": str(path), "policy": str(written)})
     return _contexts(config, 2000, nodes)
+
+
+def pinned(config: Config, files: Mapping[str, Path], *, owner_policy: str = FEW) -> dict[int, Context]:
+    """Contexts of deployed nodes whose owners have made their keys, and pinned the roster of them all."""
+    text = roster_file({group: public_key(own_key(path.with_suffix(KEY_SUFFIX))) for group, path in files.items()})
+    for path in files.values():
+        path.with_name(ROSTER_FILE).write_text(text)
+    pin = f'roster = "{read_roster(text.encode()).sha256}"'
+    return deployed(config, files, owner_policy=f"{owner_policy}\n{pin}")
 
 
 def _contexts(config: Config, first: int, node_configs: Sequence[dict[str, int | str]]) -> dict[int, Context]:

@@ -12,14 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_groups import flat, rewards_of
 from fakes import catalogue_of
 from fastapi import HTTPException
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks
 from appa_flwr.run.served import read_rounds
-from client_app import scoring
+from client_app.numbers import score
+from server_app.federation.ask import Answer, TooFew
 from server_app.serve import app
 from server_app.serve.requests import Item, ScoreRequest
 from server_app.serve.rounds import Rounds
@@ -41,22 +42,22 @@ class Groups:
         gate: closed, they take their time.
     """
 
-    groups = ("A", "B")
+    names, plain = ("A", "B"), True
 
     def __init__(self):
         self.requests, self.silent, self.gate, self.seconds = [], set(), threading.Event(), {}
         self.gate.set()
 
-    def score(self, request, *, iteration=0, meanwhile=None):
+    def ask(self, ask, *, meanwhile=None, label=0):
+        request, numbers = asks.ScoreRequest.of(ask), asks.numbers_of(ask, CATALOGUE)
         self.requests.append(request)
         assert self.gate.wait(10)
-        if len(self.silent) == len(self.groups):
-            raise UserError("only 0 of 2 groups (none) could score the answers")
-        found = [scoring.score(request, TABLES[name], CATALOGUE.option_QK)["wasserstein"] for name in self.groups]
-        for g, name in enumerate(self.groups):
-            if name in self.silent:
-                found[g] = np.full_like(found[g], np.nan)
-        return {("wasserstein", wire.TARGET_SIDE): np.stack(found)}
+        there = tuple(name for name in self.names if name not in self.silent)
+        if not there:
+            raise TooFew("only 0 of 2 groups (none) could give rewards")
+        scored = [score(request, TABLES[name], CATALOGUE.option_QK)["wasserstein"] for name in there]
+        rows = [flat(rewards_of(("wasserstein", asks.TARGET_SIDE), reward_J), numbers) for reward_J in scored]
+        return Answer(there, numbers, np.stack(rows), "")
 
 
 class Served:
@@ -70,7 +71,7 @@ class Served:
     def open(self):
         """The service, anew where there was one: what a restart does."""
         folder = SimpleNamespace(path=self.folder)
-        run = SimpleNamespace(config=self.config, folder=folder, federation=self.groups, catalogue=CATALOGUE)
+        run = SimpleNamespace(config=self.config, folder=folder, groups=self.groups, catalogue=CATALOGUE)
         self.rounds = Rounds(run, closed=lambda name, record: None)
 
     async def score(self, *answers, number=None, **fields):

@@ -7,13 +7,15 @@ from in_process import InProcessGrid, flower_task
 from small import AS_OWNERS_ASK, SMALL_PREDICTOR, VOTES
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks
+from appa_flwr.protocol.asks import Ask, ScoreRequest
+from pluralllm.scores import summed
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
+from server_app.federation.groups import Groups
 from server_app.predictor.pretraining import initial_weights, pretrain
 
-KINDS = (wire.ROLL_CALL, wire.CATALOGUE, "train", "evaluate", wire.TARGETS, wire.VOTE, wire.SCORE)
+KINDS = (asks.VOTES, asks.UPDATE, asks.VALIDATION, asks.SCORES, asks.REWARDS)
 
 TINY = {
     "data.num-groups": 3,
@@ -39,19 +41,12 @@ def talk(grid: InProcessGrid, config: Config) -> None:
     metrics = ("borda",) if config.task == "opa" else ("js", "wasserstein", "cosine")
     held_out = np.flatnonzero(catalogue.held_out_Q)
     with flower_task():
-        overlap = OverlapGrid(grid)
-        federation = Federation(overlap, min_groups=config.run.min_groups, timeout=5.0)
-        federation.gather((), patience=0.0)
-        federation.send_catalogue(catalogue)
-        weights = pretrain(
-            overlap,
-            config,
-            initial_weights(config),
-            nodes=federation.nodes_of(federation.groups),
-            progress=lambda step, of, loss: None,
-        ).weights
-        federation.send_targets(weights, fault=lambda reply: None)
-        federation.votes()
-        federation.score(
-            wire.ScoreRequest(held_out, uniform_QK[held_out], metrics, (wire.TARGET_SIDE, wire.TRUTH_SIDE))
-        )
+        groups = Groups(OverlapGrid(grid), config)
+        groups.gather((), patience=0.0)
+        groups.send_catalogue(catalogue)
+        weights = pretrain(groups, config, initial_weights(config), progress=lambda step, of, loss: None).weights
+        groups.send_targets(weights)
+        groups.ask(Ask(asks.SCORES, {}, {"size": len(summed())}))
+        groups.ask(Ask(asks.VOTES))
+        request = ScoreRequest(held_out, uniform_QK[held_out], metrics, (asks.TARGET_SIDE, asks.TRUTH_SIDE))
+        groups.ask(request.ask(asks.REWARDS))

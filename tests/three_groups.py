@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from fakes import catalogue_of, random_tables, scoring_node
+from fake_groups import scoring_node
+from fakes import catalogue_of, random_tables
 
 GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 3, 5], train=[True, False, False, True, False])

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-MIN_MEAN = 1e-6  # mu_min and CoV_max of Table appa-hparams
-MAX_COV = 10.0
+from appa_flwr.config.ranges import MAX_COV, MIN_MEAN
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

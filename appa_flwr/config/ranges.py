@@ -40,6 +40,9 @@ AlignmentWeight = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(ge=-math.inf, allow_inf_nan=True)]
 """alpha of Equation 2: any number from -inf (minimum) over 0 (mean) to inf (maximum); `ge` keeps nan out."""
 
+MIN_MEAN, MAX_COV = 1e-6, 10.0
+"""mu_min and CoV_max: safeguards of Equation 4."""
+
 WORST_SHARE = 0.3
 WorstShare = Annotated[float, Field(ge=0, le=1)]
 """c of rule mix: the share of weight that goes to groups which have fallen behind."""

@@ -183,8 +183,7 @@ def deploy(
 
     app_folder = find_app_folder(Path.cwd())
     if resume:
-        changes = read_words(words or [])
-        ended = deployment.resume_local(folder, changes, app_folder=app_folder, verbose=verbose)
+        ended = deployment.resume_local(folder, read_words(words or []), app_folder=app_folder, verbose=verbose)
         typer.echo(f"report: {ended / REPORT_FILE}")
         return
     # PluralLLM in few rounds of many steps: messages take seconds, and owners' policies refuse others.
@@ -202,6 +201,7 @@ def deploy(
         table.add_row(str(sites.group(name)), f"{name}, and nobody else", "start.sh, once register.sh has run")
     table.add_row(str(sites.submitter), "whoever submits, at the server", "register.sh once; submit.sh CHECKOUT")
     show(table)
+    show(*(deployment.pinning_steps(sites) if config.run.sums == "secure" else ()))
     kept = deployment.not_pinning(sites, bundle)
     for name, pinned in kept.items():
         show(f"the owner's policy of {name} stays as it was, and pins {'another bundle' if pinned else 'none'}")

@@ -6,6 +6,7 @@ TLS, node keys and the owners' policies are those of real sites (`sites`); only 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,16 +15,19 @@ from pathlib import Path
 
 from appa_flwr.config import Config, Scalar
 from appa_flwr.core.errors import UserError
+from appa_flwr.core.files import replace_file
 from appa_flwr.launch.bundle import bundle_hash, sent_files
 from appa_flwr.launch.checks import claim_run_folder, read_survey
 from appa_flwr.launch.flower import Flower, flower_environment, followed
+from appa_flwr.launch.group import pin_roster
 from appa_flwr.launch.ports import LOOPBACK, free_port
 from appa_flwr.launch.processes import flower_home
 from appa_flwr.launch.sites import CONNECTION, GROUP_KEYS_FILE, GUARD, OWNER_POLICY_FILE, STATE_FILE, Sites, prepare
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, read_owner_policy
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import CONFIG_FILE, SUPERLINK_LOG
-from appa_flwr.secure.allowed import check_config
+from appa_flwr.secure.roster import ROSTER_FILE, own_key, public_key, roster_file
+from appa_flwr.secure.rule_sums import check_config
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs
 
 _ENVIRONMENT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds; one by default
@@ -41,12 +45,40 @@ def make_sites(config: Config, root: Path, *, host: str, port: int, bundle: str)
     survey = read_survey(config)
     check_config(config, groups=len(survey.groups))
     print(survey.about.sentence())
-    sites = prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
+    return prepare(survey, root.resolve(), host=host, port=port, keys=submitted(config), bundle=bundle)
+
+
+def pin_rosters(sites: Sites) -> None:
+    """Do here what each owner does at their own machine: make a key for secure sums, and pin the roster of all.
+
+    Raises:
+        UserError: there are too few groups or too many, or a key or an owner's policy that was there cannot be used.
+    """
+    key_of = {name: public_key(own_key(sites.sums_key(name))) for name in sites.groups}
+    roster = sites.submitter / ROSTER_FILE
+    replace_file(roster, roster_file(key_of).encode())
+    for name in sites.groups:
+        pin_roster(roster, sites.group(name) / OWNER_POLICY_FILE, group=name, key=sites.sums_key(name))
+
+
+def pinning_steps(sites: Sites) -> list[str]:
+    """What the parties do before a run with secure sums, so that nobody but a group's owner ever has its private key.
+
+    Of the groups whose owners have pinned no roster yet; empty where all have.
+    """
     policies = {name: read_owner_policy(sites.group(name) / OWNER_POLICY_FILE) for name in sites.groups}
-    free = [name for name, policy in policies.items() if config.run.sums == "secure" and not policy.roster]
-    if free:
-        print(f"the owner's policy of {', '.join(free)} pins no roster: such a group takes the server's")
-    return sites
+    keys = {name: sites.sums_key(name).name for name, policy in policies.items() if not policy.roster}
+    make = [["appa", "group", "key", key, "--group", name] for name, key in keys.items()]
+    pin = ["appa", "group", "pin", ROSTER_FILE, "--policy", OWNER_POLICY_FILE]
+    if not keys:
+        return []
+    return [
+        "before the run each owner makes the group's key in its folder, and sends you the line that this prints:",
+        *(f"  {shlex.join(command)}" for command in make),
+        f"put the lines of all groups into one file, {ROSTER_FILE}, and send it to every owner. They compare what",
+        f"`appa group roster {ROSTER_FILE}` prints with each other, and pin it, each in the group's folder:",
+        *(f"  {shlex.join([*pin, '--group', name, '--key', key])}" for name, key in keys.items()),
+    ]
 
 
 def not_pinning(sites: Sites, bundle: str) -> dict[str, bool]:
@@ -69,14 +101,16 @@ def deploy_local(config: Config, root: Path, *, app_folder: Path, verbose: bool 
         verbose: copy Flower's log to standard output too.
 
     Raises:
-        UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `checks.claim_run_folder`;
-            or an owner's policy that was there pins another app than that of `app_folder`.
+        UserError: before anything is started: see `checks.read_survey`, `sites.prepare`, `pin_rosters`,
+            `checks.claim_run_folder`; or an owner's policy that was there pins another app than that of `app_folder`.
         RunFailed: a party did not start, or Flower did not report the run as completed.
         Stopped: SIGINT, SIGTERM or SIGHUP came; all that was started has been ended.
     """
     config = config.named(datetime.now())
     bundle = bundle_hash(app_folder)
     sites = make_sites(config, root, host=LOOPBACK, port=free_port(), bundle=bundle)
+    if config.run.sums == "secure":
+        pin_rosters(sites)
     own = {"survey": sites.server / QUESTIONS_FILE, "run.output-dir": sites.server / "runs"}
     own["run.group-keys"] = sites.server / GROUP_KEYS_FILE
     placed = {**config.flat(), "groups": "; ".join(sites.groups), **{key: str(path) for key, path in own.items()}}

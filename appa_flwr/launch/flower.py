@@ -46,7 +46,7 @@ from appa_flwr.run.run_files import (
     SUPERLINK_LOG,
     SURVEY_FILE,
 )
-from appa_flwr.secure.allowed import check_config
+from appa_flwr.secure.rule_sums import check_config
 from appa_flwr.survey import store
 
 COMPLETED = "finished:completed"

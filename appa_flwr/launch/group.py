@@ -5,7 +5,8 @@ It needs no more than a group's machine has installed.
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -13,17 +14,23 @@ import typer
 from rich.table import Table
 
 from appa_flwr.core.errors import UserError, unknown_name
+from appa_flwr.core.files import replace_file, writing
+from appa_flwr.launch import audit as audits
 from appa_flwr.launch.bundle import bundle_hash
 from appa_flwr.launch.checks import APP_NAME, find_app_folder
 from appa_flwr.launch.shown import show
-from appa_flwr.owner.ledger import Ledger, Release
+from appa_flwr.owner.ledger import MEMORY_SUFFIX, Ledger
 from appa_flwr.owner.owner_policy import owner_policy_file, read_owner_policy
-from appa_flwr.secure.primitives import public_key
-from appa_flwr.secure.roster import own_key, read_file, read_roster, roster_file
+from appa_flwr.secure.roster import ROSTER_FILE, Roster, own_key, public_key, read_file, read_roster, roster_file
 from appa_flwr.survey import store
 from appa_flwr.survey.types import Survey
 
+_PINNED = re.compile(r"""^([ \t]*roster[ \t]*=[ \t]*)("[^"\n]*"|'[^'\n]*')""", re.MULTILINE)
+
 app = typer.Typer(help="For the owner of a group's data: check, decide, see what left.", no_args_is_help=True)
+
+RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster, a line for each group.")]
+LedgerFile = Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")]
 
 
 @app.command()
@@ -40,10 +47,13 @@ def check(
     ] = None,
 ) -> None:
     """Say what a run could use of a data file, before anything runs."""
-    found = store.read(file, groups=[group] if group else None)
-    if group and group not in found.answers:
+    survey = store.read(file, groups=[group] if group else None)
+    if group and group not in survey.answers:
         raise UserError(f"{file}: {unknown_name('group', group, valid=store.read(file).groups)}")
-    show(_answers(found), *([] if questions is None else [_shared(found, questions)]))
+    table = Table("group", "questions answered")
+    for name, answers in survey.answers.items():
+        table.add_row(name, str(len(answers)))
+    show(table, *([] if questions is None else [_shared(survey, questions)]))
     if owner_policy is not None:
         read_owner_policy(owner_policy)
         show(f"{owner_policy}: can be used")
@@ -73,87 +83,97 @@ def key(
     ],
     group: Annotated[str, typer.Option(help="Your group's name, as --node-config will say.")],
 ) -> None:
-    """Print your group's line of the roster of secure sums; agree on the whole file with the other owners."""
+    """Print your group's line of the roster, with the public key; the private one never leaves this machine."""
     print(roster_file({group: public_key(own_key(file))}), end="")
 
 
 @app.command()
-def roster(file: Annotated[Path, typer.Argument(metavar="FILE", help="The roster, a line for each group.")]) -> None:
-    """Print a roster's hash, for `roster` in the owner's policy: compare it with the other owners' first."""
+def roster(file: RosterFile) -> None:
+    """Print a roster's hash: compare it with the other owners' before you pin it."""
     print(read_roster(read_file(file), source=str(file)).sha256)
 
 
 @app.command()
+def pin(
+    file: RosterFile,
+    owner_policy: Annotated[Path, typer.Option("--policy", help="Your owner's policy, beside your data file.")],
+    group: Annotated[str, typer.Option(help="Your group's name, which has to stand there.")] = "",
+    key: Annotated[
+        Path | None, typer.Option(help="Your group's private key, whose public one has to stand there.")
+    ] = None,
+) -> None:
+    """Pin a roster in your owner's policy: numbers leave in secure sums with its groups then, and in no other way."""
+    pinned = pin_roster(file, owner_policy, group=group, key=key)
+    show(f"{owner_policy}: pins the roster {pinned.sha256} of {', '.join(pinned.names)}")
+
+
+def pin_roster(file: Path, owner_policy: Path, *, group: str, key: Path | None) -> Roster:
+    """Copy a roster beside an owner's policy and write its hash into that, where all else stays; the roster.
+
+    Raises:
+        UserError: it is no roster, or lacks the group, or has another key of it; or the policy cannot be used.
+    """
+    data = read_file(file)
+    pinned = read_roster(data, source=str(file))
+    if group or key is not None:
+        if group not in pinned.names:
+            raise UserError(f"{file}: {unknown_name('group', group, valid=pinned.names)}")
+        if key is None or not key.exists():
+            raise UserError(f"{key or '--key'}: is not there; `appa group key FILE --group NAME` makes a key")
+        if public_key(own_key(key)) != pinned.key_of[group]:
+            raise UserError(f"{file}: {group}: is not the public key of {key}; `appa group key` prints the right line")
+    read_owner_policy(owner_policy)
+    text = read_file(owner_policy).decode()
+    line = f'roster = "{pinned.sha256}"'
+    changed, number = _PINNED.subn(rf'\g<1>"{pinned.sha256}"', text)
+    changed = changed if number else "\n".join([*text.splitlines(), line, ""])
+    try:
+        right = tomllib.loads(changed) == {**tomllib.loads(text), "roster": pinned.sha256}
+    except tomllib.TOMLDecodeError:
+        right = False
+    if not right:
+        raise UserError(f"{owner_policy}: write this line there yourself, in place of that of `roster`: {line}")
+    replace_file(owner_policy.with_name(ROSTER_FILE), data)
+    replace_file(owner_policy, changed.encode())
+    return pinned
+
+
+@app.command()
 def audit(
-    file: Annotated[Path, typer.Argument(metavar="LEDGER", help="The node's ledger, beside its data file.")],
+    file: LedgerFile,
     every: Annotated[bool, typer.Option("--all", help="Show every release, not their sums by run and kind.")] = False,
 ) -> None:
-    """Show what has left this node, with whom it was summed, and how many replies and scores rest on one question."""
-    ledger = Ledger(file)
-    releases = ledger.releases()
-    show(_each(releases) if every else _by_kind(releases), *_sums(ledger), _replies(ledger), _scores(ledger))
+    """Show what has left this node, with whom it was summed, and how much rests on one question."""
+    releases = Ledger(file).releases()
+    first = audits.each(releases) if every else audits.by_kind(releases)
+    show(first, *audits.sums(releases), audits.used(Ledger(file)))
 
 
-def _answers(found: Survey) -> Table:
-    table = Table("group", "questions answered")
-    for name, answers in found.answers.items():
-        table.add_row(name, str(len(answers)))
-    return table
+@app.command()
+def forget(
+    file: LedgerFile,
+    run: Annotated[str, typer.Option(help="Flower's id of the one run to forget; empty = all runs.")] = "",
+) -> None:
+    """Remove what this node remembers of runs, as it does itself after a week; the ledger stays."""
+    folder = file.with_suffix(MEMORY_SUFFIX)
+    files = {path: path.name.partition(".")[0] for path in sorted(folder.glob("*.sqlite*"))}
+    if run and run not in files.values():
+        raise UserError(f"{folder}: {unknown_name('run', run, valid=dict.fromkeys(files.values()))}")
+    gone = [path for path, name in files.items() if not run or name == run]
+    for path in gone:
+        with writing(path):
+            path.unlink()
+    show(f"forgotten: {', '.join(dict.fromkeys(files[path] for path in gone)) or 'nothing was remembered'}")
 
 
-def _shared(found: Survey, questions: Path) -> Table:
+def _shared(survey: Survey, questions: Path) -> Table:
     public = {question.question_id: question.options for question in store.read(questions).questions}
-    options = {question.question_id: question.options for question in found.questions}
+    options = {question.question_id: question.options for question in survey.questions}
     table = Table("group", f"of {len(public)} public questions", "options differ", "only in the group's file")
-    for name, answers in found.answers.items():
+    for name, answers in survey.answers.items():
         known = [key for key in answers if key in public]
         same = sum(options[key] == public[key] for key in known)
         table.add_row(name, str(same), str(len(known) - same), str(len(answers) - len(known)))
-    if not any(key in public for answers in found.answers.values() for key in answers):
+    if not any(key in public for answers in survey.answers.values() for key in answers):
         raise UserError(f"{questions}: has none of the questions answered here; is it the run's public file?")
-    return table
-
-
-def _sums(ledger: Ledger) -> list[Table]:
-    """Secure sums by what was summed and over whom; two over different groups tell what they differ by."""
-    rounds: dict[tuple[str, str, str], list[int]] = {}
-    for one in ledger.sums():
-        groups = ", ".join(one.answered) or "(nobody: it was not unmasked here)"
-        rounds.setdefault((one.session, one.what, groups), []).append(one.round)
-    table = Table("session", "sum of", "sums", "rounds", "over the groups")
-    for (session, what, groups), numbers in rounds.items():
-        table.add_row(session[:12], what, str(len(numbers)), f"{min(numbers)} to {max(numbers)}", groups)
-    return [table] if rounds else []
-
-
-def _each(releases: list[Release]) -> Table:
-    table = Table("when", "run", "message kind", "numbers", "sha256", "refused")
-    for line in releases:
-        when = datetime.fromtimestamp(line.time).isoformat(" ", "seconds")
-        table.add_row(when, line.run, line.kind, str(line.numbers), line.sha256[:12], line.refused)
-    return table
-
-
-def _by_kind(releases: list[Release]) -> Table:
-    table = Table("run", "message kind", "messages", "refused", "numbers", "first", "last")
-    for run, kind in dict.fromkeys((line.run, line.kind) for line in releases):
-        mine = [line for line in releases if (line.run, line.kind) == (run, kind)]
-        when = [datetime.fromtimestamp(line.time).isoformat(" ", "seconds") for line in (mine[0], mine[-1])]
-        refused = sum(bool(line.refused) for line in mine)
-        table.add_row(run, kind, str(len(mine)), str(refused), str(sum(line.numbers for line in mine)), *when)
-    return table
-
-
-def _replies(ledger: Ledger) -> Table:
-    table = Table("replies about PluralLLM, over all runs", "most that rest on one answer")
-    for kind, most in ledger.replies().items():
-        table.add_row(kind, str(most))
-    return table
-
-
-def _scores(ledger: Ledger) -> Table:
-    table = Table("scores of a question, over all runs", "questions", "most", "mean")
-    for side in ledger.sides():
-        given = ledger.spent(side).values()
-        table.add_row(side, str(len(given)), str(max(given)), f"{sum(given) / len(given):.1f}")
     return table

@@ -19,8 +19,7 @@ from appa_flwr.core.files import replace_file
 from appa_flwr.launch.credentials import PUBLIC, make_certificates, make_node_key
 from appa_flwr.launch.ports import LAST_PORT, LOOPBACK
 from appa_flwr.owner.owner_policy import OWNER_POLICY_VARIABLE, owner_policy_file
-from appa_flwr.secure.primitives import public_key
-from appa_flwr.secure.roster import KEY_SUFFIX, ROSTER_FILE, own_key, read_roster, roster_file
+from appa_flwr.secure.roster import KEY_SUFFIX
 from appa_flwr.survey.store import QUESTIONS_FILE, slugs, write_split
 from appa_flwr.survey.types import Survey
 
@@ -76,6 +75,10 @@ class Sites:
     def data(self, name: str) -> Path:
         """A group's private answers."""
         return self.group(name) / f"{self.groups[name]}.jsonl"
+
+    def sums_key(self, name: str) -> Path:
+        """A group's private key for secure sums, which its owner makes at their own machine."""
+        return self.data(name).with_suffix(KEY_SUFFIX)
 
     @property
     def keys(self) -> Path:
@@ -157,13 +160,12 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     shutil.copyfile(authority / "server.crt", sites.server / "server.crt")
     replace_file(sites.server / QUESTIONS_FILE, questions)
     _script(sites.server, shlex.join(sites.server_command(listen="0.0.0.0")))
-    roster = _make_roster(sites) if keys.get("run.sums") == "secure" else ""
     for number, (name, slug) in enumerate(sites.groups.items()):
         folder = sites.group(name)
         replace_file(sites.data(name), answers[name], mode=0o600)
         replace_file(folder / QUESTIONS_FILE, questions)
         if not (folder / OWNER_POLICY_FILE).exists():
-            replace_file(folder / OWNER_POLICY_FILE, owner_policy_file(bundle=bundle, roster=roster).encode())
+            replace_file(folder / OWNER_POLICY_FILE, owner_policy_file(bundle=bundle).encode())
         if not (folder / f"node.key{PUBLIC}").exists():
             make_node_key(folder / "node.key")
         if not (folder / SECRET_FILE).exists():
@@ -178,15 +180,6 @@ def prepare(survey: Survey, root: Path, *, host: str, port: int, keys: Mapping[s
     replace_file(sites.server / GROUP_KEYS_FILE, to_toml_table(public).encode())
     _submitter(sites, keys)
     return sites
-
-
-def _make_roster(sites: Sites) -> str:
-    """Give each group its key for secure sums, and the roster of all; its hash, for new owners' policies."""
-    key_of = {name: public_key(own_key(sites.data(name).with_suffix(KEY_SUFFIX))) for name in sites.groups}
-    text = roster_file(key_of).encode()
-    for name in sites.groups:
-        replace_file(sites.group(name) / ROSTER_FILE, text)
-    return read_roster(text).sha256
 
 
 def _in_quotes(text: str) -> str:

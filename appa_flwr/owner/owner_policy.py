@@ -6,16 +6,24 @@ A deployed node reads it anew for each message; a simulation has no owners, and 
 from __future__ import annotations
 
 import json
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from appa_flwr.core.errors import UserError
+from appa_flwr.core.errors import UserError, unknown_name
 
 OWNER_POLICY_VARIABLE = "APPA_POLICY"
 """Names the owner's policy to the guard (`appa_flwr.owner.guard`), which starts before a message is read."""
+
+SUM_ROUNDING = 0.1
+"""A deployed node rounds errors and scores of PluralLLM, added up over own answers, to multiples of this."""
+
+Leaving = Literal["votes", "training", "rewards", "predictions", "answers", "truth"]
+_SHA256 = r"[0-9a-f]{64}"
 
 
 class OwnerPolicy(BaseModel):
@@ -26,109 +34,63 @@ class OwnerPolicy(BaseModel):
         strict=True,
         alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
+        use_attribute_docstrings=True,
     )
 
-    bundle: str = Field(
-        "",
-        pattern=r"^\s*([0-9a-f]{64}\s*)*$",
-        description="SHA-256 of the app bundle that may run here (appa group bundle), or several; empty = any; it "
-        "needs the guard that the start script puts before Flower's programs",
-    )
-    metrics: str | None = Field(
-        "",
-        pattern=r"^\s*([\w.]+:\w+(\s+|$))*$",
-        description="reward metrics beyond appa-flwr's own that may score here, MODULE:FUNCTION, or several; their "
-        "code has to be installed here",
-    )
-    roster: str = Field(
-        "",
-        pattern=r"^([0-9a-f]{64})?$",
-        description="SHA-256 of the roster of secure sums (appa group roster): no score, vote, weight or error leaves"
-        " but under masks, in sums with the groups that stand there; empty = in replies of its own",
-    )
-    least_cohort: int = Field(3, ge=3, description="groups, this one included, that a secure sum is over at least")
-    own_score: bool = Field(
-        True, description="beside secure sums, give the group's own alignment score of each evaluation, one number"
-    )
-    own_scores: int = Field(
-        100,
-        ge=0,
-        description="such scores, of all runs together, that rest on a question; each over least-answers questions or "
-        "more, to two decimals; 0 = any number",
-    )
-    training: bool = Field(True, description="train PluralLLM: weights and their errors leave")
-    votes: bool = Field(True, description="vote for SFT: winning options leave, or with task=opa rankings")
-    truth: bool = Field(False, description="score against own answers to held-out questions: a few scores tell one")
-    probes: bool = Field(
-        False,
-        description="score what the server calls probes for ceilings, and vote with predictions "
-        "(sft.target=predicted-mean): both tell predictions",
-    )
-    mean: bool = Field(False, description="vote with distributions (sft.target=mean, look-ups): training answers leave")
-    least_answers: int = Field(
-        10,
-        ge=1,
-        description="own answers behind every reply about PluralLLM, and by which the answered questions of two runs "
-        "differ where they do",
-    )
-    sgd: bool = Field(False, description="train PluralLLM by plain SGD: a step is a sum of single answers")
-    least_steps: int = Field(16, ge=1, description="optimizer steps of a training round")
-    secret_draws: bool = Field(
-        True,
-        description="draw what a training round learns from by a secret of this node, so that nobody can repeat the "
-        "round with guessed answers; false = as a simulation does",
-    )
-    sum_rounding: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="errors and scores of PluralLLM, added up over own answers, are rounded to multiples of this; "
-        "0 = not at all, as a simulation does",
-    )
-    training_replies: int = Field(
-        200, ge=0, description="rounds, of all runs together, that train on a question; 0 = any"
-    )
-    validation_replies: int = Field(
-        20, ge=0, description="errors, of all runs together, that rest on the answer to a question; 0 = any number"
-    )
-    target_replies: int = Field(
-        10, ge=0, description="sums of scores, of all runs together, that rest on the answer to a question; 0 = any"
-    )
-    scores_per_question: int = Field(
-        0, ge=0, description="scores against the prediction of one question, of all runs together; 0 = any number"
-    )
-    truth_scores_per_question: int = Field(
-        0, ge=0, description="scores against the own answer to one question, of all runs together; 0 = any number"
-    )
-    reward_decimals: int = Field(15, ge=1, le=15, description="rewards are rounded to so many decimals")
-    reward_noise: float = Field(
-        0.0, ge=0, le=1, description="standard deviation of what is added to rewards, the same for the same answer"
-    )
+    may_leave: list[Leaving] = Field(["votes", "training", "rewards"])
+    """What may leave: votes (the option that most of the group chose, or its ranking), training (updates of PluralLLM,
+    the small model that learns to predict the group's answers, and how wrong it is), rewards (how well the language
+    model's answers fit what PluralLLM predicts), predictions (these themselves), answers (the group's own to training
+    questions), truth (how well the language model's answers fit the group's own: a few such scores tell one)."""
+    least_answers: int = Field(10, ge=1)
+    """Fewest answers of the group that a reply about PluralLLM rests on; two runs with other questions differ by at
+    least as many."""
+    scores_per_question: int = Field(0, ge=0)
+    """Most scores of the language model's answers to one question, over all runs: each tells a little of what it
+    compares with. 0 = any number."""
+    training_replies: int = Field(200, ge=0)
+    """Most updates of PluralLLM, over all runs, that rest on the group's answer to one question; of replies that say
+    how wrong it is, a tenth of this. 0 = any number."""
+    least_cohort: Literal[0] | Annotated[int, Field(ge=3)] = 0
+    """Fewest groups, this one included, in a secure sum: the groups' numbers, added up so that the server learns
+    nothing but the total. 0 = all groups of the roster but one, and never under 3."""
+    cohort_changes: int = Field(2, ge=0)
+    """How often the groups in a run's secure sums may change: two sums of nearly the same, with a group and without
+    it, tell that group's numbers."""
+    roster: str = Field("", pattern=rf"^({_SHA256})?$")
+    """Fingerprint (SHA-256) of the roster, the list of groups with which this one adds up its numbers, which then leave
+    in no other way; `appa group pin` writes it. Empty = the server sees the group's own numbers."""
+    least_temperature: float = Field(0.02, ge=0)
+    """Lowest value of a run's key appa.temperature in secure sums: the lower it is, the nearer the sum is to the
+    numbers of the worst-off group."""
+    own_score: int = Field(100, ge=0)
+    """Most times, over all runs, that a question counts in an own score, which leaves beside the secure sums: the
+    group's mean score of an evaluation, over least-answers questions or more, to two decimals. 0 = none leaves."""
+    bundle: str = Field("", pattern=rf"^\s*({_SHA256}\s*)*$")
+    """Fingerprint (SHA-256) of the program that may run here, or several: `appa group bundle` prints that of a copy
+    which you trust, and the start script lets no other run. Empty = any that the server sends."""
+    metrics: str | None = Field("", pattern=r"^\s*([\w.]+:\w+(\s+|$))*$")
+    """Ways to score answers that may be used beside those of appa-flwr, MODULE:FUNCTION, or several; their code has to
+    be installed here."""
 
     def allows(self, metric: str) -> bool:
         """True if answers may be scored by a metric: one of ours, or one that the owner names; in a simulation any."""
         return ":" not in metric or self.metrics is None or metric in self.metrics.split()
 
-    @property
-    def changes_rewards(self) -> bool:
-        """True if rewards leave otherwise than they were computed."""
-        return self.reward_noise > 0 or self.reward_decimals < 15
+    def may(self, name: str) -> bool:
+        """True if numbers of this kind, a word of `may-leave`, may leave."""
+        return name in self.may_leave
 
 
-AS_IN_SIMULATION: dict[str, object] = {
-    "least_answers": 1,
-    "sgd": True,
-    "least_steps": 1,
-    "secret_draws": False,
-    "sum_rounding": 0.0,
-    "training_replies": 0,
-    "validation_replies": 0,
-    "target_replies": 0,
-    "own_scores": 0,
-}
-"""Values that make a node's PluralLLM that of a simulation, to every digit."""
-
-SIMULATION = OwnerPolicy(metrics=None, truth=True, probes=True, mean=True, **AS_IN_SIMULATION)  # type: ignore[arg-type]
+SIMULATION = OwnerPolicy(
+    may_leave=list(get_args(Leaving)),
+    least_answers=1,
+    training_replies=0,
+    least_temperature=0.0,
+    own_score=2**31,
+    metrics=None,
+)
+"""Everything, and no limits."""
 
 
 def read_owner_policy(path: Path) -> OwnerPolicy:
@@ -141,16 +103,15 @@ def read_owner_policy(path: Path) -> OwnerPolicy:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is not a TOML file ({error})") from None
     if unknown := values.keys() - described().keys():
-        raise UserError(f"{path}: unknown key {min(unknown)}; known are {', '.join(described())}")
+        raise UserError(f"{path}: {unknown_name('key', min(unknown), valid=described())}")
     try:
         return OwnerPolicy.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {key} = {first['input']!r}: {first['msg']}") from None
+        wrong = error.errors()[-1]
+        raise UserError(f"{path}: {wrong['loc'][0]} = {wrong['input']!r}: {wrong['msg']}") from None
 
 
 def described() -> dict[str, str]:
@@ -158,10 +119,11 @@ def described() -> dict[str, str]:
     return {field.alias or name: field.description or "" for name, field in OwnerPolicy.model_fields.items()}
 
 
-def owner_policy_file(*, bundle: str = "", roster: str = "") -> str:
-    """An owner's policy with every key at its default, or `bundle` and `roster` pinned, and what it decides."""
-    values = OwnerPolicy(bundle=bundle, roster=roster).model_dump(by_alias=True)
-    return "".join(f"# {says}\n{key} = {json.dumps(values[key])}\n" for key, says in described().items())
+def owner_policy_file(*, bundle: str = "") -> str:
+    """An owner's policy with every key at its default, or `bundle` pinned, and what it decides."""
+    values = OwnerPolicy(bundle=bundle).model_dump(by_alias=True)
+    comment = {key: textwrap.indent(textwrap.fill(says, 100), "# ") for key, says in described().items()}
+    return "\n".join(f"{comment[key]}\n{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
 def owner_policy_of(node_config: Mapping[str, object]) -> OwnerPolicy:

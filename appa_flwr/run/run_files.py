@@ -5,6 +5,7 @@ survey.jsonl           the survey as the run uses it (`appa_flwr.survey.store`)
 progress.jsonl         a line a step, for the launcher
 run.log                the same for a person; its lock says that the run is being written
 phases.json            seconds of each phase
+answers/               the groups' numbers, by the hash of what they were asked
 pluralllm.json         the card of PluralLLM's weights: its training and its error
 pluralllm.safetensors  PluralLLM's final weights
 metrics.jsonl          a line a PPO iteration
@@ -53,6 +54,7 @@ WEIGHTS_FILE, CHECKPOINT_FILE = "pluralllm.safetensors", "checkpoint.pt"
 SCORES_FILE, PREDICTIONS_FILE = "scores.parquet", "predictions.parquet"
 SFT_MODEL, POLICY = "sft-model", "policy"
 TOKEN_FILE, STOP_FILE, SERVE_PHASE = "token", "stop", "serve"
+ANSWERS_FOLDER = "answers"
 REPORT_FILE, SHORT_REPORT_FILE, PLOTS_FOLDER = "report.html", "report.md", "plots"
 FLOWER_LOG, SUPERLINK_LOG = "flower.log", "superlink.log"
 

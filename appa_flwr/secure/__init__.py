@@ -1,1 +1,1 @@
-"""Sums over groups of which the server learns the total and no summand; see docs/secure_sums.md. For both sides."""
+"""Sums over groups of which the server learns the total and no summand; see docs/privacy.md. For both sides."""

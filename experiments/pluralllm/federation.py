@@ -1,29 +1,123 @@
-"""A federation in this process: Flower's strategies, and nodes that answer as soon as they are asked."""
+"""A federation in this process: nodes that answer as soon as they are asked."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
 
-from flwr.app import Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import FLOWER_LOGGER as logger
+from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from appa_flwr.config import Config
+from appa_flwr.protocol.asks import Ask, Catalogue, Number, flatten
+from appa_flwr.secure import roster
+from appa_flwr.survey import store
+from appa_flwr.survey.types import Question, Survey
+from client_app.main import app
+from pluralllm.embedding import embed_questions
+from server_app.federation.ask import Answer
 from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
 
 
 class LocalGrid(OverlapGrid):
-    """A grid whose nodes are a function; the strategies need no more of a grid than its members and their replies."""
+    """A grid whose nodes are a function of the message; None stands for a node that does not answer."""
 
-    def __init__(self, answer: Callable[[Message], RecordDict]) -> None:
-        self._answer = answer
-        self.members = None
+    def __init__(self, nodes: Collection[int], answer: Callable[[Message], Message | None]) -> None:
+        super().__init__(cast(Grid, None))
+        self._nodes, self._answer = nodes, answer
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """See Grid."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def online(self) -> frozenset[int]:
+        """See OverlapGrid."""
+        return frozenset(self._nodes)
 
     def send_and_receive(self, messages: Iterable[Message], **_: object) -> list[Message]:
         """See Grid."""
-        return [Message(self._answer(message), reply_to=message) for message in messages]
+        return [reply for message in messages if (reply := self._answer(message)) is not None]
+
+
+class LocalGroups(Groups):
+    """Groups whose numbers are a function of the request and the group's name."""
+
+    def __init__(self, config: Config, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, Any]]) -> None:
+        super().__init__(LocalGrid((), lambda _: None), config)
+        self.names, self._numbers = tuple(names), numbers
+
+    def ask(self, ask: Ask, **_: object) -> Answer:
+        """See `Groups.ask`."""
+        rows = [self._numbers(ask, name) for name in self.names]
+        shapes = {name: Number(np.shape(value), -np.inf, np.inf) for name, value in rows[0].items()}
+        return Answer(self.names, shapes, np.stack([flatten(row, shapes) for row in rows]), "")
+
+
+class Deployed:
+    """Groups of a survey as deployed nodes in a folder, each with the real ClientApp, and a server that has met them.
+
+    Attributes:
+        config: of the runs to come.
+        silent: nodes that do not answer, by their place in the survey.
+        groups: the run's.
+        public: its catalogue.
+    """
+
+    groups: Groups
+    public: Catalogue
+
+    def __init__(self, survey: Survey, folder: Path, policy: Mapping[str, object], config: Config) -> None:
+        """Write every group's data and its owner's policy, of these keys; for secure sums its key and a roster too."""
+        self.config, self.silent = config, set[int]()
+        self._names, self._run, self._contexts = survey.groups, 0, dict[int, Context]()
+        files = {name: folder / slug / "group.jsonl" for name, slug in store.slugs(survey.groups).items()}
+        for name, path in files.items():
+            path.parent.mkdir(parents=True)
+            store.write(survey, path, groups=[name])
+        if config.run.sums == "secure":
+            keys = {name: roster.own_key(path.with_suffix(roster.KEY_SUFFIX)) for name, path in files.items()}
+            text = roster.roster_file({name: roster.public_key(key) for name, key in keys.items()})
+            policy = {**policy, "roster": roster.read_roster(text.encode()).sha256}
+            for path in files.values():
+                path.with_name(roster.ROSTER_FILE).write_text(text)
+        owner = folder / "policy.toml"
+        owner.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in policy.items()))
+        self._node_configs = [{"group": name, "data": str(files[name]), "policy": str(owner)} for name in self._names]
+
+    def begin(self, questions: Sequence[Question], *, held_out: int, weights: ArrayRecord) -> None:
+        """A new run with this PluralLLM, of which the first `held_out` questions are.
+
+        Raises:
+            UserError: the groups refuse to take part.
+        """
+        self._run += 1
+        config = Config.load({**self.config.flat(), "run-name": f"run-{self._run}"})
+        self._contexts = {
+            node: Context(self._run, node, {**own}, RecordDict(), {**config.flat()})
+            for node, own in enumerate(self._node_configs)
+        }
+        table, train_Q = embed_questions(questions), np.arange(len(questions)) >= held_out
+        answered_Q = np.ones(len(questions), dtype=np.bool_)
+        self.public = Catalogue(tuple(questions), train_Q, table.value_QKE, table.option_QK, ~answered_Q)
+        self.groups = Groups(LocalGrid(self._contexts, self._reply), config)
+        self.groups.gather(self._names, patience=0.0)
+        self.groups.send_catalogue(self.public)
+        self.groups.send_targets(weights)
+
+    def _reply(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        return None if node in self.silent else app(message, self._contexts[node])
 
 
 @contextmanager

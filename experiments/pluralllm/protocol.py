@@ -16,22 +16,22 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
 
 from appa_flwr.config import Config, split_names
 from appa_flwr.config.sources import assemble, preset
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
+from appa_flwr.protocol.asks import VALIDATION, Ask
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
-from client_app.predictor import Predictor, load, train_round
-from experiments.pluralllm.federation import LocalGrid, flower_task
+from client_app import predictor
+from experiments.pluralllm.federation import LocalGroups, flower_task
 from experiments.pluralllm.measures import PredictorScores, measure
 from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
@@ -207,29 +207,35 @@ def train(problem: Problem, config: Config, *, seed: int, central: bool = False)
             generator=torch.Generator().manual_seed(child_seed(seed, "central")),
         )
         if isinstance(model, ExactResidual):
-            pairs = list(zip(problem.training, problem.validation, strict=True))
-            _, errors = Predictor(model, problem.embedding, problem.trained_Q, settings, seed).validate(pairs)
-            best = choices(settings.architecture)[int(np.argmin(errors))]
+            ours = predictor.Predictor(model, problem.embedding, problem.trained_Q, settings, seed)
+            error_V = np.sum([ours.errors(*pair) for pair in zip(problem.training, problem.validation, strict=True)], 0)
+            best = choices(settings.architecture)[int(error_V.argmin())]
             assert best is not None
             model.choose(best)
         return TrainedPredictor(model, time.process_time() - begin)
 
-    def answer(message: Message) -> RecordDict:
-        group = message.metadata.dst_node_id
-        weights = message.content.array_records["arrays"]
-        if message.metadata.message_type == "evaluate":
-            ours = load(config, weights, problem.embedding, problem.trained_Q)
-            num_answers, errors = ours.validate([(problem.training[group], problem.validation[group])])
-            return RecordDict({"metrics": MetricRecord({"num-examples": num_answers, "errors": errors})})
-        number = int(str(message.content.config_records["config"]["server-round"]))
-        mine = [problem.training[group]]
-        found = train_round(config, weights, mine, problem.embedding, round_number=number)
-        metrics = MetricRecord({"num-examples": found.num_examples, "loss": found.loss})
-        return RecordDict({"arrays": found.weights, "metrics": metrics})
+    pairs = {data.group: (data, held_out) for data, held_out in zip(problem.training, problem.validation, strict=True)}
+
+    def numbers(ask: Ask, group: str) -> dict[str, Any]:
+        weight_P, (data, held_out) = ask.array("weights", np.float32, axes=1), pairs[group]
+        if ask.kind == VALIDATION:
+            ours = predictor.load(config, weight_P, problem.embedding, problem.trained_Q)
+            return {"answers": [len(held_out)], "error": ours.errors(data, held_out)}
+        after_P, loss = predictor.train(
+            config,
+            weight_P,
+            data,
+            problem.embedding,
+            round_number=int(ask.number("round")),
+            proximal=ask.number("proximal"),
+            secret="",
+        )
+        step_P = after_P.astype(np.float64) - weight_P
+        return {"step": len(data) * step_P, "answers": [len(data)], "loss": [len(data) * loss]}
 
     with flower_task():
-        found = pretrain(LocalGrid(answer), config, start, nodes=range(len(problem.training)), progress=lambda *_: None)
-    model.load_state_dict(OrderedDict(found.weights.to_torch_state_dict()))
+        trained = pretrain(LocalGroups(config, [*pairs], numbers), config, start, progress=lambda *_: None)
+    model.load_state_dict(OrderedDict(trained.weights.to_torch_state_dict()))
     return TrainedPredictor(model, time.process_time() - begin)
 
 

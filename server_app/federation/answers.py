@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from appa_flwr.protocol import formats, wire
+from appa_flwr.protocol import formats
+from appa_flwr.protocol.asks import TARGET_SIDE, Catalogue, ScoreRequest
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -41,16 +42,12 @@ class Answers:
         readable_J: BoolArray = np.logical_not(np.isnan(self.prediction_JK).all(axis=1))
         return readable_J
 
-    def request(
-        self, metrics: Sequence[str], *, sides: Sequence[str] = (wire.TARGET_SIDE,), draw: int = 0
-    ) -> wire.ScoreRequest:
+    def request(self, metrics: Sequence[str], *, sides: Sequence[str] = (TARGET_SIDE,), draw: int = 0) -> ScoreRequest:
         """The request to the groups."""
-        return wire.ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
+        return ScoreRequest(self.question_J, self.prediction_JK, tuple(metrics), tuple(sides), draw)
 
 
-def parse_answers(
-    task: str, texts: Sequence[str], question_J: npt.NDArray[np.int64], catalogue: wire.Catalogue
-) -> Answers:
+def parse_answers(task: str, texts: Sequence[str], question_J: npt.NDArray[np.int64], catalogue: Catalogue) -> Answers:
     """Parse what the policy wrote; `question_J` are the questions that the texts answer."""
     prediction_JK = np.full((len(texts), catalogue.option_QK.shape[1]), np.nan)
     format_score_J, parsed_J = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)

@@ -16,7 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import cache_folder
 from appa_flwr.core.seeds import child_seed
-from appa_flwr.protocol import wire
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.run_files import SURVEY_FILE
 from appa_flwr.survey import sources, store
 from appa_flwr.survey.split import split_questions, without_copies
@@ -70,7 +70,7 @@ def divided_questions(config: Config) -> tuple[tuple[Question, ...], tuple[Quest
     return asked, tuple(without_copies(survey.extra, held_out)), set(split.train)
 
 
-def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> wire.Catalogue:
+def build_catalogue(config: Config, *, progress: Progress = lambda done, of: None) -> Catalogue:
     """Questions, split and features, as every group gets them.
 
     `progress` is called with (texts done, texts) while a pretrained model embeds them.
@@ -84,7 +84,7 @@ def build_catalogue(config: Config, *, progress: Progress = lambda done, of: Non
     unanswered_Q = np.arange(len(questions)) >= len(asked)
     texts_to_vectors = encoder(config.pluralllm.encoder, cache=cache_folder(), progress=progress)
     table = embed_questions(questions, encoder=texts_to_vectors)
-    return wire.Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
+    return Catalogue(questions, train_Q, table.value_QKE, table.option_QK, unanswered_Q)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class FittingQuestions:
 
 
 def fitting_questions(
-    config: Config, catalogue: wire.Catalogue, *, prompt_tokens_Q: Sequence[int], answer_tokens_Q: Sequence[int]
+    config: Config, catalogue: Catalogue, *, prompt_tokens_Q: Sequence[int], answer_tokens_Q: Sequence[int]
 ) -> FittingQuestions:
     """Training and held-out questions that can be asked and answered (SFT and PPO tables: maximum lengths).
 

@@ -41,10 +41,10 @@ def read_group_keys(path: str, *, expected: Iterable[str]) -> GroupKeys | None:
         raise UserError(f"{KEY} = {path}: cannot be read as TOML: {error}") from None
     key_of = {}
     for name, text in table.items():
-        found = _der(text.encode()) if isinstance(text, str) else None
-        if found is None:
+        key = _der(text.encode()) if isinstance(text, str) else None
+        if key is None:
             raise UserError(f'{path}: {name}: must be a public key in OpenSSH\'s format, "ecdsa-sha2-nistp384 AAAA..."')
-        key_of[name] = found
+        key_of[name] = key
     if lacking := [name for name in expected if name not in key_of]:
         raise UserError(f"{path}: has no key of {', '.join(lacking)}; every group of the run needs one")
     return GroupKeys(key_of)

@@ -5,10 +5,11 @@ Axis letters: G groups, J rollouts.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,35 +19,40 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from appa_flwr.analysis import aggregation
-from appa_flwr.analysis.aggregation import Rule, State
-from appa_flwr.analysis.aggregation.sums import FromSums
-from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
-from appa_flwr.protocol import wire
+from appa_flwr.core.errors import UserError
+from appa_flwr.protocol.asks import TARGET_SIDE, TRUTH_SIDE, Ask, Catalogue
 from appa_flwr.run.records import CurvePoint, Iteration
 from server_app.federation.answers import Answers, parse_answers
-from server_app.federation.grid import OverlapGrid
-from server_app.federation.group_rewards import aggregated_reward, group_means
-from server_app.federation.groups import Federation
-from server_app.federation.summed_rewards import SummedState
+from server_app.federation.ask import HalfOpened
+from server_app.federation.ask_grid import AskGrid, answer_of, ask_message
+from server_app.federation.groups import Groups
+from server_app.federation.reward_rule import RewardRule, RuleState
+from server_app.federation.scores import scores
 from server_app.models.base import Base
 from server_app.ppo.engine import PPOEngine, ReferencePass
 from server_app.ppo.rollouts import Rollout
 
 IntArray = npt.NDArray[np.int64]
 
+TRIES = 3
+"""Batches of rollouts in an iteration whose rewards are lost before the run ends."""
+
+log = logging.getLogger("appa.server")
+
 
 class QuestionOrder:
-    """Endless shuffled passes over the training questions."""
+    """Endless shuffled passes over the training questions, of which `taken` have come."""
 
     def __init__(self, questions: IntArray, seed: int) -> None:
         self._questions, self._rng = questions, np.random.default_rng(seed)
         self._left: list[int] = []
+        self.taken = 0
 
     def take(self, count: int) -> IntArray:
         """The next `count` questions."""
+        self.taken += count
         taken: list[int] = []
         while len(taken) < count:
             if not self._left:
@@ -67,26 +73,23 @@ class _Round:
 
     rollout: Rollout
     answers: Answers
-    request: wire.ScoreRequest
+    ask: Ask
     seconds: dict[str, float]
     reference: ReferencePass | None = None
-    curve: Answers | None = None
-    line: Iteration = field(init=False)
 
 
 class AppaStrategy(Strategy):
     """Federated PPO: the policy stays on the server, the groups' data with the groups, only rewards travel.
 
-    A round is an iteration of Algorithm appa: `configure_train` samples answers and makes the messages,
-    `aggregate_train` makes the groups' replies one reward and updates the policy. `configure_evaluate` and
-    `aggregate_evaluate` score it on a few held-out questions, which teaches it nothing. No weights travel, so all
-    arrays are empty.
+    A round is an iteration of Algorithm appa: `configure_train` samples answers and makes the request for rewards,
+    `aggregate_train` makes the groups' numbers one reward for each answer and updates the policy. No weights travel, so
+    all arrays are empty.
 
     Args:
-        federation: the groups.
+        groups: who score.
         engine: who samples and learns.
         rule: how the groups' rewards become one.
-        config: `task`, `metric`, the weight of alignment, the batch size and whether contexts are drawn anew.
+        config: `task`, `metric`, the batch size and whether contexts are drawn anew.
         base: tokenizer.
         catalogue: the public questions.
         prompts: token ids of every question's prompt, by catalogue position.
@@ -100,25 +103,26 @@ class AppaStrategy(Strategy):
 
     def __init__(
         self,
-        federation: Federation,
+        groups: Groups,
         engine: PPOEngine,
-        rule: Rule,
+        rule: RewardRule,
         config: Config,
         *,
         base: Base,
-        catalogue: wire.Catalogue,
+        catalogue: Catalogue,
         prompts: Sequence[Sequence[int]],
         order: QuestionOrder,
         num_iterations: int,
         curve: Callable[[], Answers],
-        finished: Callable[[Iteration, State | SummedState], None],
+        finished: Callable[[Iteration, RuleState], None],
         done: int = 0,
-        state: State | SummedState | None = None,
+        state: RuleState | None = None,
     ) -> None:
-        self._federation, self._engine, self._rule, self._config = federation, engine, rule, config
+        self._groups, self._engine, self._rule, self._config = groups, engine, rule, config
         self._base, self._catalogue, self._prompts, self._order = base, catalogue, prompts, order
         self._num_iterations, self._curve, self._finished, self._done = num_iterations, curve, finished, done
-        self._state: State | SummedState = rule.init(len(federation.groups)) if state is None else state
+        self._state = rule.first() if state is None else state
+        self._line: Iteration
 
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *_: Any, **__: Any
@@ -126,37 +130,45 @@ class AppaStrategy(Strategy):
         """Run `num_rounds` rounds after those done before.
 
         Args:
-            grid: an `OverlapGrid`, which lets the server compute while the groups score.
+            grid: an `AskGrid`, which lets the server compute while the groups score.
             initial_arrays: none.
             num_rounds: iterations of Algorithm appa.
             timeout: seconds for which replies are waited for.
 
         Raises:
-            UserError: fewer groups answered than `run.min-groups`; policy and state are those of the iteration
-                before.
+            UserError: fewer groups answered than `run.min-groups`, or the rewards of `TRIES` batches were lost; policy
+                and state are those of the iteration before.
         """
-        assert isinstance(grid, OverlapGrid)
+        assert isinstance(grid, AskGrid)
         result = Result()
         for _number in range(num_rounds):
             server_round = self._done + 1
-            messages = self.configure_train(server_round, initial_arrays, ConfigRecord(), grid)
-            replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
-            self._round.seconds["federation_wait"] = grid.seconds_waited
+            replies = self._scored(server_round, initial_arrays, grid, timeout=timeout)
             result.train_metrics_clientapp[server_round] = self.aggregate_train(server_round, replies)[1]
-            if messages := self.configure_evaluate(server_round, initial_arrays, ConfigRecord(), grid):
-                replies = grid.send_and_receive(messages, timeout=timeout)
-                result.evaluate_metrics_clientapp[server_round] = self.aggregate_evaluate(server_round, replies)
-            self._finished(self._round.line, self._state)
+            if self._is_evaluated(server_round):
+                self._line = self._line.model_copy(update={"held_out": self._curve_point()})
+            self._finished(self._line, self._state)
         return result
+
+    def _scored(self, server_round: int, arrays: ArrayRecord, grid: AskGrid, *, timeout: float) -> Iterable[Message]:
+        """A round's replies; where a sum was opened by some groups only, those to rollouts of the next questions."""
+        for tries_left in reversed(range(TRIES)):
+            messages = self.configure_train(server_round, arrays, ConfigRecord(), grid)
+            try:
+                replies = grid.send_and_receive(messages, timeout=timeout, meanwhile=self._reference_pass)
+            except HalfOpened as error:
+                if not tries_left:
+                    raise
+                log.warning("iteration %d: %s; the next questions are answered instead", server_round, error)
+            else:
+                self._round.seconds["federation_wait"] = self._groups.seconds_waited
+                return replies
+        raise AssertionError
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample answers to the next questions; ask every group to score them."""
-        return self._federation.score_messages(self._sample(server_round).request, iteration=server_round)
-
-    def _sample(self, server_round: int) -> _Round:
-        """A round's answers to the next questions, as the groups are asked to score them."""
+        """Sample answers to the next questions; ask the groups for their rewards."""
         seconds = dict[str, float]()
         with timed(seconds, "rollout"):
             question_J = questions_of(self._order, self._config.ppo)
@@ -164,9 +176,8 @@ class AppaStrategy(Strategy):
             texts = self._base.texts(rollout.sequences.response_JT, rollout.sequences.mask_JT)
             answers = parse_answers(self._config.task, texts, question_J, self._catalogue)
         draw = server_round if self._config.pluralllm.fresh_contexts else 0
-        request = answers.request([self._config.reward_metric], draw=draw)
-        self._round = _Round(rollout, answers, request, seconds)
-        return self._round
+        self._round = _Round(rollout, answers, self._rule.ask(self._state, answers, draw), seconds)
+        return [ask_message(grid, self._round.ask, label=server_round)]
 
     def _reference_pass(self) -> None:
         """Reference log-probs and values, while the groups score."""
@@ -174,99 +185,65 @@ class AppaStrategy(Strategy):
             self._round.reference = self._engine.reference_pass(self._round.rollout.sequences)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Aggregate the groups' rewards by the rule, and update the policy on what they come to."""
+        """Make the groups' numbers one reward for each answer by the rule, and update the policy on these."""
         now = self._round
         assert now.reference is not None
-        assert isinstance(self._state, State)
-        scored = aggregated_reward(
-            self._rule,
-            self._state,
-            now.answers,
-            self._federation.rewards(now.request, replies),
-            metric=self._config.reward_metric,
-            alignment_weight=self._config.appa.alignment_weight,
-        )
+        (reply,) = replies
+        scored = self._rule.result(self._state, now.answers, answer_of(reply))
         with timed(now.seconds, "update"):
             device = now.rollout.logprob_JT.device
-            score_J = torch.tensor(scored.result.aggregate_J, dtype=torch.float32, device=device)
-            learned = self._engine.update(now.rollout, now.reference, score_J)
-        self._done, self._state = server_round, scored.result.state
-        names, result = self._federation.groups, scored.result
-        means = group_means(names, scored.reward_GJ)
-        given = [mean for mean in means.values() if mean is not None]
-        missing = tuple(name for name, mean in means.items() if mean is None)
-        line = self._line(server_round, result, learned, group_reward=float(np.mean(given)), missing=missing)
-        now.line = line.model_copy(
-            update={
-                "weights": dict(zip(names, result.weight_G.tolist(), strict=True)),
-                "history": dict(zip(names, result.state.history_G.tolist(), strict=True)),
-                "rewards": means,
-            }
+            score_J = torch.tensor(scored.aggregate_J, dtype=torch.float32, device=device)
+            learned: dict[str, Any] = self._engine.update(now.rollout, now.reference, score_J)
+        self._done, self._state = server_round, scored.state
+        self._line = Iteration(
+            iteration=server_round,
+            num_iterations=self._num_iterations,
+            fairness_index=scored.fairness_index,
+            fell_back=scored.fell_back,
+            weights=scored.weights,
+            history=scored.history,
+            rewards=scored.rewards,
+            group_reward=scored.group_reward,
+            reward=float(scored.aggregate_J.mean()),
+            format_score=float(now.answers.format_score_J.mean()),
+            **learned,
+            missing_groups=scored.missing,
+            seconds={name: round(value, 4) for name, value in now.seconds.items()},
         )
-        return None, MetricRecord({"reward": now.line.reward, "fairness-index": now.line.fairness_index})
+        return None, MetricRecord({"reward": self._line.reward, "fairness-index": self._line.fairness_index})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Every `eval.every` rounds and after the last, ask every group to score answers to held-out questions."""
-        if not self._is_evaluated(server_round):
-            return []
-        self._round.curve = self._curve()
-        sides = (wire.TARGET_SIDE, wire.TRUTH_SIDE)
-        self._round.request = self._round.curve.request([self._config.reward_metric], sides=sides)
-        return self._federation.score_messages(self._round.request, iteration=server_round)
+        """Nothing: the learning curve is no message of its own."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing, likewise."""
 
     def _is_evaluated(self, server_round: int) -> bool:
         every = self._config.eval.every
         return bool(every) and (server_round % every == 0 or server_round == self._num_iterations)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """A point of the learning curve."""
-        now = self._round
-        assert now.curve is not None
-        rewards = self._federation.rewards(now.request, replies)
-        metric = self._config.reward_metric
-        predicted, truth_GJ = alignment_scores(rewards[metric, wire.TARGET_SIDE]), rewards[metric, wire.TRUTH_SIDE]
-        survey = None if np.isnan(truth_GJ).all() else alignment_scores(truth_GJ)
-        point = CurvePoint(
+    def _curve_point(self) -> CurvePoint | None:
+        """The policy's scores on a few held-out questions, which teach it nothing; None where the groups give none."""
+        curve, metric = self._curve(), self._config.reward_metric
+        try:
+            found = scores(self._groups, curve.request([metric], sides=(TARGET_SIDE, TRUTH_SIDE)))
+        except UserError as error:
+            log.warning("iteration %d has no point of the learning curve: %s", self._done, error)
+            return None
+        predicted, survey = found[metric, TARGET_SIDE], found[metric, TRUTH_SIDE]
+        return CurvePoint(
             avg_as=predicted.avg_as,
             min_as=predicted.min_as,
-            survey_avg_as=None if survey is None else survey.avg_as,
-            survey_min_as=None if survey is None else survey.min_as,
-            format_score=float(now.curve.format_score_J.mean()),
+            survey_avg_as=survey.avg_as if survey.known else None,
+            survey_min_as=survey.min_as if survey.known else None,
+            format_score=float(curve.format_score_J.mean()),
         )
-        now.line = now.line.model_copy(update={"held_out": point})
-        return MetricRecord({"avg-as": point.avg_as, "min-as": point.min_as})
 
     def summary(self) -> None:
         """Nothing that the run's own log lacks."""
-
-    def _line(
-        self,
-        iteration: int,
-        result: aggregation.Result | FromSums,
-        learned: dict[str, Any],
-        *,
-        group_reward: float,
-        missing: tuple[str, ...],
-    ) -> Iteration:
-        """What is known whether or not the groups' own numbers are."""
-        now = self._round
-        return Iteration(
-            iteration=iteration,
-            num_iterations=self._num_iterations,
-            fairness_index=result.fairness_index,
-            fell_back=result.fell_back,
-            weights={},
-            history={},
-            rewards={},
-            group_reward=group_reward,
-            reward=float(result.aggregate_J.mean()),
-            format_score=float(now.answers.format_score_J.mean()),
-            **learned,
-            missing_groups=missing,
-            seconds={name: round(value, 4) for name, value in now.seconds.items()},
-        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from appa_flwr.config import Config
-from appa_flwr.protocol import wire
+from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, SurveySummary
 from pluralllm import card as cards
 from pluralllm.episodes import EpisodeConfig
@@ -22,7 +22,7 @@ from server_app.predictor.weights import load_weights
 SETTINGS = "pluralllm."
 
 
-def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) -> tuple[Pretraining, Card] | None:
+def pretrained(config: Config, catalogue: Catalogue, start: ArrayRecord) -> tuple[Pretraining, Card] | None:
     """The checkpoint that `pluralllm.checkpoint` names, and its card; None where it names none.
 
     `start` has the names and shapes that are expected.
@@ -48,7 +48,7 @@ def pretrained(config: Config, catalogue: wire.Catalogue, start: ArrayRecord) ->
     return found, card
 
 
-def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, int], pretraining: Pretraining) -> Card:
+def new_card(config: Config, catalogue: Catalogue, answered: Mapping[str, int], pretraining: Pretraining) -> Card:
     """The card of weights that this run trained, without scores; `answered` counts each group's training answers."""
     unseen = config.unseen_group_names
     training = [cards.question_hash(catalogue.questions[q]) for q in np.flatnonzero(catalogue.train_Q)]
@@ -72,7 +72,7 @@ def new_card(config: Config, catalogue: wire.Catalogue, answered: Mapping[str, i
     )
 
 
-def _embedding(config: Config, catalogue: wire.Catalogue) -> EmbeddingSummary:
+def _embedding(config: Config, catalogue: Catalogue) -> EmbeddingSummary:
     return EmbeddingSummary(
         encoder=config.pluralllm.encoder,
         probe=cards.probe(catalogue.embedding_QKE, catalogue.questions),

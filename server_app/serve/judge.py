@@ -5,6 +5,7 @@ Legend: Q questions, J answers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from appa_flwr.run.records import METHODS, MODEL, TRAINED_METHODS
 from appa_flwr.run.run_files import SUMMARY
 from server_app import evaluation, rows
 from server_app.federation.answers import parse_answers
-from server_app.inputs import RunInputs, taught
+from server_app.federation.ask import TooFew
+from server_app.inputs import RunInputs, ask_votes
 from server_app.models import exports
 from server_app.ppo.rollouts import Decoding, sample
 from server_app.serve import prompts
@@ -64,9 +66,9 @@ class Judge:
         parsed = parse_answers(config.task, [text for given in texts for text in given], question_J, run.catalogue)
         kept = list(SUMMARY.read(run.folder.path) or ())
         if not kept:
-            votes_GQK = run.federation.votes(needed=False)
-            option_QK = run.catalogue.option_QK
-            majority_QK = None if votes_GQK is None else taught(config, votes_GQK, option_QK).majority_QK
+            majority_QK = None
+            with contextlib.suppress(TooFew):
+                majority_QK = ask_votes(run).majority_QK
             kept = rows.score_baselines(run, self._test_J, majority_QK=majority_QK, earlier=[])
         known = metrics_of(config.task, config.reward_metric)
         metrics = sorted(known, key=lambda metric: metric != config.reward_metric)

@@ -22,15 +22,14 @@ from typing import Any
 import numpy as np
 from fastapi import HTTPException
 
-from appa_flwr.analysis import aggregation
-from appa_flwr.analysis.aggregation import State
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import keep_lines
+from appa_flwr.protocol.asks import TARGET_SIDE
 from appa_flwr.run import served
 from appa_flwr.run.records import ServedRound
 from appa_flwr.run.served import ServedAnswer, ServedLine, ServedRun
 from server_app.federation.answers import parse_answers
-from server_app.federation.group_rewards import aggregated_reward, group_means
+from server_app.federation.reward_rule import RuleState, reward_rule
 from server_app.inputs import RunInputs
 from server_app.serve.requests import Item, ScoreRequest
 
@@ -99,9 +98,9 @@ class Rounds:
 
     def __init__(self, run: RunInputs, *, closed: Callable[[str, ServedRound], None]) -> None:
         self.failed: Exception | None = None
-        self._groups, self._catalogue, self._config = run.federation, run.catalogue, run.config
+        self._groups, self._catalogue, self._config = run.groups, run.catalogue, run.config
         self._folder, self._closed = run.folder.path, closed
-        self._rule = aggregation.configured(run.config.rule, run.config.appa)
+        self._rule = reward_rule(run.groups, run.config)
         self._position = {question.question_id: q for q, question in enumerate(run.catalogue.questions)}
         self._turn, self._worker = asyncio.Lock(), ThreadPoolExecutor(1, "rewards")
         self._num_waiting, self._num_asked, self._stopped = 0, 0, False
@@ -280,42 +279,38 @@ class Rounds:
 
     def _scored(self, name: str, run: Run, batch: Batch) -> ServedLine:
         """Ask the groups, apply the rule, and write the round."""
-        names, config, metric = self._groups.groups, self._config, self._config.reward_metric
+        config = self._config
         items = [batch.items[key] for key in sorted(batch.items)]  # in whichever order processes have sent them
         question_J = np.array([self._position[item.question_id] for item in items], dtype=np.int64)
         answers = parse_answers(config.task, [item.completion for item in items], question_J, self._catalogue)
         self._num_asked, started = self._num_asked + 1, time.monotonic()
-        request = answers.request([metric], draw=self._num_asked if config.pluralllm.fresh_contexts else 0)
-        rewards = self._groups.score(request, iteration=self._num_asked)
         last = run.last(before=batch.round or math.inf)
-        state, omega = self._state(last), config.appa.alignment_weight
-        scored = aggregated_reward(self._rule, state, answers, rewards, metric=metric, alignment_weight=omega)
-        result, means = scored.result, group_means(names, scored.reward_GJ)
+        state = self._state(last)
+        ask = self._rule.ask(state, answers, self._num_asked if config.pluralllm.fresh_contexts else 0)
+        answer = self._groups.ask(ask, label=self._num_asked)
+        scored = self._rule.result(state, answers, answer)
         held_out = bool(self._catalogue.held_out_Q[question_J].any())  # nothing is learned from such a round
-        after = state if held_out else result.state
-        weights, history, answered, lead = (
-            dict(zip(names, values_G.tolist(), strict=True))
-            for values_G in (result.weight_G, after.history_G, after.answered_G, after.lead_G)
-        )
+        after = self._rule.saved(state if held_out else scored.state)
         record = ServedRound(
             iteration=1 + (last.iteration if last else 0),
             round=batch.round or 1 + run.number,
             size=len(items),
             held_out=held_out,
-            fairness_index=result.fairness_index,
-            fell_back=result.fell_back,
-            weights=weights,
-            history=history,
-            answered=tuple(name for name in names if answered[name]),
-            lead=lead,
-            rewards=means,
-            reward=float(result.aggregate_J.mean()),
+            fairness_index=scored.fairness_index,
+            fell_back=scored.fell_back,
+            weights=scored.weights,
+            history=after["history"],
+            answered=tuple(name for name, answered in after["answered"].items() if answered),
+            lead=after["lead"],
+            rewards=scored.rewards,
+            reward=float(scored.aggregate_J.mean()),
             format_score=float(answers.format_score_J.mean()),
-            missing_groups=tuple(name for name, mean in means.items() if mean is None),
+            missing_groups=scored.missing,
             seconds=time.monotonic() - started,
             group_seconds=dict(self._groups.seconds),
         )
-        columns = (result.aggregate_J, np.nanmean(scored.reward_GJ, axis=0), answers.format_score_J)
+        alignment_J = answer.mean(f"{config.reward_metric} {TARGET_SIDE} reward")
+        columns = (scored.aggregate_J, alignment_J, answers.format_score_J)
         numbers = (
             dict(zip(("reward", "alignment", "format"), row, strict=True)) for row in np.array(columns).T.tolist()
         )
@@ -325,13 +320,12 @@ class Rounds:
         self._closed(name, record)
         return line
 
-    def _state(self, last: ServedRound | None) -> State:
+    def _state(self, last: ServedRound | None) -> RuleState:
         """The rule's state after a round; a group that is new since has never answered."""
-        names = self._groups.groups
         if last is None:
-            return self._rule.init(len(names))
-        history_G, lead_G = (np.array([of.get(name, 0.0) for name in names]) for of in (last.history, last.lead))
-        return State(history_G, np.array([name in last.answered for name in names]), lead_G)
+            return self._rule.first()
+        answered = {name: name in last.answered for name in self._groups.names}
+        return self._rule.restored({"history": last.history, "answered": answered, "lead": last.lead})
 
 
 def _reply(kept: ServedAnswer) -> dict[str, Any]:

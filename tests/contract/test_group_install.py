@@ -19,6 +19,7 @@ from talk import KINDS, TINY, talk
 
 from appa_flwr.config import Config
 from appa_flwr.launch.sites import prepare
+from appa_flwr.protocol import messages
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.store import write_split
 
@@ -42,9 +43,9 @@ def record(tmp_path_factory) -> Path:
     talk(grid, config)
     for memory in folder.rglob("*.memory"):  # the same messages meet nodes that have not had them
         shutil.rmtree(memory)
-    messages = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]
+    crossed = [(asked.data, reply.data) for asked, reply in zip(grid.requests, grid.replies, strict=True)]
     path = folder / "talk.pickle"
-    path.write_bytes(pickle.dumps({"config": config.flat(), "files": dict(written.groups), "messages": messages}))
+    path.write_bytes(pickle.dumps({"config": config.flat(), "files": dict(written.groups), "messages": crossed}))
     return path
 
 
@@ -66,7 +67,8 @@ def test_a_group_takes_part_with_no_more_than_its_list(record):
     done = life(record, requirements())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {line["kind"] for line in found["answered"]} == set(KINDS)
+    setup = (messages.HELLO, messages.CATALOGUE, messages.TARGETS)
+    assert {line["kind"] for line in found["answered"]} == {*setup, *KINDS}
     assert [line for line in found["answered"] if not line["same"]] == []
     assert HEAVY.isdisjoint(found["imported"])
     # and the list holds nothing that is not imported
@@ -103,8 +105,8 @@ def test_its_owner_can_check_decide_and_audit_with_no_more_than_that_list(record
             "--questions",
             str(record.with_name("questions.jsonl")),
         ): "of 32 public questions",
-        ("group", "policy"): "truth = false",
-        ("group", "audit", str(data.with_suffix(".ledger.sqlite"))): "query.score",
+        ("group", "policy"): "may-leave = ",
+        ("group", "audit", str(data.with_suffix(".ledger.sqlite"))): "ask rewards",
         ("doctor", str(sites.group(survey.groups[0]))): "has start.sh been run at the server?",
         ("run",): "",
     }

@@ -15,10 +15,10 @@ from small import AS_OWNERS_ASK, VOTES
 from surveys import row, write
 
 from appa_flwr.config import Config
-from client_app import state
+from client_app.memory import memory_of
 from server_app.federation.catalogue import build_catalogue
 from server_app.federation.grid import OverlapGrid
-from server_app.federation.groups import Federation
+from server_app.federation.groups import Groups
 
 APPA = Path(sys.executable).with_name("appa")
 GROUPS = ("North", "South", "West")
@@ -46,12 +46,14 @@ def test_the_command_ends_with_one_line_and_starts_nothing(tmp_path):
 
 def test_a_group_without_answers_does_not_take_its_neighbours_along(tmp_path):
     files = {"North; West": write_survey(tmp_path / "two.jsonl"), "South": write_survey(tmp_path / "one.jsonl")}
-    config = Config.load({"survey": str(files["South"]), "data.test-fraction": 0.3, **AS_OWNERS_ASK, **VOTES})
+    config = Config.load(
+        {"survey": str(files["South"]), "data.test-fraction": 0.3, "run.min-groups": 2, **AS_OWNERS_ASK, **VOTES}
+    )
     grid = InProcessGrid(deployed(config, files))
     with flower_task():
-        federation = Federation(OverlapGrid(grid), min_groups=2, timeout=5.0)
-        federation.gather(GROUPS, patience=0.0)
-        answered = federation.send_catalogue(build_catalogue(config))
+        groups = Groups(OverlapGrid(grid), config)
+        groups.gather(GROUPS, patience=0.0)
+        answered = groups.send_catalogue(build_catalogue(config))
     assert set(answered) == {"South", "West"}
-    assert [state.groups(state.memory_of(context)) for context in grid.contexts.values()] == [("West",), ("South",)]
-    assert federation.groups == GROUPS
+    assert [memory_of(context)["groups"] for context in grid.contexts.values()] == [b"West", b"South"]
+    assert groups.names == GROUPS

@@ -6,63 +6,54 @@ import json
 
 import numpy as np
 import pytest
-from audit import audit, make_world
+from audit import asked_for, audit, make_world
 from flwr.app import Context, RecordDict
-from in_process import FEW, flower_task
-from secure_world import pinned
+from in_process import FEW, InProcessGrid, flower_task, pinned
 
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.protocol import wire
-from appa_flwr.secure import terms
-from client_app import summands
+from appa_flwr.protocol import asks, messages
+from appa_flwr.secure.masks import Member
 from server_app import main as server
-
-
-def run(grid, config):
-    with flower_task():
-        server.app(grid, Context(17, 1, {}, RecordDict(), dict(config.flat())))
 
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """The run where owners pin a roster and let out nothing of their own; and what each group has put into the sums."""
     world = make_world(tmp_path_factory.mktemp("secure"), run__sums="secure")
-    grid = pinned(world.config, world.files, policy=f"{FEW}\nown-score = false")
-    summed, made = [], summands.summand
+    grid = InProcessGrid(pinned(world.config, world.files, owner_policy=f"{FEW}\nown-score = 0"))
+    masked, mask = [], Member.mask
 
-    def recorded(asked, group):
-        found = made(asked, group)
-        summed.append((group.name, found))
-        return found
+    def recorded(member, task, values):
+        words = mask(member, task, values)
+        masked.append((values, words))
+        return words
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(summands, "summand", recorded)
-        run(grid, world.config)
-    return world, grid, summed
+    with pytest.MonkeyPatch.context() as patched, flower_task():
+        patched.setattr(Member, "mask", recorded)
+        server.app(grid, Context(17, 1, {}, RecordDict(), dict(world.config.flat())))
+    return world, grid, masked
 
 
 def test_nothing_but_sums_and_names_leaves(whole_run):
     world, grid, _ = whole_run
-    assert {reply.kind for reply in grid.replies} == {wire.ROLL_CALL, wire.CATALOGUE, wire.TARGETS, *wire.IN_SUMS}
+    assert {reply.kind for reply in grid.replies} == set(messages.MESSAGES)
     assert not any(reply.message.has_error() for reply in grid.replies)
+    plain = [
+        asked_for(asked)
+        for asked in grid.requests
+        if asked.kind == messages.ASK and not messages.unpack_ask(asked.message.content)[1].cohort
+    ]
+    assert set(plain) <= {asks.OWN_SCORES}
     assert audit(grid, world) == []
 
 
 def test_what_a_group_sends_is_uniform_and_none_of_its_numbers(whole_run):
-    _, grid, summed = whole_run
-    masks = [reply for reply in grid.replies if reply.kind == wire.MASK]
-    assert len(masks) == len(summed) >= 3 * 15
-    words = []
-    for reply, (name, found) in zip(masks, summed, strict=True):
-        own = terms.pack(found.terms)
-        (sent,) = (array.numpy() for array in reply.message.content.array_records["words"].values())
-        assert sent.shape == own.shape
-        assert not (sent == own).any()
-        # no share of a group's own number stands anywhere else in the reply either
-        telling = [of.tobytes() for of in found.terms.values() if of.size and 0 < abs(float(of.ravel()[0])) < 1]
-        assert not any(raw[:8] in reply.data for raw in telling), name
-        words.append(sent)
-    top = np.bincount((np.concatenate(words) >> np.uint64(56)).astype(int), minlength=256)
+    _, _, masked = whole_run
+    assert len(masked) >= 3 * 12
+    for values, words in masked:
+        assert words.shape == values.shape
+        assert not (words == np.rint(values * 2.0**52).astype(np.int64).view(np.uint64)).any()
+    top = np.bincount((np.concatenate([words for _, words in masked]) >> np.uint64(56)).astype(int), minlength=256)
     expected = top.sum() / 256
     assert ((top - expected) ** 2 / expected).sum() < 255 + 6 * np.sqrt(2 * 255)
 
@@ -81,9 +72,6 @@ def test_the_run_has_its_results_and_says_what_is_not_known(whole_run):
         assert np.isnan(row["min_as"])
         assert np.isnan(list(row["per_group"].values())).all()
     assert not (folder / "scores.parquet").exists()
-    said = (folder / "run.log").read_text()
-    assert "secure sums over 3 groups" in said
-    assert "NO CEILINGS AND NO OWN PREDICTIONS" in said
     page = (folder / "report.html").read_text()
     assert "only sums over the groups" in page
     assert "not released" in page
@@ -92,9 +80,16 @@ def test_the_run_has_its_results_and_says_what_is_not_known(whole_run):
 def test_every_ledger_accounts_for_every_word(whole_run):
     world, grid, _ = whole_run
     for node, path in zip(grid.contexts, world.files.values(), strict=True):
-        left = [reply for reply in grid.replies if reply.message.metadata.src_node_id == node]
+        pairs = [
+            (asked, reply)
+            for asked, reply in zip(grid.requests, grid.replies, strict=True)
+            if reply.message.metadata.src_node_id == node
+        ]
         written = Ledger(path.with_suffix(".ledger.sqlite")).releases()
-        assert [line.kind for line in written] == [reply.kind for reply in left]
-        masks = [reply for reply in left if reply.kind == wire.MASK]
-        sizes = [sum(a.numpy().size for a in reply.message.content.array_records["words"].values()) for reply in masks]
-        assert [line.numbers for line in written if line.kind == wire.MASK] == sizes
+        kinds = [f"ask {asked_for(asked)}" if asked.kind == messages.ASK else asked.kind for asked, _ in pairs]
+        assert [line.kind for line in written] == kinds
+        sizes = [
+            sum(a.numpy().size for a in reply.message.content.array_records.get("arrays", {}).values())
+            for _, reply in pairs
+        ]
+        assert [line.numbers for line in written] == sizes

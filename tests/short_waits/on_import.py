@@ -10,7 +10,7 @@ from types import ModuleType
 SIZES = {
     "pluralllm.model": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8},
     "server_app.models.tiny": {"STEPS": 20, "COUNTED_STEPS": 20},
-    "server_app.ppo_phase": {"CHECKPOINT_EVERY": 1},
+    "server_app.federation.groups": {"CHECKPOINT_EVERY": 1},
 }
 """Module -> constants of what tests build: small; a checkpoint after every iteration."""
 

@@ -13,7 +13,7 @@ from on_import import SIZES, set_constants
 LONGEST_SLEEP = 0.3
 CONSTANTS = {
     **SIZES,
-    "server_app.federation.grid": {"LEAST_SECONDS": 6.0},
+    "server_app.federation.grid": {"LATE_SECONDS": 1.0},
     # an idle SuperNode asks for messages every three seconds
     "flwr.supernode.start_client_internal": {
         "time": SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(min(seconds, LONGEST_SLEEP))})

@@ -12,7 +12,9 @@ from appa_flwr.analysis.aggregation.rule import Combination, Past, Rule
 from appa_flwr.analysis.fairness import FloatArray
 from appa_flwr.config import ranges
 from appa_flwr.config.ranges import WORST_SHARE
-from appa_flwr.secure.terms import WEIGHT_STEP
+
+WEIGHT_STEP = 3.0
+"""eta: what a reward that is short by 1 adds to a group's log-weight in one iteration."""
 
 MAX_LEAD = 12.0
 """No group falls further behind the first in log-weight: exp(-12) is nothing, and it has a way back."""

@@ -6,57 +6,74 @@ Axis letters: Q public questions, J scored answers, K options.
 from __future__ import annotations
 
 import io
+import os
+import stat
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from client_node import ACTIONS, TRAIN, Node, config_of, home_files, one_node, prepared_node, uniform_request
+from client_node import (
+    PLAIN_KINDS,
+    Node,
+    asked_of,
+    config_of,
+    home_files,
+    one_node,
+    prepared_node,
+    uniform_request,
+    weights,
+)
 from flwr.app import Context, Message, RecordDict
-from in_process import AS_SIMULATED, deployed, flower_task, simulated
+from in_process import FEW, cross, deployed, flower_task, request, simulated
 from surveys import row, write
 
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks, messages, refusals, votes
+from appa_flwr.protocol.asks import Ask, Catalogue
 from appa_flwr.survey import store
 from appa_flwr.survey.generate import generate
 from appa_flwr.survey.types import Survey
-from client_app import main, state
+from client_app import leave, main, numbers, predictor
+from client_app.main import app
+from client_app.memory import KEPT_SECONDS, read_arrays
+from client_app.party import Party
 from server_app.federation.catalogue import build_catalogue, run_survey
-
-DISTRIBUTIONS = f"{wire.VOTE} as distributions"
-
-
-# --- who lives here -------------------------------------------------------------------------------
 
 
 def deployed_node(**node_config):
     return Node(Context(1, 2, node_config, RecordDict(), dict(config_of().flat())))
 
 
+# --- who lives here ---------------------------------------------------------------------------------------------------
+
+
 def test_letters_that_stdout_lacks_end_no_action(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     monkeypatch.setattr(main, "_unknown", lambda message, context: print("México", flush=True))
     with flower_task():
-        main.app(Message(RecordDict(), 1, "query.of_nobody"), deployed_node().context)
+        app(Message(RecordDict(), 1, "query.of_nobody"), deployed_node().context)
     assert rb"M\xe9xico" in sys.stdout.buffer.getvalue()
+
+
+def groups_of(node, survey=""):
+    return list(node.hello(survey or node.memory["survey"].decode()).groups)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 7])
 def test_in_simulation_every_group_has_exactly_one_home(num_nodes):
     config = config_of(data__num_groups=5)
-    groups_by_node = [list(Node(context).groups(wire.ROLL_CALL)) for context in simulated(config, num_nodes).values()]
+    groups_by_node = [groups_of(Node(context)) for context in simulated(config, num_nodes).values()]
     everyone = generate(num_questions=24, num_groups=5, seed=0).groups
     assert sorted(name for names in groups_by_node for name in names) == sorted(everyone)
     if num_nodes == 2:
         assert groups_by_node == [[everyone[0], everyone[2], everyone[4]], [everyone[1], everyone[3]]]
 
 
-def test_in_simulation_the_run_or_its_survey_names_the_groups(tmp_path):
-    contexts = simulated(config_of(groups="Dorvane,Avaria,Castria"), 2).values()
-    assert [list(Node(context).groups(wire.ROLL_CALL)) for context in contexts] == [["Dorvane", "Castria"], ["Avaria"]]
+def test_in_simulation_the_runs_survey_names_the_groups(tmp_path):
     path = write(tmp_path / "survey.jsonl", [row("q1", group) for group in ("South, East", "North")])
-    assert list(one_node(config_of(survey=str(path))).groups(wire.ROLL_CALL)) == ["South, East", "North"]
+    assert groups_of(one_node(config_of(survey=str(path)))) == ["South, East", "North"]
 
 
 @pytest.mark.parametrize(
@@ -64,23 +81,24 @@ def test_in_simulation_the_run_or_its_survey_names_the_groups(tmp_path):
     [("Kenya", ["Kenya"]), ("Kenya; Bolivia", ["Kenya", "Bolivia"]), ("A, B;C", ["A, B", "C"])],
 )
 def test_deployed_the_node_config_names_the_groups(named, expected, tmp_path):
-    assert list(deployed_node(group=named, data=str(tmp_path / "x.jsonl")).groups(wire.ROLL_CALL)) == expected
+    assert groups_of(deployed_node(group=named, data=str(tmp_path / "x.jsonl")), "none") == expected
 
 
 def test_a_node_that_nobody_configured_says_so_in_an_error():
-    reply = deployed_node().ask(wire.ROLL_CALL)
-    assert reply.error.code == wire.FAILED
-    assert reply.error.reason.startswith("roll_call failed: UserError")
+    reply = deployed_node().send(messages.HELLO, messages.pack_hello("run", ""))
+    assert (reply.error.code, reply.error.reason.split(" (")[0]) == (refusals.FAILED, "hello failed: UserError")
 
 
-# --- what a node keeps ----------------------------------------------------------------------------
+# --- what a node keeps ------------------------------------------------------------------------------------------------
 
 
 def two_homes(folder, survey=None, **changes):
     """A survey of two groups, by default the same one, each group's deployed node, and the catalogue."""
     survey = survey or generate(num_questions=24, num_groups=2, seed=3)
-    config, files = home_files(survey, folder, config_of(data__num_groups=2, **changes))
-    contexts = deployed(config, files, owner_policy=f"truth = true\n{AS_SIMULATED}")
+    keys = {"pluralllm__local_steps": 16, "pluralllm__strategy": "fedavg", **changes}
+    config, files = home_files(survey, folder, config_of(data__num_groups=2, **keys))
+    everything = f"{FEW}\nmay-leave = ['votes', 'training', 'rewards', 'predictions', 'answers', 'truth']"
+    contexts = deployed(config, files, owner_policy=everything)
     nodes = dict(zip(files, map(Node, contexts.values()), strict=True))
     return survey, nodes, build_catalogue(config)
 
@@ -89,26 +107,28 @@ def test_held_out_answers_are_kept_apart_from_the_data_that_becomes_context(tmp_
     survey, nodes, catalogue = two_homes(tmp_path)
     index = {question.question_id: q for q, question in enumerate(catalogue.questions)}
     for group, node in nodes.items():
-        reply = node.groups(wire.CATALOGUE, wire.pack_catalogue(catalogue))[group]
+        reply = node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue))
+        joined = messages.unpack_reply(reply.content, answered=(int,), may=(str,))
         own = survey.answers[group]
         training = {index[key]: value for key, value in own.items() if catalogue.train_Q[index[key]]}
         assert 0 < len(training) < len(own) < 24  # neither side of the test is empty
-        assert reply.counts == {"answered": len(training), "known": len(own), "truth": 1, "probes": 0, "mean": 0}
-        kept = state.data(state.memory_of(node.context), group)
-        assert kept.question_N.tolist() == sorted(training)
-        for q, answer_K in zip(kept.question_N, kept.answer_NK, strict=True):
+        assert joined.groups == (group,)
+        assert joined.fields["answered"] == [len(training)]
+        assert "truth" in joined.fields["may"]
+        kept = read_arrays(node.memory, f"data {group}")
+        assert kept["question"].tolist() == sorted(training)
+        for q, answer_K in zip(kept["question"], kept["answer"], strict=True):
             np.testing.assert_allclose(answer_K[: len(training[q])], training[q], atol=1e-7)
             assert not answer_K[len(training[q]) :].any()
-        truth_QK = state.truth(state.memory_of(node.context), group)
+        truth_QK = kept["truth"]
         assert np.flatnonzero(~np.isnan(truth_QK).any(1)).tolist() == sorted(index[key] for key in own)
-        assert np.isnan(truth_QK).all(1).sum() == 24 - len(own)
         for key, value in own.items():
             assert truth_QK[index[key]].tolist() == [*value, *[0.0] * (truth_QK.shape[1] - len(value))]
 
 
 def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     survey, nodes, catalogue = two_homes(tmp_path)
-    own, node = next(iter(survey.answers.values())), next(iter(nodes.values()))
+    (group, own), node = next(iter(survey.answers.items())), next(iter(nodes.values()))
     answered = [q for q, question in enumerate(catalogue.questions) if question.question_id in own]
     questions = list(catalogue.questions)
     renamed, shortened, reordered, unasked = answered[:4]
@@ -121,10 +141,11 @@ def test_answers_the_public_catalogue_does_not_fit_are_not_used(tmp_path):
     features = np.zeros((*option_QK.shape, 8), dtype=np.float32)
     train_Q, unanswered_Q = catalogue.train_Q.copy(), catalogue.unanswered_Q.copy()
     train_Q[unasked], unanswered_Q[unasked] = False, True  # nobody is said to have answered it
-    public = wire.Catalogue(tuple(questions), train_Q, features, option_QK, unanswered_Q)
-    (reply,) = node.groups(wire.CATALOGUE, wire.pack_catalogue(public)).values()
-    assert reply.counts["known"] == len(own) - 4
-    assert np.isnan(state.truth(state.memory_of(node.context), reply.group)[answered[:4]]).all()
+    public = Catalogue(tuple(questions), train_Q, features, option_QK, unanswered_Q)
+    assert node.send(messages.CATALOGUE, messages.pack_catalogue(public)).has_content()
+    truth_QK = node.truth(group)
+    assert (~np.isnan(truth_QK).any(1)).sum() == len(own) - 4
+    assert np.isnan(truth_QK[answered[:4]]).all()
 
 
 def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
@@ -138,88 +159,140 @@ def absurd_where_held_out(survey: Survey, held_out: set[str]) -> Survey:
     )
 
 
-def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path):
+def test_held_out_answers_move_nothing_but_the_truth_column(tmp_path, monkeypatch):
     """Two worlds that differ in held-out answers only: training, tables, votes and rewards must be the same bytes."""
+    monkeypatch.setattr(Ledger, "secret", lambda ledger: b"7" * 32)
     survey, _, catalogue = two_homes(tmp_path / "probe")
     held_out = {q.question_id for q, train in zip(catalogue.questions, catalogue.train_Q, strict=True) if not train}
     worlds = []
     for name, world in (("real", survey), ("absurd", absurd_where_held_out(survey, held_out))):
         _, nodes, _ = two_homes(tmp_path / name, world, pluralllm__architecture="attention")
-        said = {}
+        given = {}
         for group, node in nodes.items():
-            said[group] = {kind: node.ask(kind, node.content(kind, catalogue)).content for kind in ACTIONS}
-            for label, asked in {
-                "draw": uniform_request(catalogue, draw=4),
-                "truth": uniform_request(catalogue, sides=(wire.TRUTH_SIDE,)),
-            }.items():
-                said[group][label] = node.ask(wire.SCORE, wire.pack_score_request(asked)).content
-        worlds.append(said)
+            node.prepared(catalogue)
+            requests = {kind: asked_of(kind, catalogue, node.config) for kind in PLAIN_KINDS}
+            requests["draw"] = uniform_request(catalogue, draw=4).ask(asks.REWARDS)
+            requests["truth"] = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask(asks.REWARDS)
+            given[group] = {label: node.numbers(asked)[group] for label, asked in requests.items()}
+        worlds.append(given)
+    moved = {asks.VALIDATION, asks.SCORES, "truth"}
     for group in survey.groups:
         real, absurd = worlds[0][group], worlds[1][group]
-        for kind in (wire.ROLL_CALL, wire.CATALOGUE, TRAIN, wire.VOTE, wire.SCORE, "draw"):
-            assert real[kind] == absurd[kind], kind
-        for kind in (wire.TARGETS, "truth"):  # the absurd answers did arrive
-            assert real[kind] != absurd[kind], kind
-        truth = [wire.unpack_replies(world[group]["truth"])[0].rewards["js", wire.TRUTH_SIDE] for world in worlds]
-        for reward_J in truth:  # no answer of D_g is ever compared with: enough rewards would tell it
-            assert np.isnan(reward_J[catalogue.train_Q]).all()
-            assert np.isfinite(reward_J[~catalogue.train_Q]).any()
+        for label in real:
+            same = all(np.array_equal(real[label][name], absurd[label][name]) for name in real[label])
+            assert same == (label not in moved), label  # the absurd answers did arrive
+        for world in (real, absurd):  # no answer of D_g is ever compared with: enough rewards would tell it
+            assert not world["truth"]["js truth known"][catalogue.train_Q].any()
+            assert world["truth"]["js truth known"].any()
 
 
-def test_a_node_that_lacks_what_an_action_needs_answers_with_an_error():
+def test_a_node_that_lacks_what_an_action_needs_says_that_it_has_restarted():
     restarted, catalogue = prepared_node()
-    restarted.context.state = RecordDict()
+    config = restarted.config
+    del restarted.context.state["memory"]
     untargeted = one_node(config_of())
-    assert untargeted.ask(wire.CATALOGUE, wire.pack_catalogue(catalogue)).has_content()
-    for kind in (TRAIN, wire.TARGETS, wire.VOTE, wire.SCORE):
-        reply = restarted.ask(kind, restarted.content(kind, catalogue))
-        assert reply.error.code == wire.FORGOTTEN, kind
-    for kind in (wire.VOTE, wire.SCORE):
-        reply = untargeted.ask(kind, untargeted.content(kind, catalogue))
-        assert reply.error.code == wire.FAILED, kind
-        assert reply.error.reason.startswith(f"{kind.split('.')[-1]} failed: UserError")
+    assert untargeted.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).has_content()
+    for kind in PLAIN_KINDS:
+        assert restarted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
+    assert restarted.send(messages.TARGETS, messages.pack_weights(weights(config))).error.code == refusals.FORGOTTEN
+    for kind in (asks.VOTES, asks.REWARDS):
+        assert untargeted.ask(asked_of(kind, catalogue, config)).error.code == refusals.FORGOTTEN, kind
 
 
-# --- votes ----------------------------------------------------------------------------------------
+def test_nothing_private_is_in_flowers_context_and_nobody_else_can_read_the_file(tmp_path):
+    """Flower's SuperNode shows a context to whoever takes one of the node's tasks; old runs' files go."""
+    umask = os.umask(0o000)
+    try:
+        _, nodes, catalogue = two_homes(tmp_path)
+        node = next(iter(nodes.values()))
+        folder = Path(node.context.node_config["data"]).with_suffix(".ledger.memory")
+        folder.mkdir(mode=0o700)
+        for name, seconds in (("7", KEPT_SECONDS + 60), ("8", KEPT_SECONDS - 60)):
+            (folder / f"{name}.sqlite").write_bytes(b"x")
+            then = (folder / f"{name}.sqlite").stat().st_mtime - seconds
+            os.utime(folder / f"{name}.sqlite", (then, then))
+        node.prepared(catalogue)
+    finally:
+        os.umask(umask)
+    assert dict(node.context.state) == {}
+    assert sorted(path.name for path in folder.iterdir()) == ["1.sqlite", "8.sqlite"]
+    assert stat.S_IMODE((folder / "1.sqlite").stat().st_mode) == 0o600
+    # a run that is only asked for rewards is remembered as long as it is asked
+    then = (folder / "1.sqlite").stat().st_mtime - KEPT_SECONDS - 60
+    os.utime(folder / "1.sqlite", (then, then))
+    again = Node(Context(1, 2, node.context.node_config, RecordDict(), node.context.run_config))
+    assert again.ask(asked_of(asks.REWARDS, catalogue, node.config)).has_content()
+    another = Node(Context(2, 2, node.context.node_config, RecordDict(), node.context.run_config))
+    assert another.ask(Ask(asks.VOTES)).error.code == refusals.FORGOTTEN
+    assert (folder / "1.sqlite").exists()
 
 
-@pytest.mark.parametrize("task", ["dpa", "opa"])
-def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(task):
-    node, catalogue = prepared_node(task=task)
-    votes = {name: reply.votes_QK for name, reply in node.groups(wire.VOTE).items()}
-    survey = generate(num_questions=24, num_groups=4, seed=0)
-    assert set(votes) == set(survey.groups)
-    for group, vote_QK in votes.items():
-        table_QK = state.targets(state.memory_of(node.context), group)
-        sources = set()
-        for q, question in enumerate(catalogue.questions):
-            size = len(question.options)
-            own = survey.answers[group].get(question.question_id) if catalogue.train_Q[q] else None
-            sources.add(own is None)
-            opinion = table_QK[q, :size] if own is None else own
-            favourites = sorted(range(size), key=lambda k, p=opinion: (-p[k], k))
-            expected = [0.0] * vote_QK.shape[1]
-            for place, option in enumerate(favourites):
-                expected[option] = float(size - place) if task == "opa" else float(place == 0)
-            assert vote_QK[q].tolist() == expected
-        assert sources == {True, False}
+# --- the exit ---------------------------------------------------------------------------------------------------------
+
+SECRET = "secret 0.123456 question text"
+FAULTS = [
+    (messages.CATALOGUE, Party, "answers"),
+    (messages.TARGETS, predictor.Predictor, "table"),
+    (asks.UPDATE, predictor, "train"),
+    (asks.VOTES, votes, "cast"),
+    (asks.REWARDS, numbers, "score"),
+    (asks.REWARDS, asks, "flatten"),
+    (asks.REWARDS, leave, "_write_down"),
+]
 
 
-@pytest.mark.parametrize("target", ["mean", "votes", "predicted-mean"])
-def test_distributions_that_are_asked_for_hold_no_held_out_answer(target):
-    """And predictions that are voted with no answer at all."""
-    node, catalogue = prepared_node(sft__target=target)
-    asked = wire.pack_distributions_asked() if target == "votes" else RecordDict()
-    for group, reply in node.groups(wire.VOTE, asked).items():
-        truth_QK = state.truth(state.memory_of(node.context), group)
-        known_Q = ~np.isnan(truth_QK).any(1)
-        own_Q = known_Q & catalogue.train_Q & (target != "predicted-mean")
-        np.testing.assert_array_equal(reply.votes_QK[own_Q], truth_QK[own_Q])
-        table_QK = state.targets(state.memory_of(node.context), group)
-        np.testing.assert_array_equal(reply.votes_QK[~own_Q], table_QK[~own_Q])
-        for part_Q in (known_Q & ~catalogue.train_Q, known_Q & ~own_Q):
-            assert part_Q.any()
-            assert (np.abs(reply.votes_QK - truth_QK)[part_Q].max(1) > 1e-3).all()
+@pytest.mark.parametrize(("kind", "module", "name"), FAULTS, ids=[f"{k}-{n}" for k, _, n in FAULTS])
+def test_whatever_an_action_raises_its_text_stays_at_home(kind, module, name, monkeypatch, caplog):
+    node, catalogue = prepared_node()
+    calls = []
+
+    def fail(*args: object, **kwargs: object) -> None:
+        calls.append(name)
+        if len(calls) > 1:  # the refusal itself can be written down
+            return
+        try:
+            raise KeyError(SECRET)
+        except KeyError as cause:
+            raise ValueError(SECRET) from cause
+
+    contents = {
+        messages.CATALOGUE: messages.pack_catalogue(catalogue),
+        messages.TARGETS: messages.pack_weights(weights(node.config)),
+    }
+    if kind == messages.TARGETS:
+        record = node.context.state.config_records["memory"]
+        del record["targets"]  # tables are made once
+    world = asks.world_of(
+        node.config, messages.digest(contents[messages.CATALOGUE]), node.memory.get("targets", b"").decode()
+    )
+    content = contents.get(kind)
+    if content is None:
+        content = messages.pack_ask(asked_of(kind, catalogue, node.config), messages.Head("run", world))
+    monkeypatch.setattr(module, name, fail)
+    action = kind if kind in messages.MESSAGES else messages.ASK
+    crossed = cross(app(request(action, content), node.context))
+    assert crossed.message.error.code == refusals.FAILED
+    name_of = action.split(".")[-1]
+    assert crossed.message.error.reason == f"{name_of} failed: ValueError (details are in the group's own log)"
+    assert crossed.message.metadata.reply_to_message_id == f"{action} to 1"
+    for part in SECRET.split():
+        assert part.encode() not in crossed.data
+    assert SECRET in caplog.text  # the group itself can find out
+
+
+def test_a_file_in_another_format_is_named_in_the_groups_own_log(caplog, tmp_path):
+    node, catalogue = prepared_node()
+    (path := tmp_path / "avaria.sav").touch()
+    node.owned({"group": "Avaria", "data": str(path)})
+    assert node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)).error.code == refusals.FAILED
+    assert f"appa survey {path} --write" in caplog.text
+
+
+@pytest.mark.parametrize("kind", messages.MESSAGES)
+def test_an_unknown_run_config_is_an_error_of_every_action(kind):
+    node = one_node(config_of())
+    node.context.run_config = {**node.context.run_config, "surprise": 1}
+    assert app(request(kind), node.context).error.code == refusals.FAILED
 
 
 def owned(folder, owner_policy):
@@ -232,87 +305,66 @@ def owned(folder, owner_policy):
     return node_config
 
 
-MEANS = [
-    ("mean", None, wire.MEAN_REFUSED),
-    ("mean", "", wire.MEAN_REFUSED),
-    ("mean", "probes = true", wire.MEAN_REFUSED),
-    ("mean", "mean = true", None),
-    ("predicted-mean", "mean = true", wire.PREDICTIONS_REFUSED),
-    ("predicted-mean", "probes = true", None),
-]
+@pytest.mark.parametrize(
+    ("kind", "owner_policy", "name"),
+    [
+        (asks.VOTES, "may-leave = ['training', 'rewards']", "votes"),
+        (asks.UPDATE, "may-leave = ['votes', 'rewards']", "training"),
+        (asks.VALIDATION, "may-leave = ['votes', 'rewards']", "training"),
+        (asks.SCORES, "may-leave = ['votes', 'rewards']", "training"),
+        (asks.REWARDS, "may-leave = ['votes', 'training']", "rewards"),
+        (asks.PREDICTIONS, None, "predictions"),
+        (asks.ANSWERS, None, "answers"),
+        (asks.ANSWERS, "may-leave = ['answers']", None),
+        (asks.VOTES, None, None),
+        (asks.REWARDS, None, None),
+    ],
+)
+def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(kind, owner_policy, name, tmp_path):
+    node, catalogue = prepared_node()
+    node.owned(owned(tmp_path, owner_policy))
+    reply = node.ask(asked_of(kind, catalogue, node.config))
+    if name is None:
+        assert reply.has_content()
+        return
+    code = refusals.MAY_NOT_LEAVE[name]
+    assert (reply.error.code, reply.error.reason) == (code, refusals.REFUSALS[code])
+    (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
+    assert (line.numbers, line.sha256, line.refused) == (0, "", refusals.REFUSALS[code])
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "owner_policy", "code"),
+    ("target", "owner_policy", "name"),
     [
-        *((kind, {"sft__target": to}, text, code) for kind in (wire.CATALOGUE, wire.VOTE) for to, text, code in MEANS),
-        (wire.TARGETS, {"sft__target": "mean"}, None, wire.MEAN_REFUSED),
-        (TRAIN, {}, "training = false", wire.TRAINING_REFUSED),
-        ("evaluate", {}, "training = false", wire.TRAINING_REFUSED),
-        (wire.VOTE, {}, "votes = false", wire.VOTES_REFUSED),
-        (DISTRIBUTIONS, {}, "mean = false", wire.MEAN_REFUSED),
+        ("mean", None, "answers"),
+        ("mean", "may-leave = ['answers']", None),
+        ("predicted-mean", "may-leave = ['answers']", "predictions"),
+        ("predicted-mean", "may-leave = ['predictions']", None),
     ],
 )
-def test_deployed_what_the_owner_does_not_allow_is_refused_by_name_and_written_down(
-    kind, changes, owner_policy, code, tmp_path
-):
+def test_a_run_that_the_owner_does_not_allow_does_not_start(target, owner_policy, name, tmp_path):
     node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, owner_policy))
-    node.context.run_config = dict(config_of(**changes).flat())
-    content = node.content(TRAIN if kind == "evaluate" else kind, catalogue)
-    if kind == DISTRIBUTIONS:
-        kind, content = wire.VOTE, wire.pack_distributions_asked()
-    reply = node.ask(kind, content)
-    if code is None:
-        assert reply.has_content()
-        return
-    assert (reply.error.code, reply.error.reason) == (code, wire.REFUSALS[code])
-    (line,) = Ledger(tmp_path / "ledger.sqlite").releases()
-    assert (line.kind, line.numbers, line.sha256, line.refused) == (kind, 0, "", wire.REFUSALS[code])
+    node.owned(owned(tmp_path, "least-answers = 3\n" + (owner_policy or "")))
+    node.context.run_config = dict(config_of(sft__target=target).flat())
+    reply = node.send(messages.CATALOGUE, messages.pack_catalogue(catalogue))
+    assert (reply.error.code if reply.has_error() else None) == (name and refusals.MAY_NOT_LEAVE[name])
 
 
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path):
-    node, catalogue = prepared_node()
-    node.owned(owned(tmp_path, "votse = false"))
-    for kind in (wire.CATALOGUE, wire.VOTE, wire.SCORE):
-        reply = node.ask(kind, node.content(kind, catalogue))
+    """Neither a number nor the group's name."""
+    node, _ = prepared_node()
+    node.owned(owned(tmp_path, "this is = not toml ["))
+    for kind in messages.MESSAGES:
+        reply = app(request(kind), node.context)
         assert reply.error.reason.endswith("failed: UserError (details are in the group's own log)")
 
 
 @pytest.mark.parametrize("place", ["", "no/such/folder/ledger.sqlite"])
 def test_without_a_ledger_nothing_leaves(place, tmp_path):
-    node, catalogue = prepared_node()
+    node, _ = prepared_node()
     node.context.node_config = {"group": "Avaria", **({"ledger": str(tmp_path / place)} if place else {})}
-    for kind in (wire.ROLL_CALL, wire.VOTE, wire.SCORE):
-        assert node.ask(kind, node.content(kind, catalogue)).has_error()
-
-
-# --- scores ---------------------------------------------------------------------------------------
-
-
-def test_rewards_come_from_each_groups_own_table():
-    """Answering with one group's own table earns that group, and no other, all of the reward."""
-    node, catalogue = prepared_node()
-    for group in state.groups(state.memory_of(node.context)):
-        table_QK = state.targets(state.memory_of(node.context), group)
-        asked = uniform_request(catalogue, prediction_JK=table_QK)
-        for name, reply in node.groups(wire.SCORE, wire.pack_score_request(asked)).items():
-            reward_J = reply.rewards["js", wire.TARGET_SIDE]
-            assert (reward_J > 1 - 1e-12).all() == (name == group)
-
-
-def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
-    node, catalogue = prepared_node(pluralllm__architecture="attention")
-
-    def rewards(draw: int) -> np.ndarray:
-        asked = wire.pack_score_request(uniform_request(catalogue, draw=draw))
-        return np.stack([reply.rewards["js", wire.TARGET_SIDE] for reply in node.groups(wire.SCORE, asked).values()])
-
-    drawn = {draw: rewards(draw) for draw in (0, 1, 2)}
-    assert not np.allclose(drawn[0], drawn[1])
-    assert not np.allclose(drawn[1], drawn[2])
-    for draw in (2, 0, 1):
-        np.testing.assert_array_equal(rewards(draw), drawn[draw])
+    for kind in messages.MESSAGES:
+        assert app(request(kind), node.context).has_error()
 
 
 @pytest.mark.parametrize(
@@ -321,6 +373,7 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
         {"draw": 1},  # the run has one fixed table
         {"metrics": ("js", "kindness")},
         {"sides": ("diary",)},
+        {"sides": ("targets", "targets")},
         {"question_J": np.arange(1, 25)},
         {"question_J": np.arange(-1, 23)},
         {"prediction_JK": np.ones((24, 2))},  # the widest question has four
@@ -328,13 +381,19 @@ def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
         {"prediction_JK": np.full((24, 4), -1.0)},
         {"prediction_JK": np.full((24, 4), np.inf)},
     ],
-    ids=["draw", "metric", "side", "past the end", "before the start", "narrow", "short", "negative", "infinite"],
+    ids=["draw", "metric", "side", "twice", "past the end", "before", "narrow", "short", "negative", "infinite"],
 )
 def test_a_request_that_makes_no_sense_is_answered_by_an_error_without_private_text(change):
     node, catalogue = prepared_node()
     assert catalogue.option_QK.shape == (24, 4)
-    reply = node.ask(wire.SCORE, wire.pack_score_request(uniform_request(catalogue, **change)))
-    assert reply.error.code == wire.FAILED
-    assert reply.error.reason in {
-        f"score failed: {kind} (details are in the group's own log)" for kind in ("UserError", "ValueError", "KeyError")
-    }
+    reply = node.ask(uniform_request(catalogue, **change).ask(asks.REWARDS))
+    assert reply.error.code in (refusals.FAILED, refusals.FORGOTTEN)
+    assert not reply.has_content()
+
+
+@pytest.mark.parametrize("reward", [[0.5, 1.0 + 1e-9], [-1e-9, 0.5], [0.5, np.inf]])
+def test_nothing_but_a_reward_leaves_as_a_reward(reward, monkeypatch):
+    node, catalogue = prepared_node()
+    monkeypatch.setattr(numbers, "score", lambda *args: {"js": np.array(reward)})
+    asked = uniform_request(catalogue, question_J=np.arange(2), prediction_JK=np.full((2, 4), 0.25))
+    assert node.ask(asked.ask(asks.REWARDS)).error.code == refusals.FAILED

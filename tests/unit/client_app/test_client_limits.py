@@ -1,4 +1,4 @@
-"""What an owner's policy keeps a server from learning by catalogues and weights of its choice."""
+"""What an owner lets leave: how many numbers rest on a question, how exact they are, and over whom they are summed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from client_node import TRAIN, Node, config_of, home_files, weights
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from client_node import Node, asked_of, config_of, home_files, weights
+from flwr.app import ArrayRecord, Context, RecordDict
 from in_process import deployed
 from small import AS_OWNERS_ASK
 
 from appa_flwr.config import Config
-from appa_flwr.core.errors import UserError
 from appa_flwr.owner.ledger import Ledger
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol.asks import Catalogue, ScoreRequest
 from appa_flwr.survey.generate import generate
-from client_app import state, survey_answers
+from client_app.memory import read_arrays
+from client_app.party import Party
 from server_app.federation.catalogue import build_catalogue
 
 SURVEY = generate(num_questions=160, num_groups=2, seed=3)
@@ -32,74 +33,70 @@ class Owned(Node):
         config = Config.load({**config.flat(), **AS_OWNERS_ASK, **changes})
         super().__init__(next(iter(deployed(config, {GROUP: files[GROUP]}, owner_policy=owner_policy).values())))
         self.ledger = Ledger(files[GROUP].with_suffix(".ledger.sqlite"))
-        self.catalogue = build_catalogue(config)
-        self.answered = [q.question_id in SURVEY.answers[GROUP] for q in self.catalogue.questions]
+        self.public = build_catalogue(config)
+        self.answered = [q.question_id in SURVEY.answers[GROUP] for q in self.public.questions]
 
     def run(self, number):
         self.context = Context(number, 2, self.context.node_config, RecordDict(), self.context.run_config)
 
     def cut(self, *, training, held_out):
         """A catalogue with so many of the answered questions, and all that nobody answered."""
-        train_Q, kept = self.catalogue.train_Q, ~np.array(self.answered)
+        train_Q, kept = self.public.train_Q, ~np.array(self.answered)
         for part_Q, count in ((train_Q, training), (~train_Q, held_out)):
             kept[np.flatnonzero(part_Q & self.answered)[:count]] = True
         rows = np.flatnonzero(kept)
-        questions = tuple(self.catalogue.questions[row] for row in rows)
-        public = self.catalogue
+        questions = tuple(self.public.questions[row] for row in rows)
+        public = self.public
         arrays = (public.train_Q, public.embedding_QKE, public.option_QK, public.unanswered_Q)
-        return wire.Catalogue(questions, *(array[rows] for array in arrays))
-
-    def code(self, kind, content):
-        """Of the refusal; 0 for an answer."""
-        reply = self.ask(kind, content)
-        return reply.error.code if reply.has_error() else 0
+        return Catalogue(questions, *(array[rows] for array in arrays))
 
     def take(self, catalogue):
-        return self.code(wire.CATALOGUE, wire.pack_catalogue(catalogue))
+        """Code of the refusal; 0 for an answer."""
+        return code(self.send(messages.CATALOGUE, messages.pack_catalogue(catalogue)))
+
+    def ready(self, **counts):
+        """The node with its target tables."""
+        assert self.take(self.cut(**counts)) == 0
+        assert self.send(messages.TARGETS, messages.pack_weights(weights(self.config))).has_content()
+        return self
+
+    def code(self, kind, **changes):
+        return code(self.ask(asked_of(kind, self.catalogue, self.config, **changes)))
 
 
-def training(config, **settings):
-    record = ConfigRecord({"server-round": 1, **settings})
-    return RecordDict({"arrays": wire.join_weights(weights(config)), "config": record})
+def code(reply):
+    return reply.error.code if reply.has_error() else 0
 
 
 def test_a_catalogue_of_few_answered_questions_is_refused(tmp_path):
     node = Owned(tmp_path)
-    assert node.take(node.cut(training=9, held_out=10)) == wire.FEW_ANSWERS
-    assert node.code(TRAIN, training(node.config)) == wire.FORGOTTEN  # it has taken none
+    assert node.take(node.cut(training=9, held_out=10)) == refusals.FEW_ANSWERS
+    assert code(node.ask(asked_of(asks.UPDATE, node.public, node.config))) == refusals.FORGOTTEN  # it has taken none
     assert node.take(node.cut(training=10, held_out=10)) == 0
 
 
 def test_few_held_out_answers_count_as_none(tmp_path):
     for run, held_out in enumerate((3, 4)):  # the test's policy asks for four
-        node = Owned(tmp_path / str(run), owner_policy="least-answers = 4\nsum-rounding = 0.0")
-        assert node.take(node.cut(training=12, held_out=held_out)) == 0
-        metrics = node.ask("evaluate", training(node.config)).content.metric_records["metrics"]
+        node = Owned(tmp_path / str(run), owner_policy="least-answers = 4").ready(training=12, held_out=held_out)
+        validation = node.numbers(asked_of(asks.VALIDATION, node.catalogue, node.config))[GROUP]
         enough = held_out == 4
-        assert metrics["num-examples"] == 4 * enough
-        assert (max(metrics["errors"]) > 0) == enough
-        sums = node.groups(wire.TARGETS, wire.pack_weights(weights(node.config)))[GROUP].sums
-        assert sums["held-out", "uniform"]["answers"] == 4 * enough
-        assert (sums["held-out", "uniform"]["js"] > 0) == enough
-        assert sums["training", "uniform"]["answers"] == 12
+        assert validation["answers"] == 4 * enough
+        assert (validation["error"].max() > 0) == enough
+        score_L = node.numbers(asked_of(asks.SCORES, node.catalogue, node.config))[GROUP]["scores"][0]
+        assert set(score_L) >= ({4.0, 12.0} if enough else {0.0, 12.0})
 
 
 def test_target_tables_are_made_once_in_a_run(tmp_path):
-    """Tables by other weights would each tell more, and no reply would have been counted for them."""
-    node = Owned(tmp_path)
-    assert node.take(node.cut(training=12, held_out=10)) == 0
-    made = weights(node.config)
-    assert node.groups(wire.TARGETS, wire.pack_weights(made))[GROUP].sums
-    other = ArrayRecord({name: 0.9 * value for name, value in made.to_torch_state_dict().items()})
-    memory = state.memory_of(node.context)
-    table_QK = state.targets(memory, GROUP)
-    assert not node.groups(wire.TARGETS, wire.pack_weights(other))[GROUP].sums
-    np.testing.assert_array_equal(state.targets(memory, GROUP), table_QK)
-    assert node.ledger.replies()[wire.TARGETS] == 1
+    """Tables by other weights would each tell more."""
+    node = Owned(tmp_path).ready(training=12, held_out=10)
+    other = ArrayRecord({name: 0.9 * value for name, value in weights(node.config).to_torch_state_dict().items()})
+    table_QK = node.targets(GROUP)
+    assert node.send(messages.TARGETS, messages.pack_weights(other)).has_content()
+    np.testing.assert_array_equal(node.targets(GROUP), table_QK)
     node.run(2)
     assert node.take(node.cut(training=12, held_out=10)) == 0
-    node.groups(wire.TARGETS, wire.pack_weights(other))
-    assert not np.array_equal(state.targets(state.memory_of(node.context), GROUP), table_QK)
+    assert node.send(messages.TARGETS, messages.pack_weights(other)).has_content()
+    assert not np.array_equal(node.targets(GROUP), table_QK)
 
 
 def test_a_run_has_one_catalogue(tmp_path):
@@ -112,7 +109,7 @@ def test_a_run_has_one_catalogue(tmp_path):
         replace(first, embedding_QKE=first.embedding_QKE + 1),
         replace(first, train_Q=~first.train_Q),
     ):
-        assert node.take(changed) == wire.OTHER_CATALOGUE
+        assert node.take(changed) == refusals.OTHER_CATALOGUE
     node.run(2)
     assert node.take(other) == 0
 
@@ -121,21 +118,20 @@ def test_of_two_catalogues_at_the_same_time_a_run_has_one(tmp_path, monkeypatch)
     """The other's answers would be used, and replies about them counted for the first one's questions."""
     node = Owned(tmp_path)
     first, other = node.cut(training=12, held_out=10), node.cut(training=30, held_out=10)
-    read, codes = survey_answers.answers, []
+    read, codes = Party.answers, []
 
     def meanwhile(*args):
-        found = read(*args)
+        answers = read(*args)
         if not codes:
             codes.append(None)
             codes[0] = node.take(other)
-        return found
+        return answers
 
-    monkeypatch.setattr(survey_answers, "answers", meanwhile)
-    assert node.take(first) == wire.OTHER_CATALOGUE
+    monkeypatch.setattr(Party, "answers", meanwhile)
+    assert node.take(first) == refusals.OTHER_CATALOGUE
     assert codes == [0]
-    memory = state.memory_of(node.context)
-    assert state.catalogue_digest(memory) == wire.digest(wire.pack_catalogue(other))
-    assert len(state.data(memory, GROUP)) == 30
+    assert len(node.catalogue.questions) == len(other.questions)
+    assert len(read_arrays(node.memory, f"data {GROUP}")["question"]) == 30
 
 
 @pytest.mark.parametrize(
@@ -149,100 +145,96 @@ def test_two_runs_ask_about_the_same_answers_or_about_quite_other_ones(
     assert node.take(node.cut(training=20, held_out=10)) == 0
     node.run(2)
     changed = node.cut(training=training_count, held_out=held_out_count)
-    assert node.take(replace(changed, embedding_QKE=2 * changed.embedding_QKE)) == (0 if allowed else wire.NEARLY_SAME)
+    other = replace(changed, embedding_QKE=2 * changed.embedding_QKE)
+    assert node.take(other) == (0 if allowed else refusals.NEARLY_SAME)
 
 
 def test_a_question_has_so_many_replies_of_each_kind_over_all_catalogues(tmp_path):
-    node = Owned(tmp_path, owner_policy="training-replies = 3\nvalidation-replies = 2\ntarget-replies = 1")
-    ask = {
-        TRAIN: lambda: training(node.config),
-        "evaluate": lambda: training(node.config),
-        wire.TARGETS: lambda: wire.pack_weights(weights(node.config)),
-    }
-    assert node.take(node.cut(training=20, held_out=10)) == 0
-    for kind in (TRAIN, TRAIN, "evaluate", wire.TARGETS):
-        assert node.code(kind, ask[kind]()) == 0
+    """Rounds as the owner says, validations and scores a tenth of it; a request that is sent again counts once."""
+    node = Owned(tmp_path, owner_policy="training-replies = 3").ready(training=20, held_out=10)
+
+    def update(number):
+        asked = asked_of(asks.UPDATE, node.catalogue, node.config)
+        return code(node.ask(replace(asked, settings={**asked.settings, "round": number})))
+
+    assert [update(number) for number in (1, 1, 2, 1)] == [0] * 4
+    assert [node.code(asks.VALIDATION), node.code(asks.SCORES)] == [0, 0]
     node.run(2)  # ten questions more, and the twenty have had two rounds
-    assert node.take(node.cut(training=30, held_out=10)) == 0
-    for kind, left in ((TRAIN, 1), ("evaluate", 1), (wire.TARGETS, 0)):
-        codes = [node.code(kind, ask[kind]()) for _ in range(left + 1)]
-        assert codes == [0] * left + [wire.REPLIES_SPENT], kind
-    assert node.ledger.replies() == {TRAIN: 3, "evaluate": 2, wire.TARGETS: 1}
-    assert [line.refused for line in node.ledger.releases()][-1] == wire.REFUSALS[wire.REPLIES_SPENT]
+    node.ready(training=30, held_out=10)
+    assert [update(number) for number in (1, 2)] == [0, refusals.REPLIES_SPENT]
+    assert [node.code(asks.VALIDATION), node.code(asks.SCORES)] == [refusals.REPLIES_SPENT] * 2
+    assert node.ledger.releases()[-1].refused == refusals.REFUSALS[refusals.REPLIES_SPENT]
 
 
 @pytest.mark.parametrize(
-    ("owner_policy", "changes", "code"),
-    [
-        ("", {}, 0),
-        ("", {"pluralllm.strategy": "fedadam"}, wire.WEAK_TRAINING),
-        ("sgd = true", {"pluralllm.strategy": "fedadam"}, 0),
-        ("", {"pluralllm.local-steps": 15}, wire.WEAK_TRAINING),
-        ("least-steps = 15", {"pluralllm.local-steps": 15}, 0),
-    ],
+    "changes", [{"pluralllm.strategy": "fedadam"}, {"pluralllm.local-steps": 15}], ids=["sgd", "steps"]
 )
-def test_the_owner_says_how_pluralllm_may_be_trained(owner_policy, changes, code, tmp_path):
-    node = Owned(tmp_path, owner_policy, **changes)
+def test_a_plain_step_that_is_nearly_a_sum_of_answers_is_refused(changes, tmp_path):
+    node = Owned(tmp_path, **changes)
     assert node.take(node.cut(training=20, held_out=10)) == 0
-    assert node.code(TRAIN, training(node.config)) == code
+    assert node.code(asks.UPDATE) == refusals.WEAK_TRAINING
 
 
 def test_nobody_can_repeat_a_round_but_the_node_itself(tmp_path):
     """Who knows the draws can try answers until the same weights come back."""
-    sent = {}
-    for name, owner_policy in (("a", ""), ("b", ""), ("c", "secret-draws = false"), ("d", "secret-draws = false")):
-        node = Owned(tmp_path / name, owner_policy)
+    steps = []
+    for name in ("a", "b"):
+        node = Owned(tmp_path / name)
         assert node.take(node.cut(training=20, held_out=10)) == 0
-        asked = [node.ask(TRAIN, training(node.config)).content.array_records["arrays"] for _ in range(2)]
-        assert asked[0] == asked[1]  # nobody averages the draws away by asking again
-        sent[name] = asked[0]["weights"].numpy()
-    assert (sent["c"] == sent["d"]).all()
-    assert (sent["a"] != sent["b"]).any()
-    assert (sent["a"] != sent["c"]).any()
+        asked = asked_of(asks.UPDATE, node.catalogue, node.config)
+        twice = [node.numbers(asked)[GROUP]["step"] for _ in range(2)]
+        np.testing.assert_array_equal(*twice)  # nobody averages the draws away by asking again
+        steps.append(twice[0])
+    assert (steps[0] != steps[1]).any()
 
 
 def test_sums_over_answers_are_rounded_and_their_numbers_are_not(tmp_path):
-    said = {}
-    for step in (0.0, 0.25):
-        node = Owned(tmp_path / str(step), f"sum-rounding = {step}\nsecret-draws = false")
-        assert node.take(node.cut(training=20, held_out=10)) == 0
-        errors = node.ask("evaluate", training(node.config)).content.metric_records["metrics"]["errors"]
-        loss = node.ask(TRAIN, training(node.config)).content.metric_records["metrics"]["loss"]
-        sums = node.groups(wire.TARGETS, wire.pack_weights(weights(node.config)))[GROUP].sums
-        others = [value for of in sums.values() for key, value in of.items() if key != "answers"]
-        said[step] = np.array([*(10 * error for error in errors), 20 * loss, *others])
-        assert {of["answers"] for of in sums.values()} <= {10.0, 20.0}
-    np.testing.assert_allclose(said[0.25] / 0.25, np.rint(said[0.0] / 0.25), atol=1e-9)
-    assert (np.abs(said[0.0] / 0.25 - np.rint(said[0.0] / 0.25)) > 1e-3).mean() > 0.5
+    node = Owned(tmp_path).ready(training=20, held_out=10)
+    sums = []
+    for kind, names in ((asks.UPDATE, ["loss"]), (asks.VALIDATION, ["error"]), (asks.SCORES, ["scores"])):
+        own = node.numbers(asked_of(kind, node.catalogue, node.config))[GROUP]
+        sums += [own[name].ravel() for name in names]
+    tenths = 10 * np.concatenate(sums)
+    np.testing.assert_allclose(tenths, np.rint(tenths), atol=1e-9)
+    assert len(np.unique(np.rint(tenths))) > 8
 
 
-def test_a_message_that_nobody_knows_is_refused_and_written_down(tmp_path):
+def test_a_message_or_kind_that_nobody_knows_is_refused_and_written_down(tmp_path):
     node = Owned(tmp_path)
-    for kind in ("query.answers", "train.mine"):
-        assert node.code(kind, RecordDict()) == wire.UNKNOWN_ACTION
-    assert [(line.kind, line.refused) for line in node.ledger.releases()] == [
-        ("query.answers", wire.REFUSALS[wire.UNKNOWN_ACTION]),
-        ("train.mine", wire.REFUSALS[wire.UNKNOWN_ACTION]),
-    ]
+    for kind in ("query.answers", "train"):
+        assert code(node.send(kind)) == refusals.UNKNOWN_MESSAGE
+    written = [(line.kind, line.refused) for line in node.ledger.releases()]
+    assert written == [(kind, refusals.REFUSALS[refusals.UNKNOWN_MESSAGE]) for kind in ("query.answers", "train")]
+    assert node.take(node.cut(training=20, held_out=10)) == 0
+    assert code(node.ask(asks.Ask("diary"))) == refusals.FAILED
 
 
-@pytest.mark.parametrize("kind", [wire.TARGETS, wire.VOTE, wire.SCORE, TRAIN, "evaluate"])
+@pytest.mark.parametrize("kind", [kind for kind in asks.KINDS if kind != asks.TERMS])
 def test_where_a_roster_is_pinned_nothing_but_sums_leaves(kind, tmp_path):
-    node = Owned(tmp_path, f'roster = "{"0" * 64}"')
-    assert node.take(node.catalogue) == 0
-    assert node.code(kind, RecordDict()) == wire.ONLY_SUMS
-    assert node.ledger.releases()[-1].numbers == 0
-    assert node.ledger.releases()[-1].refused == wire.REFUSALS[wire.ONLY_SUMS]
+    node = Owned(tmp_path, f'roster = "{"0" * 64}"').ready(training=20, held_out=10)
+    expected = 0 if kind == asks.OWN_SCORES else refusals.ONLY_SUMS
+    assert node.code(kind) == expected
+    assert node.ledger.releases()[-1].numbers == (2 if kind == asks.OWN_SCORES else 0)
+
+
+def test_without_a_roster_no_sum_is_added_to(tmp_path):
+    node = Owned(tmp_path).ready(training=20, held_out=10)
+    reply = node.ask(asked_of(asks.REWARDS, node.catalogue, node.config), round=1, cohort=(GROUP, "B", "C"))
+    assert code(reply) == refusals.NO_ROSTER
+
+
+def test_another_world_is_refused(tmp_path):
+    node = Owned(tmp_path).ready(training=20, held_out=10)
+    content = messages.pack_ask(asks.Ask(asks.VOTES), messages.Head("run", "another"))
+    assert code(node.send(messages.ASK, content)) == refusals.OTHER_WORLD
 
 
 def test_a_request_has_an_end(tmp_path):
-    node = Owned(tmp_path)
-    assert node.take(node.cut(training=20, held_out=10)) == 0
-    assert node.code(wire.TARGETS, wire.pack_weights(weights(node.config))) == 0
-    for count, code in ((wire.MOST_ANSWERS, 0), (wire.MOST_ANSWERS + 1, wire.FAILED)):
+    node = Owned(tmp_path).ready(training=20, held_out=10)
+    for count, expected in ((asks.MOST_ANSWERS, 0), (asks.MOST_ANSWERS + 1, refusals.FAILED)):
         answer_JK = np.tile(np.eye(1, node.catalogue.option_QK.shape[1]), (count, 1))
-        asked = wire.ScoreRequest(np.zeros(count, dtype=np.int64), answer_JK, ("js",))
-        assert node.code(wire.SCORE, wire.pack_score_request(asked)) == code
+        asked = ScoreRequest(np.zeros(count, dtype=np.int64), answer_JK, ("js",))
+        assert code(node.ask(asked.ask(asks.REWARDS))) == expected
 
 
 @pytest.mark.parametrize("question_id", ["a\0b", "x" * 1001])
@@ -251,8 +243,91 @@ def test_an_id_that_would_spoil_the_ledger_is_refused(question_id, tmp_path):
     public = node.cut(training=20, held_out=10)
     first, *others = public.questions
     bad = replace(public, questions=(replace(first, question_id=question_id), *others))
-    assert node.take(bad) == wire.FAILED
+    assert node.take(bad) == refusals.FAILED
 
+
+# --- scores of a question -----------------------------------------------------------------------------------------
+
+
+def rewards(node, answer_JK, question_J, *, sides=(asks.TARGET_SIDE,), metrics=("js",)):
+    """The reply's rewards by name; the code of a refusal."""
+    request = ScoreRequest(np.array(question_J), np.array(answer_JK, dtype=np.float64), metrics, sides)
+    asked = request.ask(asks.REWARDS)
+    reply = node.ask(asked)
+    return code(reply) or node.numbers(asked)[GROUP]
+
+
+def shares(node, *rows):
+    """Answers (J, K), padded."""
+    width = node.catalogue.option_QK.shape[1]
+    return [[*row, *[0.0] * (width - len(row))] for row in rows]
+
+
+def test_scores_against_predictions_end_with_the_allowance(tmp_path):
+    node = Owned(tmp_path, "scores-per-question = 2").ready(training=20, held_out=10)
+    two = shares(node, [1.0], [0.25, 0.75])
+    unreadable = [[np.nan] * len(two[0])]
+    for _ in range(2):  # the same answers again are nothing new, and one that nobody can read tells nothing
+        assert not isinstance(rewards(node, [*two, *unreadable, two[0]], [0, 0, 0, 0]), int)
+    spent = node.ledger.spent(f"scores by targets: {GROUP}")
+    first = node.catalogue.questions[0].question_id
+    assert spent == {first: 2}
+    assert rewards(node, shares(node, [0.5, 0.5], [1.0]), [0, 1]) == refusals.SPENT
+    assert node.ledger.spent(f"scores by targets: {GROUP}") == {first: 2}  # what did not leave was not spent
+    assert not isinstance(rewards(node, shares(node, [1.0]), [1]), int)  # the other question has some left
+
+
+def test_against_own_answers_what_has_no_score_left_is_unknown(tmp_path):
+    policy = "scores-per-question = 1\nmay-leave = ['rewards', 'truth']"
+    node = Owned(tmp_path, policy).ready(training=20, held_out=10)
+    known = np.flatnonzero(~np.isnan(node.truth(GROUP)).any(1) & ~node.catalogue.train_Q)[:2]
+    asked = shares(node, [1.0], [0.25, 0.75], [1.0])
+    left = rewards(node, asked, [known[0], known[0], known[1]], sides=(asks.TRUTH_SIDE,))
+    assert left["js truth known"].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_own_answers_are_compared_with_only_where_the_owner_says_so(tmp_path):
+    node = Owned(tmp_path).ready(training=20, held_out=10)
+    rows = np.flatnonzero(~np.isnan(node.truth(GROUP)).any(1))
+    left = rewards(node, shares(node, *[[1.0]] * len(rows)), rows, sides=(asks.TRUTH_SIDE,))
+    assert not left["js truth known"].any()
+    assert node.ledger.spent(f"scores by truth: {GROUP}") == {}
+
+
+# --- own scores ---------------------------------------------------------------------------------------------------
+
+
+def own_score(node, answer_JK, question_J):
+    asked = ScoreRequest(np.array(question_J), np.array(answer_JK), ("js",)).ask(asks.OWN_SCORES)
+    return node.numbers(asked)[GROUP]["js targets"].tolist()
+
+
+def test_an_own_score_is_a_mean_over_questions_that_can_be_read(tmp_path):
+    """Many answers to one question, or unreadable ones beside it, would make it that question's score."""
+    node = Owned(tmp_path, "least-answers = 3").ready(training=20, held_out=10)
+    corner, even = shares(node, [1.0], [0.5, 0.5])
+    nothing = [np.nan] * len(corner)
+    assert own_score(node, [corner, even], [0, 1]) == [0.0, 0.0]
+    assert own_score(node, [corner, nothing, nothing], [0, 1, 2]) == [0.0, 0.0]
+    many = own_score(node, [*[corner] * 50, even, even], [*[0] * 50, 1, 2])
+    single = own_score(node, [corner, even, even], [0, 1, 2])
+    assert many == single
+    table_QK = node.targets(GROUP)
+    from appa_flwr.protocol.rewards import js
+
+    option_QK = node.catalogue.option_QK[:3]
+    expected = js(np.array([corner, even, even]), table_QK[:3], option_QK).mean()
+    assert single == [round(float(expected), 2), 1.0]
+
+
+@pytest.mark.parametrize(("limit", "given"), [(2, [1.0, 1.0, 0.0]), (0, [0.0, 0.0, 0.0])])
+def test_own_scores_end_with_the_allowance(limit, given, tmp_path):
+    node = Owned(tmp_path, f"least-answers = 3\nown-score = {limit}").ready(training=20, held_out=10)
+    got = [own_score(node, shares(node, [1.0 - n / 10, n / 10], [1.0], [1.0]), [0, 1, 2])[1] for n in range(3)]
+    assert got == given
+
+
+# --- foreign metrics ----------------------------------------------------------------------------------------------
 
 FOREIGN = "their_metric:half"
 
@@ -269,37 +344,20 @@ def installed(tmp_path, monkeypatch):
     sys.modules.pop("their_metric", None)
 
 
-def asked(node, metric):
-    answer_JK = np.eye(1, node.catalogue.option_QK.shape[1])
-    return wire.pack_score_request(wire.ScoreRequest(np.zeros(1, dtype=np.int64), answer_JK, (metric,)))
-
-
 def test_a_foreign_metric_is_never_imported_without_the_owner(tmp_path, installed):
     for policy in ("", 'metrics = "their_metric:other os:abort"'):
         node = Owned(tmp_path, policy, metric=FOREIGN)
-        assert node.take(node.cut(training=20, held_out=10)) == wire.METRIC_REFUSED
+        assert node.take(node.cut(training=20, held_out=10)) == refusals.METRIC
         # A server that asks for it while the run's config names another is refused too.
-        node = Owned(tmp_path / "other", policy)
-        assert node.take(node.cut(training=20, held_out=10)) == 0
-        assert node.code(wire.TARGETS, wire.pack_weights(weights(node.config))) == 0
-        assert node.code(wire.SCORE, asked(node, FOREIGN)) == wire.METRIC_REFUSED
+        node = Owned(tmp_path / "other", policy).ready(training=20, held_out=10)
+        assert rewards(node, shares(node, [1.0]), [0], metrics=(FOREIGN,)) == refusals.METRIC
         assert not installed.exists()
 
 
 def test_a_foreign_metric_scores_where_the_owner_names_it(tmp_path, installed):
-    node = Owned(tmp_path, f'metrics = "{FOREIGN} another:one"', metric=FOREIGN)
-    assert node.take(node.cut(training=20, held_out=10)) == 0
-    assert node.code(wire.TARGETS, wire.pack_weights(weights(node.config))) == 0
-    reply = node.groups(wire.SCORE, asked(node, FOREIGN))[GROUP]
-    assert {key: reward_J.tolist() for key, reward_J in reply.rewards.items()} == {(FOREIGN, wire.TARGET_SIDE): [0.5]}
-
-
-def test_a_deployed_node_opens_no_file_but_its_owners(tmp_path):
-    node = Owned(tmp_path)
-    path = node.context.node_config.pop("data")
-    node.context.run_config["survey"] = path
-    with pytest.raises(UserError, match="lacks `data`"):
-        survey_answers.answers(node.context, (GROUP,), ())
+    node = Owned(tmp_path, f'metrics = "{FOREIGN} another:one"', metric=FOREIGN).ready(training=20, held_out=10)
+    left = rewards(node, shares(node, [1.0]), [0], metrics=(FOREIGN,))
+    assert left[f"{FOREIGN} targets reward"].tolist() == [0.5]
 
 
 def test_what_a_run_says_of_a_source_changes_nothing_of_what_a_deployed_node_reads(tmp_path):
@@ -308,6 +366,6 @@ def test_what_a_run_says_of_a_source_changes_nothing_of_what_a_deployed_node_rea
     for name, keys in (("plain", {}), ("other", reading)):
         node = Owned(tmp_path / name)
         node.context.run_config.update({f"data.{key}": value for key, value in keys.items()})
-        assert node.take(node.catalogue) == 0
-        read.append(state.truth(state.memory_of(node.context), GROUP))
+        assert node.take(node.public) == 0
+        read.append(node.truth(GROUP))
     np.testing.assert_array_equal(*read)

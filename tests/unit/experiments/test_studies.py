@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import families
 import pandas as pd
 import pytest
@@ -13,7 +10,7 @@ from whole_loop import InLine
 
 from appa_flwr.analysis.aggregation import make
 from appa_flwr.survey.generate import generate
-from experiments import privacy, rules, secure, study
+from experiments import rules, study
 from experiments.benchmarks import beside_trl, engine, scale
 from experiments.pluralllm import report as tables
 
@@ -44,40 +41,6 @@ def test_rules_end_below_the_best_and_a_lie_pays_where_weights_follow_it(monkeyp
     liar = pd.read_csv(tmp_path / "liars.csv").set_index(["rule", "lie"])["liar"]
     gain = {name: liar[name, "half"] - liar[name, rules.HONEST] for name in ("average", "mix")}
     assert gain["mix"] > 0.02 > 0.0 > gain["average"]  # half the reward is half the weight
-
-
-def test_privacy_as_many_scores_as_options_tell_all_and_a_limit_keeps_them(monkeypatch, tmp_path):
-    monkeypatch.setattr(privacy, "SCORES", (1, 4, 16))
-    monkeypatch.setattr(privacy, "ATTACKS", privacy.ATTACKS[:1])
-    privacy.main(seeds=2, visits=5, questions=6, groups=3, attacks=1, output=tmp_path)
-    found = pd.read_csv(tmp_path / "learned.csv").set_index(["owner's policy", "scores"])["error"]
-    assert found[privacy.NONE, 16] < 0.005 < found[privacy.NONE, 1] < found["no score: the mean of the others", 1]
-    assert found["scores-per-question = 2", 4] == pytest.approx(found["scores-per-question = 2", 16], abs=1e-12)
-    assert len(pd.read_csv(tmp_path / "price.csv")) == 2 * len([privacy.NONE, *privacy.BLURRING])
-    attack = pd.read_csv(tmp_path / "attacks.csv").iloc[0]
-    assert attack["no limits"] < 1e-4 < 0.1 < attack["owner's defaults"] == attack[privacy.UNIFORM]
-
-
-@pytest.fixture
-def _log_as_before() -> Iterator[None]:
-    """The study silences the log of refusals, which other tests read."""
-    level = logging.getLogger("appa").level
-    yield
-    logging.getLogger("appa").setLevel(level)
-
-
-@pytest.mark.usefixtures("_log_as_before")
-def test_a_second_secure_sum_without_a_group_tells_its_answers_unless_its_owner_asks_for_all(monkeypatch, tmp_path):
-    monkeypatch.setattr(secure, "READ", ())
-    monkeypatch.setattr(secure, "SETS", {"3 groups": 3})
-    secure.main(seeds=1, output=tmp_path)
-    found = pd.read_csv(tmp_path / "secure.csv").set_index("attack")
-    read, guess = found[secure.SECURE], found.loc[next(iter(secure.LIES)), secure.UNIFORM]
-    assert read["scores: a second sum, without the group"] < 0.05 < guess
-    for refused in (*list(secure.LIES)[:2], "the same, where owners say least-cohort = 5"):
-        assert read[refused] == pytest.approx(guess)
-    assert read["a late reply of a group that counted as missing"] > 0.2
-    assert read["3 groups"] < 1e-6
 
 
 def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):

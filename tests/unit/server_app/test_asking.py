@@ -22,7 +22,8 @@ import appa_flwr
 from appa_flwr import public
 from appa_flwr.config import Config
 from appa_flwr.launch import cli
-from appa_flwr.protocol import formats, wire
+from appa_flwr.protocol import formats
+from appa_flwr.protocol.messages import join_weights
 from appa_flwr.run.run_files import POLICY, WEIGHTS_FILE, write_config
 from appa_flwr.survey import generate
 from appa_flwr.survey.types import Question
@@ -159,7 +160,7 @@ def predicting(tmp_path_factory):
     cards.write(folder / WEIGHTS_FILE, card)
     ids = tuple(question.question_id for question in catalogue.questions)
     table = OptionEmbedding(ids, catalogue.embedding_QKE, catalogue.option_QK)
-    node = client_predictor.load(config, wire.join_weights(start), table, catalogue.train_Q)
+    node = client_predictor.load(config, join_weights(start), table, catalogue.train_Q)
     name, answers = next(iter(generate.generate(**generate.population(config.data, config.seed)).answers.items()))
     training = {ids[q] for q in np.flatnonzero(catalogue.train_Q)} & answers.keys()
     given = {question: answers[question] for question in training}

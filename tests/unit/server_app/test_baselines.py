@@ -7,72 +7,58 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import federated, scoring_node
+from fake_groups import federated, scoring_node
 from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
 from appa_flwr.analysis import group_differences
 from appa_flwr.analysis.ceilings import NotSolved
 from appa_flwr.config import Config
-from appa_flwr.protocol import rewards, wire
+from appa_flwr.protocol import asks, messages, rewards
+from appa_flwr.survey.types import Survey
 from server_app import baselines as server_baselines
+from server_app import inputs
 from server_app.inputs import RunInputs
 
 CONFIG = Config.load({})
 
 
 @pytest.fixture
-def federation():
+def groups():
     return federated(NODES, CATALOGUE)
 
 
-TARGETS, TRUTH = wire.TARGET_SIDE, wire.TRUTH_SIDE
+def asked(groups):
+    """The kinds of numbers that were asked for since the catalogue, once a message."""
+    pushed = [message for message in groups.grid._grid.pushed if message.metadata.message_type == messages.ASK]
+    return [messages.unpack_ask(message.content)[0].kind for message in pushed if message.metadata.dst_node_id == 0]
 
 
-@pytest.mark.parametrize("sides", [(TARGETS,), (TARGETS, TRUTH)])
-@pytest.mark.parametrize("silent", [[], [1]])
-def test_what_groups_score_against_is_rebuilt_from_the_rewards_of_those_that_answer(silent, sides):
-    federation = federated(NODES, CATALOGUE, silent=silent)
-    found = server_baselines.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J], sides=sides)
-    assert found.keys() == set(sides)
-    for side in sides:
-        expected_GJK = np.stack([{TARGETS: TABLES, TRUTH: TRUTHS}[side][name][TEST_J] for name in GROUPS])
-        assert (expected_GJK.max(2) < 0.99).all()
-        expected_GJK[silent] = np.nan
-        found_GJK = np.where(CATALOGUE.option_QK[TEST_J], found[side], expected_GJK)
-        np.testing.assert_allclose(found_GJK, expected_GJK, rtol=0, atol=1e-9)
-    asked = [m for m in federation.grid._grid.pushed if m.metadata.message_type == wire.SCORE]
-    assert {wire.unpack_score_request(message.content).sides for message in asked} == {sides}
-
-
-def test_a_group_that_has_no_survey_answer_to_a_question_has_no_truth_there_and_its_target_all_the_same():
-    truth_QK = TRUTHS["A"].copy()
-    truth_QK[2] = np.nan
-    federation = federated({0: scoring_node({"A": TABLES["A"]}, {"A": truth_QK})}, CATALOGUE)
-    found = server_baselines.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J], sides=(TARGETS, TRUTH))
-    np.testing.assert_allclose(found[TARGETS][0], TABLES["A"][TEST_J], rtol=0, atol=1e-9)
-    np.testing.assert_allclose(found[TRUTH][0, [0, 2]], TRUTHS["A"][[1, 4]], rtol=0, atol=1e-9)
-    assert np.isnan(found[TRUTH][0, 1, :4]).all()
-
-
-def test_targets_with_zeros_and_ties_come_back_as_zeros_and_ties():
-    table_QK = np.array([[1, 0, 0, 0, 0], [0.5, 0, 0.5, 0, 0], [0.25] * 4 + [0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1.0]])
-    federation = federated({0: scoring_node({"A": table_QK})}, CATALOGUE)
-    found = server_baselines.probe_targets(federation, TEST_J, CATALOGUE.option_QK[TEST_J], sides=(TARGETS,))
-    (found_JK,) = found[TARGETS]
-    np.testing.assert_allclose(found_JK, table_QK[TEST_J], rtol=0, atol=1e-9)
-    assert found_JK[0, 0] == found_JK[0, 2]
-    assert len(set(found_JK[1, :4])) == 1
-    assert not found_JK[~CATALOGUE.option_QK[TEST_J]].any()
-
-
-def baselines(federation, config):
+def baselines(groups, config, truths=TRUTHS):
     majority_QK = np.where(CATALOGUE.option_QK, np.arange(5)[None] == 0, 0.0)
-    run = RunInputs(config, None, federation, CATALOGUE)
-    return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
+    run = RunInputs(config, None, groups, CATALOGUE)
+    with pytest.MonkeyPatch.context() as patched:
+        answers = {
+            name: {
+                question.question_id: table_QK[q, : len(question.options)]
+                for q, question in enumerate(CATALOGUE.questions)
+                if not np.isnan(table_QK[q]).all()
+            }
+            for name, table_QK in truths.items()
+        }
+        patched.setattr(inputs, "run_survey", lambda config: Survey(CATALOGUE.questions, answers))
+        return server_baselines.baseline_scores(run, question_J=TEST_J, known_JK={"majority": majority_QK[TEST_J]})
 
 
-def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation):
-    rows = baselines(federation, CONFIG).rows
+def test_tables_are_rounded_so_that_ties_stay_ties():
+    third_K = np.array([0.1 + 0.2, 0.3, 0.4])
+    assert third_K[0] != third_K[1]
+    rounded_JK = server_baselines._rounded(np.stack([third_K, np.full(3, np.nan)]))
+    assert rounded_JK[0].tolist() == [0.3, 0.3, 0.4]
+    assert np.isnan(rounded_JK[1]).all()
+
+
+def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(groups):
+    rows = baselines(groups, CONFIG).rows
     found = {(row.method, row.metric): row for row in rows}
     metrics = rewards.metrics_of("dpa")
     pairs = [(method, metric) for method in ("uniform", "majority") for metric in metrics]
@@ -101,7 +87,7 @@ def test_trivial_baselines_and_ceilings_frame_what_a_policy_can_reach(federation
     assert found["uniform", "js"].avg_as < found["ceiling-average", "js"].avg_as - 0.01
 
 
-def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(federation, monkeypatch, caplog):
+def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(groups, monkeypatch, caplog):
     solved = server_baselines.shared_answer
 
     def shared_answer(*targets, metric, objective):
@@ -111,7 +97,7 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(feder
 
     monkeypatch.setattr(server_baselines, "shared_answer", shared_answer)
     monkeypatch.setattr(group_differences, "shared_answer", shared_answer)
-    scored = baselines(federation, CONFIG)
+    scored = baselines(groups, CONFIG)
     found = {(row.method, row.metric) for row in scored.rows}
     assert ("ceiling-min", "js") not in found
     assert found > {("ceiling-average", "js"), ("ceiling-min", "cosine"), ("uniform", "js")}
@@ -119,31 +105,23 @@ def test_without_a_ceiling_that_the_solver_does_not_find_the_rest_is_there(feder
     assert [record.levelname for record in caplog.records if "stalled" in record.message] == ["WARNING"] * 2
 
 
-def test_without_ceilings_no_target_is_asked_for(federation):
-    grid = federation.grid._grid
-    grid.pushed.clear()
-    found = baselines(federation, Config.load({"eval.ceilings": False}))
+@pytest.mark.parametrize("why", ["eval.ceilings", "owner"])
+def test_without_ceilings_no_single_group_s_prediction_is_asked_for(groups, why):
+    config = Config.load({"eval.ceilings": why != "eval.ceilings"})
+    if why == "owner":
+        own = {"may": ("votes", "training", "rewards")}
+        groups = federated({**NODES, 1: scoring_node({"B": TABLES["B"]}, **own)}, CATALOGUE)
+    found = baselines(groups, config)
     assert {row.method for row in found.rows} == {"uniform", "majority"}
-    assert found.differences is None
-    assert len(grid.pushed) == 2 * len(GROUPS)
-
-
-def truth_probed(federation) -> list[bool]:
-    """Of each probe by one-hot answers that was asked for, whether it was against the groups' own answers too."""
-    requests = [
-        wire.unpack_score_request(message.content)
-        for message in federation.grid._grid.pushed
-        if message.metadata.message_type == wire.SCORE
-    ]
-    return [TRUTH in request.sides for request in requests if len(request.question_J) == 3 + 4 + 5]
+    assert (found.differences, found.predictions) == (None, None)
+    assert asks.PREDICTIONS not in asked(groups)
 
 
 @pytest.mark.parametrize("silent", [[], [1]])
 def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(silent):
-    federation = federated(NODES, CATALOGUE, silent=silent)
-    federation.grid.simulated = True
-    scored = baselines(federation, CONFIG)
-    assert truth_probed(federation) == [True] * 3
+    groups = federated(NODES, CATALOGUE, silent=silent)
+    groups.grid.simulated = True
+    scored = baselines(groups, CONFIG)
     found = scored.differences
     rows = {row.method: row for row in scored.rows if row.metric == "js"}
     there = [name for g, name in enumerate(GROUPS) if g not in silent]
@@ -189,25 +167,32 @@ def test_in_a_simulation_the_groups_differences_are_compared_with_the_surveys(si
     assert found.rules["appa-printed"].fell_back is not None
 
 
-def test_deployed_the_survey_s_answers_are_not_probed(federation):
-    assert not federation.simulated
-    scored = baselines(federation, CONFIG)
+def test_deployed_the_groups_are_compared_by_their_predictions_alone(groups):
+    assert not groups.simulated
+    scored = baselines(groups, CONFIG)
     found = scored.differences
     assert scored.predictions is None
-    assert truth_probed(federation) == [False] * 3
+    assert asked(groups).count(asks.PREDICTIONS) == 1
     assert (found.survey, found.captured) == (None, None)
     assert found.predicted.size > 0
     assert {rule.survey for rule in found.rules.values()} == {None}
 
 
-def test_without_survey_answers_to_held_out_questions_only_predictions_are_compared():
-    nothing = np.full(CATALOGUE.option_QK.shape, np.nan)
-    federation = federated({g: scoring_node({n: TABLES[n]}, {n: nothing}) for g, n in enumerate(GROUPS)}, CATALOGUE)
-    federation.grid.simulated = True
-    found = baselines(federation, CONFIG).differences
+def test_a_question_without_a_group_s_survey_answer_has_no_truth_there(groups):
+    groups.grid.simulated = True
+    truths = {**TRUTHS, "A": TRUTHS["A"].copy()}
+    truths["A"][2] = np.nan
+    rows = {row.method: row for row in baselines(groups, CONFIG, truths).rows if row.metric == "js"}
+    known = [rewards.js(TABLES["A"][q], TRUTHS["A"][q], CATALOGUE.option_QK[q]) for q in (1, 4)]
+    assert rows["own-prediction"].survey.per_group["A"] == pytest.approx(np.mean(known), abs=1e-6)
+
+
+def test_without_survey_answers_to_held_out_questions_only_predictions_are_compared(groups):
+    groups.grid.simulated = True
+    found = baselines(groups, CONFIG, {name: np.full(CATALOGUE.option_QK.shape, np.nan) for name in GROUPS}).differences
     assert (found.survey, found.captured) == (None, None)
     assert {rule.survey for rule in found.rules.values()} == {None}
 
 
-def test_by_a_metric_without_ceilings_nothing_is_compared(federation):
-    assert baselines(federation, Config.load({"metric": "js-distance"})).differences is None
+def test_by_a_metric_without_ceilings_nothing_is_compared(groups):
+    assert baselines(groups, Config.load({"metric": "js-distance"})).differences is None

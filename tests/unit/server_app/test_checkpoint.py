@@ -1,7 +1,4 @@
-"""What is kept of PluralLLM and PPO reads back as it was, and nothing else is taken for it.
-
-Axis letter: G groups.
-"""
+"""What is kept of PluralLLM and PPO reads back as it was, and nothing else is taken for it."""
 
 from __future__ import annotations
 
@@ -11,33 +8,26 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
-from three_groups import GROUPS
 
-from appa_flwr.analysis.aggregation import State
 from appa_flwr.core.errors import UserError
 from server_app.checkpoint import Checkpoint, load, save
 from server_app.predictor.pretraining import Pretraining
 from server_app.predictor.weights import load_weights, save_weights
 
-RULE = State(
-    history_G=np.array([0.1, 1 / 3, 0.0]),
-    answered_G=np.array([True, True, False]),
-    lead_G=np.array([-0.7, 0.2, 0.0]),
-)
+RULE = {"history_G": {"A": 0.1, "B": 1 / 3}, "answered_G": {"A": True, "B": False}, "completed": ("f0",)}
 ENGINE = {"weights": [torch.tensor([1 / 3, 2.0])], "steps": 7, "rng": {"state": 2**120 + 1}, "name": "x"}
 
 
 @pytest.fixture
 def path(tmp_path):
-    save(tmp_path / "checkpoint.pt", Checkpoint.of(40, GROUPS, RULE, ENGINE))
+    save(tmp_path / "checkpoint.pt", Checkpoint(40, 320, RULE, ENGINE))
     return tmp_path / "checkpoint.pt"
 
 
-def test_the_groups_of_a_resumed_run_find_their_own_history(path):
-    state = load(path).rule_state(("C", "New", "A"))
-    assert state.history_G.tolist() == [0.0, 0.0, 0.1]
-    assert state.answered_G.tolist() == [False, False, True]
-    assert state.lead_G.tolist() == [0.0, 0.0, -0.7]
+def test_a_checkpoint_reads_back(path):
+    found = load(path)
+    assert (found.iteration, found.questions, found.rule) == (40, 320, RULE)
+    assert found.engine["rng"] == ENGINE["rng"]
 
 
 def test_nothing_kept_is_none(tmp_path):

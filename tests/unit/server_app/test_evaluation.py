@@ -10,37 +10,34 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fakes import PAD_ID, PROMPTS, federated, scoring_node, tiny_causal_lm
+from fake_groups import federated, scoring_node
+from fakes import PAD_ID, PROMPTS, tiny_causal_lm
 from three_groups import CATALOGUE, GROUPS, NODES, TABLES, TEST_J, TRUTHS
 
-from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
-from appa_flwr.protocol import formats, rewards, wire
+from appa_flwr.protocol import formats, rewards
 from appa_flwr.run.records import ScoreRecord, SummaryRow
 from server_app import evaluation
 from server_app.federation.answers import parse_answers
-from server_app.federation.group_rewards import aggregated_reward
+from server_app.federation.reward_rule import reward_rule
 from server_app.inputs import RunInputs
 
 JS_ONLY = ["js"]
 
 
 @pytest.fixture
-def federation():
+def groups():
     return federated(NODES, CATALOGUE)
 
 
-def run_of(federation):
-    return RunInputs(Config.load({}), None, federation, CATALOGUE)
+def run_of(groups):
+    return RunInputs(Config.load({}), None, groups, CATALOGUE)
 
 
-TARGETS, TRUTH = wire.TARGET_SIDE, wire.TRUTH_SIDE
-
-
-def test_a_method_s_rows(federation):
+def test_a_method_s_rows(groups):
     answers = parse_answers("dpa", ["0.20,0.30,0.50", "what?", "0.10,0.20,0.30,0.20,0.20"], TEST_J, CATALOGUE)
-    scored = evaluation.score(run_of(federation), "ppo", answers, metrics=["js", "cosine"])
+    scored = evaluation.score(run_of(groups), "ppo", answers, metrics=["js", "cosine"])
     assert [(row.method, row.metric) for row in scored.rows] == [("ppo", "js"), ("ppo", "cosine")]
     predictions = {1: [0.2, 0.3, 0.5], 4: [0.1, 0.2, 0.3, 0.2, 0.2]}
 
@@ -74,10 +71,10 @@ def test_a_method_s_rows(federation):
 
 
 @pytest.mark.parametrize(("readable", "mostly"), [(0, True), (1, True), (2, False), (4, False)])
-def test_less_than_half_readable_is_mostly_unreadable(federation, readable, mostly):
+def test_less_than_half_readable_is_mostly_unreadable(groups, readable, mostly):
     texts = ["0.50,0.50"] * readable + ["?"] * (4 - readable)
     answers = parse_answers("dpa", texts, np.array([0, 0, 0, 0]), CATALOGUE)
-    (row,) = evaluation.score(run_of(federation), "base", answers, metrics=JS_ONLY).rows
+    (row,) = evaluation.score(run_of(groups), "base", answers, metrics=JS_ONLY).rows
     assert (row.readable, row.mostly_unreadable) == (readable / 4, mostly)
     assert np.isnan(row.fi_readable) == (readable == 0)
 
@@ -150,13 +147,30 @@ def test_answers_are_padded_with_zeros_and_unreadable_ones_are_nan():
     np.testing.assert_allclose(answers.format_score_J, [1.0, 0.25, 0.0])
 
 
-def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(federation):
-    rule = aggregation.make("average")
-    ideal = formats.answer("opa", TABLES["A"][1, :3])
+def test_an_incomplete_ranking_is_rewarded_for_its_format_alone(groups):
+    config = Config.load({"task": "opa", "metric": "borda", "rule": "average", "baseline-rule": ""})
+    rule, ideal = reward_rule(groups, config), formats.answer("opa", TABLES["A"][1, :3])
     answers = parse_answers("opa", [ideal, "C,A", "I cannot say"], np.array([1, 4, 1]), CATALOGUE)
-    given = federation.score(answers.request(["borda"]))
-    found = aggregated_reward(rule, rule.init(len(GROUPS)), answers, given, metric="borda", alignment_weight=0.85)
+    answer = groups.ask(rule.ask(rule.first(), answers, 0))
+    found = rule.result(rule.first(), answers, answer)
     ranked = [rewards.borda(answers.prediction_JK[0], TABLES[name][1], CATALOGUE.option_QK[1]) for name in GROUPS]
     # alignment and 1.00 of .15; two letters of five: .4 of .15; nothing
-    np.testing.assert_allclose(found.result.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])
-    assert found.reward_GJ[0].tolist() == [1.0, 0.0, 0.0]  # what fairness and history see
+    np.testing.assert_allclose(found.aggregate_J, [0.85 * np.mean(ranked) + 0.15, 0.06, 0.0])
+    assert found.rewards["A"] == pytest.approx(1 / 3)  # what fairness and history see
+
+
+def test_of_several_answers_to_a_question_each_group_s_mean_counts(groups):
+    texts = ["0.20,0.30,0.50", "0.50,0.30,0.20", "?", "1.00,0.00,0.00,0.00"]
+    answers = parse_answers("dpa", texts, np.array([1, 1, 2, 2]), CATALOGUE)
+    (row,) = (scored := evaluation.score(run_of(groups), "model:m", answers, metrics=JS_ONLY, samples=2)).rows
+    both = ([0.2, 0.3, 0.5], [0.5, 0.3, 0.2])
+    single = {
+        name: [
+            np.mean([float(rewards.js(prediction, table_QK[1, :3], [True] * 3)) for prediction in both]),
+            float(rewards.js([1, 0, 0, 0], table_QK[2, :4], [True] * 4)) / 2,
+        ]
+        for name, table_QK in TABLES.items()
+    }
+    assert row.per_group == pytest.approx({name: np.mean(of) for name, of in single.items()})
+    assert row.fi == pytest.approx(fairness_index([*single.values()]))
+    assert (row.readable, len(scored.pair_scores)) == (0.75, 2 * 2 * len(GROUPS))

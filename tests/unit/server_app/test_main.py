@@ -20,6 +20,7 @@ from in_process import flower_task
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
+from appa_flwr.protocol import messages
 from appa_flwr.run.run_files import read_config
 from server_app import main, run
 from server_app.models import base
@@ -103,11 +104,15 @@ class Lost(FakeGrid):
         setattr(self, call, fail)
 
 
+def asked(grid):
+    grid.send_and_receive([grid.create_message(RecordDict(), messages.ASK, 1, "0")], timeout=1.0)
+
+
 CALLS = {
     "get_node_ids": lambda grid: grid.online(),
     "get_nodes": lambda grid: grid.get_nodes(),
-    "push_messages": lambda grid: grid.send_and_receive([grid.create_message(RecordDict(), "query.vote", 1, "0")]),
-    "pull_messages": lambda grid: grid.send_and_receive([grid.create_message(RecordDict(), "query.vote", 1, "0")]),
+    "push_messages": asked,
+    "pull_messages": asked,
 }
 
 

@@ -22,8 +22,9 @@ from appa_flwr.config import Config
 from appa_flwr.core import files
 from appa_flwr.core.errors import UserError
 from appa_flwr.run.run_files import METRICS
-from server_app import checkpoint, main, ppo_phase
+from server_app import checkpoint, main
 from server_app import run as server
+from server_app.federation import groups
 from server_app.federation.catalogue import build_catalogue
 from server_app.models import exports
 from server_app.models.tiny import TinyRecipe, build
@@ -59,7 +60,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module", autouse=True)
 def _every_second_iteration_is_kept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ppo_phase, "CHECKPOINT_EVERY", 2)
+        patched.setattr(groups, "CHECKPOINT_EVERY", 2)
         yield
 
 
@@ -181,8 +182,18 @@ KILLS: list[tuple[Kill, int, bool, bool]] = [
 ]
 
 
-def test_a_run_under_secure_sums_goes_on_with_the_standings_that_the_groups_have_sealed(shared):
-    keys = {"run.sums": "secure", "baseline-rule": ""}
+def given_by(unbroken: Path) -> dict[str, str]:
+    """The keys of a run that begins with the models of another."""
+    return {
+        "pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors"),
+        "sft.checkpoint": str(unbroken / "sft-model"),
+    }
+
+
+def test_a_run_with_secure_sums_has_the_plain_run_s_rewards_and_goes_on_with_the_groups_histories(
+    shared, unbroken, expected
+):
+    keys = {"run.sums": "secure", "baseline-rule": "", **given_by(unbroken)}
     whole, broken = config_of(shared, "secure", **keys), config_of(shared, "secure-broken", **keys)
     session(whole)
     with pytest.MonkeyPatch.context() as patched:
@@ -190,9 +201,15 @@ def test_a_run_under_secure_sums_goes_on_with_the_standings_that_the_groups_have
         with pytest.raises(Killed):
             session(broken)
     session(Config.load({**broken.flat(), "run.resume": True}))
-    assert results(broken.run_folder) == results(whole.run_folder)
-    found = results(whole.run_folder)["metrics"]
-    assert len({line["reward"] for line in found}) == ITERATIONS
+    found = results(whole.run_folder)
+    assert results(broken.run_folder) == found
+    assert len({line["reward"] for line in found["metrics"]}) == ITERATIONS
+    for line, plain in zip(found["metrics"], expected["metrics"], strict=True):
+        assert line["reward"] == pytest.approx(plain["reward"], abs=1e-6)
+        assert line["fairness_index"] == pytest.approx(plain["fairness_index"], abs=1e-9)
+        assert line["rewards"] == line["history"] == line["weights"] == {}
+    methods = {row["method"] for row in found["summary.json"]}
+    assert methods == {"sft", "ppo", "uniform", "majority", "option-list", "nearest-questions"}
 
 
 def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(shared, expected, unbroken):
@@ -233,10 +250,7 @@ def test_a_run_killed_at_every_point_ends_with_the_numbers_of_an_unbroken_one(sh
 
 
 def test_a_run_that_begins_with_the_models_of_another_is_paired_with_it(shared, unbroken, expected):
-    given = {
-        "pluralllm.checkpoint": str(unbroken / "pluralllm.safetensors"),
-        "sft.checkpoint": str(unbroken / "sft-model"),
-    }
+    given = given_by(unbroken)
     same = config_of(shared, "same", **given)
     session(same)
     found = results(same.run_folder)

@@ -7,11 +7,13 @@ import math
 
 import numpy as np
 import pytest
-from fakes import catalogue_of, federated, random_tables, scoring_node
+from fake_groups import federated, scoring_node
+from fakes import catalogue_of, random_tables
+from scipy.spatial.distance import jensenshannon
 
 from appa_flwr.config import Config
 from appa_flwr.protocol.rewards import metrics_of
-from appa_flwr.run.records import SummaryRow
+from appa_flwr.run.records import CEILINGS, LOOK_UPS, SummaryRow
 from server_app import rows
 from server_app.inputs import PolicyInputs, RunInputs
 from server_app.models import tiny
@@ -19,7 +21,7 @@ from server_app.models.base import Base
 from server_app.models.tiny import TinyRecipe
 from server_app.run_folder import RunFolder
 
-GROUPS = ("A", "B")
+GROUPS = ("A", "B", "C")
 CATALOGUE = catalogue_of([2, 3, 4, 2, 3], train=[True, True, True, False, False])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=3)
 TEST_J = np.array([3, 4])
@@ -41,9 +43,9 @@ def test_a_model_has_a_row_a_metric_behind_the_earlier_ones(built, tmp_path, tas
     prompts = [base.prompt_ids(config, question) for question in CATALOGUE.questions]
     shares_QK = CATALOGUE.option_QK / CATALOGUE.option_QK.sum(1, keepdims=True)
     inputs = PolicyInputs(base, prompts, np.arange(3), TEST_J, shares_QK, shares_QK)
-    federation = federated({g: scoring_node({group: TABLES[group]}) for g, group in enumerate(GROUPS)}, CATALOGUE)
+    groups = federated({g: scoring_node({group: TABLES[group]}) for g, group in enumerate(GROUPS)}, CATALOGUE)
     with RunFolder(config) as folder:
-        run = RunInputs(config, folder, federation, CATALOGUE)
+        run = RunInputs(config, folder, groups, CATALOGUE)
         scored = rows.evaluate(run, "ppo", model, inputs, earlier=[EARLIER])
     written = json.loads((tmp_path / "r" / "summary.json").read_text())
     expected = [("uniform", "js"), *(("ppo", metric) for metric in metrics_of(task))]
@@ -53,6 +55,36 @@ def test_a_model_has_a_row_a_metric_behind_the_earlier_ones(built, tmp_path, tas
     log = (tmp_path / "r" / "run.log").read_text()
     assert "evaluate ppo 1/1: batches of questions answered" in log
     assert f"evaluate ppo 1/1: {rows.in_words(scored.rows[0])}" in log
+
+
+@pytest.mark.parametrize(
+    ("run_sums", "may", "methods"),
+    [
+        ("plain", ("rewards",), ["uniform"]),
+        ("plain", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
+        ("secure", ("rewards", "votes"), ["uniform", "mean-prediction"]),
+        ("secure", ("rewards", "answers"), ["uniform", *LOOK_UPS]),
+        ("plain", ("rewards", "predictions"), ["uniform", "mean-prediction", *CEILINGS]),
+    ],
+)
+def test_there_are_the_rows_that_owners_allow_and_sums_hold(tmp_path, run_sums, may, methods):
+    config = Config.load({"run.output-dir": str(tmp_path), "run-name": "r", "run.sums": run_sums})
+    nodes = {g: scoring_node({group: TABLES[group]}, may=may) for g, group in enumerate(GROUPS)}
+    groups = federated(nodes, CATALOGUE)
+    groups.config = config
+    groups.grid.simulated = run_sums == "secure"
+    with RunFolder(config) as folder:
+        found = rows.score_baselines(RunInputs(config, folder, groups, CATALOGUE), TEST_J, majority_QK=None, earlier=[])
+    assert list(dict.fromkeys(row.method for row in found)) == methods
+    (uniform, *_) = found
+    assert uniform.avg_as == pytest.approx(np.mean([1 - np.mean([*_divergence(TABLES[name])]) for name in GROUPS]))
+
+
+def _divergence(table_QK):
+    """Of each held-out question's targets from the uniform answer, base 2."""
+    for q in TEST_J:
+        target_K = table_QK[q, CATALOGUE.option_QK[q]]
+        yield float(jensenshannon(target_K, np.full(len(target_K), 1 / len(target_K)), 2) ** 2)
 
 
 @pytest.mark.parametrize(

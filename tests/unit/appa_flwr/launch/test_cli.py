@@ -19,10 +19,8 @@ from appa_flwr import __version__
 from appa_flwr.analysis.aggregation import RULES, Combination, Rule
 from appa_flwr.config import KEYS, SECTIONS, Config
 from appa_flwr.launch import cli, flower
-from appa_flwr.owner.ledger import Ledger
 from appa_flwr.run.resume import resumable
 from appa_flwr.run.run_files import write_config
-from appa_flwr.secure.roster import pinned_roster
 from appa_flwr.survey.raw import Reason
 
 REPO = Path(__file__).parents[4]
@@ -169,33 +167,6 @@ def test_diagnose_shows_every_rule_and_says_what_it_means(monkeypatch, capsys):
     assert "without group" in shown
 
 
-def test_owners_make_a_roster_by_their_own_lines_and_compare_its_hash(monkeypatch, capsys, tmp_path):
-    file = tmp_path / "roster.toml"
-    lines = []
-    for name in ("Avaria", "Belmora", "Cadiz"):
-        assert appa(monkeypatch, "group", "key", str(tmp_path / f"{name}.key"), "--group", name) == 0
-        lines.append(capsys.readouterr().out)
-    file.write_text("".join(lines))
-    assert appa(monkeypatch, "group", "roster", str(file)) == 0
-    pinned = capsys.readouterr().out.strip()
-    assert list(pinned_roster(file.read_bytes(), pinned=pinned).key_of) == ["Avaria", "Belmora", "Cadiz"]
-    file.write_text("".join(lines[:2]))
-    assert appa(monkeypatch, "group", "roster", str(file)) == 2
-    assert "has 2 groups" in capsys.readouterr().err
-
-
-def test_an_audit_lists_sums_by_the_groups_they_were_over(monkeypatch, capsys, tmp_path):
-    ledger = Ledger(tmp_path / "a.sqlite")
-    for number, groups in ((1, "ABC"), (2, "AB"), (3, "ABC"), (4, "")):
-        ledger.write_masked("session", number, "rewards")
-        ledger.write_answered("session", number, groups)
-    assert appa(monkeypatch, "group", "audit", str(ledger.path)) == 0
-    shown = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    assert ["session", "rewards", "2", "1", "to", "3", "A,", "B,", "C"] in shown
-    assert ["session", "rewards", "1", "2", "to", "2", "A,", "B"] in shown
-    assert ["session", "rewards", "1", "4", "to", "4", "(nobody:", "it", "was", "not", "unmasked", "here)"] in shown
-
-
 def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(monkeypatch, capsys, tmp_path):
     rows = [row(f"q{number}", group) for group in ("North", "South") for number in (1, 2)]
     survey = write(tmp_path / "survey.jsonl", [*rows, row("q1", "A;B")])
@@ -203,7 +174,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     arguments = ["deploy", str(folder), f"survey={survey}"]
     assert appa(monkeypatch, *arguments) == 2
     refused = capsys.readouterr().err
-    assert "2 groups cannot be beside run.sums = secure" in refused
+    assert "run.sums=secure cannot be with 2 groups" in refused
     assert "choose run.sums=plain" in refused
     arguments += ["run.sums=plain"]
     monkeypatch.chdir(REPO)
@@ -214,6 +185,7 @@ def test_a_deployment_says_what_is_left_out_and_what_the_owners_policies_pin(mon
     assert f"all groups pin this checkout's app, bundle {own}; once it changes" in first
     assert re.search(r"signs certificates, valid until \d{4}-\d\d-\d\d: ", first)
     assert {path.name for path in (folder / "groups").iterdir()} == {"north", "south"}
+    assert "appa group key" not in first
     owner_policy = folder / "groups" / "north" / "policy.toml"
     owner_policy.write_text(owner_policy.read_text().replace(own, "0" * 64))
     assert appa(monkeypatch, *arguments) == 0

@@ -197,7 +197,7 @@ def test_a_long_host_name_and_the_last_port_will_do(tmp_path):
 def test_made_again_keys_certificates_and_policies_stay_and_what_a_kill_left_unfinished_is_finished(tmp_path):
     sites = made(tmp_path)
     own = sites.group(A)
-    (own / "policy.toml").write_text("votes = false\n")
+    (own / "policy.toml").write_text("own-score = 0\n")
     kept = {path: path.read_bytes() for path in (own / "policy.toml", own / "node.key", sites.server / "server.key")}
     made(tmp_path, port=9200)
     call(sites.server, name="appa.example.org", trusts=own / "ca.crt")

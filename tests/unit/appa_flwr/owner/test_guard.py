@@ -52,7 +52,7 @@ def started(monkeypatch, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("owner_policy", ["", "votes = false\n", pinning(MINE), pinning(OTHER, MINE), 'bundle = ""\n'])
+@pytest.mark.parametrize("owner_policy", ["", "own-score = 0\n", pinning(MINE), pinning(OTHER, MINE), 'bundle = ""\n'])
 def test_a_pinned_bundle_runs_and_any_where_none_is_pinned(started, owner_policy):
     assert started(owner_policy, MINE) == [MINE]
 

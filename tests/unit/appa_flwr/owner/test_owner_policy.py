@@ -24,38 +24,43 @@ def written(tmp_path, text):
 
 
 def test_a_file_decides_what_it_names_and_no_more(tmp_path):
-    found = read_owner_policy(written(tmp_path, "votes = false\nleast-steps = 5\nreward-noise = 0.25\n"))
-    assert found == OwnerPolicy(votes=False, least_steps=5, reward_noise=0.25)
-    assert found.training
-    assert found.changes_rewards
-    assert not OwnerPolicy().changes_rewards
+    policy = read_owner_policy(written(tmp_path, 'may-leave = ["votes", "truth"]\nleast-cohort = 3\nown-score = 0\n'))
+    assert policy == OwnerPolicy(may_leave=["votes", "truth"], least_cohort=3, own_score=0)
+    kinds = ("votes", "training", "rewards", "predictions", "answers", "truth")
+    assert [policy.may(kind) for kind in kinds] == [True, False, False, False, False, True]
+    assert [OwnerPolicy().may(kind) for kind in kinds] == [True, True, True, False, False, False]
+    assert [SIMULATION.may(kind) for kind in kinds] == [True] * 6
+
+
+def test_the_owner_names_metrics_of_others(tmp_path):
+    policy = read_owner_policy(written(tmp_path, 'metrics = "mine:score other.part:fit"'))
+    assert [policy.allows(name) for name in ("js", "mine:score", "mine:scores")] == [True, True, False]
+    assert SIMULATION.allows("mine:scores")
 
 
 def test_a_simulation_has_no_owners_and_a_node_its_own_one_s_policy(tmp_path):
     assert owner_policy_of({"partition-id": 0}) is SIMULATION
     assert owner_policy_of({"group": "Avaria"}) == OwnerPolicy()
-    assert not any(getattr(OwnerPolicy(), key) for key in ("mean", "truth", "probes"))
-    path = written(tmp_path, "truth = true")
-    assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(truth=True)
+    path = written(tmp_path, "least-answers = 3")
+    assert owner_policy_of({"group": "Avaria", "policy": str(path)}) == OwnerPolicy(least_answers=3)
     assert owner_policy_of({"partition-id": 0, "policy": str(path)}) is SIMULATION
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "votse = false",
-            "unknown key votse; known are bundle, metrics, roster, least-cohort, own-score, own-scores, training,",
-        ),
-        ('metrics = "js"', "metrics = 'js': String should match pattern"),
-        ("least_steps = 4", "unknown key least_steps"),
-        ("votes = 0", "votes = 0: Input should be a valid boolean"),
-        ('mean = "true"', "mean = 'true': Input should be a valid boolean"),
-        ("least-steps = 0", "least-steps = 0: Input should be greater than or equal to 1"),
+        ("own-scores = 3", "unknown key 'own-scores': did you mean 'own-score'? valid are may-leave, least-answers,"),
+        ("reward-noise = 0.1", "unknown key 'reward-noise': "),
+        ("least_answers = 4", "unknown key 'least_answers': did you mean 'least-answers'?"),
+        ('may-leave = ["vote"]', "may-leave = 'vote': Input should be 'votes', 'training', "),
+        ('may-leave = "votes"', "may-leave = 'votes': Input should be a valid list"),
+        ("own-score = true", "own-score = True: Input should be a valid integer"),
+        ("least-answers = 0", "least-answers = 0: Input should be greater than or equal to 1"),
         ("least-cohort = 2", "least-cohort = 2: Input should be greater than or equal to 3"),
+        ("least-temperature = -0.1", "least-temperature = -0.1: "),
         ('roster = "abc"', "roster = 'abc': String should match pattern"),
-        ("reward-noise = -0.1", "reward-noise = -0.1: "),
-        ("votes =", "is not a TOML file"),
+        ('metrics = "js"', "metrics = 'js': String should match pattern"),
+        ("own-score =", "is not a TOML file"),
         (None, "cannot be read (No such file"),
     ],
 )
@@ -66,6 +71,8 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, text, says):
 
 
 def test_every_key_says_what_it_decides(tmp_path):
+    assert len(described()) == 11
     assert all(described().values())
-    assert read_owner_policy(written(tmp_path, owner_policy_file())) == OwnerPolicy()
-    assert all(f"\n{key} = " in owner_policy_file() for key in described())
+    text = owner_policy_file(bundle="ab" * 32)
+    assert read_owner_policy(written(tmp_path, text)) == OwnerPolicy(bundle="ab" * 32)
+    assert all(f"\n{key} = " in text for key in described())

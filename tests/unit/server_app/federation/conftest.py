@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from server_app.federation import groups as federations
+from server_app.federation import members
 
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(federations.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(members.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture

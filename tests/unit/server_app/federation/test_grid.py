@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
+import httpx
 import pytest
-from fakes import FakeGrid, replying
+from fakes import FakeGrid
 from flwr.app import Error, Message, RecordDict
 
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import messages
 from server_app.federation import grid as grids
-from server_app.federation.grid import OverlapGrid
+from server_app.federation.grid import OverlapGrid, SuperLinkLost
 
 
 def silent(message):
@@ -19,15 +20,15 @@ def silent(message):
 
 
 def named(name):
-    return replying(wire.GroupReply(name))
+    return lambda message: Message(messages.pack_reply([name]), reply_to=message)
 
 
 def ask(grid, nodes):
-    return [grid.create_message(RecordDict(), wire.VOTE, node, "3") for node in nodes]
+    return [grid.create_message(RecordDict(), messages.ASK, node, "3") for node in nodes]
 
 
 def names(replies):
-    return [group.group for reply in replies for group in wire.unpack_replies(reply.content)]
+    return [name for reply in replies for name in messages.unpack_reply(reply.content).groups]
 
 
 def test_meanwhile_runs_once_between_push_and_the_first_poll():
@@ -119,7 +120,7 @@ def test_how_long_each_node_took(monkeypatch):
 
 def test_no_messages_are_answered_at_once_and_nothing_is_pushed():
     fake = FakeGrid({})
-    assert OverlapGrid(fake).send_and_receive([], timeout=None) == []
+    assert OverlapGrid(fake).send_and_receive([], timeout=5) == []
     assert fake.events == []
 
 
@@ -129,14 +130,14 @@ def test_a_message_that_could_not_be_pushed_is_not_waited_for():
             return [key if key.endswith("1") else None for key in super().push_messages(messages)]
 
     grid = OverlapGrid(Lossy({1: named("A"), 2: named("B")}))
-    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=None)) == ["A"]
+    assert names(grid.send_and_receive(ask(grid, [1, 2]), timeout=1e9)) == ["A"]
 
 
 def test_pauses_grow_and_begin_anew_with_every_reply(monkeypatch):
     pauses = []
     monkeypatch.setattr(grids.time, "sleep", pauses.append)
     fake = FakeGrid({1: named("A"), 2: named("B")}, polls_to_wait={1: 2, 2: 40})
-    OverlapGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=None)
+    OverlapGrid(fake).send_and_receive(ask(fake, [1, 2]), timeout=1e9)
     # empty polls in turn, A, B, A, B, then A's reply, then empty polls until B's
     assert pauses[:4] == sorted(set(pauses[:4]))
     assert pauses[4] == grids.FIRST_PAUSE
@@ -148,7 +149,7 @@ def test_one_request_a_turn_while_nobody_has_answered_and_all_replies_at_once_th
     fake = FakeGrid({n: named(str(n)) for n in range(20)}, polls_to_wait={0: 1, 1: 3})
     turns = []
     monkeypatch.setattr(grids.time, "sleep", lambda pause: turns.append(fake.events.count("pull")))
-    OverlapGrid(fake).send_and_receive(ask(fake, range(20)), timeout=None)
+    OverlapGrid(fake).send_and_receive(ask(fake, range(20)), timeout=1e9)
     assert turns == [1, 2, 3 + 19, 23]  # nobody, nobody, the third and with it all but the second
 
 
@@ -164,22 +165,22 @@ def test_messages_that_are_too_large_to_be_sent_have_no_reply():
         def push_messages(self, messages):
             return []
 
-    assert OverlapGrid(Small({1: named("A")})).send_and_receive(ask(FakeGrid({}), [1]), timeout=None) == []
+    assert OverlapGrid(Small({1: named("A")})).send_and_receive(ask(FakeGrid({}), [1]), timeout=1e9) == []
 
 
-def test_all_but_waiting_and_membership_is_delegated():
-    fake = FakeGrid({1: named("A"), 2: named("B")})
-    grid = OverlapGrid(fake)
-    assert list(grid.get_node_ids()) == [1, 2]
-    grid.members = (2,)
-    assert list(grid.get_node_ids()) == [2]  # the one answer of its own: once known, the run's nodes
+def test_nodes_and_messages_are_those_of_flowers_grid():
+    grid = OverlapGrid(FakeGrid({1: named("A"), 2: named("B")}))
+    assert grid.online() == {1, 2}
     assert [node.node_id for node in grid.get_nodes()] == [1, 2]
-    assert grid.run == "the run"
-    grid.set_run(None)
-    message = grid.create_message(RecordDict(), wire.VOTE, 2, "9", ttl=33.0)
-    assert isinstance(message, Message)
-    meta = message.metadata
-    assert (meta.dst_node_id, meta.message_type, meta.group_id, meta.ttl) == (2, wire.VOTE, "9", 33.0)
-    assert list(grid.push_messages([message])) == ["message 1"]
-    assert names(grid.pull_messages(["message 1"])) == ["B"]
-    assert fake.events == ["set_run", "push", "pull"]
+    meta = grid.create_message(RecordDict(), messages.ASK, 2, "9", ttl=33.0).metadata
+    assert (meta.dst_node_id, meta.message_type, meta.group_id, meta.ttl) == (2, messages.ASK, "9", 33.0)
+
+
+def test_a_superlink_that_cannot_be_reached_is_no_nodes_fault():
+    class Lost(FakeGrid):
+        def pull_messages(self, message_ids):
+            raise httpx.ConnectError("refused")
+
+    grid = OverlapGrid(Lost({1: named("A")}))
+    with pytest.raises(SuperLinkLost, match="ConnectError: refused"):
+        grid.send_and_receive(ask(grid, [1]), timeout=5)

@@ -13,14 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from fakes import CATALOGUE, KEY, REQUEST, FakeGrid, scoring_node
+from fake_groups import scoring_node
+from fakes import CATALOGUE, REQUEST, FakeGrid
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.launch.credentials import make_node_key
+from appa_flwr.protocol import asks
 from server_app.federation.grid import OverlapGrid
 from server_app.federation.group_keys import read_group_keys
-from server_app.federation.groups import Federation
+from server_app.federation.groups import Groups
 
 NAMES = ("A", "B of the north")
 
@@ -50,44 +53,47 @@ def at_work(tmp_path, registered, caplog):
     grid = FakeGrid({1: node(NAMES[0]), 2: node(NAMES[1]), 3: node(NAMES[0])})
     grid.keys = dict(zip((1, 2, 3), registered.values(), strict=True))
     keys = read_group_keys(str(tmp_path / "group-keys.toml"), expected=NAMES)
-    return Federation(OverlapGrid(grid), min_groups=1, timeout=0.02, keys=keys), grid
+    config = Config.load({"run.min-groups": 1, "run.reply-timeout": 0.02})
+    return Groups(OverlapGrid(grid), config, keys=keys), grid
 
 
 def test_a_node_without_the_group_s_key_does_not_speak_for_it(at_work, caplog):
-    federation, grid = at_work
-    federation.gather(NAMES, patience=0.0)
-    assert federation.groups == NAMES
-    assert federation.nodes_of(NAMES) == (1, 2)
+    groups, grid = at_work
+    groups.gather(NAMES, patience=0.0)
+    assert groups.names == NAMES
     assert caplog.messages == ["node 3 has the key of no group; it is left out"]
     assert [message.metadata.dst_node_id for message in grid.pushed] == [1, 2]  # and is not asked: it may hang
 
 
 def test_a_group_does_not_speak_for_another_one(at_work, caplog):
-    federation, grid = at_work
+    groups, grid = at_work
     grid.nodes = {1: node(NAMES[1]), 2: node(NAMES[1])}
-    federation.gather(NAMES, patience=0.0)
-    assert federation.present == (NAMES[1],)
-    assert federation.nodes_of(NAMES) == (2,)
+    groups.gather(NAMES, patience=0.0)
+    assert groups.present == (NAMES[1],)
     assert "node 1 speaks for B of the north without its key; it is left out" in caplog.messages
 
 
+def answered(groups):
+    return groups.ask(REQUEST.ask(asks.REWARDS)).groups
+
+
 def test_nor_does_it_when_the_group_s_own_node_goes_on_the_way(at_work):
-    federation, grid = at_work
-    federation.gather(NAMES, patience=0.0)
-    federation.send_catalogue(CATALOGUE)
+    groups, grid = at_work
+    groups.gather(NAMES, patience=0.0)
+    groups.send_catalogue(CATALOGUE)
     grid.nodes[1] = lambda message: None
-    federation.grid.online = lambda: frozenset({2, 3})
-    assert np.isnan(federation.score(REQUEST)[KEY][0]).all()
+    groups.grid.online = lambda: frozenset({2, 3})
+    assert answered(groups) == NAMES[1:]
     grid.nodes[4], grid.keys[4] = node(NAMES[0]), grid.keys[1]
-    federation.grid.online = lambda: frozenset({2, 3, 4})
-    assert not np.isnan(federation.score(REQUEST)[KEY]).any()
+    groups.grid.online = lambda: frozenset({2, 3, 4})
+    assert answered(groups) == NAMES
 
 
 def test_nodes_without_keys_speak_for_nobody_then(at_work):
-    federation, grid = at_work
+    groups, grid = at_work
     grid.keys.clear()
     with pytest.raises(UserError, match=r"^0 groups joined"):
-        federation.gather((), patience=0.0)
+        groups.gather((), patience=0.0)
 
 
 def test_no_file_binds_nobody():

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes import FakeGrid, catalogue_of, replying
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from in_process import flower_task
+from fake_groups import replying
+from fakes import CATALOGUE, REQUEST, FakeGrid
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import wire
+from appa_flwr.protocol import asks, messages
 from server_app.federation import grid as grids
-from server_app.federation import groups as federations
-from server_app.federation.grid import LEAST_SECONDS, LONGEST_PAUSE, PATIENCE, OverlapGrid
-from server_app.federation.groups import JOIN_SECONDS, Federation
-from server_app.predictor.pretraining import pretrain
+from server_app.federation import members
+from server_app.federation.grid import LATE_SECONDS, LATE_TTL, LONGEST_PAUSE, OverlapGrid
+from server_app.federation.groups import Groups
+from server_app.federation.members import JOIN_SECONDS
 
 TIMEOUT = 600.0
-REQUEST = wire.ScoreRequest(np.array([0]), np.full((1, 2), 0.5), ("js",))
 NEVER = math.inf
+WEIGHTS = ArrayRecord({"w": Array(np.ones(1, np.float32))})
 
 
 class TimedGrid(FakeGrid):
@@ -57,179 +58,145 @@ class TimedGrid(FakeGrid):
         self.now += seconds
 
 
-def trained(message):
-    """A sound answer to a message of PluralLLM's training or validation."""
-    metrics = {"num-examples": 5, "loss": 0.5}
-    if message.metadata.message_type == "evaluate":
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 5, "errors": [0.5]})}), reply_to=message)
-    here = message.content["arrays"]["weights"].numpy()
-    arrays = ArrayRecord({"weights": Array((here + 1).astype(np.float32))})
-    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=message)
-
-
-def node(name):
-    """A group's node, which answers whatever it is asked."""
-    reward = {("js", wire.TARGET_SIDE): np.array([0.5])}
-    query = replying(wire.GroupReply(name, reward))
-    return lambda message: (trained if message.metadata.message_type in ("train", "evaluate") else query)(message)
-
-
 @pytest.fixture
 def timed(monkeypatch):
-    """What makes a grid with a clock, of nodes 1, 2, ... with groups A, B, ...; seconds(node, kind, number)."""
+    """Makes a grid with a clock, of nodes 1, 2, ... with groups A, B, ...; seconds(node, kind, number)."""
 
     def make(count, seconds):
-        grid = TimedGrid({n: node("ABCDE"[n - 1]) for n in range(1, count + 1)}, seconds)
+        grid = TimedGrid({n: replying("ABCDE"[n - 1]) for n in range(1, count + 1)}, seconds)
         clock = SimpleNamespace(monotonic=lambda: grid.now, sleep=grid.sleep)
-        for module in (grids, federations):
+        for module in (grids, members):
             monkeypatch.setattr(module, "time", clock)
         return grid
 
     return make
 
 
-def ask(overlap, nodes, kind=wire.VOTE):
-    return overlap.send_and_receive(
-        [overlap.create_message(RecordDict(), kind, n, "0") for n in nodes], timeout=TIMEOUT
-    )
+def ask(overlap, nodes):
+    """Seconds that a message to these nodes takes."""
+    before = overlap._grid.now
+    content = messages.pack_hello("", "")
+    overlap.send_and_receive([overlap.create_message(content, messages.HELLO, n, "0") for n in nodes], timeout=TIMEOUT)
+    return overlap._grid.now - before
 
 
-@pytest.mark.parametrize(("usual", "waited"), [(4.0, LEAST_SECONDS), (20.0, 200.0), (100.0, TIMEOUT)])
-def test_a_first_message_is_waited_for_ten_times_as_long_as_half_of_the_nodes_took(timed, usual, waited):
-    grid = timed(3, lambda n, kind, number: {1: 1.0, 2: usual, 3: NEVER}[n])
-    assert len(ask(OverlapGrid(grid), (1, 2, 3))) == 2
-    assert waited <= grid.now <= min(TIMEOUT, waited + PATIENCE * 3 * LONGEST_PAUSE) + LONGEST_PAUSE
+def test_a_node_that_hangs_is_waited_for_once_until_it_answers_again(timed):
+    grid = timed(3, lambda n, kind, number: 4.0)
+    grid.thawed[3] = 705.0
+    overlap = OverlapGrid(grid)
+    waited = [ask(overlap, (1, 2, 3)) for _ in range(12)]
+    assert waited[0] == pytest.approx(TIMEOUT, abs=LONGEST_PAUSE)
+    # each further message takes 4 s and the patience with a late node, until that goes on
+    assert waited[1:] == pytest.approx([4.0 + LATE_SECONDS] * 11, abs=2 * LONGEST_PAUSE)
+    assert grid.now < grid.thawed[3] < grid.now + 10.0
+    grid.sleep(10.0)
+    assert [ask(overlap, (1, 2, 3)) for _ in range(3)] == pytest.approx([4.0] * 3, abs=2 * LONGEST_PAUSE)
 
 
-def test_a_message_that_all_have_answered_before_is_waited_for_ten_times_as_long(timed):
-    grid = timed(2, lambda n, kind, number: 9.0 if n == 1 or number < 3 else NEVER)
+def test_a_lost_message_costs_its_node_that_one_alone(timed):
+    grid = timed(2, lambda n, kind, number: NEVER if (n, number) == (2, 3) else 4.0)
+    overlap = OverlapGrid(grid)
+    waited = [ask(overlap, (1, 2)) for _ in range(6)]
+    assert waited == pytest.approx([4.0, 4.0, TIMEOUT, 4.0, 4.0, 4.0], abs=2 * LONGEST_PAUSE)
+
+
+def test_a_node_that_is_slow_by_nature_is_waited_for_again_once_it_is_heard(timed):
+    """Its answers come after the wait for them, and are heard before the next message."""
+    grid = timed(2, lambda n, kind, number: 4.0 if n == 1 else (NEVER if number == 1 else 20.0))
+    overlap = OverlapGrid(grid)
+    waited = []
+    for _ in range(4):
+        waited.append(ask(overlap, (1, 2)))
+        grid.sleep(30.0)
+    assert waited == pytest.approx([TIMEOUT, 4.0 + LATE_SECONDS, 20.0, 20.0], abs=2 * LONGEST_PAUSE)
+
+
+def test_what_a_hung_node_need_not_answer_any_more_stands_for_ten_minutes(timed):
+    grid = timed(2, lambda n, kind, number: 1.0 if n == 1 else NEVER)
     overlap = OverlapGrid(grid)
     for _ in range(2):
         ask(overlap, (1, 2))
-    before = grid.now
-    grid.sleep(1000.0)  # what passes between rounds is no round
+    assert [message.metadata.ttl == LATE_TTL for message in grid.sent(2, messages.HELLO)] == [False, True]
+    assert not any(message.metadata.ttl == LATE_TTL for message in grid.sent(1, messages.HELLO))
+
+
+def test_flowers_word_that_a_node_is_gone_is_no_answer_of_it(timed):
+    grid = timed(2, lambda n, kind, number: NEVER if (n, number) == (2, 1) else 1.0)
+    grid.nodes[2] = lambda message: Message(Error(5, "node is gone"), reply_to=message)
+    overlap = OverlapGrid(grid)
+    for _ in range(2):
+        ask(overlap, (1, 2))
+    assert set(overlap._late) == {2}
+    grid.nodes[2] = lambda message: Message(RecordDict(), reply_to=message)
     ask(overlap, (1, 2))
-    assert 90.0 <= grid.now - before - 1000.0 <= 91.0
+    assert not overlap._late
 
 
-def test_in_a_simulation_everybody_is_waited_for_and_asked_every_time(timed):
+def test_in_a_simulation_everybody_is_waited_for_every_time(timed):
     grid = timed(2, lambda n, kind, number: 1.0 if n == 1 else NEVER)
     overlap = OverlapGrid(grid)
     overlap.simulated = True
-    for _ in range(2):
-        ask(overlap, (1, 2))
-    assert grid.now >= 2 * TIMEOUT
-    assert len(grid.sent(2, wire.VOTE)) == 2
-    assert grid.sent(2, wire.ROLL_CALL) == []
+    assert [ask(overlap, (1, 2)) for _ in range(2)] == pytest.approx([TIMEOUT] * 2, abs=LONGEST_PAUSE)
 
 
-ROUNDS, ROUND_SECONDS = 60, 4.0
+# --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def pretrained(grid, nodes):
-    config = Config.load({"pluralllm.rounds": ROUNDS})
-    start = ArrayRecord({"w": Array(np.zeros(2, dtype=np.float32))})
-    with flower_task():
-        done = pretrain(OverlapGrid(grid), config, start, nodes=nodes, progress=lambda *_: None)
-    assert len(done.losses) == ROUNDS
-
-
-def at_work(n, kind, number):
-    return {"train": ROUND_SECONDS, "evaluate": ROUND_SECONDS}.get(kind, 1.0)
-
-
-def test_a_node_that_hangs_stalls_pluralllm_for_one_minute_and_takes_part_again_once_it_goes_on(timed):
-    grid = timed(3, at_work)
-    grid.thawed[3] = 200.0
-    pretrained(grid, (1, 2, 3))
-    asked = ROUNDS + 1  # with the validation after the last
-    usual = asked * (ROUND_SECONDS + LONGEST_PAUSE)
-    assert asked * ROUND_SECONDS + LEAST_SECONDS <= grid.now + ROUND_SECONDS <= usual + LEAST_SECONDS + ROUND_SECONDS
-    missed = ROUNDS - len(grid.sent(3, "train"))
-    # from the stall's end at 60 s to the first round after 200 s + what its answer takes, at 4 s a round
-    assert (
-        (200 - LEAST_SECONDS) / (ROUND_SECONDS + LONGEST_PAUSE) <= missed <= (200 - LEAST_SECONDS) / ROUND_SECONDS + 2
-    )
-    assert len(grid.sent(3, wire.ROLL_CALL)) == 1
-
-
-def test_a_message_that_was_lost_costs_its_node_that_round_and_the_one_in_which_it_answers_the_roll_call(timed):
-    grid = timed(3, lambda n, kind, number: NEVER if (n, kind, number) == (3, "train", 5) else at_work(n, kind, number))
-    pretrained(grid, (1, 2, 3))
-    assert grid.now <= (ROUNDS + 1) * (ROUND_SECONDS + LONGEST_PAUSE) + LEAST_SECONDS
-    assert len(grid.sent(3, "train")) == ROUNDS - 1
-    assert len(grid.sent(3, "evaluate")) == 1
-
-
-@pytest.mark.parametrize("late", [NEVER, LEAST_SECONDS + 5.0])
-def test_a_node_that_hangs_again_and_again_is_left_out_for_longer_each_time(timed, late):
-    """It answers every roll call by the next question, and nothing else: one is enough at first, then it takes 2, 4."""
-    grid = timed(2, lambda n, kind, number: 4.0 if n == 1 else {wire.ROLL_CALL: 1.0}.get(kind, late))
-    overlap = OverlapGrid(grid)
-    asked = []
-    for number in range(1, 71):
-        before = len(grid.sent(2, wire.VOTE))
-        ask(overlap, (1, 2))
-        if len(grid.sent(2, wire.VOTE)) > before:
-            asked.append(number)
-    assert asked == [1, 3, 6, 11, 20, 37, 70]
-
-
-def test_a_node_that_answers_in_time_again_is_trusted_as_before(timed):
-    lost = {1, 2, 5}
-    grid = timed(
-        2, lambda n, kind, number: NEVER if n == 2 and kind == wire.VOTE and number in lost else min(4.0, 5.0 - n)
-    )
-    overlap = OverlapGrid(grid)
-    for _ in range(10):
-        ask(overlap, (1, 2))
-    # asked the 1st (lost), 3rd (lost), 6th, 7th, 8th (lost) and 10th time: one roll call again after the last loss
-    assert len(grid.sent(2, wire.VOTE)) == 6
-    assert len(grid.sent(2, wire.ROLL_CALL)) == 1 + 2 + 1
-
-
-def test_a_roll_call_that_was_lost_too_is_sent_again(timed):
-    grid = timed(2, lambda n, kind, number: NEVER if (n, number) == (2, 1) else 4.0)
-    overlap = OverlapGrid(grid)
-    while grid.now < 2 * TIMEOUT:
-        ask(overlap, (1, 2))
-    assert len(grid.sent(2, wire.ROLL_CALL)) == 2
-    # all rounds of 4 s, but the first and those of the 600 s after it
-    assert len(grid.sent(1, wire.VOTE)) - len(grid.sent(2, wire.VOTE)) == pytest.approx(TIMEOUT / 4.0, rel=0.1)
+def groups_of(grid):
+    return Groups(OverlapGrid(grid), Config.load({"run.min-groups": 1, "run.reply-timeout": TIMEOUT}))
 
 
 @pytest.mark.parametrize("patience", [0.0, 10.0, 120.0])
 @pytest.mark.parametrize("hung", [(2,), (1, 2)])
 def test_the_join_ends_when_its_key_says_so(timed, patience, hung):
     grid = timed(2, lambda n, kind, number: NEVER if n in hung else 5.0)
-    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=TIMEOUT)
+    groups = groups_of(grid)
     if len(hung) == 2:
         with pytest.raises(UserError, match="0 groups joined"):
-            federation.gather(("A", "B"), patience=patience)
+            groups.gather(("A", "B"), patience=patience)
     else:
-        federation.gather(("A", "B"), patience=patience)
-        assert federation.present == ("A",)
-    assert patience <= grid.now <= max(patience, JOIN_SECONDS) + 2 * federations.JOIN_PAUSE
+        groups.gather(("A", "B"), patience=patience)
+        assert groups.present == ("A",)
+    assert patience <= grid.now <= max(patience, JOIN_SECONDS) + LATE_SECONDS + 2 * members.JOIN_PAUSE
 
 
-def test_a_lost_roll_call_is_made_good_within_the_join(timed):
-    grid = timed(2, lambda n, kind, number: NEVER if (n, number) == (2, 1) else 5.0)
-    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=TIMEOUT)
-    federation.gather(("A", "B"), patience=120.0)
-    assert federation.present == ("A", "B")
-    assert LEAST_SECONDS < grid.now < LEAST_SECONDS + 2 * 5.0 + 2.0
+numbers = itertools.count()
 
 
-def test_a_node_that_hung_while_the_others_were_set_up_is_set_up_before_it_scores(timed):
-    grid = timed(2, lambda n, kind, number: NEVER if (n, kind, number) == (2, wire.TARGETS, 1) else 1.0)
-    federation = Federation(OverlapGrid(grid), min_groups=1, timeout=TIMEOUT)
-    federation.gather(("A", "B"), patience=10.0)
-    federation.send_catalogue(catalogue_of([2, 2], train=[True, False]))
-    weights = ArrayRecord({"w": Array(np.ones(1, np.float32))})
-    assert set(federation.send_targets(weights, fault=lambda reply: None)) == {"A"}
-    grid.sleep(2.0)
-    for _ in range(2):
-        rewards = federation.score(REQUEST)["js", wire.TARGET_SIDE]
-    np.testing.assert_array_equal(rewards, [[0.5], [0.5]])
-    assert len(grid.sent(2, wire.TARGETS)) == 2
-    assert len(grid.sent(1, wire.TARGETS)) == 1
+def answered(groups):
+    return groups.ask(REQUEST.ask(asks.REWARDS, number=next(numbers))).groups
+
+
+def at_work(grid):
+    groups = groups_of(grid)
+    groups.gather(("A", "B"), patience=10.0)
+    groups.send_catalogue(CATALOGUE)
+    groups.send_targets(WEIGHTS)
+    return groups
+
+
+def test_a_node_that_hung_while_the_others_were_set_up_is_set_up_before_it_is_asked(timed):
+    grid = timed(2, lambda n, kind, number: NEVER if (n, kind, number) == (2, messages.TARGETS, 1) else 1.0)
+    groups = at_work(grid)
+    assert answered(groups) == ("A", "B")
+    assert len(grid.sent(2, messages.TARGETS)) == 2
+    assert len(grid.sent(1, messages.TARGETS)) == 1
+
+
+def test_a_node_that_hangs_whenever_it_is_set_up_is_waited_for_twice(timed):
+    grid = timed(2, lambda n, kind, number: NEVER if n == 2 and kind != messages.HELLO else 1.0)
+    groups, waited = at_work(grid), []
+    for _ in range(3):
+        before = grid.now
+        assert answered(groups) == ("A",)
+        waited.append(grid.now - before)
+    assert waited == pytest.approx([TIMEOUT + 2.0, 1.0, 1.0], abs=4 * LONGEST_PAUSE)
+    assert grid.sent(2, messages.ASK) == []  # it has no catalogue
+
+
+def test_the_seconds_of_a_request_are_those_in_which_the_server_had_nothing_else_to_do(timed):
+    grid = timed(2, lambda n, kind, number: 5.0 * n)
+    groups = at_work(grid)
+    groups.ask(REQUEST.ask(asks.REWARDS), meanwhile=lambda: grid.sleep(7.0))
+    assert groups.seconds_waited == pytest.approx(3.0, abs=LONGEST_PAUSE)
+    assert groups.seconds == pytest.approx({"A": 7.0, "B": 10.0}, abs=LONGEST_PAUSE)

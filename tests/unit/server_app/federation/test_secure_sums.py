@@ -1,230 +1,265 @@
-"""Sums over real groups against what their single numbers come to, with and without drop-outs.
+"""Secure sums as the server asks for them, where groups drop out, come back, lie or are late.
 
-Axis letters: J answers.
+The groups mask with their own code; their numbers are a stub's. Legend: G groups.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
-from in_process import flower_task
-from secure_world import Sums
+from fake_groups import flat
+from fakes import CATALOGUE, REQUEST, FakeGrid
+from flwr.app import Error, Message
 
-from appa_flwr.analysis import aggregation
-from appa_flwr.analysis.alignment import alignment_scores
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import sum_messages as messages
-from appa_flwr.protocol import wire
-from appa_flwr.secure.allowed import check_config
-from appa_flwr.secure.summing import TooFew
-from server_app.checkpoint import Checkpoint, load, save
-from server_app.federation import secure_sums
-from server_app.federation.answers import Answers
-from server_app.federation.group_rewards import aggregated_reward
-from server_app.federation.summed_rewards import RuleFromSums
-from server_app.federation.summed_scores import scores
-from server_app.models.sft import sft_targets, targets_of_mean
-from server_app.predictor.pretraining import initial_weights, pretrain
-from server_app.predictor.summed_training import SummedTraining
+from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol.asks import Ask
+from appa_flwr.secure import masks
+from appa_flwr.secure.roster import own_key, public_key, read_roster, roster_file
+from server_app.federation import members as federation
+from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
+from server_app.federation.members import MOST_ROUNDS
 
-RULES = {
-    "average": {"rule": "average"},
-    "appa": {"rule": "appa", "appa.fairness-threshold": 2.0},
-    "mix": {"rule": "mix"},
-}
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
+NAMES = ("A", "B", "C", "D")
+SHARE = {name: np.full((3, 3), share) for name, share in zip(NAMES, (0.1, 0.2, 0.4, 0.8), strict=True)}
 
 
 @pytest.fixture(scope="module")
-def groups():
-    with flower_task():
-        found = Sums()
-        found.targets()
-        yield found
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: own_key(folder / f"{name}.key") for name in NAMES}
 
 
-def asked(groups, rng, number=9):
-    question_J, answer_JK = groups.answers(number, rng)
-    format_J = np.where(np.isnan(answer_JK).any(1), 0.3, rng.random(number))
-    return Answers(question_J, ("",) * number, answer_JK, format_J, np.arange(number) < number - 1)
+class Party:
+    """A group that masks as it should, but where `faults` of (kind of message) says what it does instead."""
+
+    def __init__(self, name, keys, *, roster=None):
+        self.roster = read_roster(roster_file({other: public_key(key) for other, key in keys.items()}).encode())
+        self.pinned = self.roster.sha256 if roster is None else roster
+        self.facts, self.faults, self.name = {}, {}, name
+        self.member = masks.Member(
+            name, keys[name], self.roster, least=3, changes=9, facts=lambda: nullcontext(self.facts)
+        )
+        self.asked = []
+
+    def __call__(self, message):
+        kind = message.metadata.message_type
+        self.asked.append(kind)
+        if kind in self.faults:
+            return self.faults[kind](message)
+        try:
+            return Message(self.content(kind, message.content), reply_to=message)
+        except masks.Refused as refused:
+            return refusing(refused.name)(message)
+
+    def content(self, kind, content):
+        if kind == messages.HELLO:
+            last = masks.last_round(self.facts, messages.unpack_hello(content)[0])
+            return messages.pack_reply([self.name], roster=self.pinned, round=last)
+        if kind == messages.CATALOGUE:
+            return messages.pack_reply([self.name], answered=[3], may=["votes"])
+        if kind == messages.OPEN:
+            return messages.pack_reply([self.name], seed=self.member.open(messages.unpack_open(content)))
+        ask, head = messages.unpack_ask(content)
+        shapes = asks.numbers_of(ask, CATALOGUE)
+        row_N = flat({"votes": SHARE[self.name]}, shapes)
+        if not head.cohort:
+            return messages.pack_reply([self.name], row_N[None])
+        request = asks.request_digest(ask, head.world)
+        task = masks.Task(head.run, head.round, head.cohort, request, self.roster.sha256)
+        return messages.pack_reply([self.name], self.member.mask(task, row_N / asks.scales(shapes)))
 
 
-def wrongs(groups, silences):
-    """Largest differences of rewards and index from those of single numbers, an iteration for each set of silences."""
-    rng = np.random.default_rng(1)
-    rule, config = aggregation.configured(groups.config.rule, groups.config.appa), groups.config
-    sums = RuleFromSums(groups.secure, config)
-    state, plain, found = sums.first(), rule.init(len(groups.federation.groups)), []
-    for masking, unmasking in silences:
-        answers = asked(groups, rng)
-        request = answers.request([config.reward_metric])
-        groups.grid.silent = {wire.SCORE: masking, wire.MASK: masking, wire.UNMASK: unmasking}
-        single = aggregated_reward(
-            rule, plain, answers, groups.federation.score(request), metric=config.reward_metric,
-            alignment_weight=config.appa.alignment_weight,
-        )  # fmt: skip
-        plain = single.result.state
-        done = []
-        summed = sums.reward(state, answers, request, meanwhile=lambda done=done: done.append(True))
-        assert done == [True]  # the reference pass, once
-        state = summed.state
-        there = tuple(name for name in groups.federation.groups if groups.node(name) not in masking)
-        assert state.groups == there
-        assert summed.result.fell_back == single.result.fell_back
-        assert summed.reward == pytest.approx(np.nanmean(single.reward_GJ), abs=1e-9)
-        found.append((np.abs(summed.result.aggregate_J - single.result.aggregate_J).max(),
-                      abs(summed.result.fairness_index - single.result.fairness_index)))  # fmt: skip
-    groups.grid.silent = {}
-    return np.max(found, axis=0)
+def silent(message):
+    return None
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("drops", [False, True], ids=["everybody", "drop-outs"])
-def test_every_rule_gives_what_it_gives_from_single_rewards(groups, name, drops):
-    groups.set(
-        **{
-            **{key: value for of in RULES.values() for key, value in Config().flat().items() if key in of},
-            **RULES[name],
-        }
+def refusing(name):
+    code = refusals.SECURE[name]
+    return lambda message: Message(Error(code, refusals.REFUSALS[code]), reply_to=message)
+
+
+def met(parties, *, min_groups=1, answers=None):
+    """The groups of a run with secure sums."""
+    grid = FakeGrid(dict(enumerate(parties, start=1)))
+    config = Config.load(
+        {"run.min-groups": min_groups, "run.reply-timeout": 0.02, "run.sums": "secure", "run-name": "run"}
     )
-    a, b = groups.node(groups.federation.groups[1]), groups.node(groups.federation.groups[4])
-    none = (set(), set())
-    silences = [none] * 4 if not drops else [none, ({a}, {a}), none, ({b}, {a, b}), ({a, b}, {a, b}), none]
-    aggregate, index = wrongs(groups, silences)
-    assert aggregate < 2e-9
-    assert index < 1e-9
+    groups = Groups(OverlapGrid(grid), config, answers=answers)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(federation, "SETTLING_SECONDS", 0.0)
+        groups.gather((), patience=0.0)
+    groups.send_catalogue(CATALOGUE)
+    return groups
 
 
-def test_below_the_threshold_there_is_a_named_error_and_the_next_sum_works(groups, caplog):
-    groups.set(**RULES["appa"])
-    sums, rng = RuleFromSums(groups.secure, groups.config), np.random.default_rng(2)
-    state, answers = sums.first(), asked(groups, rng)
-    request = answers.request([groups.config.reward_metric])
-    expected = sums.reward(state, answers, request, meanwhile=lambda: None).result.aggregate_J
-    three = {groups.node(name) for name in groups.federation.groups[:3]}
-    for kind in (wire.MASK, wire.UNMASK):
-        groups.grid.silent = {kind: three}
-        with pytest.raises(TooFew, match=r"3 of|3 shares"):
-            sums.reward(state, answers, request, meanwhile=lambda: None)
-    groups.grid.silent = {}
-    again = sums.reward(state, answers, request, meanwhile=lambda: None).result.aggregate_J
-    np.testing.assert_allclose(again, expected, atol=1e-11)
+numbers = itertools.count()
 
 
-def test_a_resumed_server_goes_on_with_the_sealed_standings(groups, tmp_path):
-    groups.set(**RULES["appa"])
-    rng = np.random.default_rng(3)
-    first, second = asked(groups, rng), asked(groups, rng)
-    sums = RuleFromSums(groups.secure, groups.config)
-    ask = lambda of: of.request([groups.config.reward_metric])  # noqa: E731
-    state = sums.reward(sums.first(), first, ask(first), meanwhile=lambda: None).state
-    expected = sums.reward(state, second, ask(second), meanwhile=lambda: None).result.aggregate_J
-    save(tmp_path / "c", Checkpoint.of(1, groups.federation.groups, state, {}))
-    anew = secure_sums.SecureSums(groups.federation, groups.config)
-    anew.start()
-    kept = load(tmp_path / "c").rule_state(groups.federation.groups)
-    resumed = RuleFromSums(anew, groups.config)
-    given = resumed.reward(kept, second, ask(second), meanwhile=lambda: None).result.aggregate_J
-    np.testing.assert_allclose(given, expected, atol=1e-11)
-    fresh = replace(kept, standings={})  # histories do matter
-    other = resumed.reward(fresh, second, ask(second), meanwhile=lambda: None).result.aggregate_J
-    assert np.abs(other - expected).max() > 1e-6
-    swapped = replace(kept, standings=dict(zip(kept.standings, reversed(kept.standings.values()), strict=True)))
-    alien = resumed.reward(swapped, second, ask(second), meanwhile=lambda: None).result.aggregate_J
-    np.testing.assert_allclose(alien, other, atol=1e-9)  # another group's box counts as none
+def fresh() -> Ask:
+    """A request that has not been asked."""
+    return Ask(asks.VOTES, settings={"number": next(numbers)})
 
 
-def test_scores_are_those_of_single_rewards_and_an_owner_may_keep_theirs(groups):
-    rng = np.random.default_rng(4)
-    request = replace(
-        asked(groups, rng), question_J=rng.choice(np.flatnonzero(groups.catalogue.held_out_Q), 9)
-    ).request(["js", "cosine"], sides=(wire.TARGET_SIDE, wire.TRUTH_SIDE))
-    request = replace(request, prediction_JK=_fitting(groups, request.question_J, rng))
-    single, summed = groups.federation.score(request), scores(groups.secure, request)
-    assert single.keys() == summed.keys()
-    for key, reward_GJ in single.items():
-        expected, found = alignment_scores(reward_GJ), summed[key]
-        assert found.avg_as == pytest.approx(expected.avg_as, abs=1e-9)
-        assert found.min_as == pytest.approx(expected.min_as, abs=1e-9)
-        assert found.fairness(np.ones(9, dtype=bool)) == pytest.approx(expected.fairness_index, abs=1e-9)
-        np.testing.assert_allclose(found.mean_J, np.nanmean(reward_GJ, axis=0), atol=1e-9)
-        np.testing.assert_allclose(list(found.per_group.values()), expected.per_group_G, atol=1e-12)
-        kept = replace(found, per_group={**found.per_group, groups.federation.groups[0]: np.nan})
-        assert np.isnan(kept.min_as)
+def total(*names):
+    return sum(SHARE[name] for name in names)
 
 
-def _fitting(groups, question_J, rng):
-    option_JK = groups.catalogue.option_QK[question_J]
-    answer_JK = np.where(option_JK, rng.random(option_JK.shape), 0.0)
-    return answer_JK / answer_JK.sum(axis=1, keepdims=True)
+def test_a_sum_is_over_all_that_are_there_and_no_part_is_known(keys):
+    parties = [Party(name, keys) for name in NAMES]
+    answer = met(parties).ask(fresh())
+    assert answer.groups == NAMES
+    np.testing.assert_allclose(answer.sum("votes"), total(*NAMES), atol=1e-12)
+    np.testing.assert_allclose(answer.mean("votes"), total(*NAMES) / 4, atol=1e-12)
+    assert [kind for kind in parties[0].asked if kind in (messages.ASK, messages.OPEN)] == [messages.ASK, messages.OPEN]
+    with pytest.raises(AssertionError, match="single groups"):
+        answer.each("votes")
 
 
-@pytest.mark.parametrize("target", ["smoothed-votes", "votes", "predicted-mean", "majority"])
-def test_votes_come_to_the_same_targets(groups, target):
-    groups.set(**{"sft.target": target})
-    option_QK = groups.catalogue.option_QK
-    kind = messages.PREDICTIONS if target == "predicted-mean" else messages.VOTES
-    summed = groups.secure.total(kind, RecordDict(), {"votes": option_QK.shape})
-    mean_QK = option_QK.shape[1] * summed.mean("votes")
-    given = targets_of_mean(mean_QK.round(9), option_QK, target=target, num_groups=6)
-    expected = sft_targets(groups.federation.votes(), option_QK, target=target)
-    if target == "majority":  # equals may fall differently
-        clear_Q = (np.sort(mean_QK, axis=1)[:, -1] - np.sort(mean_QK, axis=1)[:, -2]) > 1e-6
-        assert clear_Q.sum() > 10
-        given, expected = given[clear_Q], expected[clear_Q]
-    np.testing.assert_allclose(given, expected, atol=1e-8)
-    groups.set(**{"sft.target": "smoothed-votes"})
+def test_who_drops_out_before_anything_is_opened_costs_another_try(keys, warnings):
+    parties = [Party(name, keys) for name in NAMES]
+    groups = met(parties)
+    parties[1].faults[messages.ASK] = silent
+    answer = groups.ask(fresh())
+    assert answer.groups == ("A", "C", "D")
+    np.testing.assert_allclose(answer.sum("votes"), total("A", "C", "D"), atol=1e-12)
+    assert parties[0].asked[-3:] == [messages.ASK, messages.ASK, messages.OPEN]
+    assert "secure sum of votes: without B, the others are asked again" in warnings()
+    del parties[1].faults[messages.ASK]
+    assert groups.ask(fresh()).groups == NAMES
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedadam", "fedprox"])
-def test_pluralllm_learns_the_same(strategy):
-    found = []
-    with flower_task():
-        for secure in (False, True):
-            groups = Sums(
-                **{"pluralllm.strategy": strategy, "pluralllm.unseen-groups": "Avaria", "pluralllm.rounds": 1}
-            )
-            found.append(
-                pretrain(
-                    groups.federation.grid,
-                    groups.config,
-                    initial_weights(groups.config),
-                    nodes=groups.federation.nodes_of(groups.federation.groups[1:]),
-                    summed=SummedTraining(groups.secure, groups.catalogue, groups.config) if secure else None,
-                    progress=lambda *_: None,
-                )
-            )
-    plain, summed = found
-    assert summed.losses == pytest.approx(plain.losses, rel=1e-5)
-    assert summed.validation == pytest.approx(plain.validation, abs=1e-5)
-    moved = 0.0
-    for name, array in plain.weights.items():
-        # FedAdam divides by a gradient's size, which magnifies the last bits of small ones
-        np.testing.assert_allclose(summed.weights[name].numpy(), array.numpy(), atol=2e-5)
-        moved = max(moved, np.abs(array.numpy() - initial_weights(groups.config)[name].numpy()).max())
-    assert moved > 1e-4
+def test_a_late_reply_of_who_counted_as_missing_does_no_harm(keys):
+    """Its words are of a round that nobody opens."""
+    parties = [Party(name, keys) for name in NAMES]
+    groups = met(parties)
+    held = []
+    parties[1].faults[messages.ASK] = lambda message: held.append(message) or None
+    answer = groups.ask(fresh())
+    late = parties[1].content(messages.ASK, held[0].content)
+    assert messages.unpack_reply(late, numbers=(np.uint64, 1)).numbers.size == 9
+    _, head = messages.unpack_ask(held[0].content)
+    assert set(head.cohort) == set(NAMES)
+    task = masks.Task(head.run, head.round, head.cohort, asks.request_digest(fresh(), head.world), parties[0].pinned)
+    with pytest.raises(masks.Refused, match="another sum"):
+        parties[0].member.open(task)
+    assert answer.groups == ("A", "C", "D")
 
 
-BAD = {
-    "min": {"rule": "min"},
-    "sft.target": {"sft.target": "mean"},
-    "serve": {"run.phases": "serve"},
-}
+def test_a_seed_that_stays_away_is_asked_for_again_over_the_same_groups(keys):
+    parties = [Party(name, keys) for name in NAMES]
+    groups, asked = met(parties), []
+
+    def once(message):
+        asked.append(message)
+        del parties[2].faults[messages.OPEN]
+
+    parties[2].faults[messages.OPEN] = once
+    answer = groups.ask(fresh())
+    assert (answer.groups, len(asked)) == (NAMES, 1)
+    np.testing.assert_allclose(answer.sum("votes"), total(*NAMES), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_no_sum_holds_is_refused_in_one_line(name):
-    config = Config.load({"run.sums": "secure", **BAD[name]})
-    with pytest.raises(UserError) as error:
-        check_config(config)
-    assert "\n" not in str(error.value)
-    assert "secure" in str(error.value) or "run.sums = plain" in str(error.value)
-    check_config(Config.load({**config.flat(), "run.sums": "plain"}))
+def test_what_was_half_opened_is_lost_and_no_smaller_sum_is_asked_for(keys):
+    parties = [Party(name, keys) for name in NAMES]
+    groups, ask = met(parties), fresh()
+    parties[2].faults = {messages.OPEN: silent}
+    with pytest.raises(HalfOpened, match="all but C"):
+        groups.ask(ask)
+    parties[2].faults = {messages.ASK: silent}
+    with pytest.raises(HalfOpened, match="it has opened this request for other groups"):
+        groups.ask(ask)
+    parties[2].faults.clear()
+    np.testing.assert_allclose(groups.ask(ask).sum("votes"), total(*NAMES), atol=1e-12)  # it is back
 
 
-def test_two_groups_are_too_few():
-    with pytest.raises(UserError, match="2 groups cannot be"):
-        check_config(Config.load({"run.sums": "secure"}), groups=2)
+@pytest.mark.parametrize(
+    "words", [np.zeros(9, np.uint64), np.zeros(8, np.uint64), np.zeros(9)], ids=["garbage", "short", "plain"]
+)
+def test_a_group_that_masks_garbage_spoils_the_sum_and_one_that_sends_none_is_missing(words, keys):
+    parties = [Party(name, keys) for name in NAMES]
+    groups = met(parties)
+    parties[3].faults[messages.ASK] = lambda message: Message(messages.pack_reply(["D"], words), reply_to=message)
+    seed = messages.pack_reply(["D"], seed=bytes(32))
+    parties[3].faults[messages.OPEN] = lambda message: Message(seed, reply_to=message)
+    if words.dtype == np.uint64 and len(words) == 9:
+        with pytest.raises(HalfOpened, match="wrong part"):
+            groups.ask(fresh())
+    else:
+        assert groups.ask(fresh()).groups == ("A", "B", "C")
+
+
+def test_a_sum_that_no_groups_can_have_is_none(keys, monkeypatch):
+    """Votes are 0 or more, and D adds -1 of the largest."""
+    parties = [Party(name, keys) for name in NAMES]
+    groups, ask = met(parties), fresh()
+    monkeypatch.setitem(SHARE, "D", np.full((3, 3), -3.0))
+    with pytest.raises(HalfOpened, match="a wrong part of votes"):
+        groups.ask(ask)
+
+
+def test_a_group_that_leaves_no_room_for_rounds_takes_no_part(keys, warnings):
+    parties = [Party(name, keys) for name in NAMES]
+    for last, names in ((MOST_ROUNDS, NAMES[1:]), (MOST_ROUNDS - 1, NAMES)):
+        parties[0].facts[masks.fact("round", "run")] = str(last).encode()
+        groups = met(parties)
+        assert groups.names == names
+    assert warnings() == ["node 1 says to have masked more rounds than there are; it is left out"]
+    assert groups.ask(fresh()).groups == NAMES
+
+
+def test_below_three_groups_or_min_groups_there_is_no_sum(keys):
+    for min_groups, gone in ((1, (0, 1)), (4, (0,))):
+        parties = [Party(name, keys) for name in NAMES]
+        groups = met(parties, min_groups=min_groups)
+        for place in gone:
+            parties[place].faults[messages.ASK] = silent
+        with pytest.raises(TooFew, match=f"{max(3, min_groups)} must"):
+            groups.ask(fresh())
+        assert not any(messages.OPEN in party.asked for party in parties)
+
+
+def test_a_group_with_another_roster_or_none_is_in_no_sum(keys, warnings):
+    parties = [Party(name, keys, roster={"B": "", "C": None}.get(name)) for name in NAMES]
+    groups = met(parties)
+    assert groups.ask(fresh()).groups == ("A", "C", "D")
+    assert any("appa group pin" in text for text in warnings())
+
+
+def test_a_restarted_server_goes_on_with_rounds_that_nobody_has_masked(keys, tmp_path):
+    parties, ask = [Party(name, keys) for name in NAMES], fresh()
+    first = met(parties, answers=tmp_path)
+    kept = first.ask(ask)
+    parties[0].faults[messages.OPEN] = silent
+    with pytest.raises(HalfOpened):
+        first.ask(lost := fresh())
+    parties[0].faults.clear()
+    second = met(parties, answers=tmp_path)
+    masked = len(parties[0].asked)
+    again = second.ask(ask)  # of the run's folder
+    np.testing.assert_array_equal(again.data, kept.data)
+    assert (again.task, len(parties[0].asked)) == (kept.task, masked)
+    np.testing.assert_allclose(second.ask(lost).sum("votes"), total(*NAMES), atol=1e-12)  # for the same groups
+
+
+def test_own_scores_are_asked_plainly(keys):
+    parties = [Party(name, keys) for name in NAMES]
+    answer = met(parties).ask(REQUEST.ask(asks.OWN_SCORES))
+    assert answer.each("js targets").shape == (4, 2)
+
+
+def test_a_refusal_of_all_says_why(keys):
+    parties = [Party(name, keys) for name in NAMES]
+    groups = met(parties)
+    for party in parties:
+        party.faults[messages.ASK] = refusing(masks.CHANGES)
+    with pytest.raises(UserError, match=r"cohort-changes"):
+        groups.ask(fresh())

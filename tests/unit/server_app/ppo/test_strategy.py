@@ -10,23 +10,24 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from fakes import catalogue_of, federated, random_tables, scoring_node
+from fake_groups import federated, scoring_node
+from fakes import catalogue_of, random_tables
 from flwr.app import ArrayRecord
 from small import VALUE_MODEL
 from three_groups import GROUPS
 
-from appa_flwr.analysis import aggregation
 from appa_flwr.analysis.fairness import fairness_index
 from appa_flwr.config import Config
 from appa_flwr.config.sections import PPOSection
-from appa_flwr.core.errors import UserError
-from appa_flwr.protocol import formats, wire
+from appa_flwr.protocol import asks, formats, messages
 from appa_flwr.protocol.rewards import js
-from server_app.federation import grid
 from server_app.federation.answers import parse_answers
+from server_app.federation.ask import HalfOpened, TooFew
+from server_app.federation.ask_grid import AskGrid
+from server_app.federation.reward_rule import reward_rule
 from server_app.ppo.engine import ReferencePass
 from server_app.ppo.rollouts import Rollout, Sequences
-from server_app.ppo.strategy import AppaStrategy, QuestionOrder, questions_of
+from server_app.ppo.strategy import TRIES, AppaStrategy, QuestionOrder, questions_of
 
 CATALOGUE = catalogue_of([2, 3, 4, 3], train=[True, True, False, True])
 TABLES = random_tables(CATALOGUE.option_QK, GROUPS, seed=5)
@@ -71,48 +72,41 @@ class GivenOrder:
         return np.array(QUESTIONS[:count])
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """A node that hangs is given up at once, not after the minute that deployed ones get."""
-    monkeypatch.setattr(grid, "LEAST_SECONDS", 0.02)
-
-
 def scoring_nodes():
     return {node: scoring_node({name: TABLES[name]}) for node, name in enumerate(GROUPS)}
 
 
-def build(
-    rule="appa", *, min_groups=2, nodes=None, architecture="residual", every=0, checkpoints=None, resumed=None, **params
-):
+def build(*, nodes=None, checkpoints=None, resumed=None, min_groups=2, order=None, **keys):
     checkpoints, resumed = [] if checkpoints is None else checkpoints, resumed or {}
-    federation = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
+    groups = federated(nodes or scoring_nodes(), CATALOGUE, min_groups=min_groups)
+    config = Config.load({**SETTINGS, **{name.replace("_", "-").replace("--", "."): key for name, key in keys.items()}})
     engine, lines = FakeEngine(), []
     strategy = AppaStrategy(
-        federation,
+        groups,
         engine,
-        aggregation.make(rule, **params),
-        Config.load({**SETTINGS, "pluralllm.architecture": architecture, "eval.every": every}),
+        reward_rule(groups, config),
+        config,
         base=FakeBase(),
         catalogue=CATALOGUE,
         prompts=[[q] for q in range(4)],
-        order=GivenOrder(),
+        order=order or GivenOrder(),
         num_iterations=3,
         curve=lambda: parse_answers("dpa", CURVE_TEXTS, np.array([2, 2]), CATALOGUE),
         finished=lambda line, state: (lines.append(line), checkpoints.append((line.iteration, state))),
         **resumed,
     )
-    return strategy, federation, engine, lines
+    return strategy, groups, engine, lines
 
 
-def run(strategy, federation, rounds):
-    strategy.start(federation.grid, ArrayRecord(), num_rounds=rounds)
+def run(strategy, groups, rounds):
+    strategy.start(AskGrid(groups), ArrayRecord(), num_rounds=rounds)
 
 
-def asked(strategy, federation):
+def asked(strategy, groups):
     """The messages of one iteration."""
-    before = len(federation.grid._grid.pushed)
-    run(strategy, federation, 1)
-    return federation.grid._grid.pushed[before:]
+    before = len(groups.grid._grid.pushed)
+    run(strategy, groups, 1)
+    return groups.grid._grid.pushed[before:]
 
 
 def silent_after_joining(node, *, from_request):
@@ -120,7 +114,7 @@ def silent_after_joining(node, *, from_request):
     seen = []
 
     def answer(message):
-        if message.metadata.message_type == wire.SCORE:
+        if message.metadata.message_type == messages.ASK:
             seen.append(message)
             if len(seen) > from_request:
                 return None
@@ -140,40 +134,45 @@ def alignment_rewards(names=GROUPS):
     return np.array([[reward(t, q, TABLES[n]) for t, q in zip(TEXTS, QUESTIONS, strict=True)] for n in names])
 
 
+def request_of(message):
+    ask, _ = messages.unpack_ask(message.content)
+    assert ask.kind == asks.REWARDS
+    return asks.ScoreRequest.of(ask)
+
+
 def test_the_groups_are_asked_what_the_policy_wrote():
-    strategy, federation, engine, _ = build()
-    messages = asked(strategy, federation)
+    strategy, groups, engine, _ = build()
+    sent = asked(strategy, groups)
     assert engine.prompts == [[[q] for q in QUESTIONS]]
-    assert [m.metadata.dst_node_id for m in messages] == [0, 1, 2]
-    assert {m.metadata.message_type for m in messages} == {wire.SCORE}
-    request = wire.unpack_score_request(messages[0].content)
+    assert [(m.metadata.dst_node_id, m.metadata.group_id) for m in sent] == [(0, "1"), (1, "1"), (2, "1")]
+    request = request_of(sent[0])
     assert request.question_J.tolist() == QUESTIONS
     np.testing.assert_allclose(request.prediction_JK[1], [0.2, 0.3, 0.5, 0.0])
     assert np.isnan(request.prediction_JK[[2, 4]]).all()
-    assert (request.metrics, request.sides, request.draw) == (("js",), (wire.TARGET_SIDE,), 0)
+    assert (request.metrics, request.sides, request.draw) == (("js",), (asks.TARGET_SIDE,), 0)
 
 
 def test_fresh_contexts_draw_by_the_iteration():
-    strategy, federation, _, _ = build(architecture="attention", resumed={"done": 6})
-    (message, *_) = asked(strategy, federation)
-    assert wire.unpack_score_request(message.content).draw == 7
+    strategy, groups, _, _ = build(pluralllm__architecture="attention", resumed={"done": 6})
+    (message, *_) = asked(strategy, groups)
+    assert request_of(message).draw == 7
 
 
 def test_values_are_computed_while_the_groups_score():
-    strategy, federation, engine, lines = build()
-    events = federation.grid._grid.events
+    strategy, groups, engine, lines = build()
+    events = groups.grid._grid.events
     reference_pass = engine.reference_pass
     engine.reference_pass = lambda sequences: events.append("reference") or reference_pass(sequences)
     events.clear()
-    run(strategy, federation, 2)
+    run(strategy, groups, 2)
     assert [event for event, _ in groupby(events)] == ["push", "reference", "pull"] * 2  # a pull a node
     assert set(lines[0].seconds) == {"rollout", "reference", "federation_wait", "update"}
     assert all(seconds >= 0 for seconds in lines[0].seconds.values())
 
 
 def test_the_line_tells_the_iteration():
-    strategy, federation, _, lines = build()
-    run(strategy, federation, 3)
+    strategy, groups, _, lines = build()
+    run(strategy, groups, 3)
     assert [line.iteration for line in lines] == [1, 2, 3]
     last = lines[-1]
     assert (last.num_iterations, last.missing_groups) == (3, ())
@@ -190,10 +189,10 @@ def test_the_line_tells_the_iteration():
 def test_the_learning_curve_has_a_point_every_so_many_iterations_and_at_the_end_and_teaches_nothing():
     truths = random_tables(CATALOGUE.option_QK, GROUPS, seed=6)
     nodes = {node: scoring_node({name: TABLES[name]}, {name: truths[name]}) for node, name in enumerate(GROUPS)}
-    plain, federation, engine, without = build()
-    run(plain, federation, 3)
-    strategy, federation, scored_engine, lines = build(nodes=nodes, every=2)
-    run(strategy, federation, 3)
+    plain, groups, engine, without = build()
+    run(plain, groups, 3)
+    strategy, groups, scored_engine, lines = build(nodes=nodes, eval__every=2)
+    run(strategy, groups, 3)
     assert [line.held_out is None for line in lines] == [True, False, False]
     assert [line.history for line in lines] == [line.history for line in without]
     assert all(map(torch.equal, scored_engine.scores, engine.scores))
@@ -209,8 +208,8 @@ def test_the_learning_curve_has_a_point_every_so_many_iterations_and_at_the_end_
 
 
 def test_weights_history_and_scores_are_the_rule_s():
-    strategy, federation, engine, lines = build(temperature=0.1, fairness_threshold=1.1, ema_decay=0.8)
-    run(strategy, federation, 2)
+    strategy, groups, engine, lines = build(appa__temperature=0.1, appa__fairness_threshold=1.1, appa__ema_decay=0.8)
+    run(strategy, groups, 2)
     reward_GJ = alignment_rewards()
     # .85 r + .15 s for the answers that could be read, 0 for the others
     format_J = np.array([1.0, 1.0, 0.0, 1.0, 2 / 3])
@@ -231,8 +230,8 @@ def test_weights_history_and_scores_are_the_rule_s():
 def test_a_missing_group_is_null_and_keeps_its_history():
     nodes = scoring_nodes()
     nodes[1] = silent_after_joining(nodes[1], from_request=1)
-    strategy, federation, engine, lines = build("average", nodes=nodes)
-    run(strategy, federation, 2)
+    strategy, groups, engine, lines = build(rule="average", baseline_rule="", nodes=nodes)
+    run(strategy, groups, 2)
     first, second = lines
     assert first.missing_groups == ()
     assert first.fell_back is None  # a rule without a threshold
@@ -249,17 +248,51 @@ def test_a_failed_quorum_updates_and_reports_nothing():
     nodes = scoring_nodes()
     for node in (1, 2):
         nodes[node] = silent_after_joining(nodes[node], from_request=1)
-    strategy, federation, engine, lines = build(nodes=nodes, min_groups=2)
-    with pytest.raises(UserError, match=r"1 of 3 groups \(A\) .* run\.min-groups = 2"):
-        run(strategy, federation, 3)
+    strategy, groups, engine, lines = build(nodes=nodes, min_groups=2)
+    with pytest.raises(TooFew):
+        run(strategy, groups, 3)
     assert len(engine.scores) == len(lines) == 1  # the first iteration's
     # the groups come back: it goes on from the state after the first iteration
-    federation.grid._grid.nodes.update(scoring_nodes())
-    federation.send_catalogue(CATALOGUE)
-    run(strategy, federation, 1)
+    groups.grid._grid.nodes.update(scoring_nodes())
+    groups.send_catalogue(CATALOGUE)
+    run(strategy, groups, 1)
     mean_G = alignment_rewards().mean(1)
     # .8 (.2 m) + .2 m = .36 m: two updates, not three
     assert list(lines[-1].history.values()) == pytest.approx((0.36 * mean_G).tolist())
+
+
+def test_a_learning_curve_without_groups_costs_its_point_alone(caplog):
+    nodes = scoring_nodes()
+    for node in (1, 2):  # they answer the rollouts of the first iteration, and not its held-out questions
+        nodes[node] = silent_after_joining(nodes[node], from_request=1)
+    strategy, groups, engine, lines = build(nodes=nodes, eval__every=1)
+    run(strategy, groups, 1)
+    assert (len(engine.scores), len(lines), lines[0].held_out) == (1, 1, None)
+    assert "iteration 1 has no point of the learning curve" in caplog.text
+
+
+@pytest.mark.parametrize("times", [1, TRIES])
+def test_rollouts_whose_sum_is_lost_are_followed_by_those_of_the_next_questions(times, monkeypatch):
+    order = QuestionOrder(np.array([0, 1, 3]), seed=1)
+    strategy, groups, engine, lines = build(order=order)
+    ask, lost = groups.ask, []
+
+    def half_opened(*given, **keys):
+        if len(lost) < times:
+            lost.append(given)
+            raise HalfOpened("B stays away")
+        return ask(*given, **keys)
+
+    monkeypatch.setattr(groups, "ask", half_opened)
+    if times == TRIES:
+        with pytest.raises(HalfOpened):
+            run(strategy, groups, 1)
+        assert not engine.scores
+        return
+    run(strategy, groups, 1)
+    again = QuestionOrder(np.array([0, 1, 3]), seed=1)
+    assert [[q for (q,) in prompts] for prompts in engine.prompts] == [again.take(5).tolist() for _ in range(2)]
+    assert (len(engine.scores), [line.iteration for line in lines], order.taken) == (1, [1], 10)
 
 
 def test_every_pass_over_the_questions_is_complete_and_in_another_order():

@@ -31,7 +31,7 @@ from appa_flwr.trainers.trl import RemoteGroupRewards
 from server_app import main
 from server_app import run as phases
 from server_app.federation.catalogue import build_catalogue
-from server_app.federation.groups import Federation
+from server_app.federation.groups import Groups
 from server_app.serve import app
 
 KEYS = {
@@ -218,7 +218,7 @@ def test_the_end_of_flower_s_superlink_ends_the_run(tmp_path, monkeypatch):
 
     running = Running(tmp_path)
     with running:
-        monkeypatch.setattr(Federation, "score", gone)
+        monkeypatch.setattr(Groups, "ask", gone)
         with pytest.raises(UserError, match="no answer"):
             asked(running, 0)
         running.thread.join(30)

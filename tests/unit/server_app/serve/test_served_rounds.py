@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from fakes import federated, scoring_node
+from fake_groups import federated, scoring_node
 from served import CATALOGUE, HISTORY, LEAST_OF_TWO, MEAN_OF_TWO, TABLES, TWO, Groups, Served, refused, two
 
 from appa_flwr.core.errors import UserError
@@ -216,7 +216,7 @@ def test_too_few_groups_cost_nothing_and_a_silent_one_keeps_its_history(served):
 
 
 def test_an_error_of_the_program_is_kept_and_refused(served, monkeypatch):
-    monkeypatch.setattr(served.groups, "score", lambda *args, **keys: 1 / 0)
+    monkeypatch.setattr(served.groups, "ask", lambda *args, **keys: 1 / 0)
     assert asyncio.run(refused(served.score(*two(), number=1))).status_code == 503
     assert isinstance(served.rounds.failed, ZeroDivisionError)
 
@@ -315,7 +315,7 @@ def test_a_file_of_something_else_is_named(tmp_path):
 def test_a_group_that_is_new_after_a_restart_starts_at_the_mean_of_the_others(served, monkeypatch):
     asyncio.run(served.score(*two(), number=1))
     monkeypatch.setitem(TABLES, "C", TABLES["A"])
-    monkeypatch.setattr(Groups, "groups", ("A", "B", "C"))
+    monkeypatch.setattr(Groups, "names", ("A", "B", "C"))
     served.open()
     asyncio.run(served.score(*two(2), number=2))
     assert served.history()[2] == pytest.approx(0.8 * np.mean(HISTORY) + 0.2 * 0.75)

@@ -1,0 +1,50 @@
+"""Why a group gives no numbers: a Flower error code each, with the same words for every group.
+
+Nothing of a group's own can leave with them.
+"""
+
+from __future__ import annotations
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.secure.masks import REASONS
+
+FAILED, FORGOTTEN, UNKNOWN_MESSAGE = 100, 101, 102
+METRIC, SPENT, REPLIES_SPENT, OTHER_CATALOGUE, NEARLY_SAME, FEW_ANSWERS, WEAK_TRAINING = range(110, 117)
+ONLY_SUMS, NO_ROSTER, OTHER_WORLD, SEVERAL_GROUPS, LOW_TEMPERATURE, FEW_OWN, BAD_REQUEST = range(117, 124)
+MAY_NOT_LEAVE = {
+    name: code for code, name in enumerate(("votes", "training", "rewards", "predictions", "answers"), 130)
+}
+SECURE = {name: code for code, name in enumerate(REASONS, start=140)}
+
+REFUSALS = {
+    FORGOTTEN: "it has restarted, and needs the catalogue and PluralLLM again",
+    UNKNOWN_MESSAGE: "it knows no such message",
+    METRIC: "metric is not one of appa-flwr, and its owner's policy does not name it (metrics)",
+    SPENT: "it has given as many scores of a question as its owner's policy allows (scores-per-question)",
+    REPLIES_SPENT: "as many of its replies rest on a question as its owner's policy allows (training-replies,"
+    " own-score)",
+    OTHER_CATALOGUE: "it has had another catalogue in this run: a run has one",
+    NEARLY_SAME: "its answered questions differ from those of an earlier run by fewer than its owner's policy asks for"
+    " (least-answers): the difference of two replies would tell single answers",
+    FEW_ANSWERS: "it has answered fewer of the training questions than its owner's policy asks for (least-answers)",
+    WEAK_TRAINING: "plain replies to so few optimizer steps, or to plain SGD, would tell single answers; preset ="
+    " deployed trains with enough, and run.sums = secure needs none",
+    ONLY_SUMS: "its owner's policy names a roster: no number of it leaves but in secure sums",
+    NO_ROSTER: "its owner's policy names no roster (appa group pin): it takes part in no secure sum",
+    OTHER_WORLD: "the request is of another catalogue, other target tables or another config than it was sent",
+    SEVERAL_GROUPS: "secure sums need one node a group, and it hosts several",
+    LOW_TEMPERATURE: "appa.temperature is under the least that its owner's policy allows (least-temperature): the sum"
+    " would be nearly the worst-off group's own",
+    FEW_OWN: "fewer than three groups might have numbers of their own in the sum (pluralllm.unseen-groups)",
+    BAD_REQUEST: "the request does not follow the protocol",
+    **{code: f"its owner's policy lets no {name} leave (may-leave)" for name, code in MAY_NOT_LEAVE.items()},
+    **{code: f"secure sum: {REASONS[name]}" for name, code in SECURE.items()},
+}
+
+
+class Refused(UserError):
+    """The owner's policy, or the protocol, forbids what was asked for; `code` is one of `REFUSALS`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(REFUSALS[code])
+        self.code = code

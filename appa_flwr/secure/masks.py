@@ -1,0 +1,193 @@
+"""Sums of which the server learns the total and no part: masks that cancel over a cohort, and one of each group's own.
+
+A group sends fix(x) + PRG(own seed) + the sum over the others of +-PRG(pair seed), modulo 2^64. It gives its own seed
+only for the last task that it masked. Where one of the cohort stays silent, nobody is asked for a seed and the others
+mask a new task: what was sent stays noise for good. Axis letter: N numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, astuple, dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.secure.roster import LEAST_GROUPS, Roster, public_key
+
+Words = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
+Facts = MutableMapping[str, bytes]  # what a group must not forget, over all processes and runs
+
+FRACTION_BITS = 52  # of a number in [-1, 1]; of random words, those over 64 groups look like a sum 1 time in 32
+SEED_BYTES = 32
+
+OTHER_ROSTER, STRANGERS, FEW, MASKED_BEFORE = "other-roster", "strangers", "few", "masked-before"
+NOT_LAST, OTHER_COHORT, CHANGES, NOT_ON_ROSTER = "not-last", "other-cohort", "changes", "not-on-roster"
+OTHER_REFERENCE, PAST = "other-reference", "past"
+REASONS = {
+    OTHER_ROSTER: "the roster is not the one that its owner's policy names (roster)",
+    STRANGERS: "it was to sum without itself, with a group twice, or with groups that do not stand in the roster",
+    FEW: "it was to sum with fewer groups than its owner's policy asks for (least-cohort)",
+    MASKED_BEFORE: "it has masked this round, or a later one, before",
+    NOT_LAST: "it was to open another sum than the last that it has masked",
+    OTHER_COHORT: "it has opened this request for other groups: the two sums would tell what they differ by",
+    CHANGES: "the groups of this run's sums have changed as often as its owner's policy allows (cohort-changes)",
+    OTHER_REFERENCE: "it has had another reference of the weights, or other completed sums, in this iteration",
+    PAST: "it was asked for an iteration, or a history, before the last that it has given",
+    NOT_ON_ROSTER: "its own key does not stand in the roster under its name",
+}
+"""Why a group takes no part, by name: fixed words, so that nothing of its own can leave with them."""
+
+
+class Refused(UserError):
+    """A group does not do what the server asked for; `name` is one of `REASONS`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"secure sum: {REASONS[name]}")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Task:
+    """One round of a run, from 1 on: the groups that it sums, and the hashes of request and roster."""
+
+    run: str
+    round: int
+    cohort: tuple[str, ...]
+    request: str
+    roster: str
+
+    @property
+    def digest(self) -> bytes:
+        """The masks of two tasks that differ in anything have nothing in common."""
+        return hashed(astuple(self))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A group of the roster that its owner has pinned; Refused where its key does not stand there.
+
+    Attributes:
+        name: its own.
+        private: its X25519 key, 32 bytes.
+        roster: the pinned one.
+        least: fewest groups of a sum, itself included; never under 3.
+        changes: how many cohorts beside the first it opens in a run.
+        facts: opens them for one transaction, which an exception takes back.
+    """
+
+    name: str
+    private: bytes = field(repr=False)
+    roster: Roster
+    _: KW_ONLY
+    least: int
+    changes: int
+    facts: Callable[[], AbstractContextManager[Facts]]
+
+    def __post_init__(self) -> None:
+        if self.roster.key_of.get(self.name) != public_key(self.private):
+            raise Refused(NOT_ON_ROSTER)  # the others would mask with somebody else's
+
+    def mask(self, task: Task, value_N: npt.ArrayLike) -> Words:
+        """This group's numbers in [-1, 1] under all masks (N,), once for a task; Refused as in `REASONS`.
+
+        What is outside is cut, and 0 stands for what is no number: an error would tell whose it is.
+        """
+        self._check(task)
+        digest = task.digest
+        with self.facts() as facts:
+            self._opened(facts, task)
+            if task.round <= last_round(facts, task.run):
+                raise Refused(MASKED_BEFORE)
+            facts[fact("round", task.run)] = str(task.round).encode()
+            facts[fact("last", task.run)] = digest
+        cut_N = np.clip(np.nan_to_num(np.asarray(value_N, dtype=np.float64)), -1, 1)
+        word_N = np.rint(np.ldexp(cut_N, FRACTION_BITS)).astype(np.int64).view(np.uint64)
+        word_N += _stream(_derive(self.private, "own", digest), len(word_N))
+        private = X25519PrivateKey.from_private_bytes(self.private)
+        for other in set(task.cohort) - {self.name}:
+            shared = private.exchange(X25519PublicKey.from_public_bytes(self.roster.key_of[other]))
+            mask_N = _stream(_derive(shared, "pair", digest), len(word_N))
+            word_N += mask_N if self.name < other else -mask_N
+        return word_N
+
+    def open(self, task: Task) -> bytes:
+        """The seed of its own mask, 32 bytes, for the last task masked in the run; Refused as in `REASONS`."""
+        self._check(task)
+        with self.facts() as facts:
+            if facts.get(fact("last", task.run)) != task.digest:
+                raise Refused(NOT_LAST)
+            cohorts = self._opened(facts, task)  # another run may have opened the request since it was masked
+            facts[fact("opened", task.request)] = cohorts[-1].encode()
+            facts[fact("cohorts", task.run)] = json.dumps(cohorts).encode()
+        return _derive(self.private, "own", task.digest)
+
+    def _check(self, task: Task) -> None:
+        cohort = set(task.cohort)
+        if task.roster != self.roster.sha256:
+            raise Refused(OTHER_ROSTER)
+        if len(cohort) < len(task.cohort) or not {self.name} <= cohort <= set(self.roster.names):
+            raise Refused(STRANGERS)
+        if len(cohort) < max(self.least, LEAST_GROUPS):
+            raise Refused(FEW)
+
+    def _opened(self, facts: Facts, task: Task) -> list[str]:
+        """Hashes of the cohorts that the run will have opened with this task's, which is the last."""
+        cohort = hashed(sorted((name, self.roster.key_of[name].hex()) for name in task.cohort)).hex()
+        if facts.get(fact("opened", task.request), cohort.encode()) != cohort.encode():
+            raise Refused(OTHER_COHORT)
+        opened = json.loads(facts.get(fact("cohorts", task.run), b"[]"))
+        others = [other for other in opened if other != cohort]
+        if len(others) > self.changes:
+            raise Refused(CHANGES)
+        return [*others, cohort]
+
+
+def last_round(facts: Mapping[str, bytes], run: str) -> int:
+    """The last round that the group has masked in a run, 0 before the first: a restarted server goes on after it."""
+    return int(facts.get(fact("round", run), b"0"))
+
+
+def total(task: Task, words: Mapping[str, Words], seeds: Mapping[str, bytes]) -> FloatArray:
+    """The sum over a task's cohort (N,), from each group's `Member.mask` and `Member.open`.
+
+    Raises:
+        UserError: one is missing or of another size, or a sum is none of numbers in [-1, 1].
+    """
+    what = f"secure sum: round {task.round} of run {task.run} over {', '.join(task.cohort)}"
+    if not set(task.cohort) <= words.keys() & seeds.keys() or len({words[name].shape for name in task.cohort}) > 1:
+        raise UserError(f"{what}: a part or seed is missing, or parts are of several sizes")
+    parts = [words[name] - _stream(seeds[name], len(words[name])) for name in task.cohort]
+    sum_N = np.ldexp(np.sum(parts, axis=0, dtype=np.uint64).view(np.int64).astype(np.float64), -FRACTION_BITS)
+    if (np.abs(sum_N) > len(task.cohort)).any():
+        raise UserError(f"{what}: a group sent a wrong part or seed, or was asked for something else than the others")
+    return sum_N
+
+
+def fact(kind: str, *parts: str) -> str:
+    """The name of a fact, which no other parts give."""
+    return f"{kind} {json.dumps(parts)}"
+
+
+def hashed(value: object) -> bytes:
+    """SHA-256 of what JSON holds."""
+    return hashlib.sha256(json.dumps(value).encode()).digest()
+
+
+def _derive(secret: bytes, kind: str, digest: bytes) -> bytes:
+    return HKDF(SHA256(), length=SEED_BYTES, salt=None, info=kind.encode() + digest).derive(secret)
+
+
+def _stream(seed: bytes, count: int) -> Words:
+    """Random words (count,) by ChaCha20; a seed is of one task, so the nonce may be 0."""
+    encryptor = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)

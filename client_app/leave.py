@@ -1,0 +1,113 @@
+"""The one exit: every reply of a group leaves through here, and nothing leaves but the protocol's fields."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
+
+from appa_flwr.core.errors import UserError
+from appa_flwr.owner.ledger import Release, ledger_of
+from appa_flwr.protocol import asks, messages, refusals
+from appa_flwr.protocol.refusals import REFUSALS, Refused
+from appa_flwr.secure import masks
+from client_app.numbers import Asked, Numbers
+from client_app.party import Party
+
+log = logging.getLogger("appa.client")
+
+
+@dataclass(frozen=True, eq=False)
+class Leaving:
+    """A reply on its way out: its content, and for the ledger its kind and the groups of the sum it goes into."""
+
+    content: RecordDict
+    kind: str = ""
+    cohort: tuple[str, ...] = ()
+
+
+Action = Callable[[RecordDict, Party], Leaving]
+
+
+def guarded(action: Action) -> Callable[[Message, Context], Message]:
+    """Make Flower's handler of an action.
+
+    Flower would send an exception's whole message to the server, and that may quote a survey row. The server is told
+    which action failed and the kind of exception, or a refusal's fixed words; the full traceback stays in this group's
+    own log. A deployed node's reply is in its ledger before it leaves; without a ledger none does.
+    """
+
+    def handle(message: Message, context: Context) -> Message:
+        name = action.__name__
+        try:
+            leaving = action(message.content, Party.of(context))
+            _write_down(message, context, leaving)
+            return Message(leaving.content, reply_to=message)
+        except Refused as refused:
+            code = refused.code
+        except masks.Refused as refused:
+            code = refusals.SECURE[refused.name]
+        except Exception as error:
+            log.exception("%s failed", name)
+            code, reason = (
+                refusals.FAILED,
+                f"{name} failed: {type(error).__name__} (details are in the group's own log)",
+            )
+        if code != refusals.FAILED:
+            reason = REFUSALS[code]
+            log.error("%s refused: %s", name, reason)
+        with contextlib.suppress(UserError):  # no number leaves
+            _write_down(message, context, Leaving(RecordDict()), refused=reason)
+        return Message(Error(code=code, reason=reason), reply_to=message)
+
+    return handle
+
+
+def numbers(asked: Asked, rows: Mapping[str, Numbers]) -> Leaving:
+    """The reply to a request for numbers.
+
+    Args:
+        asked: the request.
+        rows: group -> its numbers.
+
+    Raises:
+        ValueError: numbers outside the bounds that the request gives them, of a plain reply.
+        Refused: several groups, of a masked reply; and see `appa_flwr.secure.masks.Member.mask`.
+    """
+    shapes, kind = asks.numbers_of(asked.request, asked.public), f"ask {asked.request.kind}"
+    if not asked.masked:
+        row_GN = np.stack([asks.flatten(row, shapes) for row in rows.values()])
+        return Leaving(messages.pack_reply(list(rows), row_GN), kind)
+    if len(rows) > 1:
+        raise Refused(refusals.SEVERAL_GROUPS)
+    ((group, row),) = rows.items()
+    share_N = asks.flatten(row, shapes, cut=True) / asks.scales(shapes)
+    word_N = asked.party.member(group).mask(asked.task, share_N)
+    return Leaving(messages.pack_reply([group], word_N), kind, asked.head.cohort)
+
+
+def _write_down(message: Message, context: Context, leaving: Leaving, *, refused: str = "") -> None:
+    ledger = ledger_of(context.node_config)
+    if ledger is None:
+        return
+    content = recorddict_to_proto(leaving.content).SerializeToString(deterministic=True)
+    arrays = [array for record in leaving.content.array_records.values() for array in record.values()]
+    ledger.write(
+        Release(
+            time=time.time(),
+            run=str(message.metadata.run_id),
+            kind=leaving.kind or message.metadata.message_type,
+            groups=str(context.node_config["group"]),
+            numbers=sum(int(np.prod(array.shape)) for array in arrays),
+            sha256="" if refused else hashlib.sha256(content).hexdigest(),
+            refused=refused,
+            cohort="; ".join(leaving.cohort),
+        )
+    )

@@ -1,0 +1,96 @@
+"""A node's memory of a run between messages, each of which meets a fresh process where the node is deployed.
+
+A deployed node keeps it in a file of its own, beside its ledger, that only its own account can read. Flower's
+`Context.state` lies in the SuperNode, whose Runtime API gives it to whoever on the machine takes one of the node's
+tasks: no answer, and nothing made from one, is there. A simulation, which has no owners, does keep it there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ConfigRecord, Context
+
+from appa_flwr.core.files import writing
+from appa_flwr.core.private_table import NamedBytes, transaction
+from appa_flwr.owner.ledger import MEMORY_SUFFIX, ledger_of
+
+Memory = MutableMapping[str, bytes]
+
+KEPT_SECONDS = 7 * 86400.0  # since a run's last message
+FILE_SUFFIX, _TABLE = ".sqlite", "memory"
+_SCHEMA = f"create table if not exists {_TABLE} (name text primary key, value blob not null) without rowid"
+
+
+class _File(MutableMapping[str, bytes]):
+    """A file's named bytes, each read or written in a transaction of its own; a UserError where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def _rows(self) -> Iterator[NamedBytes]:
+        with writing(self._path.parent):
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        with transaction(self._path, _SCHEMA, what="memory") as file:
+            yield NamedBytes(file, _TABLE)
+
+    def __getitem__(self, name: str) -> bytes:
+        with self._rows() as rows:
+            return rows[name]
+
+    def __setitem__(self, name: str, value: bytes) -> None:
+        with self._rows() as rows:
+            rows[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        with self._rows() as rows:
+            del rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        with self._rows() as rows:
+            return iter(list(rows))
+
+    def __len__(self) -> int:
+        with self._rows() as rows:
+            return len(rows)
+
+
+def memory_of(context: Context) -> Memory:
+    """The memory of this node and run; what runs that have long been silent have left is removed.
+
+    Raises:
+        UserError: see `appa_flwr.owner.ledger.ledger_of`.
+    """
+    ledger = ledger_of(context.node_config)
+    if ledger is None:
+        return cast(Memory, context.state.config_records.setdefault(_TABLE, ConfigRecord()))
+    folder = ledger.path.with_suffix(MEMORY_SUFFIX)
+    own = folder / f"{context.run_id}{FILE_SUFFIX}"
+    for path in folder.glob(f"*{FILE_SUFFIX}"):
+        if path == own:
+            os.utime(path)
+        elif time.time() - path.stat().st_mtime > KEPT_SECONDS:
+            path.unlink(missing_ok=True)
+    return _File(own)
+
+
+def read_arrays(memory: Memory, name: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays that `keep_arrays` has put there; a KeyError where it has not."""
+    with np.load(io.BytesIO(memory[name]), allow_pickle=False) as file:
+        return dict(file)
+
+
+def keep_arrays(memory: Memory, name: str, **arrays: npt.NDArray[Any]) -> None:
+    """Put named arrays there."""
+    data = io.BytesIO()
+    np.savez(data, allow_pickle=False, **arrays)
+    memory[name] = data.getvalue()

@@ -1,0 +1,116 @@
+"""Scores of answers over the groups, from single rewards or from their sums.
+
+Axis letters: G groups, J answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from appa_flwr.analysis.alignment import GROUPS_TO_COMPARE, alignment_scores
+from appa_flwr.protocol import asks
+from appa_flwr.protocol.asks import ScoreRequest
+from appa_flwr.secure.rule_sums import fairness_of_sums
+from server_app.federation.ask import Answer, TooFew
+from server_app.federation.groups import Groups
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupScores:
+    """Scores by one metric and one side.
+
+    Attributes:
+        avg_as: mean over groups of their own scores, NaN where there is none.
+        min_as: the lowest of them; NaN where not all are known.
+        per_group: group -> its own score, NaN where it has or gives none.
+        mean_J: mean reward of each answer over the groups that have one.
+        reward_GJ: every group's rewards, NaN where there is none; None where only sums are known.
+        sums: the sums of rewards, of their squares and of how many groups have one, each (J,), where only these are.
+    """
+
+    avg_as: float
+    min_as: float
+    per_group: Mapping[str, float]
+    mean_J: FloatArray
+    reward_GJ: FloatArray | None = None
+    sums: tuple[FloatArray, FloatArray, FloatArray] | None = None
+
+    @property
+    def known(self) -> bool:
+        """True if some group has something to compare with."""
+        return not math.isnan(self.avg_as)
+
+    def fairness(self, used_J: BoolArray) -> float:
+        """The Fairness Index over some answers, NaN where there is none."""
+        if self.reward_GJ is not None:
+            return alignment_scores(self.reward_GJ, used_J).fairness_of_readable
+        if self.sums is None or not used_J.any():
+            return math.nan
+        sum_J, square_J, count_J = self.sums
+        used_J = used_J & (count_J >= GROUPS_TO_COMPARE)
+        return fairness_of_sums(sum_J[used_J], square_J[used_J], groups=count_J[used_J])
+
+
+def scores(groups: Groups, request: ScoreRequest) -> dict[tuple[str, str], GroupScores]:
+    """(metric, side) -> the groups' scores of answers; see `Groups.ask` for what it raises.
+
+    Under sums each group whose owner lets it gives its own score beside them.
+    """
+    answer = groups.ask(request.ask(asks.REWARDS))
+    if groups.plain:
+        return {key: of_rewards(groups.names, _rewards(answer, key, groups.names)) for key in request.keys}
+    own: dict[str, dict[str, float]] = {}
+    with suppress(TooFew):  # whose owners all keep theirs
+        own = _own_scores(groups.ask(request.ask(asks.OWN_SCORES)))
+    return {key: _of_sums(answer, own.get(" ".join(key), {}), key, groups.names) for key in request.keys}
+
+
+def of_rewards(names: Sequence[str], reward_GJ: FloatArray) -> GroupScores:
+    """Scores from every group's rewards, NaN where there is none."""
+    known_J: BoolArray = np.logical_not(np.isnan(reward_GJ).all(axis=0))
+    mean_J = np.where(known_J, np.nanmean(np.where(known_J, reward_GJ, 0.0), axis=0), np.nan)
+    if not known_J.any():
+        return GroupScores(math.nan, math.nan, dict.fromkeys(names, math.nan), mean_J, reward_GJ=reward_GJ)
+    scored = alignment_scores(reward_GJ)
+    own = dict(zip(names, scored.per_group_G.tolist(), strict=True))
+    return GroupScores(scored.avg_as, scored.min_as, own, mean_J, reward_GJ=reward_GJ)
+
+
+def _rewards(answer: Answer, key: tuple[str, str], names: Sequence[str]) -> FloatArray:
+    name = " ".join(key)
+    reward_GJ, known_GJ = answer.rows(f"{name} reward", names), answer.rows(f"{name} known", names)
+    return np.where(known_GJ == 1.0, reward_GJ, np.nan)
+
+
+def _own_scores(answer: Answer) -> dict[str, dict[str, float]]:
+    """Metric and side -> group -> its own score, of those that give one."""
+    return {
+        name: {
+            group: float(score) for group, (score, known) in zip(answer.groups, answer.each(name), strict=True) if known
+        }
+        for name in answer.numbers
+    }
+
+
+def _of_sums(answer: Answer, own: Mapping[str, float], key: tuple[str, str], names: Sequence[str]) -> GroupScores:
+    name = " ".join(key)
+    sum_J, square_J, count_J = (answer.sum(f"{name} {what}") for what in ("reward", "square", "known"))
+    count_J = np.round(count_J)
+    number = round(float(answer.sum(f"{name} groups")[0]))
+    mean_J = np.divide(sum_J, count_J, out=np.full_like(sum_J, np.nan), where=count_J > 0)
+    return GroupScores(
+        avg_as=float(answer.sum(f"{name} own")[0]) / number if number else math.nan,
+        min_as=min(own.values()) if own and len(own) >= number else math.nan,
+        per_group={group: own.get(group, math.nan) for group in names},
+        mean_J=mean_J,
+        sums=(sum_J, square_J, count_J),
+    )

@@ -1,0 +1,125 @@
+"""Groups' nodes in memory that answer as they are told, for tests of the server's federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from fakes import GOOD, KEY, FakeGrid, Node
+from flwr.app import Message
+
+from appa_flwr.config import Config
+from appa_flwr.protocol import asks, messages, votes
+from appa_flwr.protocol.asks import Ask, Catalogue, ScoreRequest
+from client_app.numbers import score
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
+
+MAY = ("votes", "training", "rewards", "predictions", "answers", "truth")
+
+
+class FakeGroups:
+    """A node in memory that hosts groups, and answers as a group would: setup, and requests for numbers by its maker.
+
+    Attributes:
+        numbers: gives a group's arrays for a request; what it raises or leaves out counts as no answer of that group.
+        asked: the requests for numbers, in their order.
+    """
+
+    def __init__(
+        self, names: Sequence[str], numbers: Callable[[Ask, str], Mapping[str, np.ndarray]], *, may: Sequence[str] = MAY
+    ) -> None:
+        self.names, self.numbers, self.may = tuple(names), numbers, list(may)
+        self.catalogue: Catalogue | None = None
+        self.asked: list[Ask] = []
+
+    def __call__(self, message: Message) -> Message:
+        kind = message.metadata.message_type
+        if kind == messages.HELLO:
+            return self._reply(message, roster="", round=0)
+        if kind == messages.CATALOGUE:
+            self.catalogue = messages.unpack_catalogue(message.content)
+            return self._reply(message, answered=[3] * len(self.names), may=self.may)
+        if kind == messages.TARGETS:
+            return self._reply(message)
+        assert self.catalogue is not None
+        ask, _ = messages.unpack_ask(message.content)
+        self.asked.append(ask)
+        shapes = asks.numbers_of(ask, self.catalogue)
+        rows = [flat(self.numbers(ask, name), shapes) for name in self.names]
+        return Message(messages.pack_reply(self.names, np.stack(rows)), reply_to=message)
+
+    def _reply(self, message: Message, **fields: object) -> Message:
+        return Message(messages.pack_reply(self.names, **fields), reply_to=message)
+
+
+def flat(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, asks.Number]) -> np.ndarray:
+    """A row, whatever stands in it; 0 for arrays that are not there."""
+    parts = [np.broadcast_to(arrays.get(name, 0.0), number.shape).ravel() for name, number in shapes.items()]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def rewards_of(key: tuple[str, str], reward_J: np.ndarray) -> dict[str, np.ndarray]:
+    """The numbers of a request for rewards; NaN where there is nothing to compare with."""
+    known_J, name = ~np.isnan(reward_J), " ".join(key)
+    reward_J = np.nan_to_num(reward_J)
+    own = reward_J[known_J].mean() if known_J.any() else 0.0
+    numbers = {"reward": reward_J, "square": reward_J**2, "known": known_J.astype(float)}
+    return {f"{name} {what}": value for what, value in {**numbers, "own": own, "groups": float(known_J.any())}.items()}
+
+
+def replying(*names: str, rewards: Mapping[tuple[str, str], np.ndarray] | None = None) -> FakeGroups:
+    """A node whose groups all give the same rewards, and the first option's vote."""
+
+    def numbers(ask: Ask, name: str) -> dict[str, np.ndarray]:
+        if ask.kind == asks.VOTES:
+            return {"votes": np.eye(1, 3)}
+        return {
+            k: v for key, reward_J in (rewards or {KEY: GOOD}).items() for k, v in rewards_of(key, reward_J).items()
+        }
+
+    return FakeGroups(names, numbers)
+
+
+def scoring_node(
+    table_by_group: Mapping[str, np.ndarray],
+    truth_by_group: Mapping[str, np.ndarray] | None = None,
+    *,
+    may: Sequence[str] = MAY,
+) -> FakeGroups:
+    """A node whose groups vote and score by the clients' own code.
+
+    Args:
+        table_by_group: group -> target distributions (Q, K), 0 on padding.
+        truth_by_group: the same for the groups' own answers; the targets where absent.
+        may: what its owner lets leave.
+    """
+
+    def numbers(ask: Ask, name: str) -> dict[str, np.ndarray]:
+        assert node.catalogue is not None
+        option_QK, table_QK = node.catalogue.option_QK, table_by_group[name]
+        if ask.kind in (asks.VOTES, asks.PREDICTIONS, asks.ANSWERS):
+            ballot = "mode" if ask.kind == asks.VOTES else votes.DISTRIBUTION
+            return {"votes": votes.cast(table_QK, option_QK, kind=ballot)}
+        request = ScoreRequest.of(ask)
+        sides = {asks.TARGET_SIDE: table_QK, asks.TRUTH_SIDE: (truth_by_group or table_by_group)[name]}
+        scored = {side: score(request, sides[side], option_QK) for side in request.sides}
+        arrays = {}
+        for metric, side in request.keys:
+            arrays |= rewards_of((metric, side), scored[side][metric])
+        return arrays
+
+    node = FakeGroups([*table_by_group], numbers, may=may)
+    return node
+
+
+def federated(
+    nodes: Mapping[int, Node], catalogue: Catalogue, *, min_groups: int = 1, silent: Sequence[int] = ()
+) -> Groups:
+    """The groups at these nodes with the catalogue; silent nodes answer nothing from now on."""
+    grid = FakeGrid(nodes)
+    groups = Groups(OverlapGrid(grid), Config.load({"run.min-groups": min_groups, "run.reply-timeout": 0.02}))
+    groups.gather((), patience=0.0)
+    groups.send_catalogue(catalogue)
+    grid.nodes.update(dict.fromkeys(silent, lambda message: None))
+    return groups

@@ -1,0 +1,303 @@
+"""Messages cross as bytes and come back as they were; whatever else a party sends is a ValueError that quotes nothing.
+
+Axis letters: Q questions, J answers, K options, N numbers.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from fakes import catalogue_of
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import cross_records
+
+from appa_flwr.config import Config
+from appa_flwr.protocol import asks, messages
+from appa_flwr.protocol.asks import Ask, Number, ScoreRequest
+from appa_flwr.secure.masks import Task
+
+PUBLIC = catalogue_of([2, 3, 3], train=[True, True, False])
+ANSWERS = ScoreRequest(np.array([1, 0, 1]), np.array([[0.1, 0.9, 0.0], [np.nan] * 3, [1 / 3] * 3]), ("js", "cosine"))
+NO_PROTOCOL = "does not follow the protocol"
+
+
+def crossed(content: RecordDict) -> RecordDict:
+    return cross_records(content)
+
+
+def same(left: Ask, right: Ask) -> bool:
+    arrays = left.arrays.keys() == right.arrays.keys() and all(
+        left.arrays[name].dtype == right.arrays[name].dtype
+        and np.array_equal(left.arrays[name], right.arrays[name], equal_nan=left.arrays[name].dtype.kind == "f")
+        for name in left.arrays
+    )
+    return arrays and (left.kind, dict(left.settings)) == (right.kind, dict(right.settings))
+
+
+def test_a_catalogue_arrives_as_it_was_sent():
+    got = messages.unpack_catalogue(crossed(messages.pack_catalogue(PUBLIC)))
+    assert got.questions == PUBLIC.questions
+    for name in ("train_Q", "embedding_QKE", "option_QK", "unanswered_Q", "held_out_Q"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(PUBLIC, name))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Ask(asks.VOTES),
+        ANSWERS.ask(asks.REWARDS),
+        ANSWERS.ask(asks.TERMS, arrays={"parsed": np.array([True, False, True])}, reference=0.1, completed=["a", "b"]),
+        Ask(asks.UPDATE, {"weights": np.array([1.5, np.inf], np.float32)}, {"round": 3, "proximal": 0.01}),
+    ],
+)
+def test_a_request_arrives_as_it_was_sent_and_so_does_its_hash(ask):
+    head = messages.Head("a run", "a world", 7, ("Kenya", "México"))
+    got, beside = messages.unpack_ask(crossed(messages.pack_ask(ask, head)))
+    assert same(got, ask)
+    assert beside == head
+    assert got.digest == ask.digest
+    if ask.kind == asks.REWARDS:
+        again = ScoreRequest.of(got)
+        np.testing.assert_array_equal(again.prediction_JK, ANSWERS.prediction_JK)
+        assert (again.metrics, again.sides, again.draw) == (("js", "cosine"), ("targets",), 0)
+
+
+def test_requests_that_differ_in_anything_have_other_hashes():
+    several = [
+        ANSWERS.ask(asks.REWARDS),
+        ANSWERS.ask(asks.TERMS),
+        ANSWERS.ask(asks.REWARDS, more=1),
+        ANSWERS.ask(asks.REWARDS, more=1.0),
+        ANSWERS.ask(asks.REWARDS, arrays={"more": np.zeros(3)}),
+        ANSWERS.ask(asks.REWARDS, arrays={"more": np.zeros((3, 1))}),
+        ANSWERS.ask(asks.REWARDS, arrays={"more": np.zeros(3, np.float32)}),
+        ANSWERS.ask(asks.REWARDS, arrays={"other": np.zeros(3)}),
+    ]
+    assert len({ask.digest for ask in several}) == len(several)
+    assert len({asks.request_digest(several[0], world) for world in ("a", "b")}) == 2
+
+
+def test_the_world_is_what_a_groups_numbers_rest_on():
+    def world(**changes: object) -> str:
+        return asks.world_of(Config.load({key.replace("__", "."): value for key, value in changes.items()}), "c", "t")
+
+    assert world() == world(**{"run.output-dir": "elsewhere", "ppo.epochs": 3})
+    different = [world(), world(seed=1), world(metric="cosine"), world(**{"appa.temperature": 0.5})]
+    different += [asks.world_of(Config.load({}), *digests) for digests in (("c", ""), ("", "t"))]
+    assert len(set(different)) == len(different)
+    assert world(**{"sft.target": "majority"}) != world(**{"sft.target": "votes"})
+
+
+def test_setup_messages_arrive_as_they_were_sent():
+    assert messages.unpack_hello(crossed(messages.pack_hello("run", "a/b"))) == ("run", "a/b")
+    task = Task("run", 3, ("A", "B", "C"), "ab" * 32, "cd" * 32)
+    assert messages.unpack_open(crossed(messages.pack_open(task))) == task
+    reply = messages.unpack_reply(crossed(messages.pack_reply(["A"], roster="x", round=2)), roster=str, round=int)
+    assert (reply.groups, reply.fields, reply.numbers) == (("A",), {"roster": "x", "round": 2}, None)
+    joined = messages.pack_reply(["A", "B"], answered=[3, 4], may=["votes"])
+    assert messages.unpack_reply(crossed(joined), answered=(int,), may=(str,)).fields["answered"] == [3, 4]
+    words = messages.pack_reply(["A"], np.array([2**64 - 1, 0], dtype=np.uint64))
+    got = messages.unpack_reply(crossed(words), numbers=(np.uint64, 1)).numbers
+    assert got.tolist() == [2**64 - 1, 0]
+
+
+WEIGHTS = {
+    "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "none": np.zeros((0, 3), np.float32),
+    "bias": np.array([7, 8], np.float32),
+    "share": np.array(9, np.float32),
+}
+SHAPES = {name: value.shape for name, value in WEIGHTS.items()}
+
+
+def test_weights_arrive_as_they_were_sent_in_one_array_in_the_order_of_their_names():
+    backwards = messages.arrays_record({name: WEIGHTS[name] for name in reversed(WEIGHTS)})
+    got = messages.unpack_weights(crossed(messages.pack_weights(backwards)))
+    assert got.tolist() == [7, 8, 0, 1, 2, 3, 4, 5, 9]
+    arrays = messages.numpy_arrays(messages.split_weights(got, SHAPES))
+    assert list(arrays) == list(WEIGHTS)
+    assert all((arrays[name] == WEIGHTS[name]).all() and arrays[name].shape == SHAPES[name] for name in WEIGHTS)
+    for shapes in ({**SHAPES, "bias": (3,)}, {**SHAPES, "more": (1,)}, {"bias": (2,)}):
+        with pytest.raises(ValueError, match="another number"):
+            messages.split_weights(got, shapes)
+    with pytest.raises(TypeError):  # numbers that would be rounded
+        messages.join_weights(messages.arrays_record({"w": np.zeros(2)}))
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_names_shapes_and_bounds_follow_from_the_request():
+    # two training questions and a held-out one, of at most three options
+    weights = {"weights": np.zeros(5, np.float32)}
+    shapes = {
+        kind: asks.numbers_of(ask, PUBLIC)
+        for kind, ask in {
+            asks.VOTES: Ask(asks.VOTES),
+            asks.UPDATE: Ask(asks.UPDATE, weights),
+            asks.VALIDATION: Ask(asks.VALIDATION, weights, {"size": 4}),
+            asks.SCORES: Ask(asks.SCORES, {}, {"size": 8}),
+            asks.OWN_SCORES: ANSWERS.ask(asks.OWN_SCORES),
+            "average": ANSWERS.ask(asks.TERMS, rule="average"),
+            "appa": ANSWERS.ask(asks.TERMS, rule="appa"),
+        }.items()
+    }
+    assert shapes[asks.VOTES] == {"votes": Number((3, 3), 0.0, 3.0)}
+    assert shapes[asks.UPDATE]["step"] == Number((5,), -32.0, 32.0)
+    assert shapes[asks.UPDATE]["answers"] == Number((1,), 0.0, 2)
+    assert shapes[asks.VALIDATION]["error"] == Number((4,), 0.0, np.log(2) ** 0.5)
+    assert shapes[asks.SCORES] == {"scores": Number((2, 8), 0.0, 3.0)}
+    assert list(shapes[asks.OWN_SCORES]) == ["js targets", "cosine targets"]
+    assert list(shapes["average"]) == ["reward", "square", "training"]
+    assert list(shapes["appa"]) == ["reward", "square", "training", "term", "weight", "next"]
+    for bad in (Ask(asks.UPDATE), Ask(asks.SCORES, {}, {"size": 10**9}), Ask(asks.REWARDS)):
+        with pytest.raises(ValueError, match=r"."):
+            asks.numbers_of(bad, PUBLIC)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=7, max_size=7))
+def test_what_is_flattened_comes_back_or_is_cut(values):
+    shapes = {"a": Number((2, 3), -1.0, 2.0), "b": Number((1,), 0.0, 1.0)}
+    arrays = {"a": np.array(values[:6]).reshape(2, 3), "b": np.array(values[6:])}
+    inside = all(-1 <= x <= 2 for x in values[:6]) and 0 <= values[6] <= 1
+    if inside:
+        back = asks.split(np.stack([asks.flatten(arrays, shapes)] * 2), shapes)
+        assert all((back[name] == array).all() for name, array in arrays.items())
+    else:
+        with pytest.raises(ValueError, match="outside"):
+            asks.flatten(arrays, shapes)
+    cut_N = asks.flatten(arrays, shapes, cut=True)
+    assert (np.abs(cut_N / asks.scales(shapes)) <= 1).all()
+
+
+def test_other_names_or_shapes_are_no_answer():
+    shapes = {"a": Number((2,), 0.0, 1.0)}
+    for values in ({}, {"b": [0, 0]}, {"a": [0]}, {"a": [0, 0], "b": [0]}):
+        with pytest.raises(ValueError, match=r"numbers|shape"):
+            asks.flatten(values, shapes)
+    with pytest.raises(ValueError, match="3 numbers where 2"):
+        asks.split(np.zeros(3), shapes)
+
+
+# --- other parties ------------------------------------------------------------------------------------------------
+
+
+def raw(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array("float64", (3,), stype, data)
+
+
+def numpy_header(shape: tuple[int, ...], descr: str) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+BAD_ARRAYS = {
+    "nothing": raw(b""),
+    "no array": raw(b"junk"),
+    "a broken archive": raw(b"PK\x03\x04" + bytes(50)),
+    "cut short": raw(Array(np.ones(3)).data[:-1]),
+    "more than any memory": raw(numpy_header((10**13,), "<f8")),
+    "pickled": raw(numpy_header((1,), "|O") + bytes(8)),
+    "another library's": raw(Array(np.ones(3)).data, stype="torch"),
+    "text": Array(np.array(["0.5", "x"])),
+    "whole numbers": Array(np.ones((1, 3), dtype=int)),
+    "one axis": Array(np.ones(3)),
+}
+BAD_REPLIES = {
+    **{name: ("arrays", ArrayRecord({"numbers": bad})) for name, bad in BAD_ARRAYS.items()},
+    "no numbers": ("arrays", None),
+    "no head": ("head", None),
+    "metrics for a head": ("head", MetricRecord({"groups": 1})),
+    **{f"groups {groups}": ("head", ConfigRecord({"groups": groups})) for groups in ("A", [1], ["A", "A"])},
+}
+
+
+@pytest.mark.parametrize("kind", BAD_REPLIES)
+def test_a_reply_that_breaks_the_protocol_is_a_value_error_that_quotes_nothing(kind):
+    content = messages.pack_reply(["Secretland"], np.ones((1, 3)))
+    assert messages.unpack_reply(content, numbers=(np.float64, 2)).groups == ("Secretland",)
+    name, record = BAD_REPLIES[kind]
+    content.pop(name, None)
+    if record is not None:
+        content[name] = record
+    with pytest.raises(ValueError, match=r"^a reply does not follow the protocol \(\w+\)$") as caught:
+        messages.unpack_reply(content, numbers=(np.float64, 2))
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "value"),
+    [
+        *(("arrays", name, None) for name in ("train", "embedding", "option")),
+        ("arrays", "train", np.ones(4, dtype=bool)),  # four questions, elsewhere three
+        ("arrays", "train", np.ones(3)),
+        ("arrays", "embedding", np.ones((3, 2, 2), dtype=np.float32)),  # two options, elsewhere three
+        ("arrays", "option", np.ones(2, dtype=bool)),
+        ("arrays", "unanswered", np.ones(3, dtype=bool)),  # of a training question too
+        *(("head", "questions", text) for text in ("", "[1, 2]", '[["a", "b", ["c"], null]]', "{}")),
+    ],
+)
+def test_a_broken_catalogue_is_a_value_error(record, name, value):
+    content = messages.pack_catalogue(PUBLIC)
+    del content[record][name]
+    if value is not None:
+        content[record][name] = Array(value) if isinstance(value, np.ndarray) else value
+    with pytest.raises(ValueError, match=NO_PROTOCOL):
+        messages.unpack_catalogue(content)
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "value"),
+    [
+        *(("head", name, 0.5) for name in ("kind", "run", "world", "round", "cohort")),
+        ("head", "kind", "diary"),
+        ("head", "cohort", [1]),
+        ("arrays", "question", raw(b"junk")),
+    ],
+)
+def test_a_broken_request_is_a_value_error(record, name, value):
+    content = messages.pack_ask(ANSWERS.ask(asks.REWARDS), messages.Head("run", "world"))
+    content[record][name] = value
+    with pytest.raises(ValueError, match=NO_PROTOCOL):
+        messages.unpack_ask(content)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("arrays", "question", np.array([0.0, 1.0, 1.0])),
+        ("arrays", "question", np.array([0, 1, 1, 1])),  # four questions for three answers
+        ("arrays", "prediction", np.ones((3, 3), dtype=np.float32)),
+        ("settings", "metrics", "js"),
+        ("settings", "sides", ["elsewhere"]),
+        ("settings", "sides", ["targets", "targets"]),
+        *(("settings", "draw", value) for value in ("x", 0.5, -1, True)),
+    ],
+)
+def test_a_request_for_scores_of_no_answers_is_a_value_error(part, name, value):
+    ask = ANSWERS.ask(asks.REWARDS)
+    getattr(ask, part)[name] = value
+    with pytest.raises(ValueError, match=r"."):
+        ScoreRequest.of(ask)
+
+
+@pytest.mark.parametrize(
+    "unpack",
+    [
+        messages.unpack_ask,
+        messages.unpack_open,
+        messages.unpack_hello,
+        messages.unpack_catalogue,
+        messages.unpack_weights,
+        messages.unpack_reply,
+    ],
+)
+def test_an_empty_message_is_a_value_error(unpack):
+    with pytest.raises(ValueError, match=NO_PROTOCOL):
+        unpack(RecordDict())

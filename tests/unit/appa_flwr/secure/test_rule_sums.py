@@ -1,0 +1,249 @@
+"""Rules by sums against the plain rules, iteration by iteration, and a server that asks for histories."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from appa_flwr.analysis import aggregation as agg
+from appa_flwr.analysis.fairness import fairness_index
+from appa_flwr.config import Config
+from appa_flwr.core.errors import UserError
+from appa_flwr.secure import rule_sums
+from appa_flwr.secure.masks import FRACTION_BITS, OTHER_REFERENCE, PAST, Refused
+
+ALPHAS = (1e-12, -1e-7, 0.3, -2.5, 14.0, -14.0)
+RULES = {
+    "average": {},
+    **{f"alpha {alpha}": {"alpha": alpha} for alpha in ALPHAS},
+    "appa": {"fairness-threshold": 2.0},
+    "appa printed": {"fairness-threshold": 0.97, "temperature": 0.1},
+    "appa without memory": {"fairness-threshold": 2.0, "temperature": 0.1, "ema-decay": 0.0},
+}
+
+
+def config_of(name):
+    return Config.load({"rule": name.split()[0], **{f"appa.{key}": value for key, value in RULES[name].items()}})
+
+
+class Groups:
+    """All groups of a run, with facts of their own, and the plain rule beside them."""
+
+    def __init__(self, name, number, *, begin=None):
+        config = config_of(name)
+        self.rule, self.appa = config.rule, config.appa
+        self.plain = agg.configured(config.rule, config.appa)
+        self.plain_state, self.facts = self.plain.init(number), [{} for _ in range(number)]
+        self.state = rule_sums.first(self.rule, self.appa, begin or number)
+
+    def before(self, group, state, **changed):
+        request = {"iteration": state.iteration + 1, "reference": state.reference, "completed": state.completed}
+        return rule_sums.before(self.facts[group], run="run", rule=self.rule, **{**request, **changed})
+
+    def sums(self, present, reward_GJ, training_GJ, task):
+        """The groups' numbers added up as words, and their histories written down."""
+        now, words = self.state, {}
+        for group in present:
+            numbers, after = rule_sums.terms(
+                self.rule,
+                self.appa,
+                reference=now.reference,
+                iteration=now.iteration + 1,
+                history=self.before(group, now),
+                reward_J=reward_GJ[group],
+                training_J=training_GJ[group],
+            )
+            rule_sums.remember(self.facts[group], run="run", rule=self.rule, task=task, history=after)
+            for name, values in numbers.items():
+                assert ((values >= 0) & (values <= 1)).all()
+                words[name] = words.get(name, 0) + np.rint(np.ldexp(values, FRACTION_BITS))
+        return {name: np.ldexp(word, -FRACTION_BITS) for name, word in words.items()}
+
+    def step(self, reward_GJ, present=None):
+        """By sums and plainly; how far apart rewards and index are."""
+        present = range(len(self.facts)) if present is None else sorted(present)
+        training_GJ = np.where(reward_GJ == 0, 0.0, 0.85 * reward_GJ + 0.15)
+        missing = np.setdiff1d(np.arange(len(reward_GJ)), present)
+        plain = [array.copy() for array in (reward_GJ, training_GJ)]
+        for array in plain:
+            array[missing] = np.nan
+        expected = self.plain.apply(self.plain_state, *plain)
+        task = f"task {self.state.iteration + 1}"
+        sums = self.sums(present, reward_GJ, training_GJ, task)
+        result = rule_sums.combine(self.rule, self.appa, self.state, sums, groups=len(present), task=task)
+        self.plain_state, self.state = expected.state, result.state
+        self.fell_back = result.fell_back, expected.fell_back
+        return (
+            np.abs(result.aggregate_J - expected.aggregate_J).max(),
+            abs(result.fairness_index - expected.fairness_index),
+        )
+
+
+def normal(mean_G, deviation, answers, *, rng):
+    mean_G = np.asarray(mean_G)
+    return np.clip(rng.normal(mean_G[:, None], deviation, (len(mean_G), answers)), 0, 1)
+
+
+REWARDS = {
+    "uniform": lambda rng: (
+        rng.uniform(0, 1, (6, 7)) * (rng.uniform(size=7) < 0.9)
+    ),  # an answer that nobody can read is 0
+    "near 1": lambda rng: normal([0.98] * 6, 0.02, 12, rng=rng),
+    "far apart": lambda rng: normal([0.4, 0.5, 0.9, 0.95, 0.97, 0.99], 0.05, 12, rng=rng),
+    "all lost at times": lambda rng: rng.uniform(0.7, 1, (6, 7)) * (rng.uniform() < 0.9),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("rewards", REWARDS)
+def test_rewards_are_the_plain_rule_s_while_the_cohort_stands(name, rewards):
+    rng, groups = np.random.default_rng(1), Groups(name, 6)
+    for _ in range(200 if name == "appa" else 30):
+        aggregate, index = groups.step(REWARDS[rewards](rng))
+        assert aggregate < 1e-9
+        assert index < 1e-9
+        assert groups.fell_back[0] == groups.fell_back[1]
+
+
+def test_a_group_that_goes_and_returns_costs_digits_in_these_iterations_alone():
+    rng, groups = np.random.default_rng(0), Groups("appa", 6)
+    apart = []
+    for iteration in range(1, 31):
+        present = set(range(6)) - ({2} if iteration in (7, 8, 20) else set())
+        apart.append(groups.step(normal(0.6 + 0.05 * np.arange(6), 0.15, 40, rng=rng), present)[0])
+    changed = [7, 9, 20, 21]
+    assert max(apart[i - 1] for i in changed) < 8e-3
+    assert min(apart[i - 1] for i in changed) > 1e-6  # else the other bound says nothing
+    assert max(np.delete(apart, [i - 1 for i in changed])) < 1e-9
+
+
+def test_weights_find_back_where_the_group_that_had_all_weight_is_gone_and_comes_again():
+    # histories .2 and .9: at T = .02 the first has exp(35) times the weight of the others
+    rng, groups = np.random.default_rng(0), Groups("appa", 4)
+    apart, fell_back = [], []
+    for present in [{0, 1, 2, 3}] * 20 + [{1, 2, 3}] * 20 + [{0, 1, 2, 3}] * 20:
+        apart.append(groups.step(normal([0.2, 0.9, 0.9, 0.9], 0.02, 8, rng=rng), present)[0])
+        fell_back.append(groups.fell_back[0])
+    assert np.flatnonzero(fell_back).tolist() == [20, 21]
+    assert max(np.delete(apart, np.r_[20:24, 40:44])) < 1e-9
+
+
+def test_a_latecomer_begins_with_its_own_mean():
+    groups = Groups("appa", 4, begin=3)
+    groups.step(np.full((4, 2), 0.5), {0, 1, 2})
+    late = {"reference": 50.0, "history": groups.before(3, groups.state), "iteration": 2}
+    reward_J = np.array([0.4, 0.6])
+    numbers, after = rule_sums.terms("appa", groups.appa, **late, reward_J=reward_J, training_J=reward_J)
+    # (1 - .5) / .02 = 25; nothing moves, so the next exponent is 25 less its largest rise, .2 * .2 / .02 = 2
+    assert after == pytest.approx(0.5)
+    np.testing.assert_allclose(np.log([numbers["weight"][0], numbers["next"][0]]), [25 - 50, 25 - 50 - 2])
+    # one that was there has .2 * .5 of the first iteration
+    assert groups.before(0, groups.state) == pytest.approx(0.1)
+
+
+THREE = ("task 1", "task 2", "task 3")
+
+
+def attacked():
+    """Groups after three iterations, of which the first was asked for the fourth."""
+    groups = Groups("appa", 3)
+    for _ in range(3):
+        groups.step(np.random.default_rng(0).uniform(size=(3, 5)))
+    assert groups.before(0, groups.state) == groups.before(0, groups.state)  # a repeated request
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"reference": 49.0}, OTHER_REFERENCE),  # bends of the weights over several would tell all histories
+        ({"reference": math.nan, "iteration": 5, "completed": (*THREE, "task 4")}, OTHER_REFERENCE),
+        ({"completed": (*THREE[:2], "unknown")}, OTHER_REFERENCE),
+        ({"iteration": 5}, OTHER_REFERENCE),
+        ({"iteration": 3, "completed": THREE[:2]}, PAST),
+        ({"iteration": 0, "completed": ()}, PAST),
+        ({"iteration": 5, "completed": (*THREE[:2], "unknown", "unknown")}, PAST),  # the history of iteration 2
+        ({"iteration": 5, "completed": (*THREE, "task 2")}, PAST),  # the same
+    ],
+)
+def test_an_iteration_that_would_tell_more_of_histories_is_refused(changed, reason):
+    groups = attacked()
+    with pytest.raises(Refused) as caught:
+        groups.before(0, groups.state, **changed)
+    assert caught.value.name == reason
+
+
+def test_a_history_is_that_of_the_last_completed_task():
+    groups = attacked()
+    for task, history in (("task 4", 0.25), ("task 4 again", 0.75)):  # two sums, of which one was completed
+        rule_sums.remember(groups.facts[0], run="run", rule="appa", task=task, history=history)
+    after = {"iteration": 5, "completed": (*THREE, "task 4")}
+    assert groups.before(0, groups.state, **after) == 0.25
+    without = {"iteration": 6, "completed": (*THREE, "task 4", "without it")}
+    assert groups.before(0, groups.state, **without, reference=1.0) == 0.25
+
+
+@pytest.mark.parametrize(("run", "rule", "task"), [("x", "appa", "task"), ("x appa y", "average", "task"),
+                                                   ("x", "appa", "y appa task")])  # fmt: skip
+def test_a_run_and_a_rule_have_histories_of_their_own(run, rule, task):
+    # Attack: each run would bring the reference of its own for the same history.
+    facts, request = {}, {"reference": 1.0, "rule": "appa", "run": "x appa y"}
+    rule_sums.before(facts, **request, iteration=1, completed=())
+    rule_sums.remember(facts, run="x appa y", rule="appa", task="task", history=0.5)
+    later = {"iteration": 2, "completed": (task,)}
+    assert rule_sums.before(facts, **{**request, "run": run, "rule": rule}, **later) is None
+
+
+def test_no_term_is_above_1_by_rounding():
+    appa, ones_J = Config.load({}).appa, np.ones(64)
+    numbers, _ = rule_sums.terms(
+        "appa", appa, reference=0.0, iteration=2, history=0.0, reward_J=ones_J, training_J=ones_J
+    )
+    assert numbers["weight"][0] == 1
+    assert numbers["term"].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "groups", "says"),
+    [
+        ({"rule": "min"}, None, "rule=min .*appa.alpha=-14"),
+        ({"baseline-rule": "mix"}, None, "rule=mix .*average, appa and alpha"),
+        ({"rule": "my_rules:Median"}, None, "rule=my_rules:Median .*average, appa and alpha"),
+        ({"rule": "alpha", "appa.alpha": -math.inf}, None, "appa.alpha in size is inf"),
+        ({"rule": "alpha", "appa.alpha": 14.5}, None, "is 14.5; .* at most 14"),
+        ({"appa.temperature": 0.01}, None, "temperature is 20; .* at most 14"),
+        ({"sft.target": "mean"}, None, "predicted-mean"),
+        ({"task": "opa", "sft.target": "majority"}, None, "votes"),
+        ({"run.phases": "serve"}, None, r"run\.phases=serve"),
+        ({}, 2, "2 groups: .* 3 to 64"),
+        ({}, 65, "65 groups: .* 3 to 64"),
+        ({"pluralllm.unseen-groups": "a; b"}, 4, r"2 pluralllm\.unseen-groups of 4: fewer than 3"),
+    ],
+)
+def test_what_no_sum_holds_is_refused_in_one_line(keys, groups, says):
+    with pytest.raises(UserError, match=says) as caught:
+        rule_sums.check_config(Config.load({"run.sums": "secure", **keys}), groups=groups)
+    assert "\n" not in str(caught.value)
+    rule_sums.check_config(Config.load({"run.sums": "plain", **keys}), groups=groups)
+
+
+@pytest.mark.parametrize(("unseen", "groups"), [("a", 4), ("", 64), ("a; b", None)])
+def test_three_groups_that_train_have_sums(unseen, groups):
+    rule_sums.check_config(Config.load({"run.sums": "secure", "pluralllm.unseen-groups": unseen}), groups=groups)
+
+
+def test_fairness_by_hand_and_as_from_single_rewards():
+    # rewards .2 and .6: mean .4, deviation .2, CoV .5, 1 / 1.25
+    assert rule_sums.fairness_of_sums(np.array([0.8]), np.array([0.4]), groups=2) == pytest.approx(0.8)
+    # one of 200 has .5: CoV is sqrt(199), capped at 10
+    capped = rule_sums.fairness_of_sums(np.array([0.5]), np.array([0.25]), groups=200)
+    assert capped == pytest.approx(1 / 101)
+    reward_GJ = np.random.default_rng(1).uniform(0, 0.5, (4, 20))
+    reward_GJ[:, 3], reward_GJ[:, 4] = 0.0, 0.25
+    total = (reward_GJ.sum(axis=0), (reward_GJ**2).sum(axis=0))
+    assert rule_sums.fairness_of_sums(*total, groups=4) == pytest.approx(fairness_index(reward_GJ))
+    assert rule_sums.fairness_of_sums(np.array([1e-9]), np.array([0.0]), groups=2) == 1.0
+    tiny = (np.array([1e-9, 0.8]), np.array([1e-18, 0.4]))
+    assert rule_sums.fairness_of_sums(*tiny, groups=2) == pytest.approx(0.8)  # the first is left out

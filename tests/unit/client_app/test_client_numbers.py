@@ -1,0 +1,151 @@
+"""A group's numbers: votes, and rewards against a loop over single answers without padding.
+
+Axis letters: Q public questions, J scored answers, K options.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from client_node import asked_of, prepared_node, uniform_request
+
+from appa_flwr.protocol import asks, rewards
+from appa_flwr.protocol.asks import Ask, ScoreRequest
+from appa_flwr.survey.generate import generate
+from client_app.numbers import score
+
+SIZES = (2, 5, 3, 4)
+OPTION_QK = np.arange(max(SIZES))[None] < np.array(SIZES)[:, None]
+METRICS = ("js", "js-distance", "wasserstein", "cosine", "borda")
+
+
+def by_hand(metric: str, prediction: np.ndarray, target: np.ndarray) -> float:
+    """One reward over real options only; what a metric is worth, its own tests and the reference say."""
+    return float(rewards.METRICS[metric](prediction[None], target[None], np.full((1, len(target)), True))[0])
+
+
+def table(seed: int) -> np.ndarray:
+    """A distribution for every question; what stands on padding must not matter."""
+    rng = np.random.default_rng(seed)
+    table_QK = np.where(OPTION_QK, rng.dirichlet(np.ones(5), size=4), 0.0)
+    table_QK /= table_QK.sum(1, keepdims=True)
+    table_QK[1, :2] = [table_QK[1, :2].sum(), 0.0]  # an option nobody chose
+    return table_QK
+
+
+@pytest.mark.parametrize("num_answers", [60, 0])
+def test_rewards_equal_a_slow_loop_over_answers(num_answers):
+    rng = np.random.default_rng(0)
+    question_J = rng.integers(4, size=num_answers)
+    prediction_JK = rng.dirichlet(np.full(5, 0.5), size=num_answers)
+    prediction_JK[:20] = np.round(prediction_JK[:20], 1)  # ties and zeros
+    prediction_JK[:20, 0] += 0.1
+    prediction_JK[rng.integers(2, size=num_answers) == 1] *= 3.0  # need not sum to one
+    target_QK = table(1)
+    reward_J = score(ScoreRequest(question_J, prediction_JK, METRICS), target_QK, OPTION_QK)
+    assert list(reward_J) == list(METRICS)
+    for metric in METRICS:
+        pairs = ((prediction_JK[j, : SIZES[q]], target_QK[q, : SIZES[q]]) for j, q in enumerate(question_J))
+        expected = [by_hand(metric, *pair) for pair in pairs]
+        np.testing.assert_allclose(reward_J[metric], expected, atol=1e-9, err_msg=metric)
+
+
+def test_an_unreadable_answer_is_worth_nothing_and_an_unknown_question_has_no_reward():
+    target_QK = table(2)
+    target_QK[3] = np.nan
+    prediction_JK = np.full((5, 5), 0.2)
+    prediction_JK[[1, 4]] = np.nan
+    prediction_JK[2, 1] = np.nan  # half an answer is none either
+    prediction_JK[0, 2:] = np.nan  # but beyond the two options of question 0 nothing counts
+    request = ScoreRequest(np.array([0, 0, 1, 3, 3]), prediction_JK, METRICS)
+    for metric, reward_J in score(request, target_QK, OPTION_QK).items():
+        assert reward_J[0] == pytest.approx(by_hand(metric, np.array([0.2, 0.2]), target_QK[0, :2]))
+        assert reward_J[[1, 2]].tolist() == [0.0, 0.0]
+        assert np.isnan(reward_J[[3, 4]]).all()  # the group has no answer there, readable or not
+
+
+def test_rewards_come_from_each_groups_own_table():
+    """Answering with one group's own table earns that group, and no other, all of the reward."""
+    node, catalogue = prepared_node()
+    everyone = generate(num_questions=24, num_groups=4, seed=0).groups
+    for group in everyone:
+        asked = uniform_request(catalogue, prediction_JK=node.targets(group))
+        for name, own in node.numbers(asked.ask(asks.REWARDS)).items():
+            reward_J = own["js targets reward"]
+            assert (reward_J > 1 - 1e-12).all() == (name == group)
+            np.testing.assert_array_equal(own["js targets square"], reward_J**2)
+            assert own["js targets own"] == pytest.approx(reward_J.mean())
+            assert own["js targets known"].all()
+
+
+def test_against_own_answers_a_reward_is_known_where_the_group_has_answered():
+    node, catalogue = prepared_node()
+    asked = uniform_request(catalogue, sides=(asks.TRUTH_SIDE,)).ask(asks.REWARDS)
+    for group, own in node.numbers(asked).items():
+        known_Q = ~np.isnan(node.truth(group)).any(1) & ~catalogue.train_Q
+        np.testing.assert_array_equal(own["js truth known"], known_Q)
+        assert not own["js truth reward"][~known_Q].any()
+        assert own["js truth own"] == pytest.approx(own["js truth reward"][known_Q].mean())
+        assert own["js truth groups"] == 1
+
+
+def test_a_fresh_draw_takes_another_context_and_the_same_draw_the_same():
+    node, catalogue = prepared_node(pluralllm__architecture="attention")
+
+    def reward_GJ(draw: int) -> np.ndarray:
+        asked = uniform_request(catalogue, draw=draw).ask(asks.REWARDS)
+        return np.stack([own["js targets reward"] for own in node.numbers(asked).values()])
+
+    drawn = {draw: reward_GJ(draw) for draw in (0, 1, 2)}
+    assert not np.allclose(drawn[0], drawn[1])
+    assert not np.allclose(drawn[1], drawn[2])
+    for draw in (2, 0, 1):
+        np.testing.assert_array_equal(reward_GJ(draw), drawn[draw])
+
+
+@pytest.mark.parametrize("task", ["dpa", "opa"])
+def test_a_group_votes_its_own_training_answers_and_its_predictions_elsewhere(task):
+    node, catalogue = prepared_node(task=task)
+    votes = {name: own["votes"] for name, own in node.numbers(Ask(asks.VOTES)).items()}
+    survey = generate(num_questions=24, num_groups=4, seed=0)
+    assert set(votes) == set(survey.groups)
+    for group, vote_QK in votes.items():
+        table_QK = node.targets(group)
+        sources = set()
+        for q, question in enumerate(catalogue.questions):
+            size = len(question.options)
+            own = survey.answers[group].get(question.question_id) if catalogue.train_Q[q] else None
+            sources.add(own is None)
+            opinion = table_QK[q, :size] if own is None else own
+            favourites = sorted(range(size), key=lambda k, p=opinion: (-p[k], k))
+            expected = [0.0] * vote_QK.shape[1]
+            for place, option in enumerate(favourites):
+                expected[option] = float(size - place) if task == "opa" else float(place == 0)
+            assert vote_QK[q].tolist() == expected
+        assert sources == {True, False}
+
+
+@pytest.mark.parametrize("kind", [asks.ANSWERS, asks.PREDICTIONS])
+def test_answers_hold_no_held_out_answer_and_predictions_no_answer_at_all(kind):
+    node, catalogue = prepared_node()
+    for group, own in node.numbers(Ask(kind)).items():
+        truth_QK, table_QK = node.truth(group), node.targets(group)
+        known_Q = ~np.isnan(truth_QK).any(1)
+        own_Q = known_Q & catalogue.train_Q & (kind == asks.ANSWERS)
+        np.testing.assert_array_equal(own["votes"][own_Q], truth_QK[own_Q])
+        np.testing.assert_array_equal(own["votes"][~own_Q], table_QK[~own_Q])
+        for part_Q in (known_Q & ~catalogue.train_Q, known_Q & ~own_Q):
+            assert part_Q.any()
+            assert (np.abs(own["votes"] - truth_QK)[part_Q].max(1) > 1e-3).all()
+
+
+def test_an_unseen_group_trains_nothing_and_is_scored_apart():
+    node, catalogue = prepared_node(pluralllm__unseen_groups="Avaria")
+    config = node.config
+    updates = node.numbers(asked_of(asks.UPDATE, catalogue, config))
+    assert updates["Avaria"]["answers"] == 0
+    assert not updates["Avaria"]["step"].any()
+    assert node.numbers(asked_of(asks.VALIDATION, catalogue, config))["Avaria"]["answers"] == 0
+    for group, own in node.numbers(asked_of(asks.SCORES, catalogue, config)).items():
+        seen, unseen = own["scores"].any(axis=1)
+        assert (seen, unseen) == (group != "Avaria", group == "Avaria")

@@ -1,0 +1,171 @@
+"""PluralLLM's scores on the server: from each group's sums or from their total, and the faults that sums may have.
+
+Axis letters: L sums, Q questions, N answered questions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_groups import FakeGroups
+from fakes import FakeGrid, catalogue_of
+from in_process import SimulatedGrid, flower_task, simulated
+from small import SMALL_PREDICTOR, VOTES
+
+from appa_flwr.config import Config
+from appa_flwr.protocol.asks import SCORES
+from client_app.memory import memory_of
+from pluralllm.data import GroupData, group_data, option_embedding
+from pluralllm.group_mean import group_sums, mean_from_sums
+from pluralllm.scores import measure_sums, summed
+from server_app import run
+from server_app.federation.catalogue import build_catalogue, run_survey
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
+from server_app.inputs import RunInputs
+from server_app.predictor.pooled_scores import fault, scores, tables
+from server_app.predictor.pretraining import initial_weights
+
+CATALOGUE = catalogue_of([2] * 25, train=[True] * 20 + [False] * 5)
+SIZES = {"training": 20, "held-out": 5}
+PLACES = {name: place for place, name in enumerate(summed())}
+
+
+def sums(*parts, unseen=False):
+    """A group's sums (2, L) from (part, answers, its mean JS): the other measures and predictors follow from that."""
+    score_2L = np.zeros((2, len(PLACES)))
+    for part, answers, js in parts:
+        for name, less in (("pluralllm", 0.0), ("uniform", 0.2), ("nearest-question", 0.1)):
+            means = {"answers": 1.0, "js": js - less, "js_distance": js - less - 0.1, "wasserstein": js - less}
+            for measure, mean in means.items():
+                score_2L[int(unseen), PLACES[part, name, measure]] = answers * mean
+    return score_2L
+
+
+BY_GROUP = {
+    "A": sums(("held-out", 4, 0.9)),
+    "B": sums(("held-out", 1, 0.4), ("training", 20, 0.95)),
+    "C": sums(("held-out", 3, 0.5), unseen=True),
+    "D": sums(),  # has answered no held-out question
+}
+
+
+def scored(by_group, **keys):
+    node = FakeGroups([*by_group], lambda ask, name: {"scores": by_group[name]})
+    groups = Groups(OverlapGrid(FakeGrid({1: node})), Config.load({"run.min-groups": 1, **keys}))
+    groups.grid.simulated = True
+    groups.gather((), patience=0.0)
+    groups.send_catalogue(CATALOGUE)
+    found = scores(groups, CATALOGUE, ("C",))
+    assert [ask.kind for ask in node.asked] == [SCORES]
+    return found
+
+
+@pytest.mark.parametrize("run_sums", ["plain", "secure"])
+def test_means_are_over_answers_and_unseen_groups_stand_apart(run_sums):
+    found = scored(BY_GROUP, **{"run.sums": run_sums})
+    assert found["scores"].keys() == {"seen/held-out", "seen/training", "unseen/held-out"}
+    assert found["scores"]["seen/held-out"].keys() == {"pluralllm", "uniform", "nearest-question"}
+    seen = found["scores"]["seen/held-out"]["pluralllm"]
+    # (4 x 0.9 + 0.4) / 5, not (0.9 + 0.4) / 2
+    assert seen == pytest.approx({"answers": 5, "js": 0.8, "js_distance": 0.7, "wasserstein": 0.8})
+    assert found["scores"]["unseen/held-out"]["pluralllm"]["js"] == pytest.approx(0.5)
+    if run_sums == "secure":
+        assert found["groups"] == {}
+        return
+    assert found["groups"]["B"]["seen/training"]["pluralllm"]["js"] == pytest.approx(0.95)
+    assert found["groups"]["C"].keys() == {"unseen/held-out"}
+    assert found["groups"]["D"] == {}
+
+
+def test_a_masked_sum_s_count_is_a_whole_number():
+    assert tables(BY_GROUP["A"] + 1e-9)["seen/held-out"]["pluralllm"]["answers"] == 4
+    assert tables(np.full((2, len(PLACES)), 1e-9)) == {}
+
+
+def changed(measure, value, part="held-out", name="uniform", unseen=False):
+    score_2L = BY_GROUP["A"].copy()
+    score_2L[int(unseen), PLACES[part, name, measure]] = value
+    return score_2L
+
+
+@pytest.mark.parametrize(
+    "score_2L",
+    [
+        changed("answers", 3.0),  # of pluralllm 4
+        changed("answers", 2.0, name="pluralllm-shared"),  # of mean-of-others 0
+        changed("js", 4.1),
+        changed("wasserstein", 0.1, name="mean-of-others"),  # of no answer
+        sums(("held-out", 6, 0.5)),
+        sums(("held-out", 3.5, 0.5)),
+        sums(("training", 21, 0.5)),
+        sums(("held-out", 4, 0.5), unseen=True),
+    ],
+)
+def test_a_group_whose_sums_cannot_be_is_left_out_and_named(score_2L, caplog):
+    assert fault(score_2L, SIZES, unseen=False)
+    found = scored({**BY_GROUP, "A": score_2L})
+    assert "A" not in found["groups"]
+    assert found["scores"]["seen/held-out"]["pluralllm"]["answers"] == 1
+    assert "group A" in caplog.text
+
+
+def test_sums_that_can_be_are_taken():
+    for part in [("held-out", 5, 1.0)], [("training", 20, 1.0), ("held-out", 4, 0.9)], []:
+        assert fault(sums(*part), SIZES, unseen=False) is None
+        assert fault(sums(*part, unseen=True), SIZES, unseen=True) is None
+
+
+SMALL = {"data.num-questions": 40, "data.num-groups": 6, "run.min-groups": 1, **SMALL_PREDICTOR, **VOTES}
+
+
+def card_scores(config, num_nodes):
+    """The scores of a card and the basis of its mean of others, through the groups' real ClientApp."""
+    with flower_task():
+        catalogue = build_catalogue(config)
+        nodes = simulated(config, num_nodes)
+        survey = memory_of(next(iter(nodes.values())))["survey"].decode()
+        groups = Groups(OverlapGrid(SimulatedGrid(nodes)), config, survey=survey)
+        groups.gather((), patience=0.0)
+        groups.send_catalogue(catalogue)
+        groups.send_targets(initial_weights(config))
+        found = scores(groups, catalogue, config.unseen_group_names)
+    return found, run._group_sums(RunInputs(config, None, groups, catalogue)), catalogue
+
+
+def mean_score(data, others, catalogue):
+    """The sums of a group's answers against the others' mean, from a place that has all answers."""
+    mean_QK = mean_from_sums(*group_sums(others, option_embedding(catalogue)), min_groups=1)
+    known_N = mean_QK[data.question_N].any(axis=1)
+    rows = data.question_N[known_N]
+    return measure_sums(mean_QK[rows], data.answer_NK[known_N].astype(np.float64), catalogue.option_QK[rows])
+
+
+def test_in_a_simulation_each_group_is_scored_by_the_mean_of_the_others_that_train():
+    survey = run_survey(Config.load(SMALL))
+    unseen = survey.groups[-1]
+    config = Config.load({**SMALL, "pluralllm.unseen-groups": unseen})
+    found, basis, catalogue = card_scores(config, 6)
+    held_out = {catalogue.questions[q].question_id for q in np.flatnonzero(catalogue.held_out_Q)}
+    everyone = [
+        group_data(name, answers, embedding=option_embedding(catalogue), question_ids=held_out)
+        for name, answers in survey.answers.items()
+    ]
+    seen = [data for data in everyone if data.group != unseen]
+    count_Q = np.bincount(np.concatenate([data.question_N for data in seen]), minlength=len(catalogue.questions))
+    assert (basis.min_groups, basis.held_out) == (3, (count_Q >= 3).sum())
+    for data in everyone:
+        enough_N = count_Q[data.question_N] >= 3  # of a question's groups, its own among them
+        assert enough_N.sum() > 0
+        mine = GroupData(data.group, data.question_N[enough_N], data.answer_NK[enough_N])
+        expected = mean_score(mine, [other for other in seen if other.group != data.group], catalogue)
+        means = {key: value / expected["answers"] for key, value in expected.items()} | {"answers": expected["answers"]}
+        part = "unseen/held-out" if data.group == unseen else "seen/held-out"
+        assert found["groups"][data.group][part]["mean-of-others"] == pytest.approx(means, abs=1e-9)
+    assert card_scores(config, 2)[0] == found  # how groups share nodes changes no digit
+
+
+def test_where_too_few_groups_train_there_is_no_mean_of_others():
+    found, basis, _ = card_scores(Config.load({**SMALL, "data.num-groups": 2}), 2)
+    assert basis is None
+    assert not any("mean-of-others" in parts["seen/held-out"] for parts in found["groups"].values())

@@ -1,0 +1,67 @@
+"""What the groups' votes come to, from each group's or from their sum.
+
+Axis letters: Q questions, K options.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_groups import FakeGroups
+from fakes import FakeGrid, catalogue_of
+
+from appa_flwr.config import Config
+from appa_flwr.protocol import asks
+from server_app.federation.grid import OverlapGrid
+from server_app.federation.groups import Groups
+from server_app.inputs import RunInputs, ask_votes
+
+CATALOGUE = catalogue_of([3, 3], train=[True, False])
+MODES = {"A": [[1, 0, 0], [0, 1, 0]], "B": [[1, 0, 0], [0, 0, 1]], "C": [[0, 0, 1], [0, 0, 1]]}
+SHARES = {"A": [[0.6, 0.2, 0.2], [0, 1, 0]], "B": [[0.5, 0.1, 0.4], [0, 0, 1]], "C": [[0.1, 0, 0.9], [0, 0.2, 0.8]]}
+MEAN = np.mean([*SHARES.values()], axis=0)
+MAJORITY = [[1, 0, 0], [0, 0, 1]]
+
+
+def voted(**keys):
+    """What the votes come to, and the kinds of numbers that were asked for."""
+    config = Config.load({"run.min-groups": 1, **keys})
+    node = FakeGroups([*MODES], lambda ask, name: {"votes": (MODES if ask.kind == asks.VOTES else SHARES)[name]})
+    groups = Groups(OverlapGrid(FakeGrid({1: node})), config)
+    groups.grid.simulated = True
+    groups.gather((), patience=0.0)
+    groups.send_catalogue(CATALOGUE)
+    return ask_votes(RunInputs(config, None, groups, CATALOGUE)), [ask.kind for ask in node.asked]
+
+
+@pytest.mark.parametrize("run_sums", ["plain", "secure"])
+@pytest.mark.parametrize(
+    ("target", "sft_QK", "kinds"),
+    [
+        ("majority", MAJORITY, [asks.VOTES]),
+        ("votes", np.mean([*MODES.values()], axis=0), [asks.VOTES]),
+        ("smoothed-votes", (np.sum([*MODES.values()], axis=0) + 1) / 6, [asks.VOTES]),
+        ("predicted-mean", MEAN, [asks.PREDICTIONS]),
+    ],
+)
+def test_sft_s_targets_and_the_majority(target, sft_QK, kinds, run_sums):
+    taught, asked = voted(**{"sft.target": target, "run.sums": run_sums})
+    np.testing.assert_allclose(taught.sft_QK, sft_QK, atol=1e-12)
+    np.testing.assert_allclose(taught.majority_QK, MAJORITY)
+    # of a sum of predictions no vote is known
+    votes_too = run_sums == "secure" and target == "predicted-mean"
+    assert asked == [*kinds, *([asks.VOTES] if votes_too else [])]
+
+
+def test_the_mean_of_answers_is_asked_for_as_such():
+    taught, asked = voted(**{"sft.target": "mean"})
+    np.testing.assert_allclose(taught.sft_QK, MEAN)
+    assert asked == [asks.ANSWERS]
+
+
+def test_the_most_frequent_ranking_is_no_sum():
+    keys = {"task": "opa", "metric": "borda", "sft.target": "votes"}
+    plain, summed = (voted(**keys, **{"run.sums": run_sums})[0] for run_sums in ("plain", "secure"))
+    np.testing.assert_allclose(summed.sft_QK, plain.sft_QK)
+    assert plain.majority_QK is not None
+    assert summed.majority_QK is None

@@ -66,7 +66,7 @@ from server_app.run_folder import RunFolder
 
 
 def run_phases(grid: OverlapGrid, config: Config, folder: RunFolder) -> None:
-    """All phases of the config, from the roll call to the report."""
+    """All phases of the config, from the greeting of the groups to the report."""
     survey = keep_survey(config, survey_file := (folder.path / SURVEY_FILE).absolute())
     groups = Groups(
         grid,
@@ -167,7 +167,7 @@ def start_policy(run: RunInputs, inputs: PolicyInputs, given: SFTCard | None) ->
 
 
 def join(run: RunInputs) -> dict[str, int]:
-    """Call the roll and hand out the catalogue; training questions that each group has answered."""
+    """Greet the groups and hand out the catalogue; training questions that each group has answered."""
     config, groups, catalogue = run.config, run.groups, run.catalogue
     with run.folder.phase("join") as phase:
         groups.gather(config.group_names, patience=config.run.reply_timeout)

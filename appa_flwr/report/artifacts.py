@@ -118,7 +118,7 @@ def _missing(run: RunArtifacts) -> Iterator[str]:
     if "uniform" in present:  # written together with these, so groups have refused what is not there
         if run.settings.eval.ceilings and not present.intersection(CEILINGS):
             elsewhere += [*CEILINGS, records.MEAN_PREDICTION]
-            yield f"There are no ceilings: some groups let nobody probe for them ({run_files.LOG_FILE} says which)."
+            yield f"There are no ceilings: some owners keep their groups' predictions (see {run_files.LOG_FILE})."
         if not present.intersection(LOOK_UPS):
             elsewhere += LOOK_UPS
             yield "There are no look-ups: some groups let nobody know their training answers (mean, in their policies)."

@@ -252,7 +252,7 @@ class Members:
         answered: dict[str, int] = {}
         for node, reply in replies.items():
             counts = reply.fields.get("answered", [0] * len(reply.groups))
-            own = {name: count for (_, name), count in zip(self._own(node, reply, hosts), counts, strict=False)}
+            own = {name: counts[place] for place, name in self._own(node, reply, hosts)}
             answered |= own
             if kind == messages.CATALOGUE:
                 self._may |= dict.fromkeys(own, frozenset(reply.fields["may"]))
@@ -299,6 +299,8 @@ class Members:
                 reply = messages.unpack_reply(message.content, numbers=numbers, **fields)
                 if not self.simulated and len(reply.groups) > MOST_NAMES:
                     raise ValueError(f"it names {len(reply.groups)} groups, at most {MOST_NAMES} are read")
+                if len(reply.fields.get("answered", reply.groups)) != len(reply.groups):
+                    raise ValueError("it does not count the answers of each of its groups")
             except ValueError as error:
                 log.warning("node %s: %s", node, error)
             else:

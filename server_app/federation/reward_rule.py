@@ -121,12 +121,12 @@ class SumRule:
     config: Config
 
     def first(self) -> RuleState:
-        """As of `PlainRule`."""
+        """See `PlainRule`."""
         rule_sums.check_rule(self.config.rule, self.config.appa)
         return rule_sums.first(self.config.rule, self.config.appa, len(self.names))
 
     def ask(self, state: RuleState, answers: Answers, draw: int) -> Ask:
-        """As of `PlainRule`."""
+        """See `PlainRule`."""
         assert isinstance(state, SumState)
         return answers.request([self.config.reward_metric], draw=draw).ask(
             asks.TERMS,
@@ -138,7 +138,7 @@ class SumRule:
         )
 
     def result(self, state: RuleState, answers: Answers, answer: Answer) -> Aggregated:
-        """As of `PlainRule`."""
+        """See `PlainRule`."""
         assert isinstance(state, SumState)
         sums = {name: answer.sum(name) for name in answer.numbers}
         number, rule = len(answer.groups), self.config.rule
@@ -156,11 +156,11 @@ class SumRule:
         )
 
     def saved(self, state: RuleState) -> dict[str, Any]:
-        """As of `PlainRule`."""
+        """See `PlainRule`."""
         return {**vars(state)}
 
     def restored(self, saved: Mapping[str, Any]) -> RuleState:
-        """As of `PlainRule`."""
+        """See `PlainRule`."""
         return SumState(saved["iteration"], saved["reference"], tuple(saved["completed"]))
 
 

@@ -257,7 +257,7 @@ def test_an_iteration_has_one_reference_and_no_history_comes_back(tmp_path):
     assert refused(circle.terms(2, state.reference, [])) == code(masks.OTHER_REFERENCE)
     assert refused(circle.terms(1, state.reference)) == code(masks.PAST)
     assert refused(circle.terms(2, float("inf"), [first])) in (refusals.FAILED, code(masks.OTHER_REFERENCE))
-    # the history before the second sum, with which a withheld standing once made up a history of the server's choice
+    # a server that leaves a completed sum out would choose the history that a group continues
     assert refused(circle.terms(3, state.reference, [first, second])) is None
     assert refused(circle.terms(4, state.reference, [first, "ff" * 32, "ff" * 32])) == code(masks.PAST)
 

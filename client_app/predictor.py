@@ -20,13 +20,11 @@ from appa_flwr.config import Config
 from appa_flwr.config.sections import AVERAGING, PluralLLMSection
 from appa_flwr.core.seeds import child_seed
 from appa_flwr.protocol.messages import join_weights, split_weights
-from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding
-from pluralllm.episodes import EpisodeConfig
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.network import ModelConfig, PluralLLM
 from pluralllm.prediction import predict_choices, predict_targets
 from pluralllm.scores import measure_sums
-from pluralllm.training import local_update, step_size_factor
+from pluralllm.training import EpisodeConfig, build, choices, local_update, step_size_factor
 
 Weights = npt.NDArray[np.float32]
 

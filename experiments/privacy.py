@@ -37,9 +37,9 @@ from appa_flwr.survey.types import Question, Survey
 from client_app import predictor
 from experiments import entry, study
 from experiments.pluralllm.federation import Deployed, flower_task
-from pluralllm.architectures import choices
 from pluralllm.data import GroupData, option_embedding
 from pluralllm.scores import COUNT, MEASURES, PREDICTOR, measure_sums, summed
+from pluralllm.training import choices
 from server_app.predictor.pretraining import initial_weights
 
 FloatArray = npt.NDArray[np.float64]

@@ -24,10 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pluralllm.episodes import Episodes
-from pluralllm.layers import Head, OptionMixing, log_softmax
-from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.questions import Layout, Questions, layout
+from pluralllm.network import Episodes, Head, Layout, ModelConfig, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # K y - 1 (0 where the answer is uniform), the centred log of y, and both less what the prior predicts
 ANSWER_FEATURES = 4
@@ -120,7 +117,7 @@ class FewShotAttention(PluralLLM):
         assert answer is not None
         tokens = layout(options)
         token_ND, prior_N = self._question(embedding, tokens)
-        answer_NA = _answer_features(answer, log_softmax(prior_N, options), options)[options]
+        answer_NA = _answer_features(answer, log_share(prior_N, options), options)[options]
         shift, scale = self.answer(answer_NA).chunk(2, dim=-1)
         token_ND = token_ND + shift + scale * self.answered(token_ND)
         key_values = []
@@ -139,7 +136,7 @@ class FewShotAttention(PluralLLM):
         token_ND = token_ND + self.unanswered
         for mixing, attention, key_value in zip(self.mixing[:-1], self.attention, memory.key_values, strict=True):
             token_ND = attention(mixing(token_ND, tokens), tokens, key_value, memory.real_BT)
-        return log_softmax(prior_N + self.head(self.mixing[-1](token_ND, tokens)), target.options)
+        return log_share(prior_N + self.head(self.mixing[-1](token_ND, tokens)), target.options)
 
     def _question(self, embedding: Tensor, tokens: Layout) -> tuple[Tensor, Tensor]:
         """Tokens (N, D) of questions before any answer is seen, and their score without context (N,)."""

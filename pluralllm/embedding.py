@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from appa_flwr.survey.types import Question
 from pluralllm.data import ORDINAL_FEATURES, OptionEmbedding, embedding_parts
 from pluralllm.encoders import Encoder, Matrix, hashed_ngrams
-from pluralllm.model import EMBEDDING_DIM
+from pluralllm.network import EMBEDDING_DIM
 
 SVD_SEED = 0
 SVD_ITERATIONS = 7

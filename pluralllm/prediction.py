@@ -3,7 +3,7 @@
 One context serves all questions, so it is taken in once and all questions are predicted in one pass. Only the questions
 that are in it themselves need one without them: of "attention" a pass each, of "residual" leave-one-out in closed form.
 
-Axis letters: Q questions, K options, N questions the group answered, C context questions, R draws of a context.
+Axis letters: Q questions, K options, N questions the group answered, C context questions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import torch
 from appa_flwr.core.errors import UserError
 from pluralllm.attention import FewShotAttention
 from pluralllm.data import BoolArray, FloatArray, GroupData, IntArray, OptionEmbedding
-from pluralllm.model import PluralLLM
-from pluralllm.questions import Questions
+from pluralllm.network import PluralLLM, Questions
 from pluralllm.residual import SHARES, ExactResidual, Shares, View
 
 # bounds memory: real surveys ask thousands of questions
@@ -91,7 +90,7 @@ def predict_targets(
     *,
     num_context: int,
     seed: int,
-    num_draws: int = 1,
+    draw: int = 0,
     trained: BoolArray | None = None,
     rows: IntArray | None = None,
 ) -> FloatArray:
@@ -106,39 +105,34 @@ def predict_targets(
         embedding: the public table of Q questions.
         num_context: most context questions; with none, or a single one for "residual", the mean is predicted.
         seed: of the run; with the group's name it fixes the context.
-        num_draws: contexts to average over, >= 1.
+        draw: number of the context, among those that the seed gives.
         trained: (Q,) the questions that the network was trained on; none of them if None. Only "residual" asks.
         rows: questions to predict, ascending; all Q if None.
 
     Returns:
-        Distributions (Q, K) for the questions in `rows`, the mean over the draws; rows sum to 1, padding is 0.
+        Distributions (Q, K) for the questions in `rows`; rows sum to 1, padding is 0.
 
     Raises:
-        UserError: the embedding has another size than the model was built for, or `num_draws` < 1.
+        UserError: the embedding has another size than the model was built for.
     """
     if embedding.dim != model.config.embedding_dim:
         raise UserError(
             f"PluralLLM was built for embeddings of {model.config.embedding_dim} features, "
             f"the table has {embedding.dim}"
         )
-    if num_draws < 1:
-        raise UserError(f"num-draws is {num_draws}; use at least 1")
     model.eval()
     table = Questions(torch.from_numpy(embedding.value_QKE), torch.from_numpy(embedding.option_QK))
     table = table.map(lambda value: value.to(next(model.parameters()).device))
     wanted = np.arange(len(embedding.option_QK)) if rows is None else rows
-    draw_RQK = np.zeros((num_draws, len(wanted), embedding.option_QK.shape[1]))
-    for draw in range(num_draws):
-        order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
-        if isinstance(model, ExactResidual):
-            known_Q = np.zeros(len(wanted), dtype=np.bool_) if trained is None else trained[wanted]
-            shared = np.sort(order[:num_context])
-            draw_RQK[draw] = _from_residual(model, table, data, shared, wanted, known_Q)
-        elif isinstance(model, FewShotAttention):
-            draw_RQK[draw] = _from_attention(model, table, data, order, num_context, wanted)
-    mean_QK: FloatArray = draw_RQK.mean(axis=0)
-    mean_QK /= mean_QK.sum(axis=1, keepdims=True)
-    return mean_QK
+    order = context_order(data, embedding.question_ids, num_context=num_context, seed=seed, draw=draw)
+    if isinstance(model, FewShotAttention):
+        table_QK = _from_attention(model, table, data, order, num_context, wanted)
+    else:
+        assert isinstance(model, ExactResidual)
+        known_Q = np.zeros(len(wanted), dtype=np.bool_) if trained is None else trained[wanted]
+        table_QK = _from_residual(model, table, data, np.sort(order[:num_context]), wanted, known_Q)
+    table_QK /= table_QK.sum(axis=1, keepdims=True)
+    return table_QK
 
 
 @torch.inference_mode()
@@ -152,7 +146,7 @@ def predict_choices(
     trained: BoolArray,
     rows: IntArray,
 ) -> FloatArray:
-    """Predictions of each of `architectures.choices`, (choices, rows, K), at little more than the cost of one.
+    """Predictions of each of `training.choices`, (choices, rows, K), at little more than the cost of one.
 
     Arguments are those of `predict_targets`; nothing of the answers to `rows` may be in `data`.
     """

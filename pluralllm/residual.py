@@ -3,7 +3,7 @@
 A network says of every option what share of people it expects, for whichever group. How one group differs is a Gaussian
 process over the square roots of shares, conditioned on all the group's answers exactly (kernel ridge regression): one
 Cholesky factorisation a group. Network and kernel are trained together on episodes of one group
-(`pluralllm.episodes`), so only weights travel. There are five views, each with a kernel of its own and trained by a
+(`pluralllm.training`), so only weights travel. There are five views, each with a kernel of its own and trained by a
 share of the episodes:
 
 - The network knows its training questions by heart, and what a group's answers leave over of such a mean is small. Of
@@ -38,10 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pluralllm.data import BoolArray, FloatArray, embedding_parts
-from pluralllm.episodes import Episodes
-from pluralllm.layers import Head, OptionMixing, log_softmax
-from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.questions import Layout, Questions, layout
+from pluralllm.network import Episodes, Head, Layout, ModelConfig, OptionMixing, PluralLLM, Questions, layout, log_share
 
 # where in the list an option stands, how far from the middle, and one over the length of the list
 PLACE_FEATURES = 3
@@ -240,7 +237,7 @@ class ExactResidual(PluralLLM):
         token_PD = self.option(read_PE) + (self.unread if view.blind else 0.0)
         for mixing in self.mixing:
             token_PD = mixing(token_PD, tokens)
-        log_SK = log_softmax(self.head(token_PD), questions.options)[0]
+        log_SK = log_share(self.head(token_PD), questions.options)[0]
         return log_SK[questions.options[0]].exp().clamp_min(SMALLEST_SHARE).sqrt()
 
     def _noise(self, view: View) -> Tensor:
@@ -313,7 +310,7 @@ class Conditioned:
         A question of the context among them is predicted with its own answer as one more observation.
         """
         read = self.model._read(target, self.view)
-        return self._estimate(read, *self.residual(read))
+        return _share_table(read, *self.residual(read))
 
     def left_out(self) -> FloatArray:
         """Each question of the context predicted from the others, (C, K): block leave-one-out in closed form.
@@ -330,11 +327,12 @@ class Conditioned:
         block_SKK = torch.linalg.inv(block_SKK + torch.diag_embed((~option_SK).to(block_SKK.dtype)))
         residual_N = self.difference_N - (block_SKK @ weight_SK[..., None])[..., 0][option_SK]
         variance_N = block_SKK.diagonal(dim1=1, dim2=2)[option_SK] - self.model._noise(self.view)
-        return self._estimate(self.context, residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))
+        return _share_table(self.context, residual_N, variance_N.clamp_min(SMALLEST_VARIANCE))
 
-    def _estimate(self, read: _Read, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
-        found: FloatArray = read.padded(_shares(read, residual_P, variance_P)).cpu().numpy()
-        return found
+
+def _share_table(read: _Read, residual_P: Tensor, variance_P: Tensor) -> FloatArray:
+    table_SK: FloatArray = read.padded(_shares(read, residual_P, variance_P)).cpu().numpy()
+    return table_SK
 
 
 def _shares(read: _Read, residual_P: Tensor, variance_P: Tensor) -> Tensor:

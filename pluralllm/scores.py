@@ -7,6 +7,8 @@ Axis letters: Q questions, R chosen questions, K options, N answered questions, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +24,8 @@ PREDICTORS = (PREDICTOR, UNIFORM, NEAREST, MEAN_OF_OTHERS, SHARED)
 PARTS = (TRAINING_PART, HELD_OUT_PART)
 COUNT = "answers"
 """Of the answers that are scored, among the measures' sums."""
+# with three a group that removes its own share still does not see a single other group's answer
+MIN_GROUPS = 3
 
 
 def summed() -> list[tuple[str, str, str]]:
@@ -115,3 +119,45 @@ def nearest_question(
     sum_RK = (data.answer_NK[nearest_RC] * there_RC[..., None]).sum(axis=1)
     table_RK[found_R] = sum_RK[found_R] / there_RC[found_R].sum(axis=1, keepdims=True)
     return table_RK
+
+
+def group_sums(groups: Iterable[GroupData], embedding: OptionEmbedding) -> tuple[FloatArray, IntArray]:
+    """Add up the groups' answers question by question.
+
+    Held-out answers must not be among them. A node sends these sums for its groups, the server adds the nodes' sums.
+
+    Returns:
+        (Q, K) sum of answer distributions, and (Q,) number of groups that answered.
+    """
+    sum_QK = np.zeros(embedding.option_QK.shape)
+    count_Q = np.zeros(len(sum_QK), dtype=np.int64)
+    for data in groups:
+        sum_QK[data.question_N] += data.answer_NK
+        count_Q[data.question_N] += 1
+    return sum_QK, count_Q
+
+
+def mean_from_sums(
+    sum_QK: FloatArray, count_Q: IntArray, *, own: GroupData | None = None, min_groups: int = MIN_GROUPS
+) -> FloatArray:
+    """Mean answer of the others to each question.
+
+    Args:
+        sum_QK: (Q, K) from `group_sums`.
+        count_Q: (Q,) from `group_sums`.
+        own: the answers of a group whose share is within the sums and must not be; None for a group that is not.
+        min_groups: groups that must have answered a question for it to have a mean, the own counted; >= 1.
+
+    Returns:
+        (Q, K) distributions; a row of zeros where there is no mean.
+    """
+    others_QK, others_Q = np.array(sum_QK, dtype=np.float64), np.array(count_Q)
+    others_QK[count_Q < min_groups] = 0.0
+    if own is not None:
+        others_QK[own.question_N] -= own.answer_NK
+        others_Q[own.question_N] -= 1
+    others_QK = np.clip(others_QK, 0.0, None)  # a difference of float32 shares can end just under 0
+    others_QK[others_Q < 1] = 0.0  # rounding leaves crumbs of a share that stood alone
+    total_Q1 = others_QK.sum(axis=1, keepdims=True)
+    mean_QK: FloatArray = np.divide(others_QK, total_Q1, out=np.zeros_like(others_QK), where=total_Q1 > 0.0)
+    return mean_QK

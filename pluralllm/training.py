@@ -1,15 +1,23 @@
-"""Training PluralLLM: one client's local update, and the central run it is compared with."""
+"""Training PluralLLM: a fresh network, episodes of one group, and one client's local update.
+
+In an episode a few answered questions of one group are the context, others of the same group are to be predicted.
+
+Axis letters: B episodes, C context questions, M target questions, E embedding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from appa_flwr.config.sections import Architecture, PluralLLMSection
+from appa_flwr.core.errors import UserError
+from pluralllm.attention import FewShotAttention
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.episodes import EpisodeConfig, sample_episodes
-from pluralllm.model import PluralLLM
+from pluralllm.network import Episodes, ModelConfig, PluralLLM, Questions
+from pluralllm.residual import SHARES, ExactResidual, Shares
 
 Optimizer = Literal["sgd", "adam"]
 OPTIMIZERS: dict[Optimizer, type[torch.optim.SGD | torch.optim.Adam]] = {
@@ -23,6 +31,84 @@ MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 WARM_UP_STEPS = 5
 FALLING_SHARE = 1 / 3
+# the residual is conditioned on any number of answers, and is trained on as many as a step can afford
+RESIDUAL_CONTEXT = (8, 100)
+# of episodes: blind to the question, with learned features, and plain, whatever the others say; a plain kernel has few
+# numbers, and needs no more
+VIEW_SHARES = (0.5, 0.5, 0.1)
+
+
+def build(config: ModelConfig) -> PluralLLM:
+    """A fresh network, its weights drawn from torch's generator; untrained it answers uniformly."""
+    return ExactResidual(config) if config.architecture == "residual" else FewShotAttention(config)
+
+
+def choices(architecture: Architecture) -> tuple[Shares | None, ...]:
+    """Shares of views that validation chooses from; None alone where there are none."""
+    return SHARES if architecture == "residual" else (None,)
+
+
+@dataclass(frozen=True)
+class EpisodeConfig:
+    """Shape of the episodes of one optimizer step.
+
+    Attributes:
+        num_context: C, most context questions; a group with too few questions gives at most half of them.
+        least_context: fewest; each batch draws its C from here to `num_context`.
+        num_targets: M, target questions; fewer where the group has no more.
+        num_episodes: B, episodes drawn from one group for one step.
+        embedding_noise: largest standard deviation of Gaussian noise on a question's features (of order 1), drawn anew
+            each time. Half of the questions get none, the others anything up to this: the network may know the
+            training questions by heart and still learns what to say about others.
+    """
+
+    num_context: int = 16
+    least_context: int = 16
+    num_targets: int = 32
+    num_episodes: int = 4
+    embedding_noise: float = 0.3
+
+    @classmethod
+    def of(cls, settings: PluralLLMSection) -> EpisodeConfig:
+        """The episodes of a run: few-shot ones as at prediction for "attention", of any size for "residual"."""
+        most = settings.num_context_questions
+        if settings.architecture == "attention":
+            return cls(most, most)
+        least, largest = RESIDUAL_CONTEXT
+        return cls(min(largest, most), min(least, most), num_episodes=1)
+
+
+def sample_episodes(
+    data: GroupData, embedding: OptionEmbedding, *, config: EpisodeConfig, generator: torch.Generator
+) -> Episodes:
+    """Draw episodes from one group's answers; within each, context and targets share no question.
+
+    Raises:
+        UserError: the group answered no question.
+    """
+    if not len(data):
+        raise UserError(f"group '{data.group}' has no answered training question; PluralLLM needs at least one")
+    drawn = int(torch.randint(config.least_context, config.num_context + 1, (), generator=generator))
+    num_context = min(drawn, len(data) // 2)
+    num_targets = min(config.num_targets, len(data) - num_context)
+    shuffled = torch.rand(config.num_episodes, len(data), generator=generator).argsort(dim=1)
+    chosen = shuffled[:, : num_context + num_targets]
+    question = torch.from_numpy(data.question_N)[chosen]
+    noise = torch.randn(*question.shape, embedding.dim, generator=generator)
+    amount = config.embedding_noise * (2.0 * torch.rand(question.shape, generator=generator) - 1.0).clamp_min(0.0)
+    noise = amount[..., None] * noise
+    asked = Questions(
+        torch.from_numpy(embedding.value_QKE)[question],
+        torch.from_numpy(embedding.option_QK)[question],
+        torch.from_numpy(data.answer_NK)[chosen],
+    )
+    return Episodes(
+        context=asked.map(lambda part: part[:, :num_context]),
+        target=asked.map(lambda part: part[:, num_context:]),
+        noise=(noise[:, :num_context], noise[:, num_context:]),
+        view_B3=torch.rand(config.num_episodes, 3, generator=generator) < torch.tensor(VIEW_SHARES),
+        question=question,
+    )
 
 
 def step_size_factor(step: int, steps: int) -> float:
@@ -76,43 +162,4 @@ def local_update(
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         update.step()
         total += float(value.detach())
-    return total / steps
-
-
-def train_centrally(
-    model: PluralLLM,
-    groups: Sequence[GroupData],
-    embedding: OptionEmbedding,
-    *,
-    steps: int,
-    learning_rate: float,
-    episodes: EpisodeConfig,
-    generator: torch.Generator,
-) -> float:
-    """Train `model` in place with Adam on the pooled answers: what federated training is measured against.
-
-    One step sees episodes of every group, weighted by its number of answers as FedAvg weights its update. A fair
-    comparison gives it as many steps as rounds times local steps. `learning_rate` is the largest, see
-    `step_size_factor`; the rest is as in `local_update`.
-
-    Returns:
-        Mean over steps of the weighted loss.
-    """
-    parameters = list(model.parameters())
-    update = torch.optim.Adam(parameters, lr=learning_rate, betas=BETAS)
-    num_answers = sum(len(data) for data in groups)
-    device = parameters[0].device
-    model.train()
-    total = 0.0
-    for step in range(steps):
-        for group in update.param_groups:
-            group["lr"] = learning_rate * step_size_factor(step, steps)
-        update.zero_grad(set_to_none=True)
-        for data in groups:
-            batch = sample_episodes(data, embedding, config=episodes, generator=generator)
-            value = len(data) / num_answers * model.loss(batch.to(device))
-            torch.autograd.backward(value)
-            total += float(value.detach())
-        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
-        update.step()
     return total / steps

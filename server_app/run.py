@@ -45,7 +45,7 @@ from appa_flwr.run.run_files import (
 from appa_flwr.secure.rule_sums import check_config
 from appa_flwr.survey.generate import population
 from pluralllm import card as cards
-from pluralllm.group_mean import MIN_GROUPS
+from pluralllm.scores import MIN_GROUPS
 from server_app import machine, ppo_phase, tracking
 from server_app.federation.ask import TooFew
 from server_app.federation.catalogue import build_catalogue, keep_survey

@@ -22,9 +22,9 @@ from appa_flwr.survey.types import Survey
 from client_app.main import app
 from client_app.memory import Memory, memory_of, read_arrays
 from client_app.party import Party
-from pluralllm.architectures import choices
 from pluralllm.residual import SHARES_KEY
 from pluralllm.scores import summed
+from pluralllm.training import choices
 from server_app.federation.catalogue import build_catalogue
 from server_app.predictor.pretraining import initial_weights
 

@@ -15,7 +15,7 @@ CARD_FORMAT = 7
 
 
 class EpisodeShape(Record):
-    """The batch of a training step, see `pluralllm.episodes.EpisodeConfig`."""
+    """The batch of a training step, see `pluralllm.training.EpisodeConfig`."""
 
     num_context: int
     least_context: int

@@ -31,19 +31,17 @@ from appa_flwr.survey.sources import read_survey
 from appa_flwr.survey.split import split_questions
 from appa_flwr.survey.types import Survey
 from client_app import predictor
+from experiments.pluralllm.central import train_centrally
 from experiments.pluralllm.federation import LocalGroups, flower_task
 from experiments.pluralllm.measures import PredictorScores, measure
-from pluralllm.architectures import build, choices
 from pluralllm.data import BoolArray, FloatArray, GroupData, OptionEmbedding, group_data
 from pluralllm.embedding import embed_questions
 from pluralllm.encoders import Encoder
-from pluralllm.episodes import EpisodeConfig
-from pluralllm.group_mean import group_sums, mean_from_sums
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.network import ModelConfig, PluralLLM
 from pluralllm.prediction import predict_targets
 from pluralllm.residual import ExactResidual
-from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, nearest_question
-from pluralllm.training import train_centrally
+from pluralllm.scores import MEAN_OF_OTHERS, NEAREST, PREDICTOR, UNIFORM, group_sums, mean_from_sums, nearest_question
+from pluralllm.training import EpisodeConfig, build, choices
 from server_app.predictor.pretraining import initial_weights, pretrain
 from server_app.predictor.strategies import SERVER_LEARNING_RATE
 
@@ -260,18 +258,15 @@ def report(
     begin = time.process_time()
 
     def tables(part: Part, num_context: int) -> list[FloatArray]:
-        return [
-            predict_targets(
-                trained.model,
-                data,
-                embedding,
-                num_context=num_context,
-                seed=child_seed(seed, "context", 0),
-                num_draws=draws,
-                trained=problem.trained_Q,
-            )
-            for data in part.context
-        ]
+        table = functools.partial(
+            predict_targets,
+            trained.model,
+            embedding=embedding,
+            num_context=num_context,
+            seed=child_seed(seed, "context", 0),
+            trained=problem.trained_Q,
+        )
+        return [np.mean([table(data, draw=draw) for draw in range(draws)], axis=0) for data in part.context]
 
     def measured(found: Mapping[str, list[FloatArray]]) -> dict[str, PredictorScores]:
         return {name: measure(found[name], part.truth, embedding) for name, part in problem.parts.items()}

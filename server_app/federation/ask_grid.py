@@ -19,7 +19,7 @@ from flwr.supercore.run import Run
 
 from appa_flwr.protocol import asks, messages
 from appa_flwr.protocol.asks import Ask, Number
-from pluralllm.architectures import choices
+from pluralllm.training import choices
 from server_app.federation.ask import Answer, HalfOpened
 from server_app.federation.groups import Groups
 

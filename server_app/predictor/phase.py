@@ -15,7 +15,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol.asks import Catalogue
 from appa_flwr.run.cards import Card, EmbeddingSummary, EpisodeShape, SurveySummary
 from pluralllm import card as cards
-from pluralllm.episodes import EpisodeConfig
+from pluralllm.training import EpisodeConfig
 from server_app.predictor.pretraining import Pretraining
 from server_app.predictor.weights import load_weights
 

@@ -15,10 +15,9 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.seeds import child_seed
-from pluralllm.architectures import build, choices
-from pluralllm.model import ModelConfig
+from pluralllm.network import ModelConfig
 from pluralllm.residual import SHARES_KEY
-from pluralllm.training import step_size_factor
+from pluralllm.training import build, choices, step_size_factor
 from server_app.federation.ask_grid import AskGrid
 from server_app.federation.groups import Groups
 from server_app.predictor.replies import bound

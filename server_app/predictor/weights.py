@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from appa_flwr.config import Config
 from appa_flwr.core.errors import UserError
 from appa_flwr.core.files import replace_file
-from pluralllm.architectures import build
-from pluralllm.model import ModelConfig, PluralLLM
+from pluralllm.network import ModelConfig, PluralLLM
+from pluralllm.training import build
 from server_app.predictor.pretraining import Pretraining
 
 PRETRAINING = "pretraining"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 SIZES = {
-    "pluralllm.model": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8},
+    "pluralllm.network": {"EMBEDDING_DIM": 16, "HIDDEN_DIM": 8, "NUM_BLOCKS": 1, "RANK": 8},
     "server_app.models.tiny": {"STEPS": 20, "COUNTED_STEPS": 20},
     "server_app.federation.groups": {"CHECKPOINT_EVERY": 1},
 }

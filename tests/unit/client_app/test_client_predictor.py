@@ -22,13 +22,11 @@ from appa_flwr.protocol.rewards import js_distance
 from client_app import numbers, predictor
 from client_app.memory import read_arrays
 from client_app.predictor import Predictor
-from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, group_data, option_embedding
-from pluralllm.episodes import EpisodeConfig
-from pluralllm.model import ModelConfig
+from pluralllm.network import ModelConfig
 from pluralllm.residual import SHARES, SHARES_KEY, START_SHARES
 from pluralllm.scores import MEAN_OF_OTHERS, PREDICTOR, SHARED, UNIFORM, summed
-from pluralllm.training import local_update
+from pluralllm.training import EpisodeConfig, build, local_update
 from server_app.federation.catalogue import build_catalogue, run_survey
 from server_app.predictor.pretraining import initial_weights
 

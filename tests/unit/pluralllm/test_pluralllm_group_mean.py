@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.group_mean import group_sums, mean_from_sums
+from pluralllm.scores import group_sums, mean_from_sums
 
 TABLE = OptionEmbedding(("a", "b", "c"), np.zeros((3, 2, 5), np.float32), np.ones((3, 2), np.bool_))
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pluralllm.architectures import build
 from pluralllm.attention import FewShotAttention
-from pluralllm.model import ModelConfig
-from pluralllm.questions import Questions
+from pluralllm.network import ModelConfig, Questions
 from pluralllm.residual import ExactResidual
+from pluralllm.training import build
 
 B, C, M, K, E = 3, 5, 4, 4, 6
 TOLERANCE = {"atol": 2e-6, "rtol": 0.0}

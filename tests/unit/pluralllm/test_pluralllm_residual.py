@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from pluralllm.architectures import build
 from pluralllm.data import GroupData, OptionEmbedding, embedding_parts
-from pluralllm.episodes import EpisodeConfig, sample_episodes
-from pluralllm.model import ModelConfig
+from pluralllm.network import ModelConfig, Questions
 from pluralllm.prediction import predict_choices, predict_targets
-from pluralllm.questions import Questions
 from pluralllm.residual import PLAIN, SHARES, START_SHARES, ExactResidual, Shares, View
-from pluralllm.training import local_update
+from pluralllm.training import EpisodeConfig, build, local_update, sample_episodes
 
 Q, K, E = 30, 4, 20
 ANSWERED = 20

@@ -15,12 +15,11 @@ import torch
 from appa_flwr.config import Config
 from appa_flwr.config.sections import Architecture
 from appa_flwr.core.errors import UserError
-from pluralllm.architectures import build
+from experiments.pluralllm.central import train_centrally
 from pluralllm.attention import FewShotAttention, soft_cross_entropy
 from pluralllm.data import GroupData, OptionEmbedding
-from pluralllm.episodes import EpisodeConfig, Episodes, sample_episodes
-from pluralllm.model import ModelConfig, PluralLLM
-from pluralllm.training import MAX_GRADIENT_NORM, local_update, step_size_factor, train_centrally
+from pluralllm.network import Episodes, ModelConfig, PluralLLM
+from pluralllm.training import MAX_GRADIENT_NORM, EpisodeConfig, build, local_update, sample_episodes, step_size_factor
 
 Q, K, E = 30, 3, 8
 

@@ -16,8 +16,7 @@ from appa_flwr.config import Config
 from appa_flwr.protocol.asks import SCORES
 from client_app.memory import memory_of
 from pluralllm.data import GroupData, group_data, option_embedding
-from pluralllm.group_mean import group_sums, mean_from_sums
-from pluralllm.scores import measure_sums, summed
+from pluralllm.scores import group_sums, mean_from_sums, measure_sums, summed
 from server_app import run
 from server_app.federation.catalogue import build_catalogue, run_survey
 from server_app.federation.grid import OverlapGrid

@@ -1,0 +1,205 @@
+"""What both architectures of PluralLLM share: questions and episodes as tensors, layers, sizes, and that it has a loss.
+
+Axis letters: B episodes, C context questions, M target questions, S questions of either kind, K options, E embedding,
+D hidden features, N real option tokens of the batch in a row, T tokens of the longest episode.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from appa_flwr.config.sections import Architecture
+
+EMBEDDING_DIM = 128  # features of an option
+HIDDEN_DIM = 64  # width of the network
+NUM_BLOCKS = 2  # of option mixing, and with "attention" of attention
+RANK = 16  # learned features by which "residual" compares questions
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Architecture and sizes of the network.
+
+    Attributes:
+        architecture: "residual" (`pluralllm.residual`) or "attention" (`pluralllm.attention`).
+        embedding_dim: E, features of an option.
+        hidden_dim: D, width of the network, a multiple of `num_heads`.
+        num_blocks: blocks of option mixing, and with "attention" of attention, at least 1.
+        num_heads: H, heads of "attention".
+        rank: R, learned features in the kernel of "residual", at least 1.
+    """
+
+    architecture: Architecture = "residual"
+    embedding_dim: int = EMBEDDING_DIM
+    hidden_dim: int = HIDDEN_DIM
+    num_blocks: int = NUM_BLOCKS
+    num_heads: int = 4
+    rank: int = RANK
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> ModelConfig:
+        """The sizes of all runs."""
+        return cls(architecture, EMBEDDING_DIM, HIDDEN_DIM, NUM_BLOCKS, rank=RANK)
+
+
+class Questions(NamedTuple):
+    """A padded batch of questions as the network takes them.
+
+    Attributes:
+        embedding: (B, S, K, E) features of the options.
+        options: (B, S, K) bool, True where a question has that option; a question without any is padding.
+        answer: (B, S, K) distributions of the group, whatever on padding; None where they are not known.
+    """
+
+    embedding: Tensor
+    options: Tensor
+    answer: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Questions:
+        """The same change of every array."""
+        answer = None if self.answer is None else change(self.answer)
+        return Questions(change(self.embedding), change(self.options), answer)
+
+    def episode(self, place: int) -> Questions:
+        """One episode of the batch, as a batch of one."""
+        return self.map(lambda value: value[place : place + 1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the N real option tokens in a padded (B, S, K) batch.
+
+    Attributes:
+        option_BSK: True where a token is real.
+        question_N: b S + s of each token.
+        slot_N: b T + its rank within its episode.
+        real_BT: True where a slot holds a token.
+        size_S: (B S,) number of options of each question, at least 1 so that it can divide.
+    """
+
+    option_BSK: Tensor
+    question_N: Tensor
+    slot_N: Tensor
+    real_BT: Tensor
+    size_S: Tensor
+
+    def pad(self, value_ND: Tensor) -> Tensor:
+        """Lay the tokens out as (B, T, D), 0 where there is none."""
+        batch, length = self.real_BT.shape
+        padded = value_ND.new_zeros(batch * length, value_ND.shape[-1])
+        return padded.index_copy(0, self.slot_N, value_ND).view(batch, length, value_ND.shape[-1])
+
+    def unpad(self, value_BTD: Tensor) -> Tensor:
+        """Take the tokens back out of (B, T, D) as (N, D)."""
+        return value_BTD.flatten(0, 1).index_select(0, self.slot_N)
+
+    def question_mean(self, value_ND: Tensor) -> Tensor:
+        """Mean over each question's options, (B S, D); 0 for a question without options."""
+        total = value_ND.new_zeros(len(self.size_S), value_ND.shape[-1])
+        return total.index_add(0, self.question_N, value_ND) / self.size_S[:, None]
+
+
+def layout(option_BSK: Tensor) -> Layout:
+    """The layout of a batch, from which options are real."""
+    batch, questions, _ = option_BSK.shape
+    flat = option_BSK.flatten(1)
+    length_B = flat.sum(1)
+    length = int(length_B.max()) if batch and flat.shape[1] else 0
+    rank = flat.cumsum(1) - 1 + length * torch.arange(batch, device=flat.device)[:, None]
+    episode_N, question_N, _ = option_BSK.nonzero(as_tuple=True)
+    return Layout(
+        option_BSK=option_BSK,
+        question_N=episode_N * questions + question_N,
+        slot_N=rank[flat],
+        real_BT=torch.arange(length, device=flat.device)[None] < length_B[:, None],
+        size_S=option_BSK.sum(-1).flatten().clamp_min(1),
+    )
+
+
+class Episodes(NamedTuple):
+    """A batch ready for the network: C answered questions and M to be predicted, with the answers that are right.
+
+    Attributes:
+        context: (B, C, ...) of them.
+        target: (B, M, ...) of them.
+        noise: (B, C, E) and (B, M, E), for the features of the two.
+        view_B3: which view of the residual architecture an episode is for (fields of `pluralllm.residual.View`).
+        question: (B, C + M) rows of the embedding table, the context's first; none twice in an episode.
+    """
+
+    context: Questions
+    target: Questions
+    noise: tuple[Tensor, Tensor]
+    view_B3: Tensor
+    question: Tensor
+
+    def to(self, device: torch.device) -> Episodes:
+        """The same on a device."""
+
+        def move(value: Tensor) -> Tensor:
+            return value.to(device)
+
+        noise = (move(self.noise[0]), move(self.noise[1]))
+        return Episodes(self.context.map(move), self.target.map(move), noise, move(self.view_B3), move(self.question))
+
+
+class OptionMixing(nn.Module):
+    """Pre-norm gated feed-forward in which each option also sees the mean over its question's options."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        # each gives a gate and a value
+        self.own = nn.Linear(dim, 2 * dim)
+        self.mean = nn.Linear(dim, 2 * dim, bias=False)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, token_ND: Tensor, tokens: Layout) -> Tensor:
+        """(N, D) to (N, D)."""
+        normed = self.norm(token_ND)
+        shared = self.mean(tokens.question_mean(normed)).index_select(0, tokens.question_N)
+        gate, value = (self.own(normed) + shared).chunk(2, dim=-1)
+        mixed: Tensor = self.out(F.gelu(gate) * value)
+        return token_ND + mixed
+
+
+class Head(nn.Module):
+    """One score a token, 0 before training."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.score = nn.Linear(dim, 1)
+        nn.init.zeros_(self.score.weight)
+        nn.init.zeros_(self.score.bias)
+
+    def forward(self, token_ND: Tensor) -> Tensor:
+        """(N, D) to (N,)."""
+        score: Tensor = self.score(self.norm(token_ND))
+        return score[:, 0]
+
+
+def log_share(score_N: Tensor, option_BSK: Tensor) -> Tensor:
+    """Normalise the tokens' scores over each question's options; (B, S, K), -inf on padding."""
+    lowest = torch.finfo(score_N.dtype).min
+    score = score_N.new_full(option_BSK.shape, lowest).masked_scatter(option_BSK, score_N)
+    return F.log_softmax(score, dim=-1).masked_fill(~option_BSK, float("-inf"))
+
+
+class PluralLLM(nn.Module, ABC):
+    """A preference predictor, of either architecture; `pluralllm.training.build` makes one."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def loss(self, episodes: Episodes) -> Tensor:
+        """Training loss on a batch of episodes: a scalar with gradient."""

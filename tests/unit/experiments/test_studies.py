@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import families
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
-import report_runs
-from whole_loop import InLine
+import torch
+from torch import nn
 
 from appa_flwr.analysis.aggregation import make
-from appa_flwr.survey.generate import generate
-from experiments import rules, study
-from experiments.benchmarks import beside_trl, engine, scale
+from experiments import beside_trl, rules, study
 from experiments.pluralllm import report as tables
 
 
@@ -56,54 +55,59 @@ def test_pluralllm_s_table_has_each_predictor_of_each_part(monkeypatch, capsys):
     assert float(rows[2][1][:5]) > float(rows[5][1][:5])  # the uniform answer's
 
 
-def test_both_sides_of_ppo_get_the_same_work(monkeypatch, tmp_path):
-    """With our engine in TRL's place too, which wants an environment of its own."""
-    monkeypatch.setattr(beside_trl, "run_side", lambda python, side, work: pd.DataFrame(engine.ours(work)))
-    case = {"vocabulary": 64, "prefix": 4, "shortest": 3, "longest": 9, "response_length": 20, "ends": True}
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Sides run here, our PPO in the place of TRL's too, which wants an environment of its own; their numbers."""
+    measured = []
+
+    def run_side(python, side, work, **more):
+        side = beside_trl.our_ppo if side is beside_trl.trl_ppo else side
+        measured.append({**side(work, **more), "MiB added": 1.0})  # this process held more before
+        return measured[-1]
+
+    monkeypatch.setattr(beside_trl, "run_side", run_side)
+    return measured
+
+
+def test_both_sides_of_ppo_get_the_same_work(monkeypatch, in_this_process, capsys):
+    case = beside_trl.Workload(vocabulary=64, prefix=4, shortest=3, longest=9, rollouts=8, ends=True)
     monkeypatch.setattr(beside_trl, "CASES", {"tiny": case})
-    beside_trl.ppo("python", updates=1, repeats=1, out=tmp_path)
-    ours, theirs = (pd.read_json(tmp_path / "results.json").query("side == @side").iloc[0] for side in ("ours", "TRL"))
-    assert ours["steps"] == theirs["steps"] == 2
-    assert min(ours["policy"], ours["value"]) > 1e-6
-    ratio = float(cells((tmp_path / "results.md").read_text().splitlines()[2])[3])
-    assert ratio == pytest.approx(ours["total"] / theirs["total"], abs=6e-3)
+    beside_trl.main("python", "tiny", updates=1)
+    ours, trl = in_this_process
+    assert ours["steps"] == trl["steps"] == 2 * beside_trl.PPO_EPOCHS  # one update warms up
+    assert ours["CPU s"] > 0
+    ratio = float(capsys.readouterr().out.splitlines()[0].split()[-1])
+    assert ratio == pytest.approx(ours["CPU s"] / trl["CPU s"], abs=6e-3)
 
 
-def test_both_sides_of_sft_compute_one_loss(monkeypatch, tmp_path):
-    monkeypatch.setattr(beside_trl, "ProcessPoolExecutor", InLine)
-    monkeypatch.delenv(beside_trl.SURVEYS, raising=False)
-    model = families.save("qwen3", tmp_path / "model", generate(num_questions=40, num_groups=3, seed=0).questions)
-    keys = ("policy.max-sequence-length=2000", "policy.compute-dtype=float32", "policy.lora-rank=4", "sft.batch-size=2")
-    beside_trl.sft_step("compact", updates=1, overrides=[f"model={model}", *keys], out=tmp_path)
-    ours, theirs = pd.read_json(tmp_path / "results.json").set_index("side").loc[["ours", "TRL"], "loss"]
-    assert 0 < ours == pytest.approx(theirs, abs=beside_trl.LOSS_GOAL)
+def test_both_sides_of_sft_compute_one_loss(monkeypatch, in_this_process):
+    case = beside_trl.Workload(vocabulary=64, prefix=20, rollouts=4)
+    monkeypatch.setattr(beside_trl, "CASES", {"sft": case})
+    monkeypatch.setattr(beside_trl, "SFT_DTYPE", "float32")
+    beside_trl.main(case="sft", updates=1)
+    ours, trl = in_this_process
+    assert (
+        0 < ours["loss"] == pytest.approx(trl["loss"], abs=1e-4)
+    )  # apart by dropout in an adapter that hardly learned
+    assert ours["steps"] == trl["steps"] == 2
 
 
-def test_the_engine_s_phases_have_a_floor_and_a_run_its_wait(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(engine, "run_side", lambda python, side, work, **_: pd.DataFrame(engine.ours(work)))
-    engine.main(real=True, scale="small", updates=1, out=tmp_path)
-    assert (pd.read_json(tmp_path / "results.json")[["rollout", "reference", "update", "wall", "floor"]] > 0).all(
-        axis=None
+def test_sides_that_did_other_work_are_not_compared(monkeypatch):
+    numbers = {"CPU s": 1.0, "MiB added": 1.0}
+    monkeypatch.setattr(
+        beside_trl, "run_side", lambda python, side, work: {**numbers, "steps": 2 if side is beside_trl.trl_ppo else 4}
     )
-    # Qwen3, hidden 32, one head of 32: q, k, v, o 4 x 32 x 32; gate, up, down 3 x 32 x 128; 4 layers. 10 shared tokens
-    # once, 2 + 2 own ones, 10 answered; 3 forward passes and 2 epochs of 2 models there and back
-    work = engine.Workload(prefix=10, shortest=2, longest=2, rollouts=2, response_length=5)
-    floor = engine.matmul_flops(engine.Cell("a", "b", engine.small_qwen3(64, 32), work))
-    assert floor == 2 * (4 * (4 * 1024 + 3 * 4096) * 24 * 11 + 64 * 32 * 10 * 6)
-    capsys.readouterr()
-    lines = [report_runs.line(number, planned=2, fell_back=None) for number in (1, 2)]
-    engine.main(run=report_runs.write_run(tmp_path / "run", metrics=lines))
-    assert capsys.readouterr().out == "waited 1.0 s for the federation in 8.0 s of iterations: 12.5%\n"
+    monkeypatch.setattr(beside_trl, "CASES", {"tiny": beside_trl.Workload(vocabulary=64)})
+    with pytest.raises(RuntimeError, match="tiny"):
+        beside_trl.main("python", "tiny")
 
 
-def test_a_simulation_s_growth_is_of_what_is_named(monkeypatch, tmp_path, capsys):
-    def launch(config, **_):
-        assert (config.data.num_groups, config.ppo.num_iterations) == (3, scale.ITERATIONS)
-        phases = [{"phase": name, "seconds": 22.0, "peak_mib": 812.5} for name in ("pluralllm", "targets")]
-        lines = [report_runs.line(number, planned=2, fell_back=None) for number in (1, 2)]
-        report_runs.write_run(config.run_folder, config=config.flat(), metrics=lines, phases=phases)
-
-    monkeypatch.setattr(scale, "launch", launch)
-    scale.main(sizes="3", output=tmp_path)
-    # 22 s of PluralLLM in two rounds, iterations of 4 s with half a second of waiting
-    assert cells(capsys.readouterr().out.splitlines()[2]) == ["3", "11.0", "22.0", "0.5", "4.0", "812.5"]
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_answer_that_ends_has_10_to_25_tokens(ends):
+    head = nn.Linear(1, 8)
+    with beside_trl.answer_lengths(SimpleNamespace(get_output_embeddings=lambda: head), ends=ends):
+        ends_TJ = torch.stack([head(torch.zeros(64, 1)).argmax(1) == beside_trl.EOS_ID for _ in range(60)])
+    assert ends_TJ.any(0).tolist() == [ends] * 64
+    length_J = ends_TJ.int().argmax(0) + 1
+    if ends:
+        assert 10 <= length_J.min() < length_J.max() <= 25
